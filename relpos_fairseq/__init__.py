@@ -1,0 +1,26 @@
+"""relpos_fairseq: every published position scheme for fairseq's transformers.
+
+Importing this package, or naming it as --user-dir, registers its models with fairseq.  Without
+fairseq, positions, schemes and attention import and work on their own.
+"""
+
+from importlib.util import find_spec
+
+from relpos_fairseq.version import __version__
+
+__all__ = ["__version__"]
+
+
+def _register_with_fairseq() -> None:
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    from relpos_fairseq import compat
+    from relpos_fairseq.models import relpos_transformer
+
+    compat.apply()
+    for name in relpos_transformer.SIZES:
+        ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu
+
+
+if find_spec("fairseq") is not None:
+    _register_with_fairseq()

@@ -1,0 +1,63 @@
+"""Choosing a backend by fixed rules, and calling it.
+
+`auto` looks at terms, device and shape only, never at a clock: a resumed run chooses the same.
+
+- no terms to evaluate (none, input schemes, rope): SDPA, except where SDPA's dropout on a CPU would
+  hold all probabilities;
+- anything else: blocked.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from relpos_fairseq.attention import blocked, reference, sdpa
+from relpos_fairseq.attention.inputs import AttentionInputs
+
+BACKENDS = ("auto", "reference", "sdpa", "blocked")
+_MODULES = {module.name: module for module in (reference, sdpa, blocked)}
+
+
+def attend(
+    inputs: AttentionInputs, backend: str = "auto", need_weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Attend, with positions.
+
+    Args:
+        inputs: the call.
+        backend: one of BACKENDS.
+        need_weights: return probabilities too.
+
+    Returns:
+        (B, H, T, Dv) output, and (B, H, T, S) probabilities after dropout or None.
+
+    Raises:
+        ValueError: an unknown backend, or one that cannot evaluate a term or give probabilities;
+            names both.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
+    chosen = choose(inputs, need_weights) if backend == "auto" else backend
+    problem = _MODULES[chosen].refusal(inputs)
+    if chosen == "sdpa" and need_weights:
+        problem = "attention probabilities (need_weights)"
+    if problem:
+        raise ValueError(
+            f"attention backend {chosen} cannot evaluate {problem}: use --attention-backend auto "
+            f"or blocked"
+        )
+    if chosen == "reference":
+        out, probs = reference.attend(inputs)
+        return out, probs if need_weights else None
+    if chosen == "sdpa":
+        return sdpa.attend(inputs)
+    return blocked.attend(inputs, need_weights)
+
+
+def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
+    """The backend that `auto` means for these inputs."""
+    if any(term.present for term in inputs.terms):
+        return "blocked" if blocked.refusal(inputs) is None else "reference"
+    if need_weights or inputs.dropout and inputs.q.device.type == "cpu":
+        return "blocked"
+    return "sdpa"

@@ -1,0 +1,137 @@
+"""What every backend is given, and what they share: masks, softmax, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.terms import PositionTerms, Reset
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """One attention call.
+
+    Args:
+        q: (B, H, T, D) queries, as position vectors meet them.
+        k: (B, H, S, D) keys, as position vectors meet them.
+        v: (B, H, S, Dv) values.
+        terms: what the schemes contribute.
+        positions: where queries and keys stand.
+        scale: factor of the content and of the vector products.
+        causal: keys in a query's future are excluded.
+        key_padding: (B, S) True at excluded keys, or None.
+        dropout: probability with which attention probabilities are dropped (0 in evaluation).
+        content_q: q as the content product meets it (rotated), or None for q itself.
+        content_k: the same for k.
+        key_tails: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: tuple[PositionTerms, ...]
+    positions: Positions
+    scale: float
+    causal: bool = False
+    key_padding: Tensor | None = None
+    dropout: float = 0.0
+    content_q: Tensor | None = None
+    content_k: Tensor | None = None
+    key_tails: Tensor | None = None
+
+    @property
+    def exact(self) -> torch.dtype:
+        """The type of logits and probabilities: at least fp32."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the content product meets other queries and keys than the vectors do."""
+        return self.content_q is not None
+
+    def exact_pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, content q, content k in the exact type."""
+        q, k = self.q.to(self.exact), self.k.to(self.exact)
+        if not self.rotated:
+            return q, k, q, k
+        return q, k, self.content_q.to(self.exact), self.content_k.to(self.exact)
+
+    def rows(self, start: int, stop: int) -> AttentionInputs:
+        """The same call for query rows [start, stop)."""
+        content_q = None if self.content_q is None else self.content_q[:, :, start:stop]
+        return replace(
+            self,
+            q=self.q[:, :, start:stop],
+            content_q=content_q,
+            terms=tuple(_rows_of(term, start, stop) for term in self.terms),
+            positions=self.positions.rows(start, stop),
+        )
+
+    def excluded(self) -> Tensor | None:
+        """(B|1, 1, T, S) True where a key is excluded, or None where none is."""
+        masked = None
+        if self.causal and self.positions.highest_distance > 0:
+            masked = (self.positions.distance() > 0)[None, None]
+        if self.key_padding is not None:
+            padding = self.key_padding[:, None, None, :]
+            masked = padding if masked is None else masked | padding
+        return masked
+
+
+def _rows_of(term: PositionTerms, start: int, stop: int) -> PositionTerms:
+    if term.static_factors is None:
+        return term
+    query, key = term.static_factors
+    return replace(term, static_factors=(query[:, :, start:stop], key))
+
+
+def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tensor:
+    """Softmax over the keys that are not excluded; a row without any gives 0.
+
+    Args:
+        logits: (B, H, T, S).
+        excluded: (B|1, 1, T, S) or None.
+        padded: whether a row may have all its keys excluded.
+    """
+    if excluded is None:
+        return logits.softmax(dim=-1)
+    probs = logits.masked_fill(excluded, torch.finfo(logits.dtype).min).softmax(dim=-1)
+    return probs.masked_fill(excluded, 0.0) if padded else probs
+
+
+def drop(probs: Tensor, probability: float) -> Tensor:
+    """Dropout of probabilities, before values and value vectors meet them."""
+    return F.dropout(probs, probability) if probability else probs
+
+
+def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
+    """Replace the first token's row and column of what a term adds.
+
+    Args:
+        added: (B|1, H|1, T, S).
+        reset: the two logits and the slot of the first token.
+        positions: the rows at hand.
+    """
+    slot = torch.arange(positions.src_len, device=positions.device)
+    first = reset.first[:, None]
+    row = (slot[positions.query_start : positions.query_stop] == first)[:, None, :, None]
+    column = (slot == first)[:, None, None, :] & ~row
+    theta_row, theta_column = (
+        theta.to(added.dtype)[None, :, None, None] for theta in (reset.row, reset.column)
+    )
+    added = torch.where(row, theta_row, added)
+    return torch.where(column, theta_column, added)
+
+
+def total(parts: Iterator[Tensor]) -> Tensor | None:
+    """Sum of the parts, or None without any."""
+    result = None
+    for part in parts:
+        result = part if result is None else result + part
+    return result

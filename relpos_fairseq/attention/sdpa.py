@@ -1,0 +1,71 @@
+"""Torch's scaled_dot_product_attention, where it is right: content alone, or a constant bias.
+
+Terms that depend on q or k, gates and value vectors are refused.  A static bias becomes SDPA's
+additive mask, a (T, S) table a head: `auto` never chooses that, a user may.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from relpos_fairseq.attention.inputs import AttentionInputs, apply_reset, total
+from relpos_fairseq.terms import PositionTerms
+
+name = "sdpa"
+_SERVED = {"static", "static_factors", "reset"}
+
+
+def refusal(inputs: AttentionInputs) -> str | None:
+    """Why these inputs cannot be evaluated, or None."""
+    fields = {field for term in inputs.terms for field in term.present} - _SERVED
+    return " and ".join(sorted(fields)) if fields else None
+
+
+def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
+    """Output (B, H, T, Dv); SDPA keeps no probabilities."""
+    q = inputs.content_q if inputs.rotated else inputs.q
+    k = inputs.content_k if inputs.rotated else inputs.k
+    mask, fast_causal = _mask(inputs)
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        inputs.v,
+        attn_mask=mask,
+        dropout_p=inputs.dropout,
+        is_causal=fast_causal,
+        scale=inputs.scale,
+    )
+    return out, None
+
+
+def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
+    """SDPA's mask, and whether its own causal flag says all that there is to say."""
+    positions = inputs.positions
+    bias = total(_bias(term, inputs) for term in inputs.terms if term.adds_to_logits)
+    square = positions.query_start == 0 and positions.tgt_len == positions.src_len
+    if bias is None and inputs.key_padding is None and inputs.causal and square:
+        return None, positions.tgt_len > 1
+    excluded = inputs.excluded()
+    if bias is None:
+        return (None if excluded is None else ~excluded), False
+    bias = bias.to(inputs.q.dtype)
+    if excluded is not None:
+        bias = bias.masked_fill(excluded, float("-inf"))
+    return bias.expand(-1, -1, positions.tgt_len, positions.src_len), False
+
+
+def _bias(term: PositionTerms, inputs: AttentionInputs) -> Tensor:
+    """A static term as a table: (B|1, H|1, T, S)."""
+
+    def parts():
+        if term.static is not None:
+            ids = term.relation.ids(inputs.positions)
+            yield term.static.to(inputs.exact)[:, ids].transpose(0, 1)
+        if term.static_factors is not None:
+            query, key = (factor.to(inputs.exact) for factor in term.static_factors)
+            yield query @ key.transpose(-1, -2)
+
+    bias = total(parts())
+    return bias if term.reset is None else apply_reset(bias, term.reset, inputs.positions)
+

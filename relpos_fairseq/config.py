@@ -1,0 +1,292 @@
+"""PositionConfig: every flag, once.
+
+The fields below become `--position-scheme` and so on for `fairseq-train`, and `model.*` in hydra.
+`resolve` turns what the user wrote into what schemes are built from, with every `auto` decided,
+every option checked against the schemes that take it, and every error in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from relpos_fairseq.attention import BACKENDS
+from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeOptions
+
+SHARES = ("none", "heads", "layers", "both")
+SEGMENT_ENCODINGS = ("none", "input", "head")
+# What `auto` means for the clip distance, by kind of model: (vectors, scalars); 0 = unclipped.
+CLIP_DISTANCE = {"translation": (16, 128), "language_model": (64, 256), "masked_lm": (0, 0)}
+
+
+def _flag(default: str, text: str):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class PositionConfig:
+    """Position flags as the user gives them; `auto` everywhere means the scheme's own choice."""
+
+    position_scheme: str = _flag(
+        "sinusoidal", "position scheme, or several joined by + (learned+m4m); see the README's table"
+    )
+    encoder_position_scheme: str = _flag("auto", "scheme of the encoder (auto: --position-scheme)")
+    decoder_position_scheme: str = _flag("auto", "scheme of the decoder (auto: --position-scheme)")
+    position_clip_distance: str = _flag(
+        "auto",
+        "tables cover distances -K..K and are read at their ends beyond; 0: no clipping (shaw, "
+        "shaw_keys, m2, m3, m4, m4m, deberta, tupe, rel_scalar)",
+    )
+    position_share: str = _flag(
+        "auto",
+        "who has one table in common: none, heads (of a layer), layers (per head) or both (all "
+        "schemes with parameters in attention)",
+    )
+    position_scale: str = _flag(
+        "auto", "C in 1/sqrt(C * head_dim) instead of the scheme's own (every scheme in attention)"
+    )
+    position_reset_cls: str = _flag(
+        "auto",
+        "on: the first token's row and column of the position logits become learned scalars, in "
+        "encoders (shaw, shaw_keys, transformer_xl, t5, m4, deberta, tupe, tupe_a, abs_scalar, "
+        "rel_scalar, alibi, kerple); auto: on for tupe and tupe_a",
+    )
+    position_rank: str = _flag("auto", "rank of P (abs_scalar); auto: head_dim")
+    position_buckets: str = _flag("auto", "number of buckets (t5); auto: 32")
+    position_max_distance: str = _flag("auto", "distance of the last bucket (t5); auto: 128")
+    position_query_bias: str = _flag("auto", "on or off: u and v (transformer_xl); auto: on")
+    position_p2c_index: str = _flag("auto", "paper or mirrored (deberta); auto: paper")
+    segment_encoding: str = _flag(
+        "none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"
+    )
+    attention_backend: str = _flag(
+        "auto", f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules"
+    )
+
+
+@dataclass(frozen=True)
+class SchemePlan:
+    """One member of a resolved hybrid: a class, and the options it is built with."""
+
+    scheme: type[PositionScheme]
+    options: SchemeOptions
+
+    @property
+    def across_layers(self) -> bool:
+        """Whether one instance serves all layers."""
+        return self.options.share in ("layers", "both") or self.scheme.default_share is None
+
+
+@dataclass(frozen=True)
+class PositionPlan:
+    """A resolved stack (an encoder or a decoder): its members and everything they share."""
+
+    name: str
+    members: tuple[SchemePlan, ...]
+    scale_constant: float
+    segment_encoding: str
+    backend: str
+    shape: AttentionShape
+
+    @property
+    def scale(self) -> float:
+        """What q.k is multiplied by."""
+        return (self.scale_constant * self.shape.head_dim) ** -0.5
+
+    @property
+    def absolute(self) -> bool:
+        """Whether any member reads absolute positions."""
+        return any(plan.scheme.absolute for plan in self.members)
+
+    @property
+    def longest(self) -> int | None:
+        """Longest input that the tables allow, or None."""
+        limited = any(plan.scheme.table_limited for plan in self.members)
+        return self.shape.max_positions if limited else None
+
+    def describe(self) -> str:
+        """One line, which also is what a checkpoint remembers and a resume is held against."""
+        parts = [self.name]
+        for plan in self.members:
+            for option in _DESCRIBED:
+                if option in plan.scheme.takes and option != "scale":
+                    parts.append(f"{plan.scheme.name}.{option}={getattr(plan.options, option)}")
+        parts.append(f"scale={self.scale_constant:g}")
+        parts.append(f"segments={self.segment_encoding}")
+        return " ".join(parts)
+
+
+_DESCRIBED = tuple(part.name for part in fields(SchemeOptions))
+# Flag of each option, in the order of the README.
+_OPTION_FLAGS = {
+    "clip_distance": "position_clip_distance",
+    "share": "position_share",
+    "scale": "position_scale",
+    "reset_cls": "position_reset_cls",
+    "rank": "position_rank",
+    "buckets": "position_buckets",
+    "max_distance": "position_max_distance",
+    "query_bias": "position_query_bias",
+    "p2c_index": "position_p2c_index",
+}
+
+
+def resolve(
+    config: PositionConfig,
+    shape: AttentionShape,
+    model: str,
+    *,
+    side: str = "",
+    sides: Iterable[str] = (),
+) -> PositionPlan:
+    """Decide every `auto` and check every option.
+
+    Args:
+        config: the flags (anything with PositionConfig's attributes).
+        shape: the attention that is served.
+        model: `translation`, `language_model` or `masked_lm`, which decides clip distances.
+        side: `encoder` or `decoder` where each may have its own scheme, else "".
+        sides: all sides of the model; an option is refused only if no side's scheme takes it.
+
+    Raises:
+        ValueError: names the flag, its value and the way out.
+    """
+    name = _scheme_of(config, side)
+    members = parse_hybrid(name)
+    everywhere = [m for part in (sides or [side]) for m in parse_hybrid(_scheme_of(config, part))]
+    _refuse_untaken(config, everywhere)
+    constant = _scale_constant(config, name, members)
+    resets = _resets(config, members, shape, decoder_only=shape.causal and not sides)
+    plans = tuple(
+        SchemePlan(member, _options(config, member, shape, model, constant, resets))
+        for member in members
+    )
+    segments = _choice(config, "segment_encoding", SEGMENT_ENCODINGS)
+    backend = _choice(config, "attention_backend", BACKENDS)
+    return PositionPlan(name, plans, constant, segments, backend, shape)
+
+
+def _scheme_of(config: PositionConfig, side: str) -> str:
+    own = getattr(config, f"{side}_position_scheme", "auto") if side else "auto"
+    return config.position_scheme if own in ("auto", None) else own
+
+
+def _refuse_untaken(config: PositionConfig, members: list[type[PositionScheme]]) -> None:
+    taken = frozenset().union(*(member.takes for member in members))
+    for option, flag in _OPTION_FLAGS.items():
+        value = _given(config, flag)
+        if value is not None and option not in taken:
+            names = "+".join(dict.fromkeys(member.name for member in members))
+            raise ValueError(
+                f"--{flag.replace('_', '-')} {value} does not apply to position scheme {names}: "
+                f"leave it out or at auto"
+            )
+
+
+def _given(config: PositionConfig, flag: str) -> str | None:
+    value = getattr(config, flag)
+    return None if value is None or str(value) == "auto" else str(value)
+
+
+def _choice(config: PositionConfig, flag: str, choices: tuple[str, ...]) -> str:
+    value = str(getattr(config, flag))
+    if value not in choices:
+        raise ValueError(
+            f"--{flag.replace('_', '-')} must be one of {', '.join(choices)}, got {value}"
+        )
+    return value
+
+
+def _number(config: PositionConfig, flag: str, least: float, auto: float, kind: type = int):
+    text = _given(config, flag)
+    if text is None:
+        return auto
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not value >= least:
+        name = flag.removeprefix("position_")
+        raise ValueError(f"{name} must be >= {least:g}, got {text} (--{flag.replace('_', '-')})")
+    return value
+
+
+def _scale_constant(
+    config: PositionConfig, name: str, members: tuple[type[PositionScheme], ...]
+) -> float:
+    own = {m.name: m.own_scale for m in members if m.own_scale is not None}
+    given = _number(config, "position_scale", 1e-9, None, float)
+    if given is not None:
+        return given
+    if len(set(own.values())) > 1:
+        scales = ", ".join(f"{key} 1/sqrt({value:g}d)" for key, value in own.items())
+        raise ValueError(
+            f"position scheme {name}: its members' scales disagree ({scales}): choose one by "
+            f"--position-scale C for 1/sqrt(C d)"
+        )
+    return next(iter(own.values()), 1.0)
+
+
+def _resets(
+    config: PositionConfig,
+    members: tuple[type[PositionScheme], ...],
+    shape: AttentionShape,
+    decoder_only: bool,
+) -> bool:
+    text = _given(config, "position_reset_cls")
+    if text not in (None, "on", "off"):
+        raise ValueError(f"--position-reset-cls must be auto, on or off, got {text}")
+    if shape.causal:
+        if text == "on" and decoder_only:
+            raise ValueError(
+                "--position-reset-cls on: a decoder has no [CLS] whose row and column could be "
+                "reset; leave it at auto"
+            )
+        return False
+    if text is None:
+        return any(member.resets_by_default for member in members)
+    return text == "on"
+
+
+def _options(
+    config: PositionConfig,
+    scheme: type[PositionScheme],
+    shape: AttentionShape,
+    model: str,
+    constant: float,
+    resets: bool,
+) -> SchemeOptions:
+    clip = CLIP_DISTANCE[model][scheme.clip == "scalars"]
+    share = _given(config, "position_share") or scheme.default_share or "none"
+    if share not in SHARES:
+        raise ValueError(f"--position-share must be auto, {', '.join(SHARES)}, got {share}")
+    bias = _given(config, "position_query_bias") or "on"
+    if bias not in ("on", "off"):
+        raise ValueError(f"--position-query-bias must be auto, on or off, got {bias}")
+    p2c = _given(config, "position_p2c_index") or "paper"
+    if p2c not in ("paper", "mirrored"):
+        raise ValueError(f"--position-p2c-index must be auto, paper or mirrored, got {p2c}")
+    options = SchemeOptions(
+        clip_distance=_number(config, "position_clip_distance", 0, clip),
+        share=share if "share" in scheme.takes else "none",
+        scale=constant,
+        reset_cls=resets and "reset_cls" in scheme.takes,
+        rank=_number(config, "position_rank", 1, shape.head_dim),
+        buckets=_number(config, "position_buckets", 2 if shape.causal else 4, 32),
+        max_distance=_number(config, "position_max_distance", 1, 128),
+        query_bias=bias == "on",
+        p2c_index=p2c,
+    )
+    if "buckets" in scheme.takes:
+        _check_buckets(options, shape.causal)
+    return options
+
+
+def _check_buckets(options: SchemeOptions, causal: bool) -> None:
+    exact = options.buckets // (2 if causal else 4)
+    if options.max_distance <= exact:
+        raise ValueError(
+            f"max_distance must exceed the {exact} distances that have a bucket of their own, got "
+            f"{options.max_distance} (--position-max-distance; or lower --position-buckets)"
+        )

@@ -1,0 +1,1 @@
+"""Models that fairseq registers: each file registers its named sizes when imported."""

@@ -1,0 +1,246 @@
+"""fairseq's transformer encoder and decoder whose layers are told positions explicitly."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from torch import Tensor, nn
+
+from relpos_fairseq.config import resolve
+from relpos_fairseq.modules.transformer_layer import (
+    RelPosDecoderLayer,
+    RelPosEncoderLayer,
+    initialize_projections,
+)
+from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.stack import PositionContext, StackPositions
+
+UNLIMITED = 2**31 - 1  # what fairseq is told where positions set no limit
+SIDES = ("encoder", "decoder")
+
+
+def encoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> StackPositions:
+    """The positions of an encoder described by fairseq's nested config."""
+    shape = AttentionShape(
+        embed_dim=cfg.encoder.embed_dim,
+        num_heads=cfg.encoder.attention_heads,
+        max_positions=cfg.max_source_positions,
+        length_flag="--max-source-positions",
+        seed_name="encoder",
+    )
+    return StackPositions(resolve(cfg, shape, model, side="encoder", sides=sides))
+
+
+def decoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> StackPositions:
+    """The positions of a decoder described by fairseq's nested config."""
+    shape = AttentionShape(
+        embed_dim=cfg.decoder.embed_dim,
+        num_heads=cfg.decoder.attention_heads,
+        max_positions=cfg.max_target_positions,
+        causal=True,
+        length_flag="--max-target-positions",
+        seed_name="decoder",
+    )
+    return StackPositions(resolve(cfg, shape, model, side="decoder", sides=sides))
+
+
+def wrap(cfg: Any, layer: nn.Module) -> nn.Module:
+    """fairseq's sharding of a layer, as its own builders do it."""
+    checkpointed = cfg.checkpoint_activations or cfg.offload_activations
+    return fsdp_wrap(layer, min_num_params=0 if checkpointed else cfg.min_params_to_wrap)
+
+
+class RelPosEncoder(TransformerEncoderBase):
+    """Transformer encoder with a position scheme."""
+
+    def __init__(
+        self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
+    ) -> None:
+        """As fairseq's; the position flags are read from `cfg`."""
+        stack = encoder_positions(cfg)
+        # fairseq's constructor builds layers before modules of ours may be assigned.
+        self._construction = (stack, itertools.count())
+        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
+        del self._construction
+        self.positions = stack
+        self.eos_idx = dictionary.eos()
+        initialize_projections(stack, self.layers)
+
+    def build_encoder_layer(self, cfg: Any) -> nn.Module:
+        """A layer with its own part of the position scheme."""
+        stack, index = self._construction
+        return wrap(cfg, RelPosEncoderLayer(cfg, stack, next(index), self.return_fc))
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """As fairseq's, for (B, S) tokens padded on either side."""
+        padding = src_tokens.eq(self.padding_idx)
+        has_pads = bool(padding.any())
+        positions = self.positions.positions(src_tokens, self.padding_idx, self.eos_idx)
+        x, embedding = self.embed(src_tokens, self.positions.embed(positions), token_embeddings)
+        if has_pads:
+            x = x * (~padding).unsqueeze(-1).type_as(x)
+        x = x.transpose(0, 1)  # (S, B, E)
+        context = self.positions.context(positions)
+        states, fc_results = [x] if return_all_hiddens else [], []
+        for layer in self.layers:
+            x = layer(x, encoder_padding_mask=padding if has_pads else None, positions=context)
+            x, fc_result = x if isinstance(x, tuple) else (x, None)
+            if return_all_hiddens:
+                states.append(x)
+                fc_results.append(fc_result)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return {
+            "encoder_out": [x],  # (S, B, E)
+            "encoder_padding_mask": [padding],  # (B, S)
+            "encoder_embedding": [embedding],  # (B, S, E)
+            "encoder_states": states,
+            "fc_results": fc_results,
+            "src_tokens": [],
+            "src_lengths": [(~padding).sum(dim=1, dtype=src_tokens.dtype)[:, None]],
+        }
+
+    def embed(
+        self, tokens: Tensor, added: Tensor | None, token_embeddings: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Input of the first layer (B, S, E), and the scaled token embedding."""
+        if token_embeddings is None:
+            token_embeddings = self.embed_tokens(tokens)
+        x = embedding = self.embed_scale * token_embeddings
+        if added is not None:
+            x = x + added.to(x.dtype)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        return x, embedding
+
+    def max_positions(self) -> int:
+        """The longest input that the position scheme takes."""
+        return self.positions.plan.longest or UNLIMITED
+
+
+class RelPosDecoder(TransformerDecoderBase):
+    """Transformer decoder with a position scheme in its self-attention."""
+
+    def __init__(
+        self,
+        cfg: Any,
+        dictionary: Any,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        output_projection: nn.Module | None = None,
+    ) -> None:
+        """As fairseq's; the position flags are read from `cfg`."""
+        stack = self.make_positions(cfg)
+        self._construction = (stack, itertools.count())
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        del self._construction
+        self.positions = stack
+        self.eos_idx = dictionary.eos()
+        initialize_projections(stack, self.layers)
+
+    @staticmethod
+    def make_positions(cfg: Any) -> StackPositions:
+        """The positions that the config asks for."""
+        return decoder_positions(cfg)
+
+    def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
+        """A layer with its own part of the position scheme."""
+        stack, index = self._construction
+        return wrap(cfg, RelPosDecoderLayer(cfg, stack, next(index), no_encoder_attn))
+
+    def extract_features_scriptable(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None,
+        incremental_state: dict | None = None,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict[str, list]]:
+        """As fairseq's: (B, T) tokens to (B, T, E) features; the last one only when incremental."""
+        if alignment_layer is None:
+            alignment_layer = self.num_layers - 1
+        enc, enc_padding = _encoder_parts(encoder_out)
+        context = self._context(prev_output_tokens, incremental_state, full_context_alignment)
+        tokens = prev_output_tokens[:, context.positions.query_start :]
+        x = self.embed(tokens, self.positions.embed(context.positions)).transpose(0, 1)
+        padding = tokens.eq(self.padding_idx)
+        padding = padding if padding.any() else None
+        attn, inner_states = None, [x]
+        for index, layer in enumerate(self.layers):
+            aligned = index == alignment_layer
+            x, layer_attn, _ = layer(
+                x,
+                enc,
+                enc_padding,
+                incremental_state,
+                self_attn_mask=context,
+                self_attn_padding_mask=padding,
+                need_attn=aligned,
+                need_head_weights=aligned,
+            )
+            inner_states.append(x)
+            if layer_attn is not None and aligned:
+                attn = layer_attn.float().to(x)
+        if attn is not None:
+            attn = attn[:alignment_heads].mean(dim=0)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, {"attn": [attn], "inner_states": inner_states}
+
+    def _context(
+        self, tokens: Tensor, incremental_state: dict | None, full_context: bool
+    ) -> PositionContext:
+        """Positions of all tokens, queried by all of them or in decoding by the last."""
+        start = 0 if incremental_state is None else tokens.size(1) - 1
+        positions = self.positions.positions(
+            tokens, self.padding_idx, self.eos_idx, query_start=start
+        )
+        cache = None
+        if incremental_state is not None:
+            cache = self.get_incremental_state(incremental_state, "positions") or {}
+            self.set_incremental_state(incremental_state, "positions", cache)
+        context = self.positions.context(positions, cache)
+        return replace(context, causal=False) if full_context else context
+
+    def embed(self, tokens: Tensor, added: Tensor | None) -> Tensor:
+        """Input of the first layer: (B, T, E)."""
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if added is not None:
+            x = x + added.to(x.dtype)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x)
+
+    def max_positions(self) -> int:
+        """The longest output that the position scheme takes."""
+        return self.positions.plan.longest or UNLIMITED
+
+
+def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
+    """The encoder's output and its padding, where given."""
+    parts = []
+    for key in ("encoder_out", "encoder_padding_mask"):
+        part = encoder_out.get(key) if encoder_out is not None else None
+        parts.append(part[0] if part else None)
+    return tuple(parts)

@@ -1,0 +1,1 @@
+"""Modules that fairseq's layers are built from."""

@@ -1,0 +1,191 @@
+"""fairseq's multi-head self-attention, with positions.
+
+Parameters have the names and the initial values of fairseq's own MultiheadAttention, so that
+checkpoints differ only by what the position scheme adds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.attention.step import tail_products
+from relpos_fairseq.scheme import SchemeStack
+from relpos_fairseq.stack import PositionContext, prepare_cached
+
+
+class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
+    """Multi-head self-attention whose logits and values know where tokens stand."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        schemes: SchemeStack,
+        scale: float,
+        *,
+        dropout: float = 0.0,
+        backend: str = "auto",
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+    ) -> None:
+        """Build projections as fairseq does.
+
+        Args:
+            embed_dim: width E.
+            num_heads: number of heads H.
+            schemes: the layer's own position schemes.
+            scale: factor of q.k.
+            dropout: of attention probabilities.
+            backend: how attention is evaluated.
+            q_noise: quantisation noise.
+            qn_block_size: its block size.
+        """
+        super().__init__()
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout, self.scale, self.backend = dropout, scale, backend
+        projections = (
+            quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4)
+        )
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = projections
+        self.position = schemes
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """fairseq's scaled initialisation, then what a scheme asks of the biases of q and k."""
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = False,
+        attn_mask: PositionContext | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            query: (T, B, E); `key` and `value` are the same tensor, as fairseq's layers pass them.
+            key: unused beyond fairseq's signature.
+            value: unused beyond fairseq's signature.
+            key_padding_mask: (B, T) True at padding of the new tokens.
+            incremental_state: fairseq's decoding cache.
+            need_weights: return attention probabilities, averaged over nothing: (B, H, T, S).
+            attn_mask: the positions; fairseq's layers hand this argument through untouched.
+
+        Returns:
+            (T, B, E) output, and probabilities or None.
+        """
+        context = attn_mask
+        if not isinstance(context, PositionContext):
+            raise ValueError(
+                "relpos attention takes a PositionContext as attn_mask (the stack that owns the "
+                f"layer makes one), got {type(attn_mask).__name__}"
+            )
+        cache = self._cache(incremental_state)
+        prepared = prepare_cached(self.position, context.positions, cache)
+        terms = context.shared + self.position.terms(prepared, context.positions)
+        q, k, v = (self._heads(proj(query)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        content_q, content_k = _rotated(q, k, context)
+        keys = {"key": k, "content_key": content_k, "value": v}
+        if cache is not None:
+            keys["key_tails"] = tail_products(terms, k)
+            keys, key_padding_mask = _append(cache, keys, key_padding_mask)
+        inputs = AttentionInputs(
+            q=q,
+            k=keys["key"],
+            v=keys["value"],
+            terms=terms,
+            positions=context.positions,
+            scale=self.scale,
+            causal=context.causal,
+            key_padding=key_padding_mask,
+            dropout=self.dropout if self.training else 0.0,
+            content_q=content_q,
+            content_k=keys["content_key"],
+            key_tails=keys.get("key_tails"),
+        )
+        out, probs = attend(inputs, self.backend, need_weights)
+        tgt_len, batch = query.shape[:2]
+        out = out.permute(2, 0, 1, 3).reshape(tgt_len, batch, self.embed_dim)
+        return self.out_proj(out), probs
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(L, B, E) to (B, H, L, D)."""
+        length, batch, _ = x.shape
+        return x.view(length, batch, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _cache(self, incremental_state: dict | None) -> dict | None:
+        """This attention's own store in fairseq's incremental state."""
+        if incremental_state is None:
+            return None
+        cache = self._get_input_buffer(incremental_state)
+        self._set_input_buffer(incremental_state, cache)
+        return cache
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
+        """Select the rows of the batch that beam search keeps."""
+        cache = self._get_input_buffer(incremental_state)
+        for name, part in cache.items():
+            if isinstance(part, Tensor):
+                cache[name] = part.index_select(0, new_order)
+        self._set_input_buffer(incremental_state, cache)
+        return incremental_state
+
+    def _get_input_buffer(self, incremental_state: dict | None) -> dict:
+        return self.get_incremental_state(incremental_state, "attn_state") or {}
+
+    def _set_input_buffer(self, incremental_state: dict, buffer: dict) -> dict:
+        return self.set_incremental_state(incremental_state, "attn_state", buffer)
+
+
+def _rotated(
+    q: Tensor, k: Tensor, context: PositionContext
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """q and k as the content product meets them, where a scheme transforms them."""
+    if context.rotation is None:
+        return None, None
+    scheme, prepared = context.rotation
+    start = context.positions.query_start
+    return scheme.transform_query(q, prepared, start), scheme.transform_key(k, prepared, start)
+
+
+def _append(
+    cache: dict, new: dict[str, Tensor | None], padding: Tensor | None
+) -> tuple[dict[str, Tensor | None], Tensor | None]:
+    """Join the new keys to those of earlier steps, and remember all of them.
+
+    Args:
+        cache: this attention's store; keeps `prev_` and each name of `new`.
+        new: (B, H, T, ...) tensors of the new tokens.
+        padding: (B, T) True at padding of the new tokens, or None.
+
+    Returns:
+        (B, H, S, ...) tensors of all tokens under the names of `new`, and their padding.
+    """
+    earlier = cache["prev_key"].size(2) if "prev_key" in cache else 0
+    for name, part in new.items():
+        if part is not None:
+            past = cache.get(f"prev_{name}")
+            cache[f"prev_{name}"] = part if past is None else torch.cat([past, part], dim=2)
+    past = cache.get("prev_key_padding_mask")
+    if padding is not None or past is not None:
+        key = new["key"]
+        if padding is None:
+            padding = key.new_zeros(key.size(0), key.size(2), dtype=torch.bool)
+        if past is None:
+            past = key.new_zeros(key.size(0), earlier, dtype=torch.bool)
+        cache["prev_key_padding_mask"] = torch.cat([past, padding.bool()], dim=1)
+    return {name: cache.get(f"prev_{name}") for name in new}, cache.get("prev_key_padding_mask")

@@ -1,0 +1,148 @@
+"""fairseq's transformer layers with positions as an explicit argument.
+
+The encoder's layer takes the `PositionContext` as `positions`; the decoder's as `self_attn_mask`,
+which fairseq's layer hands to self-attention untouched.  Activation checkpointing is torch's
+non-reentrant one: it recomputes the layer with the same context, and gradients reach the tables
+that layers share (fairseq's own wrapper would cut them off).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.stack import PositionContext, StackPositions
+
+
+class _Checkpointed(nn.Module):
+    """Recomputes its forward in the backward pass, where the config asks for it."""
+
+    checkpoint_activations = False
+    offload_activations = False
+
+    def _set_checkpointing(self, cfg: Any) -> None:
+        self.checkpoint_activations = cfg.checkpoint_activations or cfg.offload_activations
+        self.offload_activations = cfg.offload_activations
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's forward, recomputed if so configured and gradients are wanted."""
+        if not (self.checkpoint_activations and torch.is_grad_enabled()):
+            return super().forward(*args, **kwargs)
+        offload = save_on_cpu() if self.offload_activations else contextlib.nullcontext()
+        with offload:
+            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+
+
+def build_self_attention(
+    cfg: Any, embed_dim: int, num_heads: int, stack: StackPositions, layer: int
+) -> RelPosMultiheadAttention:
+    """Self-attention of layer `layer` of a stack."""
+    return RelPosMultiheadAttention(
+        embed_dim,
+        num_heads,
+        stack.layer_schemes(layer),
+        stack.plan.scale,
+        dropout=cfg.attention_dropout,
+        backend=stack.plan.backend,
+        q_noise=cfg.quant_noise.pq,
+        qn_block_size=cfg.quant_noise.pq_block_size,
+    )
+
+
+class _EncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer whose self-attention is told positions."""
+
+    def __init__(self, cfg: Any, stack: StackPositions, layer: int, return_fc: bool) -> None:
+        # fairseq's constructor asks build_self_attention before attributes may be set.
+        self._make_attention = lambda dim: build_self_attention(
+            cfg, dim, cfg.encoder.attention_heads, stack, layer
+        )
+        super().__init__(cfg, return_fc=return_fc)
+        self.can_use_fastpath = False
+
+    def build_self_attention(self, embed_dim: int, cfg: Any) -> RelPosMultiheadAttention:
+        return self._make_attention(embed_dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None,
+        positions: PositionContext,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """As fairseq's, for x (T, B, E)."""
+        residual = x
+        if self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+        x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, attn_mask=positions)
+        x = self.residual_connection(self.dropout_module(x), residual)
+        if not self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+
+        residual = x
+        if self.normalize_before:
+            x = self.final_layer_norm(x)
+        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        fc_result = x = self.fc2(x)
+        x = self.residual_connection(self.dropout_module(x), residual)
+        if not self.normalize_before:
+            x = self.final_layer_norm(x)
+        return (x, fc_result) if self.return_fc else x
+
+
+class _DecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer whose self-attention is told positions."""
+
+    def __init__(
+        self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool
+    ) -> None:
+        self._make_attention = lambda dim: build_self_attention(
+            cfg, dim, cfg.decoder.attention_heads, stack, layer
+        )
+        super().__init__(cfg, no_encoder_attn=no_encoder_attn)
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> RelPosMultiheadAttention:
+        return self._make_attention(embed_dim)
+
+
+class RelPosEncoderLayer(_Checkpointed, _EncoderLayer):
+    """An encoder layer; see `_EncoderLayer.forward`."""
+
+    def __init__(
+        self, cfg: Any, stack: StackPositions, layer: int, return_fc: bool = False
+    ) -> None:
+        """Build layer number `layer` of the stack."""
+        super().__init__(cfg, stack, layer, return_fc)
+        del self._make_attention
+        self._set_checkpointing(cfg)
+
+
+class RelPosDecoderLayer(_Checkpointed, _DecoderLayer):
+    """A decoder layer; takes the PositionContext as `self_attn_mask`."""
+
+    def __init__(
+        self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool = False
+    ) -> None:
+        """Build layer number `layer` of the stack."""
+        super().__init__(cfg, stack, layer, no_encoder_attn)
+        del self._make_attention
+        self._set_checkpointing(cfg)
+
+
+def initialize_projections(stack: StackPositions, layers: nn.ModuleList) -> None:
+    """Let schemes set projection biases; after the model's own initialisation."""
+    for layer in layers:
+        attention = layer.self_attn
+        for scheme in (*stack.shared, *attention.position):
+            scheme.initialize_projections(attention.q_proj, attention.k_proj)

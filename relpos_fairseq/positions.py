@@ -1,0 +1,142 @@
+"""Where queries and keys stand.
+
+Slots are columns of the key matrix: key j stands at slot j, query row t at slot
+``query_start + t``.  The *distance* from a query to a key is ``j - i`` (negative: the key lies in
+the past).  Padding on either side leaves the real tokens of a row contiguous, so distances between
+slots are distances between tokens; only a scheme with absolute positions needs to know how many
+real tokens came before, which is what ``token_index`` holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where the queries and keys of one attention call stand.
+
+    Args:
+        tgt_len: number of query rows T.
+        src_len: number of key columns S.
+        query_start: slot of the first query row; ``S - T`` when the queries end the keys, which
+            is training (0), cached decoding (S - 1) and memory (M) alike.
+        token_index: (B, S) index of each key among the real tokens of its row, or None where it
+            equals the slot.  Values at padding are arbitrary but inside [0, S).
+        sentence_index: (B, S) index of each token counted from its own sentence's start, or None.
+        segments: (B, S) segment number of each token, or None.
+        device: where index tensors are made.
+    """
+
+    tgt_len: int
+    src_len: int
+    query_start: int = 0
+    token_index: Tensor | None = None
+    sentence_index: Tensor | None = None
+    segments: Tensor | None = None
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        """Refuse lengths that contradict each other."""
+        if self.tgt_len < 1 or self.src_len < 1:
+            raise ValueError(
+                f"positions need at least one query and one key, got tgt_len {self.tgt_len} and "
+                f"src_len {self.src_len}"
+            )
+        if not 0 <= self.query_start <= self.src_len - self.tgt_len:
+            raise ValueError(
+                f"query rows must stand on key slots: query_start {self.query_start} + tgt_len "
+                f"{self.tgt_len} must lie in 0..{self.src_len}"
+            )
+
+    @property
+    def query_stop(self) -> int:
+        """Slot after the last query row."""
+        return self.query_start + self.tgt_len
+
+    @property
+    def lowest_distance(self) -> int:
+        """The most negative distance of any query to any key."""
+        return -(self.query_stop - 1)
+
+    @property
+    def highest_distance(self) -> int:
+        """The largest distance of any query to any key."""
+        return self.src_len - 1 - self.query_start
+
+    @property
+    def is_step(self) -> bool:
+        """One query that stands on the last key: a step of incremental decoding."""
+        return self.tgt_len == 1 and self.query_start == self.src_len - 1
+
+    def rows(self, start: int, stop: int) -> Positions:
+        """The same keys seen from query rows [start, stop)."""
+        return replace(self, tgt_len=stop - start, query_start=self.query_start + start)
+
+    def distance(self) -> Tensor:
+        """(T, S) distances j - i."""
+        key = torch.arange(self.src_len, device=self.device)
+        query = torch.arange(self.query_start, self.query_stop, device=self.device)
+        return key[None, :] - query[:, None]
+
+    def key_index(self) -> Tensor:
+        """(B|1, S) index of each key's token in its row."""
+        if self.token_index is not None:
+            return self.token_index
+        return torch.arange(self.src_len, device=self.device)[None]
+
+    def query_index(self) -> Tensor:
+        """(B|1, T) index of each query's token in its row."""
+        return self.key_index()[:, self.query_start : self.query_stop]
+
+    def first_slot(self) -> Tensor:
+        """(B|1,) slot of each row's first real token."""
+        if self.token_index is None:
+            return torch.zeros(1, dtype=torch.long, device=self.device)
+        # Only padding before the first token shares its index 0 (see index_of_tokens).
+        zero = (self.token_index == 0).long()
+        slots = torch.arange(self.src_len, device=self.device)
+        return (zero * slots).amax(dim=1)
+
+
+def index_of_tokens(padding: Tensor | None) -> Tensor | None:
+    """Index of each token among its row's real tokens.
+
+    Args:
+        padding: (B, S) True at padding, or None.
+
+    Returns:
+        (B, S) indices in [0, S), or None without padding.  Padding before the first token has
+        index 0, padding after it at least 1: the last slot of index 0 is the first token.
+    """
+    if padding is None:
+        return None
+    seen = (~padding).long().cumsum(dim=1)
+    index = (seen - 1).clamp(min=0)
+    return torch.where(padding & (seen > 0), index.clamp(min=1), index)
+
+
+def index_in_sentence(tokens: Tensor, padding_idx: int, eos_idx: int, causal: bool) -> Tensor:
+    """Index of each token counted from the start of its own sentence in a packed block.
+
+    Args:
+        tokens: (B, S) token ids.
+        padding_idx: id of padding.
+        eos_idx: id of the sentence end.
+        causal: False: a sentence starts after an eos (the eos ends its sentence).  True: it starts
+            at the eos, which a causal decoder reads as the beginning of what follows.
+
+    Returns:
+        (B, S) indices.
+    """
+    slots = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+    starts = tokens == eos_idx
+    if not causal:
+        starts = torch.cat([torch.zeros_like(starts[:, :1]), starts[:, :-1]], dim=1)
+    real = tokens != padding_idx
+    starts = starts | (real & (real.long().cumsum(dim=1) == 1))
+    begin = torch.where(starts, slots, torch.zeros_like(slots)).cummax(dim=1).values
+    return torch.where(real, slots - begin, torch.zeros_like(slots))

@@ -1,0 +1,75 @@
+"""The register of schemes, and what a name such as `learned+m4m` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relpos_fairseq.scheme import PositionScheme
+
+_REGISTER: dict[str, type[PositionScheme]] = {}
+
+
+def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[PositionScheme]]:
+    """Class decorator: make a scheme known by `name`."""
+
+    def keep(cls: type[PositionScheme]) -> type[PositionScheme]:
+        known = _REGISTER.get(name)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise ValueError(f"position scheme {name} is registered twice: {known} and {cls}")
+        cls.name = name
+        _REGISTER[name] = cls
+        return cls
+
+    return keep
+
+
+def scheme_names() -> list[str]:
+    """Names of all schemes, in the contract's order (that of their files' import)."""
+    _import_schemes()
+    return list(_REGISTER)
+
+
+def scheme_class(name: str) -> type[PositionScheme]:
+    """The class registered as `name`.
+
+    Raises:
+        ValueError: if there is none; lists those there are.
+    """
+    _import_schemes()
+    if name not in _REGISTER:
+        raise ValueError(
+            f"unknown position scheme {name!r}: choose one of {', '.join(_REGISTER)}, or join "
+            f"several by + (learned+m4m)"
+        )
+    return _REGISTER[name]
+
+
+def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
+    """Classes of the members of a scheme or hybrid name.
+
+    Args:
+        text: `m4`, or several names joined by `+`.
+
+    Raises:
+        ValueError: an unknown or repeated member, `none` beside another, or members whose content
+            terms exclude each other.
+    """
+    names = [name.strip() for name in str(text).split("+")]
+    members = tuple(scheme_class(name) for name in names)
+    if len(members) > 1 and "none" in names:
+        raise ValueError(f"position scheme {text}: none adds nothing, leave it out of the hybrid")
+    if len(set(names)) < len(names):
+        raise ValueError(f"position scheme {text}: each member may stand in a hybrid once")
+    for trait, what in (("rotates", "rotates q and k"), ("replaces_content", "replaces q.k")):
+        doing = [member.name for member in members if getattr(member, trait)]
+        if len(doing) > 1:
+            raise ValueError(
+                f"position scheme {text}: only one member of a hybrid {what}, not "
+                f"{' and '.join(doing)}"
+            )
+    return members
+
+
+def _import_schemes() -> None:
+    """Importing the package of schemes fills the register."""
+    import relpos_fairseq.schemes  # noqa: F401

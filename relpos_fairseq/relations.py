@@ -1,0 +1,172 @@
+"""Relations: which row of a table a (query, key) pair reads.
+
+A relation is structure, not a tensor: a backend sees a clipped band as a band and a Toeplitz
+matrix as a vector over distances, and only the reference expands it to ids for every pair.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.positions import Positions
+
+
+class Relation:
+    """Maps every (query, key) pair to an id in [0, size)."""
+
+    size: int
+
+    def ids(self, positions: Positions) -> Tensor:
+        """(B|1, T, S) ids of the pairs, for the rows that `positions` holds."""
+        raise NotImplementedError(f"{type(self).__name__} must define ids")
+
+
+class DistanceRelation(Relation):
+    """A relation that depends on the distance j - i alone.
+
+    `lowest` and `highest` are the distances at and beyond which the id no longer changes.
+    """
+
+    lowest: int
+    highest: int
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """Ids of the given distances, elementwise."""
+        raise NotImplementedError(f"{type(self).__name__} must define of_distance")
+
+    def ids(self, positions: Positions) -> Tensor:
+        """(1, T, S) ids."""
+        return self.of_distance(positions.distance())[None]
+
+    def window(self, low: int, high: int, device: torch.device) -> Tensor:
+        """(high - low + 1,) ids of the distances low..high in order."""
+        return _window(self, low, high, device)
+
+
+@lru_cache(maxsize=256)
+def _window(relation: DistanceRelation, low: int, high: int, device: torch.device) -> Tensor:
+    return relation.of_distance(torch.arange(low, high + 1, device=device))
+
+
+@dataclass(frozen=True)
+class Clipped(DistanceRelation):
+    """clip(j - i, -past, future) + past: Shaw's clipped distance (001; 000 eq. 8-9).
+
+    Args:
+        past: how many distances into the past have a row of their own.
+        future: the same for the future.
+    """
+
+    past: int
+    future: int
+
+    @property
+    def size(self) -> int:
+        """Number of rows: past + 1 + future."""
+        return self.past + 1 + self.future
+
+    @property
+    def lowest(self) -> int:
+        """Distances at or below -past share a row."""
+        return -self.past
+
+    @property
+    def highest(self) -> int:
+        """Distances at or above `future` share a row."""
+        return self.future
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """Clip and shift to [0, size)."""
+        return distance.clamp(-self.past, self.future) + self.past
+
+
+@dataclass(frozen=True)
+class Folded(DistanceRelation):
+    """min(abs(j - i), size - 1): Huang's M1 (000 eq. 11), which does not see the sign."""
+
+    size: int
+
+    @property
+    def lowest(self) -> int:
+        """Distances at or below -(size - 1) share a row."""
+        return 1 - self.size
+
+    @property
+    def highest(self) -> int:
+        """Distances at or above size - 1 share a row."""
+        return self.size - 1
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """Fold and clip to [0, size)."""
+        return distance.abs().clamp(max=self.size - 1)
+
+
+@dataclass(frozen=True)
+class Bucketed(DistanceRelation):
+    """T5's logarithmic buckets (Raffel 2019): exact near by, coarser further off.
+
+    Args:
+        size: number of buckets; bidirectional ones give half to each direction.
+        max_distance: distances at or beyond it share the last bucket.
+        bidirectional: False lets a causal decoder spend all buckets on the past; the future
+            then reads the bucket of distance 0.
+    """
+
+    size: int
+    max_distance: int
+    bidirectional: bool
+
+    @property
+    def lowest(self) -> int:
+        """Distances at or below -max_distance share a bucket."""
+        return -self.max_distance
+
+    @property
+    def highest(self) -> int:
+        """Distances at or above it share a bucket."""
+        return self.max_distance if self.bidirectional else 0
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """Bucket numbers in [0, size)."""
+        buckets = self.size // 2 if self.bidirectional else self.size
+        away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        exact = buckets // 2
+        ratio = torch.log(away.clamp(min=1).double() / exact) / math.log(self.max_distance / exact)
+        # log(x) / log(y) may land a hair under a whole number: T5 computes in fp32 and truncates;
+        # the epsilon keeps a distance that stands exactly on a bucket's edge in that bucket.
+        coarse = exact + (ratio * (buckets - exact) + 1e-9).floor().long()
+        bucket = torch.where(away < exact, away, coarse.clamp(max=buckets - 1))
+        if self.bidirectional:
+            bucket = bucket + (distance > 0).long() * buckets
+        return bucket
+
+
+@dataclass(frozen=True)
+class Segments(Relation):
+    """segment(i) * count + segment(j): Chen's segment pairs (004 eq. 9)."""
+
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Number of ordered pairs."""
+        return self.count * self.count
+
+    def ids(self, positions: Positions) -> Tensor:
+        """(B, T, S) ids of the segment pairs.
+
+        Raises:
+            ValueError: if `positions` carries no segments, or a segment number is out of range.
+        """
+        if positions.segments is None:
+            raise ValueError(
+                "segment encoding needs segments, and this task supplies none: use "
+                "--segment-encoding none or a task with sentence pairs"
+            )
+        query = positions.segments[:, positions.query_start : positions.query_stop]
+        return query[:, :, None] * self.count + positions.segments[:, None, :]

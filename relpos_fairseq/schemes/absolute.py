@@ -1,0 +1,107 @@
+"""Absolute positions at the input: none, sinusoidal, learned, sentence.
+
+Vaswani et al. 2017, Attention Is All You Need (arXiv:1706.03762), section 3.5; Devlin et al. 2018
+(000 eq. 6); real positions of packed sentences: 003 App. B.
+
+    x_i = t_i + w_i                      w -> `table` (learned, sentence) or the sinusoid
+    sinusoid: [sin(i f_0..), cos(i f_0..)], f_m = 10000^(-m / (E/2 - 1))
+
+The paper interleaves sine and cosine and takes f_m = 10000^(-2m/E); the form here is that of
+tensor2tensor and fairseq (which are the same up to the order of channels), so that fairseq's own
+sinusoidal transformer is reproduced to the bit.  Positions count from 0 at the first real token;
+fairseq's offset of padding_idx + 1 = 2 in its tables is kept for the sinusoid alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+
+FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and padding_idx is 1
+
+
+def sinusoid(position: Tensor, dim: int) -> Tensor:
+    """Sinusoidal embedding in fairseq's layout.
+
+    Args:
+        position: (...) positions, of any integer type.
+        dim: width; an odd one ends in a zero.
+
+    Returns:
+        (..., dim) in fp32.
+    """
+    half = dim // 2
+    step = math.log(10000) / max(half - 1, 1)
+    frequency = torch.exp(torch.arange(half, device=position.device).float() * -step)
+    angle = position.float()[..., None] * frequency
+    wave = torch.cat([angle.sin(), angle.cos()], dim=-1)
+    return torch.nn.functional.pad(wave, (0, dim - 2 * half))
+
+
+@register_scheme("none")
+class NoPosition(PositionScheme):
+    """No position at all: the transformer sees a bag of tokens (a decoder sees prefixes)."""
+
+    card = SchemeCard("003 App. B", "q·k/√d", "-")
+
+
+@register_scheme("sinusoidal")
+class Sinusoidal(PositionScheme):
+    """Fixed sine and cosine waves added to the input."""
+
+    card = SchemeCard("Vaswani 2017 §3.5", "input + sin/cos", "fixed")
+    takes = frozenset()
+    own_scale = None
+    absolute = True
+
+    def embed(self, positions: Positions) -> Tensor:
+        """(B|1, S, E) in fp32."""
+        return sinusoid(positions.key_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
+
+
+@register_scheme("learned")
+class Learned(PositionScheme):
+    """A learned vector for every position, added to the input."""
+
+    card = SchemeCard("Devlin 2018; 000 eq. 6", "input + wᵢ", "N(0, 0.02)")
+    takes = frozenset()
+    own_scale = None
+    absolute = True
+    table_limited = True
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`table`: (max_positions, E)."""
+        super().__init__(shape, options)
+        self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
+
+    def embed(self, positions: Positions) -> Tensor:
+        """(B|1, S, E)."""
+        self.check_length(positions)
+        return self.table[positions.key_index()]
+
+
+@register_scheme("sentence")
+class Sentence(Learned):
+    """Learned positions counted from each sentence's start in a packed block."""
+
+    card = SchemeCard("003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
+
+    def embed(self, positions: Positions) -> Tensor:
+        """(B, S, E).  Only a sentence, not the block, must fit the table."""
+        index = positions.sentence_index
+        if index is None:
+            index = positions.key_index()
+        longest = int(index.max()) + 1
+        if longest > self.shape.max_positions:
+            raise ValueError(
+                f"position scheme {self.name} has a table of {self.shape.max_positions} positions "
+                f"and a sentence has {longest}: train with a larger {self.shape.length_flag}, "
+                f"split the sentence, or choose a relative scheme, which takes any length"
+            )
+        return self.table[index]

@@ -1,0 +1,63 @@
+"""Press et al. 2022, ALiBi: Train Short, Test Long (arXiv:2108.12409).
+
+    e_ij = q_i . k_j / sqrt(d) - m_h |j - i|,   m_h = 2^(-8 h / H) for h = 1..H
+
+For a number of heads that is no power of two the released code takes the slopes of the next lower
+power and every second one of the next higher.  The paper is causal; in an encoder the distance is
+symmetric, as its authors suggest.  Nothing is learned.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.relations import Clipped
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+def slopes(heads: int) -> list[float]:
+    """The head-specific slopes m_h, steepest first."""
+    power = 1 << (heads.bit_length() - 1)
+    values = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    if power < heads:
+        values += slopes(2 * power)[0::2][: heads - power]
+    return values
+
+
+def unclipped(positions: Positions) -> tuple[Clipped, Tensor]:
+    """The relation over all distances that occur, and their absolute values (R,)."""
+    relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
+    distance = torch.arange(-relation.past, relation.future + 1, device=positions.device)
+    return relation, distance.abs()
+
+
+@register_scheme("alibi")
+class Alibi(PositionScheme):
+    """A fixed linear penalty on distance."""
+
+    card = SchemeCard("Press 2022", "q·k/√d - m_h|j-i|", "fixed")
+    takes = frozenset({"scale", "reset_cls"})
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """The slopes are a buffer that no checkpoint keeps."""
+        super().__init__(shape, options)
+        values = torch.tensor(slopes(shape.num_heads), dtype=torch.float64)
+        self.register_buffer("slopes", values, persistent=False)
+
+    def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
+        """The relation over the distances that occur, and the penalties (H, R)."""
+        relation, distance = unclipped(positions)
+        return relation, -self.slopes.to(positions.device, torch.float64)[:, None] * distance
+
+    def terms(
+        self, prepared: tuple[Clipped, Tensor], positions: Positions
+    ) -> tuple[PositionTerms, ...]:
+        """The penalties."""
+        relation, static = prepared
+        return (
+            PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),
+        )

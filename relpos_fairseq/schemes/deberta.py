@@ -1,0 +1,62 @@
+"""He et al. 2020, DeBERTa (arXiv:2006.03654), in the form of 003 eq. 7.
+
+    e_ij = (q_i . k_j + q_i . (a_r W^R) + k_j . (a_r W^T)) / sqrt(3d),  r = clip(j - i, -k, k)
+
+    a -> `table`, W^R -> `query_projection`, W^T -> `key_projection`
+
+He's paper gathers the position-to-content term by delta(j, i); its released code by delta(i, j).
+003 uses the same a_r in both terms, which is our default; --position-p2c-index mirrored takes
+a_{-r} in the key term, as He's paper writes it.  In 003 heads share a (of size d) and one W of
+d x d (its Table 5 counts one; eq. 7 has two, and so have we).  Released DeBERTa drops the content
+projection's biases and shares W with them: not taken over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+@register_scheme("deberta")
+class Deberta(PositionScheme):
+    """Content to position and position to content, each through its own projection."""
+
+    card = SchemeCard(
+        "He 2020; 003 eq. 7", "(q·k + q·(aᵣW^R) + k·(aᵣW^T))/√(3d)", "a N(0, 0.02), W N(0, 1/d)"
+    )
+    takes = frozenset({"scale", "share", "clip_distance", "reset_cls", "p2c_index"})
+    own_scale = 3.0
+    default_share = "heads"
+    clip = "vectors"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`table`: (heads|1, R, D); the projections: (heads|1, D, D)."""
+        super().__init__(shape, options)
+        heads, dim = self.table_heads, shape.head_dim
+        self.table = self.draw(heads, self.clipped.size, dim, std=0.02)
+        self.query_projection = self.draw(heads, dim, dim, std=dim**-0.5)
+        self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
+
+    def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """a W^R and a W^T (mirrored where asked): (heads|1, R, D) each."""
+        to_key = self.table @ self.key_projection
+        if self.options.p2c_index == "mirrored":
+            to_key = to_key.flip(1)
+        return self.table @ self.query_projection, to_key
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """q.(a_r W^R) + k.(a_r W^T)."""
+        to_query, to_key = prepared
+        term = PositionTerms(
+            relation=self.clipped,
+            query_vectors=to_query,
+            key_vectors=to_key,
+            reset=self.reset_at(positions),
+        )
+        return (term,)

@@ -1,0 +1,110 @@
+"""Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings (000).
+
+r = clip(j - i, -k, k), or abs(j - i) unclipped for method 1:
+
+    M1  e_ij = (q_i . k_j) w_{|j-i|} / sqrt(d)               eq. 11-12   w -> `gate_table`
+    M2  e_ij = (q_i . k_j) w_r / sqrt(d)                     eq. 12-13   w -> `gate_table`
+    M3  e_ij = sum_c q_ic k_jc w_rc / sqrt(d)                eq. 14-15   w -> `trilinear_table`
+    M4  e_ij = (q_i . k_j + q_i . a_r + k_j . a_r) / sqrt(d) eq. 16      a -> `table`
+
+The paper numbers no initial values.  Ones make M1-M3 plain attention: zeros would erase the
+content, and N(0, 0.02) makes M3 uniform.  Heads share a table (003 App. A, its Table 5);
+--position-share none is 000's own count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.relations import Clipped, Folded
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+@register_scheme("m1")
+class Method1(PositionScheme):
+    """A scalar gate on the content by absolute distance."""
+
+    card = SchemeCard("000 eq. 11-12", "q·k·w/√d, w by |j-i|", "1")
+    takes = frozenset({"scale", "share"})
+    default_share = "heads"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`gate_table`: (heads|1, R)."""
+        super().__init__(shape, options)
+        self.gate_table = nn.Parameter(torch.ones(self.table_heads, self.relation.size))
+
+    @property
+    def relation(self) -> Folded | Clipped:
+        """Absolute distance, unclipped: one weight for each that training meets."""
+        return Folded(self.shape.max_positions)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """The gate."""
+        return (PositionTerms(relation=self.relation, gate=self.gate_table),)
+
+
+@register_scheme("m2")
+class Method2(Method1):
+    """A scalar gate on the content by signed distance."""
+
+    card = SchemeCard("000 eq. 12-13; 003 eq. 5", "q·k·wᵣ/√d", "1")
+    takes = frozenset({"scale", "share", "clip_distance"})
+    clip = "scalars"
+
+    @property
+    def relation(self) -> Clipped:
+        """Signed clipped distance."""
+        return self.clipped
+
+
+@register_scheme("m3")
+class Method3(PositionScheme):
+    """A vector gate: each channel of q and k is weighted by distance."""
+
+    card = SchemeCard("000 eq. 14-15", "Σ_c q_c k_c w_{r,c}/√d", "1 + N(0, 0.02)")
+    takes = frozenset({"scale", "share", "clip_distance"})
+    default_share = "heads"
+    clip = "vectors"
+    replaces_content = True
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`trilinear_table`: (heads|1, R, D)."""
+        super().__init__(shape, options)
+        size = (self.table_heads, self.clipped.size, shape.head_dim)
+        self.trilinear_table = self.draw(*size, std=0.02, mean=1.0)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """The sum over products of three."""
+        return (PositionTerms(relation=self.clipped, trilinear=self.trilinear_table),)
+
+
+@register_scheme("m4")
+class Method4(PositionScheme):
+    """Query and key both meet the same relative vector."""
+
+    card = SchemeCard("000 eq. 16; 003 eq. 6", "(q·k + q·aᵣ + k·aᵣ)/√d", "N(0, 0.02)")
+    takes = frozenset({"scale", "share", "clip_distance", "reset_cls"})
+    default_share = "heads"
+    clip = "vectors"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`table`: (heads|1, R, D)."""
+        super().__init__(shape, options)
+        size = (self.table_heads, self.clipped.size, shape.head_dim)
+        self.table = self.draw(*size, std=0.02)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """q.a_r + k.a_r."""
+        term = PositionTerms(
+            relation=self.clipped,
+            query_vectors=self.table,
+            key_vectors=self.table,
+            reset=self.reset_at(positions),
+        )
+        return (term,)

@@ -1,0 +1,60 @@
+"""Chi et al. 2022, KERPLE (arXiv:2205.09921), the logarithmic kernel (the paper's best).
+
+    e_ij = q_i . k_j / sqrt(d) - r_1 log(1 + r_2 |j - i|),   r_1, r_2 > 0 a head and layer
+
+    r_1 -> `amplitude`, r_2 -> `rate`, started uniformly in (0, 2) and (0, 1) and kept at 0.01 or
+    more, as the released code does.  On |j - i| in an encoder.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.relations import Clipped
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.schemes.alibi import unclipped
+from relpos_fairseq.terms import PositionTerms
+
+LEAST = 0.01  # the released code's bound on both parameters
+
+
+@register_scheme("kerple")
+class Kerple(PositionScheme):
+    """A learned logarithmic penalty on distance."""
+
+    card = SchemeCard("Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
+    takes = frozenset({"scale", "share", "reset_cls"})
+    default_share = "none"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`amplitude`, `rate`: (heads|1,)."""
+        super().__init__(shape, options)
+        heads = self.table_heads
+        self.amplitude = nn.Parameter(2 * torch.rand(heads, generator=self._generator()))
+        self.rate = nn.Parameter(torch.rand(heads, generator=self._generator()))
+
+    def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
+        """The relation over the distances that occur, and the penalties (heads|1, R)."""
+        relation, distance = unclipped(positions)
+        exact = torch.promote_types(self.rate.dtype, torch.float32)
+        amplitude, rate = (
+            bound_below(part.to(exact))[:, None] for part in (self.amplitude, self.rate)
+        )
+        return relation, -amplitude * torch.log1p(rate * distance.to(exact))
+
+    def terms(
+        self, prepared: tuple[Clipped, Tensor], positions: Positions
+    ) -> tuple[PositionTerms, ...]:
+        """The penalties."""
+        relation, static = prepared
+        return (
+            PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),
+        )
+
+
+def bound_below(value: Tensor) -> Tensor:
+    """Max(value, LEAST) whose gradient passes, so that a bounded parameter can come back."""
+    return value + (value.clamp(min=LEAST) - value).detach()

@@ -1,0 +1,63 @@
+"""M4M, Multiplicative Position-aware Transformer Models (003), eq. 11.
+
+    e_ij = (q_i . k_j) (q_i . a_r) (k_j . a_r) / sqrt(d),  r = clip(j - i, -k, k)     a -> `table`
+
+The paper gives no initial values.  a ~ N(0, 0.02) makes attention uniform and its gradients dead.
+Here every a_r starts at the same vector a with q . a = k . a = 1 by way of the projection biases:
+b_q = 1 on the even channels, b_k = 1 on the odd ones, a_c = 2/d.  Then (q.a)(k.a) is 1 up to noise
+of order 1/sqrt(d), and since b_q . b_k = 0 the biases add no constant to q.k: near-plain attention.
+The three factors and their product are computed in at least fp32 (the product passes 65504).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+@register_scheme("m4m")
+class M4M(PositionScheme):
+    """The terms of M4, multiplied."""
+
+    card = SchemeCard(
+        "003 eq. 11", "(q·k)(q·aᵣ)(k·aᵣ)/√d", "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1"
+    )
+    takes = frozenset({"scale", "share", "clip_distance"})
+    default_share = "heads"
+    clip = "vectors"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`table`: (heads|1, R, D)."""
+        super().__init__(shape, options)
+        size = (self.table_heads, self.clipped.size, shape.head_dim)
+        even = (shape.head_dim + 1) // 2
+        neutral = torch.full(size, 1.0 / even)
+        if shape.head_dim > 1:
+            neutral[..., 1::2] = 1.0 / (shape.head_dim - even)
+        self.table = nn.Parameter(neutral)
+
+    def initialize_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
+        """Set the biases of q and k so that q.a and k.a start near 1."""
+        channel = torch.arange(self.shape.embed_dim) % self.shape.head_dim
+        odd = channel % 2 if self.shape.head_dim > 1 else torch.ones_like(channel)
+        even = 1 - odd if self.shape.head_dim > 1 else odd
+        with torch.no_grad():
+            q_proj.bias.copy_(even)
+            k_proj.bias.copy_(odd)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """(q.a_r)(k.a_r), multiplied into the content."""
+        term = PositionTerms(
+            relation=self.clipped,
+            query_vectors=self.table,
+            key_vectors=self.table,
+            product=True,
+        )
+        return (term,)

@@ -1,0 +1,62 @@
+"""Shaw et al. 2018, Self-Attention with Relative Position Representations (arXiv:1803.02155).
+
+Equation (001; 000 eq. 7-9; 003 eq. 3), r = clip(j - i, -k, k):
+
+    e_ij = q_i . (k_j + a^K_r) / sqrt(d)        a^K -> `key_table`
+    z_i  = sum_j alpha_ij (v_j + a^V_r)         a^V -> `value_table`
+
+The tables meet q, so a^K is the term's query_vectors.  `shaw_keys` drops a^V, as T5, Huang and 003
+do.  Tensor2tensor shares the tables among heads and so do we; --position-share none gives each
+head its own (000's count).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+@register_scheme("shaw_keys")
+class ShawKeys(PositionScheme):
+    """Relative vectors added to the keys."""
+
+    card = SchemeCard("000 eq. 7; 003 eq. 3", "(q·k + q·aᵣ)/√d", "N(0, 0.02)")
+    takes = frozenset({"scale", "clip_distance", "share", "reset_cls"})
+    default_share = "heads"
+    clip = "vectors"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`key_table`: (heads|1, R, D)."""
+        super().__init__(shape, options)
+        size = (self.table_heads, self.clipped.size, shape.head_dim)
+        self.key_table = self.draw(*size, std=0.02)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """q.a_r."""
+        keys = PositionTerms(
+            relation=self.clipped,
+            query_vectors=self.key_table,
+            reset=self.reset_at(positions),
+        )
+        return (keys,)
+
+
+@register_scheme("shaw")
+class Shaw(ShawKeys):
+    """Relative vectors added to keys and values."""
+
+    card = SchemeCard("Shaw 2018 eq. 3-4", "(q·k + q·aᴷᵣ)/√d, values Σ α(v + aⱽᵣ)", "N(0, 0.02)")
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`key_table`, `value_table`: (heads|1, R, D)."""
+        super().__init__(shape, options)
+        self.value_table = self.draw(*self.key_table.shape, std=0.02)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """q.a_r, and vectors added to the values."""
+        values = PositionTerms(relation=self.clipped, value_vectors=self.value_table)
+        return (*super().terms(prepared, positions), values)

@@ -1,0 +1,78 @@
+"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.3 (002).
+
+    e_ij = [ (q_i + u) . k_j + (q_i + v) . W_R R_{i-j} ] / sqrt(d)
+
+    R -> sinusoid(i - j), fixed;  W_R -> `projection`;  u -> `content_bias`;  v -> `position_bias`
+
+W_R R is projected once a forward pass for the T + S - 1 distances that occur (O(length), never
+O(length^2)); the result is the term's query_vectors over an unclipped relation.  R has the released
+code's layout, [sin(p f_0..), cos(p f_0..)] with f_m = 10000^(-2m/E) and p = i - j: negative for
+future keys, which an encoder has and the paper's decoder has not.  The released code can tie u and
+v across layers (untie_r=False): --position-share layers ties W_R with them.
+000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.relations import Clipped
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
+    """R of (N,) offsets i - j: (N, dim) as the released code lays it out, at least fp32."""
+    exact = offset.dtype if offset.dtype == torch.float64 else torch.float32
+    channel = torch.arange(0, dim, 2, device=offset.device, dtype=exact)
+    angle = offset.to(exact)[:, None] * 10000 ** (-channel / dim)  # (N, ceil(dim/2))
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :dim]
+
+
+@register_scheme("transformer_xl")
+class TransformerXL(PositionScheme):
+    """Projected sinusoids of the distance, and global content and position biases."""
+
+    card = SchemeCard(
+        "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed"
+    )
+    takes = frozenset({"scale", "share", "query_bias", "reset_cls"})
+    default_share = "none"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`projection`: (heads*D, E); `content_bias`, `position_bias`: (heads|1, D)."""
+        super().__init__(shape, options)
+        heads = self.table_heads
+        self.projection = self.draw(heads * shape.head_dim, shape.embed_dim, std=0.02)
+        if options.query_bias:
+            self.content_bias = nn.Parameter(torch.zeros(heads, shape.head_dim))
+            self.position_bias = nn.Parameter(torch.zeros(heads, shape.head_dim))
+
+    def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
+        """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
+        relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
+        distance = torch.arange(-relation.past, relation.future + 1, device=positions.device)
+        weight = self.projection
+        offset = -distance.double() if weight.dtype == torch.float64 else -distance
+        waves = sinusoid_of_distance(offset, self.shape.embed_dim)
+        vectors = waves.to(weight.dtype) @ weight.t()  # (R, heads*D)
+        split = vectors.view(relation.size, self.table_heads, self.shape.head_dim)
+        return relation, split.transpose(0, 1)
+
+    def terms(
+        self, prepared: tuple[Clipped, Tensor], positions: Positions
+    ) -> tuple[PositionTerms, ...]:
+        """(q + v).W_R R and u.k."""
+        relation, vectors = prepared
+        biased = self.options.query_bias
+        term = PositionTerms(
+            relation=relation,
+            query_vectors=vectors,
+            query_offset=self.position_bias if biased else None,
+            content_offset=self.content_bias if biased else None,
+            reset=self.reset_at(positions),
+        )
+        return (term,)

@@ -1,0 +1,100 @@
+"""Ke et al. 2020, TUPE (arXiv:2006.15595), in the form of 003 eq. 8-10.
+
+    e_ij = q_i . k_j / sqrt(2d) + reset( p_i U^Q . p_j U^K / sqrt(2d) + s_r , i, j)
+
+    p -> `position_table`, U^Q, U^K -> `query_projection`, `key_projection`, s -> `bias_table`,
+    theta_1, theta_2 of the reset -> `theta`
+
+`tupe_a` has no s.  003 gives p the width d and shares it among heads (its Table 5); Ke's own p has
+the width of the model, is layer-normed, and serves all layers: --position-share layers shares it
+so, with the width d a head.  s is read by clipped distance; Ke buckets it as T5 does.
+The product is kept as two factors of rank d, never as a (T, S) table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.registry import register_scheme
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.terms import PositionTerms
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """(heads, n, r) read by (B, L) indices: (B, heads, L, r)."""
+    return table[:, index].transpose(0, 1)
+
+
+@register_scheme("tupe_a")
+class TupeAbsolute(PositionScheme):
+    """Absolute positions correlated apart from the content."""
+
+    card = SchemeCard(
+        "Ke 2020; 003 eq. 8-10 without s",
+        "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d))",
+        "p N(0, 0.02), U N(0, 1/d), θ 0",
+    )
+    takes = frozenset({"scale", "share", "reset_cls"})
+    own_scale = 2.0
+    default_share = "heads"
+    absolute = True
+    table_limited = True
+    resets_by_default = True
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`position_table`: (heads|1, max_positions, D); the projections: (heads|1, D, D)."""
+        super().__init__(shape, options)
+        heads, dim = self.table_heads, shape.head_dim
+        self.position_table = self.draw(heads, shape.max_positions, dim, std=0.02)
+        self.query_projection = self.draw(heads, dim, dim, std=dim**-0.5)
+        self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
+
+    def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """p U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, S, D)."""
+        used = self.position_table[:, : positions.src_len]
+        return used @ self.query_projection * self.scale, used @ self.key_projection
+
+    def terms(
+        self, prepared: tuple[Tensor, Tensor], positions: Positions
+    ) -> tuple[PositionTerms, ...]:
+        """The two factors of the position product."""
+        self.check_length(positions)
+        query, key = prepared
+        factors = (
+            gather_rows(query, positions.query_index()),
+            gather_rows(key, positions.key_index()),
+        )
+        return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
+
+
+@register_scheme("tupe")
+class Tupe(TupeAbsolute):
+    """Absolute positions apart from the content, and relative scalars."""
+
+    card = SchemeCard(
+        "Ke 2020; 003 eq. 8-10",
+        "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d) + sᵣ)",
+        "p N(0, 0.02), U N(0, 1/d), s and θ 0",
+    )
+    takes = TupeAbsolute.takes | {"clip_distance"}
+    clip = "scalars"
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """Besides: `bias_table`: (heads|1, R)."""
+        super().__init__(shape, options)
+        self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """The product and s, reset together."""
+        (term,) = super().terms(prepared, positions)
+        both = PositionTerms(
+            relation=self.clipped,
+            static=self.bias_table,
+            static_factors=term.static_factors,
+            reset=term.reset,
+        )
+        return (both,)

@@ -1,0 +1,179 @@
+"""The positions of one stack of layers (an encoder or a decoder).
+
+Where a scheme lives: what layers share, and what acts on the input, belongs to the stack and is
+evaluated once a forward pass; a layer's own tables belong to the layer's attention.  Both reach
+attention through an explicit `PositionContext`, an argument of every layer, so that activation
+recomputation and torch.compile see the same values.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.config import PositionPlan
+from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
+from relpos_fairseq.scheme import PositionScheme, SchemeStack
+from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
+from relpos_fairseq.terms import PositionTerms
+
+logger = logging.getLogger(__name__)
+
+LEAST_CAPACITY = 64  # decoding prepares content-free parts for lengths 64, 128, 256, ...
+
+
+class PositionMismatchError(ValueError):
+    """A checkpoint was trained under another position scheme than the model has."""
+
+
+@dataclass(frozen=True)
+class PositionContext:
+    """What a layer's attention is told about positions.
+
+    Args:
+        positions: where queries and keys stand.
+        causal: keys in a query's future are excluded.
+        shared: the terms that all layers share.
+        rotation: the scheme that transforms queries and keys, with its prepared part, or None.
+    """
+
+    positions: Positions
+    causal: bool
+    shared: tuple[PositionTerms, ...] = ()
+    rotation: tuple[PositionScheme, Any] | None = None
+
+
+class StackPositions(nn.Module):
+    """The schemes that a stack's layers share, and the identity that its checkpoints carry."""
+
+    def __init__(self, plan: PositionPlan) -> None:
+        """Build what is shared by the layers of `plan`."""
+        super().__init__()
+        self.plan = plan
+        self.shared = _build(plan, layer=None)
+        if plan.segment_encoding == "input":
+            self.shared.append(SegmentInput(plan.shape, _segment_options(plan)))
+        # "version" in the name keeps fairseq's moving average of weights from averaging it.
+        self.register_buffer("scheme_version", encode_text(plan.describe()))
+        logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
+
+    def layer_schemes(self, layer: int) -> SchemeStack:
+        """The schemes that layer `layer` has for itself."""
+        return _build(self.plan, layer)
+
+    def positions(
+        self,
+        tokens: Tensor,
+        padding_idx: int,
+        eos_idx: int,
+        *,
+        query_start: int = 0,
+        segments: Tensor | None = None,
+    ) -> Positions:
+        """Where the tokens stand.
+
+        Args:
+            tokens: (B, S) token ids of all keys.
+            padding_idx: id of padding.
+            eos_idx: id of a sentence's end.
+            query_start: slot of the first query.
+            segments: (B, S) segment numbers or None.
+        """
+        padding = tokens.eq(padding_idx) if self._needs_index else None
+        if padding is not None and not padding.any():
+            padding = None
+        sentence = None
+        if any(scheme.name == "sentence" for scheme in self.shared):
+            sentence = index_in_sentence(tokens, padding_idx, eos_idx, self.plan.shape.causal)
+        return Positions(
+            tgt_len=tokens.size(1) - query_start,
+            src_len=tokens.size(1),
+            query_start=query_start,
+            token_index=index_of_tokens(padding),
+            sentence_index=sentence,
+            segments=segments,
+            device=tokens.device,
+        )
+
+    @property
+    def _needs_index(self) -> bool:
+        resets = any(plan.options.reset_cls for plan in self.plan.members)
+        return self.plan.absolute or resets
+
+    def embed(self, positions: Positions) -> Tensor | None:
+        """(B|1, T, E) to add to the queries' embeddings, or None."""
+        added = self.shared.embed(positions)
+        if added is None:
+            return None
+        return added[:, positions.query_start : positions.query_stop]
+
+    def context(self, positions: Positions, cache: dict | None = None) -> PositionContext:
+        """Evaluate what layers share.
+
+        Args:
+            positions: where queries and keys stand.
+            cache: decoding's store for content-free parts, or None outside decoding.
+        """
+        prepared = prepare_cached(self.shared, positions, cache)
+        return PositionContext(
+            positions=positions,
+            causal=self.plan.shape.causal,
+            shared=self.shared.terms(prepared, positions),
+            rotation=self.shared.rotation(prepared),
+        )
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+        saved = state_dict.get(f"{prefix}scheme_version")
+        if saved is not None and decode_text(saved) != self.plan.describe():
+            raise PositionMismatchError(
+                f"checkpoint and flags disagree on positions ({prefix.rstrip('.')}): the checkpoint "
+                f"was trained with [{decode_text(saved)}], the flags say "
+                f"[{self.plan.describe()}]: give the checkpoint's flags, or convert it"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def prepare_cached(schemes: SchemeStack, positions: Positions, cache: dict | None) -> tuple:
+    """Prepare, or in decoding reuse what was prepared for some longer length."""
+    if cache is None:
+        return schemes.prepare(positions)
+    if cache.get("capacity", 0) < positions.src_len:
+        capacity = max(LEAST_CAPACITY, 1 << (positions.src_len - 1).bit_length())
+        ahead = replace(positions, src_len=capacity, query_start=capacity - positions.tgt_len)
+        cache.update(capacity=capacity, prepared=schemes.prepare(ahead))
+    return cache["prepared"]
+
+
+def encode_text(text: str) -> Tensor:
+    """Text as a tensor of character codes (int64, so that averaging checkpoints keeps it)."""
+    return torch.tensor(list(text.encode()), dtype=torch.long)
+
+
+def decode_text(codes: Tensor) -> str:
+    """The text of `encode_text`."""
+    return bytes(codes.tolist()).decode()
+
+
+def _segment_options(plan: PositionPlan):
+    return replace(plan.members[0].options, reset_cls=False)
+
+
+def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
+    """The members that live in a layer, or (None) those that layers share."""
+    where = "shared" if layer is None else str(layer)
+    shape = replace(plan.shape, seed_name=f"{plan.shape.seed_name}.{where}")
+    schemes = [
+        member.scheme(shape, member.options)
+        for member in plan.members
+        if member.across_layers == (layer is None)
+    ]
+    if plan.segment_encoding == "head":
+        options = _segment_options(plan)
+        share = options.share if plan.members[0].scheme.default_share else "none"
+        if (share in ("layers", "both")) == (layer is None):
+            schemes.append(SegmentHead(shape, replace(options, share=share)))
+    return SchemeStack(schemes)

@@ -1,0 +1,117 @@
+"""What the quickstart's stages share: running fairseq's commands, whole files, content keys."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+USER_DIR = ROOT / "relpos_fairseq"
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
+
+
+class ToolError(RuntimeError):
+    """A command failed; the message is its own error line and where its log is."""
+
+
+def find_tool(name: str) -> str:
+    """Returns the path of a command of the same environment as this Python.
+
+    Raises:
+        ToolError: There is none; the message says how to install it.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ToolError(f"{name} is not installed beside {sys.executable}: run scripts/install.sh")
+    return str(path)
+
+
+def run_tool(
+    command: list[str],
+    log: Path,
+    threads: int,
+    on_line: Callable[[str], None] | None = None,
+) -> None:
+    """Runs a command to its end; its output is appended to a log, line by line.
+
+    Args:
+        command: The program's path and its arguments.
+        log: The file that takes output and errors.
+        threads: How many threads the command may compute with.
+        on_line: Called with every line.
+
+    Raises:
+        ToolError: The command did not end with status 0.
+    """
+    # Unbuffered, so that progress shows at once and no line is cut by another stream's.
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",
+    }
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        reason = follow(process, log, on_line)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status != 0:
+        reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
+        raise ToolError(f"{Path(command[0]).name}: {reason}\n  (its whole output: {log})")
+
+
+def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] | None) -> str:
+    """Copies a command's output to its log; returns its last exception, else its last line."""
+    last = error = ""
+    with log.open("a", encoding="utf-8") as file:
+        for line in process.stdout:
+            file.write(line)
+            last = line.strip() or last
+            if EXCEPTION.match(line):
+                error = line.strip()
+            if on_line is not None:
+                on_line(line)
+    return error or last
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file under a temporary name and renames it, so that it is never half there."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a value as indented JSON, whole or not at all."""
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict | None:
+    """Reads a stage's stamp; None where the stage has not been finished."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def key_of(settings: object, files: Iterable[Path] = ()) -> str:
+    """Returns a short hash of settings and of the files' contents."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:8]

@@ -1,0 +1,70 @@
+"""Installs relpos_fairseq; settings of the tools are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION_FILE = ROOT / "relpos_fairseq" / "version.py"
+
+
+def read_version() -> str:
+    """Reads the version without importing the package, which would need torch."""
+    match = re.search(r'^__version__ = "([^"]+)"$', VERSION_FILE.read_text(encoding="utf-8"), re.M)
+    if match is None:
+        raise ValueError(f'no __version__ = "..." in {VERSION_FILE}')
+    return match.group(1)
+
+
+def read_readme() -> str:
+    """Reads the README, if this copy has one."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+# fairseq itself is not listed. Two distributions provide the module `fairseq`: the old release
+# `fairseq`, which neither imports on Python 3.11 nor passes today's pip, and `fairseq-fixed`, which
+# declares a dependency (torchaudio) that nothing here needs. Naming one would install it over the
+# other; the README says which to choose, and scripts/install.sh installs it.
+# The versions that are tested are pinned in scripts/requirements.txt.
+REQUIRES = [
+    "torch>=2.6",  # checkpoints are loaded with weights_only=True
+    "numpy<2.4",  # fairseq calls np.percentile(interpolation=...)
+    "hydra-core>=1.3,<1.4",
+    "omegaconf>=2.3,<2.4",
+    "sacrebleu>=2",
+    "regex",
+    "tqdm",
+    "bitarray",
+    "scikit-learn",
+    "packaging",
+]
+
+EXTRAS = {
+    "test": ["pytest>=8", "pytest-xdist", "hypothesis", "ruff", "sentencepiece", "matplotlib"],
+    "plot": ["matplotlib"],
+    "benchmark": ["matplotlib", "sentencepiece"],
+    "data": ["sentencepiece", "sacremoses", "subword-nmt"],
+}
+
+setup(
+    name="relpos_fairseq",
+    version=read_version(),
+    description="Position encodings for fairseq's Transformers: one option, any scheme",
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["relpos_fairseq", "relpos_fairseq.*"]),
+    package_data={"relpos_fairseq": ["**/*.yaml", "**/*.json"]},
+    python_requires=">=3.10",
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Operating System :: POSIX :: Linux",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
