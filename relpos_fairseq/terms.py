@@ -91,8 +91,9 @@ class PositionTerms:
     @property
     def present(self) -> tuple[str, ...]:
         """Names of the fields that are given, for error messages and a backend's choice."""
-        names = (field.name for field in fields(self) if field.name != "relation")
-        return tuple(name for name in names if getattr(self, name) not in (None, False))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        absent = ("relation", *(name for name, value in values.items() if value is None))
+        return tuple(n for n, value in values.items() if n not in absent and value is not False)
 
     @property
     def adds_to_logits(self) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+_ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_ROOT))
 
 if TYPE_CHECKING:
     from relpos_fairseq.data.grammar import Corpus
@@ -68,7 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code.
     """
     args = _parse(arguments)
-    # Only now: bad arguments need not wait for the package.
     from relpos_fairseq.data.grammar import GrammarError, build, write
 
     try:
@@ -81,5 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _leave_package_out() -> None:
+    """Lets this process import the grammar without the package around it, which loads fairseq."""
+    package = types.ModuleType("relpos_fairseq")
+    package.__path__ = [str(_ROOT / "relpos_fairseq")]
+    sys.modules["relpos_fairseq"] = package
+
+
 if __name__ == "__main__":
+    _leave_package_out()
     sys.exit(main())
