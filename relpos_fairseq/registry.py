@@ -67,6 +67,14 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
                 f"position scheme {text}: only one member of a hybrid {what}, not "
                 f"{' and '.join(doing)}"
             )
+    rotating = [member.name for member in members if member.rotates]
+    replacing = [member.name for member in members if member.replaces_content]
+    if rotating and replacing:
+        # sum_c (R_i q)_c (R_j k)_c w_c depends on i and j apart: no longer a relative scheme.
+        raise ValueError(
+            f"position scheme {text}: {rotating[0]} rotates q and k, and {replacing[0]} weighs "
+            f"their channels apart, which together depend on absolute positions: choose one"
+        )
     return members
 
 

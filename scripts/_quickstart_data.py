@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _recipes import BPE_UNITS, BPE_WORDS_PER_UNIT, PREPROCESS, as_arguments
-from _tools import ROOT, find_tool, key_of, run_tool
+from _tools import ROOT, USER_DIR, find_tool, key_of, run_tool
 
 SPLITS = ("train", "valid", "test")
 MAKE_CORPUS = ROOT / "scripts" / "make_corpus.py"
+GRAMMAR = USER_DIR / "data" / "grammar"  # what make_corpus.py speaks
 FILE_NAME = re.compile(r"(train|valid|test)\.([A-Za-z][\w-]*?)(\.gz)?")
 
 
@@ -57,7 +58,7 @@ def built_in(out: Path, threads: int) -> Corpus:
         out: The quickstart's output folder.
         threads: How many processes may binarise.
     """
-    key = key_of(PREPROCESS, [MAKE_CORPUS])
+    key = key_of(PREPROCESS, [MAKE_CORPUS, *sorted(GRAMMAR.rglob("*.py"))])
     folder = out / "data" / f"builtin-{key}"
 
     def build(partial: Path) -> None:

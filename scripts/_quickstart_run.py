@@ -24,7 +24,7 @@ from _tools import (
 )
 
 PLOT = ROOT / "scripts" / "plot_positions.py"
-LOG_LINE = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})\s*$")
+LOG_LINE = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})\s*$")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 SPEED = re.compile(r"Translated .*, ([\d.]+) tokens/s\)")
 SECONDS_BETWEEN_LINES = 15.0
@@ -56,6 +56,7 @@ class Progress:
     max_update: int
     parameters: int = 0
     speeds: list[float] = field(default_factory=list)
+    epoch_speed: float = 0.0
     valid: list[tuple[float, float]] = field(default_factory=list)
     shown_at: float = field(default_factory=time.monotonic)
 
@@ -69,6 +70,9 @@ class Progress:
         kind, values = match.group(1), json.loads(match.group(2))
         if kind == "valid":
             self.valid.append((float(values["valid_loss"]), float(values["valid_ppl"])))
+            return
+        if kind == "train":  # an epoch's end
+            self.epoch_speed = float(values["train_wps"])
             return
         self.speeds.append(float(values["wps"]))
         now = time.monotonic()
@@ -112,9 +116,8 @@ class Run:
         row = {"scheme": self.scheme} | self.stage("train", self.train)
         for index, name in enumerate(self.corpus.tests):
             row[name] = self.stage(name, lambda name=name, i=index: self.translate(name, i))
-        row["seconds"] = row["train_seconds"] + sum(
-            row[name]["seconds"] for name in self.corpus.tests
-        )
+        spent = [row["train_seconds"], *(row[name]["seconds"] for name in self.corpus.tests)]
+        row["seconds"] = round(sum(spent), 1)
         self.draw()
         return row
 
@@ -145,12 +148,14 @@ class Run:
         whole = Progress(self.settings.max_update)
         for line in read_lines(log):
             whole.read(line, show=False)
-        if not whole.valid or not whole.speeds:
+        if not whole.valid:
             raise ToolError(f"fairseq-train ended without training; see {log}")
         return {
             "valid_ppl": min(whole.valid)[1],
             "parameters": whole.parameters,
-            "train_tokens_per_second": round(statistics.median(whole.speeds)),
+            "train_tokens_per_second": round(
+                statistics.median(whole.speeds or [whole.epoch_speed])
+            ),
             "train_seconds": round(sum(map(float, read_lines(self.folder / "train.seconds"))), 1),
         }
 

@@ -5,7 +5,7 @@ train and to search. Flags are fairseq's own; a value of None is a flag without 
 """
 
 DEFAULT_SCHEME = "rel_scalar"
-MAX_UPDATE = 1500  # one scheme: less than four minutes on two cores
+MAX_UPDATE = 700  # one scheme: less than four minutes on two idle cores
 SEED = 1
 
 PREPROCESS = {"--joined-dictionary": None}
@@ -17,7 +17,7 @@ TRAIN = {
     "--clip-norm": 1.0,
     "--lr": 2e-3,
     "--lr-scheduler": "inverse_sqrt",
-    "--warmup-updates": 300,
+    "--warmup-updates": 200,
     "--warmup-init-lr": 1e-7,
     "--criterion": "label_smoothed_cross_entropy",
     "--label-smoothing": 0.1,
@@ -26,7 +26,7 @@ TRAIN = {
     # With no epoch checkpoints only the best and the last are kept; the interval's one is for an
     # interrupted first epoch. A resumed run sees the same batches as one that never stopped.
     "--no-epoch-checkpoints": None,
-    "--save-interval-updates": 500,
+    "--save-interval-updates": 200,
     "--keep-interval-updates": 1,
     "--update-epoch-batch-itr": True,
     "--num-workers": 0,

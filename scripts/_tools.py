@@ -49,15 +49,11 @@ def run_tool(
         ToolError: The command did not end with status 0.
     """
     # Unbuffered, so that progress shows at once and no line is cut by another stream's.
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONUTF8": "1",
-    }
+    settings = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     process = subprocess.Popen(
         command,
-        env=environment,
+        env=os.environ | settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -73,7 +69,8 @@ def run_tool(
             process.wait()
     if status != 0:
         reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
-        raise ToolError(f"{Path(command[0]).name}: {reason}\n  (its whole output: {log})")
+        name = Path(command[1] if command[0] == sys.executable else command[0]).name
+        raise ToolError(f"{name}: {reason}\n  (its whole output: {log})")
 
 
 def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] | None) -> str:
