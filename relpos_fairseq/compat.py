@@ -56,13 +56,11 @@ def quiet_warnings() -> None:
         r"The given NumPy array is not writable",
     ):
         warnings.filterwarnings("ignore", message=text)
-    warnings.filterwarnings(
-        "ignore", message=r"`torch\.cuda\.amp\.", category=FutureWarning
-    )
+    warnings.filterwarnings("ignore", message=r"`torch\.cuda\.amp\.", category=FutureWarning)
 
 
 def restore_numpy_names() -> None:
-    """numpy 2 removed np.compat.long, which language modelling and hub generation read."""
+    """Numpy 2 removed np.compat.long, which language modelling and hub generation read."""
     if not hasattr(np, "compat"):
         np.compat = types.SimpleNamespace(long=int)
 
@@ -88,7 +86,7 @@ def allow_checkpoint_types() -> None:
 
 
 def keep_last_batch() -> None:
-    """fairseq drops the last batch if its size is no multiple of 8, in evaluation too."""
+    """Fairseq drops the last batch if its size is no multiple of 8, in evaluation too."""
     from fairseq.data import data_utils
 
     original = data_utils.batch_by_size
@@ -196,9 +194,7 @@ def run_ddp_on_cpu() -> None:
     def on_cpu(module, device_ids=None, output_device=None, **kwargs):
         if all(parameter.device.type == "cpu" for parameter in module.parameters()):
             device_ids = output_device = None
-        return original(
-            module=module, device_ids=device_ids, output_device=output_device, **kwargs
-        )
+        return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
 
     def from_torchrun(cfg, *args, **kwargs):
         cfg.distributed_init_method = "env://"

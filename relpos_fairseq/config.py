@@ -29,7 +29,8 @@ class PositionConfig:
     """Position flags as the user gives them; `auto` everywhere means the scheme's own choice."""
 
     position_scheme: str = _flag(
-        "sinusoidal", "position scheme, or several joined by + (learned+m4m); see the README's table"
+        "sinusoidal",
+        "position scheme, or several joined by + (learned+m4m); see the README's table",
     )
     encoder_position_scheme: str = _flag("auto", "scheme of the encoder (auto: --position-scheme)")
     decoder_position_scheme: str = _flag("auto", "scheme of the decoder (auto: --position-scheme)")
@@ -198,17 +199,17 @@ def _choice(config: PositionConfig, flag: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-def _number(config: PositionConfig, flag: str, least: float, auto: float, kind: type = int):
+def _number(config: PositionConfig, flag: str, least: int, auto: int) -> int:
     text = _given(config, flag)
     if text is None:
         return auto
     try:
-        value = kind(text)
+        value = int(text)
     except ValueError:
         value = None
-    if value is None or not value >= least:
+    if value is None or value < least:
         name = flag.removeprefix("position_")
-        raise ValueError(f"{name} must be >= {least:g}, got {text} (--{flag.replace('_', '-')})")
+        raise ValueError(f"{name} must be >= {least}, got {text} (--{flag.replace('_', '-')})")
     return value
 
 
@@ -216,9 +217,9 @@ def _scale_constant(
     config: PositionConfig, name: str, members: tuple[type[PositionScheme], ...]
 ) -> float:
     own = {m.name: m.own_scale for m in members if m.own_scale is not None}
-    given = _number(config, "position_scale", 1e-9, None, float)
+    given = _given(config, "position_scale")
     if given is not None:
-        return given
+        return _positive(given)
     if len(set(own.values())) > 1:
         scales = ", ".join(f"{key} 1/sqrt({value:g}d)" for key, value in own.items())
         raise ValueError(
@@ -226,6 +227,16 @@ def _scale_constant(
             f"--position-scale C for 1/sqrt(C d)"
         )
     return next(iter(own.values()), 1.0)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"scale must be > 0, got {text} (--position-scale)")
+    return value
 
 
 def _resets(

@@ -97,11 +97,15 @@ class SchemeCard:
         source: paper and equation.
         logits: the equation, in words of the table.
         starts_at: initial values.
+        published: parameters of BERT-base as the papers count them, if they do.
+        difference: why ours are not that number.
     """
 
     source: str
     logits: str
     starts_at: str
+    published: str = "-"
+    difference: str = ""
 
 
 class PositionScheme(nn.Module):
@@ -116,6 +120,7 @@ class PositionScheme(nn.Module):
         clip: `vectors` or `scalars`, which decides the clip distance that `auto` means, `all` for
             tables that are never clipped, or None.
         absolute: reads absolute positions, hence has a longest input and carries no memory.
+        counts_sentences: reads positions counted from each sentence's start.
         table_limited: refuses input longer than max_positions.
         rotates: transforms queries and keys.
         resets_by_default: what --position-reset-cls auto means in an encoder.
@@ -129,6 +134,7 @@ class PositionScheme(nn.Module):
     default_share: ClassVar[str | None] = None
     clip: ClassVar[str | None] = None
     absolute: ClassVar[bool] = False
+    counts_sentences: ClassVar[bool] = False
     table_limited: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     resets_by_default: ClassVar[bool] = False

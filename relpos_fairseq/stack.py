@@ -87,7 +87,7 @@ class StackPositions(nn.Module):
         if padding is not None and not padding.any():
             padding = None
         sentence = None
-        if any(scheme.name == "sentence" for scheme in self.shared):
+        if any(scheme.counts_sentences for scheme in self.shared):
             sentence = index_in_sentence(tokens, padding_idx, eos_idx, self.plan.shape.causal)
         return Positions(
             tgt_len=tokens.size(1) - query_start,
@@ -130,8 +130,8 @@ class StackPositions(nn.Module):
         saved = state_dict.get(f"{prefix}scheme_version")
         if saved is not None and decode_text(saved) != self.plan.describe():
             raise PositionMismatchError(
-                f"checkpoint and flags disagree on positions ({prefix.rstrip('.')}): the checkpoint "
-                f"was trained with [{decode_text(saved)}], the flags say "
+                f"checkpoint and flags disagree on {prefix.rstrip('.') or 'positions'}: the "
+                f"checkpoint was trained with [{decode_text(saved)}], the flags say "
                 f"[{self.plan.describe()}]: give the checkpoint's flags, or convert it"
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -49,9 +49,7 @@ def _cases() -> list[Case]:
     rows += [
         Case(n, {"position_share": s}) for n in SHARED for s in ("none", "heads", "layers", "both")
     ]
-    rows += [
-        Case(n, {"position_scale": "1.7"}) for n in ("none", "rope", "alibi", *SHARED)
-    ]
+    rows += [Case(n, {"position_scale": "1.7"}) for n in ("none", "rope", "alibi", *SHARED)]
     rows += [Case(n, {"position_reset_cls": r}) for n in ADDITIVE for r in ("on", "off")]
     rows += [
         Case("abs_scalar", {"position_rank": "3"}),
@@ -137,4 +135,3 @@ def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]
         }
         members.append((scheme.name, params, options))
     return members
-

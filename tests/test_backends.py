@@ -217,7 +217,9 @@ def test_dropout_falls_before_the_value_vectors() -> None:
     torch.manual_seed(1)
     out, probs = attend(replace(inputs, dropout=0.5), "blocked", need_weights=True)
     vectors = inputs.terms[-1].value_vectors[:, inputs.terms[-1].relation.ids(inputs.positions)[0]]
-    expected = probs @ inputs.v + torch.einsum("bhij,hijd->bhid", probs, vectors.expand(2, -1, -1, -1))
+    expected = probs @ inputs.v + torch.einsum(
+        "bhij,hijd->bhid", probs, vectors.expand(2, -1, -1, -1)
+    )
     assert (probs == 0).any()
     torch.testing.assert_close(out, expected)
 

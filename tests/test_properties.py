@@ -265,7 +265,7 @@ def test_m4m_starts_near_plain_attention() -> None:
     "scheme", ["shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "rel_scalar"]
 )
 def test_a_clip_beyond_the_length_is_no_clip(scheme: str) -> None:
-    """clip >= length equals the unclipped table with the same rows."""
+    """Clip >= length equals the unclipped table with the same rows."""
     longest, clip = 12, 20
     wide, wide_layer = build(Case(scheme, {"position_clip_distance": str(clip)}), longest=longest)
     full, full_layer = build(Case(scheme, {"position_clip_distance": "0"}), longest=longest)
@@ -277,7 +277,9 @@ def test_a_clip_beyond_the_length_is_no_clip(scheme: str) -> None:
             target.copy_(source if same else source[:, offset : source.size(1) - offset])
     inputs, *_ = call(Case(scheme), "square")
     outputs = [
-        attend(replace(inputs, terms=layer.terms(layer.prepare(inputs.positions), inputs.positions)))
+        attend(
+            replace(inputs, terms=layer.terms(layer.prepare(inputs.positions), inputs.positions))
+        )
         for layer in (wide_layer, full_layer)
     ]
     torch.testing.assert_close(outputs[0][0], outputs[1][0], **EXACT)
@@ -323,6 +325,7 @@ def test_other_parameters_do_not_depend_on_the_scheme() -> None:
 
 def test_layers_start_apart_and_seeds_differ() -> None:
     """Each layer, table and seed has its own initial values; the same seed has the same."""
+
     def tables(seed: int) -> list[Tensor]:
         torch.manual_seed(seed)
         stack = StackPositions(plan_of(Case("deberta")))
@@ -380,7 +383,9 @@ def test_backends_agree_anywhere(case, length, start, rows, causal, pads, left, 
 def test_sentence_positions_restart() -> None:
     """In a packed block positions count from each sentence's start, whatever the padding."""
     pad, eos = 1, 2
-    block = torch.tensor([[pad, 0, 5, 6, eos, 7, 8, 9, eos, 5], [0, 5, eos, 6, eos, 7, eos, 1, 1, 1]])
+    block = torch.tensor(
+        [[pad, 0, 5, 6, eos, 7, 8, 9, eos, 5], [0, 5, eos, 6, eos, 7, eos, 1, 1, 1]]
+    )
     encoder = index_in_sentence(block, pad, eos, causal=False)
     assert encoder[0].tolist() == [0, 0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert encoder[1].tolist() == [0, 1, 2, 0, 1, 0, 1, 0, 0, 0]

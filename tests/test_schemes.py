@@ -88,7 +88,7 @@ def call(
 
 
 def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """q and k as the content meets them, under rope."""
+    """Q and k as the content meets them, under rope."""
     if context.rotation is None:
         return {}
     scheme, prepared = context.rotation

@@ -68,4 +68,3 @@ def _bias(term: PositionTerms, inputs: AttentionInputs) -> Tensor:
 
     bias = total(parts())
     return bias if term.reset is None else apply_reset(bias, term.reset, inputs.positions)
-

@@ -49,7 +49,7 @@ def decoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> Stac
 
 
 def wrap(cfg: Any, layer: nn.Module) -> nn.Module:
-    """fairseq's sharding of a layer, as its own builders do it."""
+    """Fairseq's sharding of a layer, as its own builders do it."""
     checkpointed = cfg.checkpoint_activations or cfg.offload_activations
     return fsdp_wrap(layer, min_num_params=0 if checkpointed else cfg.min_params_to_wrap)
 

@@ -37,10 +37,10 @@ _DROPPED = {
 }
 # fairseq reads Optional[...], not X | None, from a field.
 _RETYPED = {
-    "decoder_input_dim": (Optional[int], None),
-    "decoder_output_dim": (Optional[int], None),
-    "encoder_layers_to_keep": (Optional[str], None),
-    "decoder_layers_to_keep": (Optional[str], None),
+    "decoder_input_dim": (Optional[int], None),  # noqa: UP045
+    "decoder_output_dim": (Optional[int], None),  # noqa: UP045
+    "encoder_layers_to_keep": (Optional[str], None),  # noqa: UP045
+    "decoder_layers_to_keep": (Optional[str], None),  # noqa: UP045
 }
 DEFAULT_LENGTH = 1024
 
@@ -101,7 +101,7 @@ def sized(name: str, **values: Any) -> type[RelPosTransformerConfig]:
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """fairseq's nested config, carrying the position fields, from a flat one.
+    """Fairseq's nested config, carrying the position fields, from a flat one.
 
     Args:
         cfg: DictConfig, Namespace or RelPosTransformerConfig.

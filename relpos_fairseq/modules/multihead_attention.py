@@ -58,7 +58,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """fairseq's scaled initialisation, then what a scheme asks of the biases of q and k."""
+        """Fairseq's scaled initialisation, then what a scheme asks of the biases of q and k."""
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
@@ -154,7 +154,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
 def _rotated(
     q: Tensor, k: Tensor, context: PositionContext
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """q and k as the content product meets them, where a scheme transforms them."""
+    """Q and k as the content product meets them, where a scheme transforms them."""
     if context.rotation is None:
         return None, None
     scheme, prepared = context.rotation

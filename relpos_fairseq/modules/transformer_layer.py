@@ -102,9 +102,7 @@ class _EncoderLayer(TransformerEncoderLayerBase):
 class _DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer whose self-attention is told positions."""
 
-    def __init__(
-        self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool
-    ) -> None:
+    def __init__(self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool) -> None:
         self._make_attention = lambda dim: build_self_attention(
             cfg, dim, cfg.decoder.attention_heads, stack, layer
         )

@@ -69,7 +69,12 @@ class Sinusoidal(PositionScheme):
 class Learned(PositionScheme):
     """A learned vector for every position, added to the input."""
 
-    card = SchemeCard("Devlin 2018; 000 eq. 6", "input + wᵢ", "N(0, 0.02)")
+    card = SchemeCard(
+        "Devlin 2018; 000 eq. 6",
+        "input + wᵢ",
+        "N(0, 0.02)",
+        published="393K (003 Table 5)",
+    )
     takes = frozenset()
     own_scale = None
     absolute = True
@@ -91,6 +96,7 @@ class Sentence(Learned):
     """Learned positions counted from each sentence's start in a packed block."""
 
     card = SchemeCard("003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
+    counts_sentences = True
 
     def embed(self, positions: Positions) -> Tensor:
         """(B, S, E).  Only a sentence, not the block, must fit the table."""

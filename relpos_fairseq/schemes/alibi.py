@@ -58,6 +58,4 @@ class Alibi(PositionScheme):
     ) -> tuple[PositionTerms, ...]:
         """The penalties."""
         relation, static = prepared
-        return (
-            PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),
-        )
+        return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)

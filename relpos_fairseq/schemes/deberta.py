@@ -28,7 +28,11 @@ class Deberta(PositionScheme):
     """Content to position and position to content, each through its own projection."""
 
     card = SchemeCard(
-        "He 2020; 003 eq. 7", "(q·k + q·(aᵣW^R) + k·(aᵣW^T))/√(3d)", "a N(0, 0.02), W N(0, 1/d)"
+        "He 2020; 003 eq. 7",
+        "(q·k + q·(aᵣW^R) + k·(aᵣW^T))/√(3d)",
+        "a N(0, 0.02), W N(0, 1/d)",
+        published="834K (003 Table 5)",
+        difference="003 counts one of the two projections of its eq. 7",
     )
     takes = frozenset({"scale", "share", "clip_distance", "reset_cls", "p2c_index"})
     own_scale = 3.0
@@ -44,7 +48,7 @@ class Deberta(PositionScheme):
         self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
 
     def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """a W^R and a W^T (mirrored where asked): (heads|1, R, D) each."""
+        """A W^R and a W^T (mirrored where asked): (heads|1, R, D) each."""
         to_key = self.table @ self.key_projection
         if self.options.p2c_index == "mirrored":
             to_key = to_key.flip(1)

@@ -30,7 +30,13 @@ from relpos_fairseq.terms import PositionTerms
 class Method1(PositionScheme):
     """A scalar gate on the content by absolute distance."""
 
-    card = SchemeCard("000 eq. 11-12", "q·k·w/√d, w by |j-i|", "1")
+    card = SchemeCard(
+        "000 eq. 11-12",
+        "q·k·w/√d, w by |j-i|",
+        "1",
+        published="74K (000 Table 1: mhn)",
+        difference="000 gives each head its own (share none); 003 shares",
+    )
     takes = frozenset({"scale", "share"})
     default_share = "heads"
 
@@ -53,7 +59,12 @@ class Method1(PositionScheme):
 class Method2(Method1):
     """A scalar gate on the content by signed distance."""
 
-    card = SchemeCard("000 eq. 12-13; 003 eq. 5", "q·k·wᵣ/√d", "1")
+    card = SchemeCard(
+        "000 eq. 12-13; 003 eq. 5",
+        "q·k·wᵣ/√d",
+        "1",
+        published="12K (003 Table 5)",
+    )
     takes = frozenset({"scale", "share", "clip_distance"})
     clip = "scalars"
 
@@ -67,7 +78,13 @@ class Method2(Method1):
 class Method3(PositionScheme):
     """A vector gate: each channel of q and k is weighted by distance."""
 
-    card = SchemeCard("000 eq. 14-15", "Σ_c q_c k_c w_{r,c}/√d", "1 + N(0, 0.02)")
+    card = SchemeCard(
+        "000 eq. 14-15",
+        "Σ_c q_c k_c w_{r,c}/√d",
+        "1 + N(0, 0.02)",
+        published="147K (000, section 3.6)",
+        difference="000 leaves out d; its formula mh(2n-1)d gives 9.4M, our share none",
+    )
     takes = frozenset({"scale", "share", "clip_distance"})
     default_share = "heads"
     clip = "vectors"
@@ -88,7 +105,12 @@ class Method3(PositionScheme):
 class Method4(PositionScheme):
     """Query and key both meet the same relative vector."""
 
-    card = SchemeCard("000 eq. 16; 003 eq. 6", "(q·k + q·aᵣ + k·aᵣ)/√d", "N(0, 0.02)")
+    card = SchemeCard(
+        "000 eq. 16; 003 eq. 6",
+        "(q·k + q·aᵣ + k·aᵣ)/√d",
+        "N(0, 0.02)",
+        published="785K (003 Table 5)",
+    )
     takes = frozenset({"scale", "share", "clip_distance", "reset_cls"})
     default_share = "heads"
     clip = "vectors"

@@ -1,9 +1,9 @@
 """Chi et al. 2022, KERPLE (arXiv:2205.09921), the logarithmic kernel (the paper's best).
 
-    e_ij = q_i . k_j / sqrt(d) - r_1 log(1 + r_2 |j - i|),   r_1, r_2 > 0 a head and layer
+e_ij = q_i . k_j / sqrt(d) - r_1 log(1 + r_2 |j - i|),   r_1, r_2 > 0 a head and layer
 
-    r_1 -> `amplitude`, r_2 -> `rate`, started uniformly in (0, 2) and (0, 1) and kept at 0.01 or
-    more, as the released code does.  On |j - i| in an encoder.
+r_1 -> `amplitude`, r_2 -> `rate`, started uniformly in (0, 2) and (0, 1) and kept at 0.01 or
+more, as the released code does.  On |j - i| in an encoder.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Kerple(PositionScheme):
     ) -> tuple[PositionTerms, ...]:
         """The penalties."""
         relation, static = prepared
-        return (
-            PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),
-        )
+        return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)
 
 
 def bound_below(value: Tensor) -> Tensor:

@@ -27,7 +27,10 @@ class M4M(PositionScheme):
     """The terms of M4, multiplied."""
 
     card = SchemeCard(
-        "003 eq. 11", "(q·k)(q·aᵣ)(k·aᵣ)/√d", "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1"
+        "003 eq. 11",
+        "(q·k)(q·aᵣ)(k·aᵣ)/√d",
+        "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1",
+        published="785K (003 Table 5)",
     )
     takes = frozenset({"scale", "share", "clip_distance"})
     default_share = "heads"

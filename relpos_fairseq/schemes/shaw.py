@@ -24,7 +24,12 @@ from relpos_fairseq.terms import PositionTerms
 class ShawKeys(PositionScheme):
     """Relative vectors added to the keys."""
 
-    card = SchemeCard("000 eq. 7; 003 eq. 3", "(q·k + q·aᵣ)/√d", "N(0, 0.02)")
+    card = SchemeCard(
+        "000 eq. 7; 003 eq. 3",
+        "(q·k + q·aᵣ)/√d",
+        "N(0, 0.02)",
+        published="785K (003 Table 5)",
+    )
     takes = frozenset({"scale", "clip_distance", "share", "reset_cls"})
     default_share = "heads"
     clip = "vectors"
@@ -49,7 +54,13 @@ class ShawKeys(PositionScheme):
 class Shaw(ShawKeys):
     """Relative vectors added to keys and values."""
 
-    card = SchemeCard("Shaw 2018 eq. 3-4", "(q·k + q·aᴷᵣ)/√d, values Σ α(v + aⱽᵣ)", "N(0, 0.02)")
+    card = SchemeCard(
+        "Shaw 2018 eq. 3-4",
+        "(q·k + q·aᴷᵣ)/√d, values Σ α(v + aⱽᵣ)",
+        "N(0, 0.02)",
+        published="-",
+        difference="003 counts the keys alone; the values double them",
+    )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`key_table`, `value_table`: (heads|1, R, D)."""

@@ -22,7 +22,13 @@ from relpos_fairseq.terms import PositionTerms
 class T5(PositionScheme):
     """A scalar a head and logarithmic bucket of distance."""
 
-    card = SchemeCard("Raffel 2019; 003 eq. 4", "(q·k + s_bucket)/√d", "N(0, 0.02)")
+    card = SchemeCard(
+        "Raffel 2019; 003 eq. 4",
+        "(q·k + s_bucket)/√d",
+        "N(0, 0.02)",
+        published="12K (003 Table 5)",
+        difference="003 counts m(2n-1) scalars; T5 has 32 buckets x 12 heads for all layers",
+    )
     takes = frozenset({"scale", "share", "buckets", "max_distance", "reset_cls"})
     default_share = "layers"
 
@@ -33,7 +39,7 @@ class T5(PositionScheme):
         self.bias_table = self.draw(self.table_heads, options.buckets, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """s / sqrt(d), in logit units."""
+        """S / sqrt(d), in logit units."""
         term = PositionTerms(
             relation=self.relation,
             static=self.bias_table * self.scale,

@@ -37,6 +37,7 @@ class TupeAbsolute(PositionScheme):
         "Ke 2020; 003 eq. 8-10 without s",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d))",
         "p N(0, 0.02), U N(0, 1/d), θ 0",
+        published="-",
     )
     takes = frozenset({"scale", "share", "reset_cls"})
     own_scale = 2.0
@@ -54,7 +55,7 @@ class TupeAbsolute(PositionScheme):
         self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
 
     def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """p U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, S, D)."""
+        """P U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, S, D)."""
         used = self.position_table[:, : positions.src_len]
         return used @ self.query_projection * self.scale, used @ self.key_projection
 
@@ -79,6 +80,8 @@ class Tupe(TupeAbsolute):
         "Ke 2020; 003 eq. 8-10",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d) + sᵣ)",
         "p N(0, 0.02), U N(0, 1/d), s and θ 0",
+        published="454K (003 Table 5)",
+        difference="003 counts one of the two projections and neither theta",
     )
     takes = TupeAbsolute.takes | {"clip_distance"}
     clip = "scalars"
