@@ -20,7 +20,6 @@ from _plots import Panel, Picture
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, reference
-from relpos_fairseq.attention.inputs import apply_reset  # noqa: F401
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation, Segments
 from relpos_fairseq.terms import PositionTerms
@@ -265,7 +264,7 @@ def _why_none(stack: Stack, at: Positions) -> str:
     fields = sorted(_content_fields(stack, at))
     if not fields:
         return "no term adds to the logits"
-    return f"{', '.join(fields)} act through content, without which nothing is left"
+    return f"positions act through content alone, by {', '.join(fields)}"
 
 
 def _square(

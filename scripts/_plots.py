@@ -81,7 +81,7 @@ class Picture:
         column: what columns are, in one word (a CSV column's prefix).
         axes: labels of the horizontal axis, of an image's vertical axis, and of the values.
         across: panels in a row of the grid, or None for as square as it goes.
-        neutral: the value that does nothing.
+        neutral: the value that does nothing, or None.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Picture:
     column: str
     axes: tuple[str, str, str]
     across: int | None = None
-    neutral: float = 0.0
+    neutral: float | None = 0.0
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
     most = max(len(panel.rows) for panel in picture.panels)
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, most))
     for ax, panel in zip(axes, picture.panels, strict=True):
-        if picture.kind == "lines":
+        if picture.kind == "lines" and picture.neutral is not None:
             ax.axhline(picture.neutral, color="#bbbbbb", linewidth=0.8, zorder=0)
         for index, (name, values) in enumerate(zip(panel.rows, panel.values, strict=True)):
             colour = COLOURS[index] if most <= len(COLOURS) else shades[index]

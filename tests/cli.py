@@ -147,7 +147,6 @@ def command(
     program, *rest = map(str, arguments)
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    # -P: the package comes by --user-dir (or an installation), not from the working directory.
     done = subprocess.run(
         [path, *rest],
         cwd=cwd,

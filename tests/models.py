@@ -1,0 +1,69 @@
+"""Small models of the tests, built without a command line."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModelBase
+from torch import Tensor
+
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
+
+SMALL = {
+    "encoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_embed_dim": 16,
+    "decoder_ffn_embed_dim": 24,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "dropout": 0.0,
+}
+
+
+def small_task(words: int = 20) -> SimpleNamespace:
+    """A task with a dictionary of `words` words for both languages."""
+    dictionary = Dictionary()
+    for number in range(words):
+        dictionary.add_symbol(f"w{number}")
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def small_config(**values: Any) -> RelPosTransformerConfig:
+    """A flat config of a small model."""
+    config = RelPosTransformerConfig()
+    for name, value in (SMALL | values).items():
+        if not hasattr(config, name):
+            raise AttributeError(f"no field {name}")
+        setattr(config, name, value)
+    return config
+
+
+def small_model(seed: int = 1, **values: Any) -> RelPosTransformerModel:
+    """A small model in evaluation mode."""
+    torch.manual_seed(seed)
+    return RelPosTransformerModel.build_model(small_config(**values), small_task()).eval()
+
+
+def fairseq_model(seed: int = 1, **values: Any) -> TransformerModelBase:
+    """Fairseq's own transformer of the same sizes."""
+    torch.manual_seed(seed)
+    config = nested(small_config(**values))
+    config.no_token_positional_embeddings = False
+    return TransformerModelBase.build_model(config, small_task()).eval()
+
+
+def batch(rows: int = 3, length: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Source tokens padded left, and target tokens that begin with eos, padded right."""
+    generator = torch.Generator().manual_seed(seed)
+    source, target = (torch.randint(4, 24, (rows, length), generator=generator) for _ in range(2))
+    source[:, -1] = 2
+    target[:, 0] = 2
+    source[1, :2] = 1
+    target[1, -2:] = 1
+    return source, target
