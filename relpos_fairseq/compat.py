@@ -68,10 +68,14 @@ def restore_numpy_names() -> None:
 def allow_checkpoint_types() -> None:
     """Let torch.load(weights_only=True) read what fairseq writes, so that safe loading stays on."""
     from fairseq.distributed.utils import _TensorPlaceholder
-    from numpy._core.multiarray import _reconstruct, scalar
     from omegaconf import DictConfig, ListConfig
     from omegaconf.base import ContainerMetadata, Metadata
     from omegaconf.nodes import AnyNode
+
+    try:
+        from numpy._core.multiarray import _reconstruct, scalar
+    except ImportError:  # numpy 1
+        from numpy.core.multiarray import _reconstruct, scalar
 
     numpy_types = [np.ndarray, np.dtype, _reconstruct, scalar]
     for path in ("numpy._core.multiarray", "numpy.core.multiarray"):

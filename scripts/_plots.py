@@ -8,6 +8,7 @@ the PNG and empty in the CSV.
 from __future__ import annotations
 
 import csv
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,15 @@ STYLE = {
     "axes.spines.right": False,
     "figure.dpi": 150,
 }
+
+
+class Absent(Exception):
+    """There is nothing of a kind to draw; the message says what and why."""
+
+
+def head_names(count: int) -> list[str]:
+    """1..H, or `all` where heads share what is drawn."""
+    return ["all"] if count == 1 else [str(head) for head in range(1, count + 1)]
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,8 @@ class Picture:
 
     Args:
         name: file name without its suffix.
-        title: what is drawn, with stack and scheme.
+        title: what is drawn.
+        detail: of which stack and scheme, and how, below the title.
         kind: `lines`, `dots`, `signed` or `positive` (images).
         panels: in reading order.
         row: what rows are, in one word (a CSV column).
@@ -86,6 +97,7 @@ class Picture:
 
     name: str
     title: str
+    detail: str
     kind: str
     panels: list[Panel]
     row: str
@@ -142,7 +154,7 @@ def draw(picture: Picture) -> Figure:
     across = min(picture.across or int(np.ceil(np.sqrt(count))), count)
     down = -(-count // across)
     width, height = panel_size(picture, across)
-    size = (max(width * across, 3.4) + 1.1, height * down + 0.9)
+    size = (max(width * across, 3.0) + 1.2, height * down + 1.1)
     figure, axes = plt.subplots(
         down, across, figsize=size, squeeze=False, layout="constrained", sharex=True, sharey=True
     )
@@ -153,10 +165,14 @@ def draw(picture: Picture) -> Figure:
         draw_lines(figure, used, picture)
     else:
         draw_images(figure, used, picture)
+    lines = [picture.title, *textwrap.wrap(picture.detail, int(size[0] * 12))]
+    figure.suptitle("\n".join(lines), parse_math=False)
     for index, ax in enumerate(used):
         ax.tick_params(labelbottom=index + across >= count, labelleft=index % across == 0)
-    figure.suptitle(picture.title, parse_math=False)
-    figure.supxlabel(picture.axes[0], fontsize=9)
+        if picture.kind in ("lines", "dots") and index + across >= count:
+            ax.set_xlabel(picture.axes[0])
+    if picture.kind not in ("lines", "dots"):
+        figure.supxlabel(picture.axes[0], fontsize=9)
     return figure
 
 
@@ -168,9 +184,10 @@ def panel_size(picture: Picture, across: int) -> tuple[float, float]:
     if panel.tokens and len(panel.tokens) <= MOST_TOKENS:
         side = 1.1 + 0.13 * len(panel.tokens)
         return side, side
-    if len(panel.rows) != len(panel.columns) or picture.row != "query" and across <= 2:
+    if picture.row == "channel":
         return 3.2, 2.4
-    return (1.9, 1.9) if across <= 6 else (1.3, 1.3)
+    side = 2.4 if across <= 2 else 1.9 if across <= 6 else 1.3
+    return side, side
 
 
 def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
@@ -182,22 +199,23 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
             ax.axhline(picture.neutral, color="#bbbbbb", linewidth=0.8, zorder=0)
         for index, (name, values) in enumerate(zip(panel.rows, panel.values, strict=True)):
             colour = COLOURS[index] if most <= len(COLOURS) else shades[index]
-            label = f"{picture.row} {name}" if picture.row == "head" else str(name)
-            label = "all heads" if label == "head all" else label
+            label = f"head {name}" if picture.row == "head" else str(name)
             style = {"color": colour, "label": label}
             if picture.kind == "dots":
                 style |= {"linestyle": ":", "marker": MARKERS[index % 4], "linewidth": 0.8}
                 style |= {"markersize": 7 - 1.5 * (index % 4), "markerfacecolor": "none"}
             ax.plot(panel.columns, values, **({"linewidth": 1.4} | style))
-        ax.set_title(panel.title)
+        ax.set_title(panel.title + (", all heads" if panel.rows == ["all"] else ""))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if picture.kind == "dots":
-        axes[0].set_ylim(bottom=0)
+        axes[0].set_ylim(0, 1.1 * max(panel.values.max() for panel in picture.panels))
+        axes[0].yaxis.set_major_locator(MaxNLocator(5, integer=True))
     figure.supylabel(picture.axes[2], fontsize=9)
-    if most <= len(COLOURS):
+    if 1 < most <= len(COLOURS):
         widest = max(range(len(axes)), key=lambda i: len(picture.panels[i].rows))
         handles, labels = axes[widest].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+        columns = min(len(labels), int(figure.get_figwidth() / 1.3))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def draw_images(figure: Figure, axes: list[Axes], picture: Picture) -> None:
@@ -206,19 +224,18 @@ def draw_images(figure: Figure, axes: list[Axes], picture: Picture) -> None:
     reach, extend = colour_reach(everything, picture)
     low = picture.neutral - reach if picture.kind == "signed" else 0.0
     norm = Normalize(low, picture.neutral + reach)
-    colours = plt.get_cmap("RdBu_r" if picture.kind == "signed" else "viridis").copy()
+    colours = plt.get_cmap("RdBu_r" if picture.kind == "signed" else "Blues").copy()
     colours.set_bad(ABSENT)
     image = None
     for ax, panel in zip(axes, picture.panels, strict=True):
         left, right = panel.columns[0] - 0.5, panel.columns[-1] + 0.5
         top, bottom = panel.rows[0] - 0.5, panel.rows[-1] + 0.5
-        square = len(panel.rows) == len(panel.columns) and picture.row != "channel"
         image = ax.imshow(
             panel.values,
             norm=norm,
             cmap=colours,
             extent=(left, right, bottom, top),
-            aspect="equal" if square else "auto",
+            aspect="auto" if picture.row == "channel" else "equal",
             interpolation="nearest",
         )
         ax.set_title(panel.title)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _quickstart_data import Corpus, read_lines
-from _recipes import GENERATE, TRAIN, as_arguments
+from _recipes import GENERATE, TRAIN, TRAIN_ON_USER_DATA, as_arguments
 from _tools import (
     ROOT,
     USER_DIR,
@@ -97,9 +97,11 @@ class Run:
     def __post_init__(self) -> None:
         """Names the run's folder by its settings, so that other settings never meet its files."""
         chosen = self.settings
-        self.flags = TRAIN | {
+        recipe = TRAIN | (TRAIN_ON_USER_DATA if self.corpus.subwords else {})
+        self.flags = recipe | {
             "--position-scheme": self.scheme,
             "--max-update": chosen.max_update,
+            "--total-num-update": chosen.max_update,
             "--seed": chosen.seed,
         }
         if chosen.minutes is not None:

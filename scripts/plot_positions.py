@@ -29,30 +29,18 @@ sys.path[:0] = [path for path in (str(HERE), str(HERE.parent)) if path not in sy
 logging.basicConfig(level=logging.WARNING)  # fairseq reports its own loading otherwise
 
 import torch  # noqa: E402
-
-import relpos_fairseq  # noqa: E402, F401  (registers the models)
-
-from _plot_data import (  # noqa: E402, I001
-    Absent,
+from _plot_logits import (  # noqa: E402
     attention_probabilities,
     cosines,
     input_logits,
     position_logits,
     ranks,
-    scalar_tables,
     segment_logits,
-    vector_tables,
 )
-from _plot_model import (  # noqa: E402
-    PlotError,
-    Stack,
-    choose_sentence,
-    find_stacks,
-    load,
-    token_names,
-    watch,
-)
-from _plots import Picture, write  # noqa: E402
+from _plot_model import PlotError, Stack, find_stacks, load  # noqa: E402
+from _plot_sentence import choose_sentence, token_names, watch  # noqa: E402
+from _plot_tables import scalar_tables, vector_tables  # noqa: E402
+from _plots import Absent, Picture, write  # noqa: E402
 
 COSINE_POSITIONS = 64
 
@@ -108,9 +96,9 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def pictures(
     model: Any, task: Any, stacks: list[Stack], args: argparse.Namespace
-) -> Iterator[Iterator[Picture]]:
+) -> Iterator[tuple[Stack, Iterator[Picture]]]:
     """Every kind of picture of every stack; taking one may raise Absent."""
-    sentence = choose_sentence(model, task, args.sentence, args.length, args.data is not None)
+    sentence = choose_sentence(model, task, args.sentence, args.length, args.data)
     print(f"attention and ranks on: {sentence.title}")
     calls = watch(model, stacks, sentence)
     for stack in stacks:

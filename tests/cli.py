@@ -34,6 +34,7 @@ TRAIN = [
     *("--max-tokens", "400", "--num-workers", "0", "--cpu", "--no-progress-bar"),
     *("--log-interval", "1", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
 ]
+LENGTHS = ["--max-len-b", "14"]  # a model that knows little never ends
 QUIET = ["--cpu", "--num-workers", "0", "--no-progress-bar"]
 
 
@@ -146,12 +147,13 @@ def command(
     """
     program, *rest = map(str, arguments)
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(
         [path, *rest],
         cwd=cwd,
         input=stdin,
-        env=os.environ | threads | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+        env=os.environ | threads | {"PATH": search, "CUDA_VISIBLE_DEVICES": ""} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
@@ -181,7 +183,7 @@ def generate(corpus: Corpus, checkpoint: Path, *more: str | Path) -> str:
 def generate_arguments(corpus: Corpus, checkpoint: Path, *more: str | Path) -> list[str]:
     """Command line of a translation of the test set."""
     paths = [str(corpus.binary), "--user-dir", str(USER_DIR), "--path", str(checkpoint)]
-    return [*paths, *QUIET, "--max-tokens", "400", "--beam", "2", *map(str, more)]
+    return [*paths, *QUIET, "--max-tokens", "400", "--beam", "2", *LENGTHS, *map(str, more)]
 
 
 def hypotheses(output: str) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -192,3 +193,19 @@ def test_registering_twice() -> None:
 
 def test_hybrids_may_be_spaced() -> None:
     assert [cls.name for cls in parse_hybrid("learned + m4m")] == ["learned", "m4m"]
+
+
+def test_schemes_and_attention_need_no_fairseq() -> None:
+    """On a machine without fairseq, positions, schemes and attention import and work."""
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n.startswith('fairseq') else find(n, *a)\n"
+        "sys.modules['fairseq'] = None\n"
+        "import relpos_fairseq, relpos_fairseq.attention, relpos_fairseq.schemes\n"
+        "import relpos_fairseq.config, relpos_fairseq.stack\n"
+        "print(relpos_fairseq.__version__, len(relpos_fairseq.registry.scheme_names()))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.split() == ["0.1.0", str(len(CONTRACT))], result.stderr

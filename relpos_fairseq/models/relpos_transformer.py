@@ -64,7 +64,7 @@ def _both(width: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
 
 SIZES: dict[str, dict[str, Any]] = {
     "relpos_transformer": {},
-    "relpos_transformer_tiny": _both(128, 256, 4, 2),
+    "relpos_transformer_tiny": _both(128, 512, 4, 2),
     "relpos_transformer_iwslt_de_en": _both(512, 1024, 4, 6),
     "relpos_transformer_wmt_en_de": _both(512, 2048, 8, 6),
     "relpos_transformer_wmt_en_de_big": _both(1024, 4096, 16, 6) | {"dropout": 0.3},

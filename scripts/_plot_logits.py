@@ -1,167 +1,27 @@
-"""What plot_positions.py shows: every function turns a stack into pictures.
+"""What plot_positions.py shows of logits: attention, position logits, ranks, similarities.
 
-Nothing here knows a scheme: tables are the fields of PositionTerms over relations of distance, and
-logits are what the reference makes of the terms.  A function that finds nothing raises `Absent`,
-whose message says what is not there and why.  Layers, heads and matrices count from 1.
-
-000: Huang 2020; 004: Chen 2021 (see relpos_fairseq/schemes/huang.py and chen.py).
+Nothing here knows a scheme: logits are what the reference makes of the terms, with or without
+content.  000: Huang et al. 2020; 004: Chen et al. 2021.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from _plot_model import Call, Stack
-from _plots import Panel, Picture
+from _plot_model import Stack
+from _plot_sentence import Call
+from _plots import Absent, Panel, Picture, head_names
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, reference
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import DistanceRelation, Segments
+from relpos_fairseq.relations import Segments
 from relpos_fairseq.terms import PositionTerms
 
-# Fields of PositionTerms, what each is, and the value that does nothing.
-SCALARS = {"static": ("added to the logits", 0.0), "gate": ("multiplies q·k", 1.0)}
-VECTORS = {
-    "query_vectors": ("a in q·a", 0.0),
-    "key_vectors": ("b in k·b", 0.0),
-    "trilinear": ("w in Σ q k w", 1.0),
-    "value_vectors": ("added to values", 0.0),
-}
-DISTANCE = "distance j − i (tokens; negative: past)"
 QUERY, KEY = "query position (tokens)", "key position (tokens)"
-
-
-class Absent(Exception):  # noqa: N818
-    """There is nothing of the kind to draw; the message says what and why."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """One field of one layer's terms over distance: values (H|1, N) or (H|1, N, D)."""
-
-    layer: str
-    distances: list[int]
-    values: Tensor
-
-    @property
-    def heads(self) -> list[str]:
-        """Names of the heads."""
-        return head_names(self.values.size(0))
-
-
-def head_names(count: int) -> list[str]:
-    """1..H, or `all` where heads share what is drawn."""
-    return ["all"] if count == 1 else [str(head) for head in range(1, count + 1)]
-
-
-def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[Table]]:
-    """The tables of the given fields, by name of field; a second term's are numbered.
-
-    Args:
-        stack: whose tables.
-        fields: SCALARS or VECTORS.
-        reach: the largest distance.
-    """
-    found: dict[str, list[Table]] = defaultdict(list)
-    shared: Counter = Counter()
-    for layer, terms in stack.terms(stack.at(reach + 1)):
-        seen = Counter() if layer == "all" else shared.copy()
-        for term in terms:
-            if not isinstance(term.relation, DistanceRelation):
-                continue
-            for field in fields:
-                values = getattr(term, field)
-                # M4 reads one table twice: it is drawn once.
-                if values is None or field == "key_vectors" and values is term.query_vectors:
-                    continue
-                seen[field] += 1
-                name = field if seen[field] == 1 else f"{field}_{seen[field]}"
-                found[name].append(_table(layer, term.relation, values, reach, stack.causal))
-        shared = seen if layer == "all" else shared
-    return found
-
-
-def _table(
-    layer: str, relation: DistanceRelation, values: Tensor, reach: int, causal: bool
-) -> Table:
-    low = max(relation.lowest, -reach)
-    high = min(relation.highest, 0 if causal else reach)
-    distances = torch.arange(low, high + 1)
-    read = values[:, relation.of_distance(distances)].detach()
-    return Table(layer, distances.tolist(), read)
-
-
-def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
-    """A line for every head, a panel for every layer."""
-    found = tables(stack, SCALARS, reach)
-    if not found:
-        raise Absent("scalars over distance: no term has any")
-    for name, group in found.items():
-        meaning, neutral = SCALARS[_field(name)]
-        panels = [
-            Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().numpy())
-            for t in group
-        ]
-        yield Picture(
-            name=f"{stack.name}-{name}",
-            title=f"{name} by distance, {meaning} ({stack.title})",
-            kind="lines",
-            panels=panels,
-            row="head",
-            column="distance",
-            axes=(DISTANCE, "", "logit" if neutral == 0 else "factor"),
-            neutral=neutral,
-        )
-
-
-def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
-    """The first head's channels (000 Fig. 4), and every head's norm."""
-    found = tables(stack, VECTORS, reach)
-    if not found:
-        raise Absent("vectors over distance: no term has any")
-    for name, group in found.items():
-        meaning, neutral = VECTORS[_field(name)]
-        channels = [
-            Panel(
-                {"layer": t.layer, "head": t.heads[0]},
-                list(range(t.values.size(-1))),
-                t.distances,
-                t.values[0].t().double().numpy(),
-            )
-            for t in group
-        ]
-        common = {"column": "distance", "neutral": neutral}
-        yield Picture(
-            name=f"{stack.name}-{name}-channels",
-            title=f"{name} by distance, {meaning} ({stack.title})",
-            kind="signed",
-            panels=channels,
-            row="channel",
-            axes=(DISTANCE, "channel", "weight"),
-            **common,
-        )
-        norms = [
-            Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().norm(dim=-1).numpy())
-            for t in group
-        ]
-        yield Picture(
-            name=f"{stack.name}-{name}-norm",
-            title=f"norm of {name} by distance ({stack.title})",
-            kind="lines",
-            panels=norms,
-            row="head",
-            axes=(DISTANCE, "", "Euclidean norm"),
-            **(common | {"neutral": None}),
-        )
-
-
-def _field(name: str) -> str:
-    return name.rstrip("0123456789").rstrip("_") if name[-1].isdigit() else name
 
 
 def attention_probabilities(
@@ -181,7 +41,8 @@ def attention_probabilities(
         panels.append(Panel({"layer": str(number)}, rows, slots, probs.numpy(), named))
     yield Picture(
         name=f"{stack.name}-attention",
-        title=f"attention, mean over heads ({stack.title}; {title})",
+        title="attention, mean over heads",
+        detail=f"{stack.title}; {title}",
         kind="positive",
         panels=panels,
         row="query",
@@ -201,14 +62,10 @@ def without_content(stack: Stack, terms: tuple[PositionTerms, ...], at: Position
 
 def adds_alone(term: PositionTerms) -> bool:
     """Whether a term adds to the logits even where there is no content."""
-    return any(
-        part is not None for part in (term.static, term.static_factors, term.query_offset)
-    )
+    return any(part is not None for part in (term.static, term.static_factors, term.query_offset))
 
 
-def logits_by_layer(
-    stack: Stack, at: Positions, segments: bool
-) -> list[tuple[str, Tensor]]:
+def logits_by_layer(stack: Stack, at: Positions, segments: bool) -> list[tuple[str, Tensor]]:
     """Content-free logits (H|1, T, S) of every layer, or of `all` where layers share them."""
 
     def chosen(terms: tuple[PositionTerms, ...]) -> tuple[PositionTerms, ...]:
@@ -224,31 +81,32 @@ def logits_by_layer(
 
 def position_logits(stack: Stack, length: int) -> Iterator[Picture]:
     """What terms add to the logits without any content (004 Fig. 4)."""
-    at = stack.at(length, segments=torch.zeros(1, length, dtype=torch.long))
+    at = stack.at(length)
     layers = logits_by_layer(stack, at, segments=False)
     if not layers:
         raise Absent(f"position logits: {_why_none(stack, at)}")
     left_out = sorted(_content_fields(stack, at))
     note = f"; not shown, as they need content: {', '.join(left_out)}" if left_out else ""
-    title = f"position logits, q = k = 0 ({stack.title}{note})"
-    yield _square(f"{stack.name}-position-logits", title, "signed", layers, "logit")
+    words = ("position logits without content (q = k = 0)", stack.title + note)
+    yield _square(f"{stack.name}-position-logits", words, layers, "logit")
 
 
 def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture]:
     """Position logits and those of segments of equal length (004 Fig. 6)."""
-    length = stack.at(length).src_len
-    number = torch.arange(length) * segments // length
-    at = stack.at(length, segments=number[None])
+    at = stack.at(length, segments)
     relations = [t.relation for _, terms in stack.terms(at) for t in terms]
     counts = [r.count for r in relations if isinstance(r, Segments)]
     if not counts:
         raise Absent("segment logits: no term is over segments")
     if segments > min(counts):
         raise ValueError(f"--segments {segments}: the model has {min(counts)}; give no more")
-    starts = ", ".join(str(int((number < s).sum())) for s in range(1, segments))
-    title = f"position and segment logits, q = k = 0 ({stack.title}; segments start at 0, {starts})"
+    starts = ", ".join(str(int((at.segments < s).sum())) for s in range(1, segments))
+    words = (
+        "position and segment logits without content (q = k = 0)",
+        f"{stack.title}; segments start at 0, {starts}",
+    )
     layers = logits_by_layer(stack, at, segments=True)
-    yield _square(f"{stack.name}-segment-logits", title, "signed", layers, "logit")
+    yield _square(f"{stack.name}-segment-logits", words, layers, "logit")
 
 
 def _content_fields(stack: Stack, at: Positions) -> set[str]:
@@ -268,7 +126,7 @@ def _why_none(stack: Stack, at: Positions) -> str:
 
 
 def _square(
-    name: str, title: str, kind: str, layers: list[tuple[str, Tensor]], value: str
+    name: str, words: tuple[str, str], layers: list[tuple[str, Tensor]], value: str
 ) -> Picture:
     """A panel for every layer and head of (H|1, T, S) matrices, a row of panels a layer."""
     panels = [
@@ -283,7 +141,7 @@ def _square(
     ]
     heads = layers[0][1].size(0)
     across = heads if heads > 1 else None
-    return Picture(name, title, kind, panels, "query", "key", (KEY, QUERY, value), across)
+    return Picture(name, *words, "signed", panels, "query", "key", (KEY, QUERY, value), across)
 
 
 def input_positions(stack: Stack, length: int) -> list[tuple[str, Tensor]]:
@@ -317,8 +175,8 @@ def input_logits(stack: Stack, length: int) -> Iterator[Picture]:
     if stack.causal:
         future = torch.ones_like(logits[0]).triu(1) > 0
         logits = logits.masked_fill(future, float("nan"))
-    title = f"logits of the input's positions p alone, (pW_Q)·(pW_K)·scale ({stack.title})"
-    yield _square(f"{stack.name}-input-logits", title, "signed", [("1", logits)], "logit")
+    words = ("logits of the input's positions p alone, (p W_Q)·(p W_K)·scale", stack.title)
+    yield _square(f"{stack.name}-input-logits", words, [("1", logits)], "logit")
 
 
 def ranks(stack: Stack, calls: dict) -> Iterator[Picture]:
@@ -337,7 +195,8 @@ def ranks(stack: Stack, calls: dict) -> Iterator[Picture]:
     size = f"{inputs.positions.src_len} tokens, head_dim {inputs.q.size(-1)}"
     yield Picture(
         name=f"{stack.name}-ranks",
-        title=f"rank of logits before masking ({stack.title}; {size})",
+        title="rank of logits before masking",
+        detail=f"{stack.title}; {size}",
         kind="dots",
         panels=panels,
         row="matrix",
@@ -378,7 +237,7 @@ def cosines(stack: Stack, length: int) -> Iterator[Picture]:
         f"{name}-position": [("all", values[None])]
         for name, values in input_positions(stack, length)
     }
-    for layer, terms in stack.terms(stack.at(length, torch.zeros(1, length, dtype=torch.long))):
+    for layer, terms in stack.terms(stack.at(length)):
         for term in terms:
             if term.static_factors is None:
                 continue
@@ -390,8 +249,8 @@ def cosines(stack: Stack, length: int) -> Iterator[Picture]:
         raise Absent("cosine similarity of positions: there is no absolute position")
     for name, layers in groups.items():
         similar = [(layer, _cosine(vectors)) for layer, vectors in layers]
-        title = f"cosine similarity of {name.replace('-', ' ')}s ({stack.title})"
-        picture = _square(f"{stack.name}-{name}-cosine", title, "signed", similar, "cosine")
+        words = (f"cosine similarity of {name.replace('-', ' ')}s", stack.title)
+        picture = _square(f"{stack.name}-{name}-cosine", words, similar, "cosine")
         axes = ("position (tokens)", "position (tokens)", "cosine")
         yield replace(picture, row="position", column="position", axes=axes)
 

@@ -1,0 +1,20 @@
+"""The tests see the bugs that position code is known to have."""
+
+from __future__ import annotations
+
+import mutate
+import pytest
+
+
+def test_every_planted_bug_still_fits_the_code() -> None:
+    """Each row of tests/mutations.md names text that occurs once in its file."""
+    rows = mutate.mutations(mutate.TABLE.read_text())
+    assert len(rows) >= 25
+    assert len({row.bug for row in rows}) == len(rows)
+
+
+@pytest.mark.slow
+def test_every_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant each and run the one test that must fail."""
+    monkeypatch.setattr("sys.argv", ["mutate.py"])
+    assert mutate.main() == 0
