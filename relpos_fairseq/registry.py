@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from relpos_fairseq.scheme import PositionScheme
-
-_REGISTER: dict[str, type[PositionScheme]] = {}
-
-
-def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[PositionScheme]]:
-    """Class decorator: make a scheme known by `name`."""
-
-    def keep(cls: type[PositionScheme]) -> type[PositionScheme]:
-        known = _REGISTER.get(name)
-        if known is not None and known.__qualname__ != cls.__qualname__:
-            raise ValueError(f"position scheme {name} is registered twice: {known} and {cls}")
-        cls.name = name
-        _REGISTER[name] = cls
-        return cls
-
-    return keep
+import relpos_fairseq.schemes  # noqa: F401  (importing the schemes registers them)
+from relpos_fairseq.scheme import REGISTER, PositionScheme
 
 
 def scheme_names() -> list[str]:
     """Names of all schemes, in the contract's order (that of their files' import)."""
-    _import_schemes()
-    return list(_REGISTER)
+    return list(REGISTER)
 
 
 def scheme_class(name: str) -> type[PositionScheme]:
@@ -35,13 +17,12 @@ def scheme_class(name: str) -> type[PositionScheme]:
     Raises:
         ValueError: if there is none; lists those there are.
     """
-    _import_schemes()
-    if name not in _REGISTER:
+    if name not in REGISTER:
         raise ValueError(
-            f"unknown position scheme {name!r}: choose one of {', '.join(_REGISTER)}, or join "
+            f"unknown position scheme {name!r}: choose one of {', '.join(REGISTER)}, or join "
             f"several by + (learned+m4m)"
         )
-    return _REGISTER[name]
+    return REGISTER[name]
 
 
 def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
@@ -76,8 +57,3 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
             f"their channels apart, which together depend on absolute positions: choose one"
         )
     return members
-
-
-def _import_schemes() -> None:
-    """Importing the package of schemes fills the register."""
-    import relpos_fairseq.schemes  # noqa: F401

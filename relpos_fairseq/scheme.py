@@ -15,6 +15,7 @@ caching and memory are right because of it.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -222,6 +223,23 @@ class PositionScheme(nn.Module):
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """What the scheme's relations contribute."""
         return ()
+
+
+REGISTER: dict[str, type[PositionScheme]] = {}
+
+
+def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[PositionScheme]]:
+    """Class decorator: make a scheme known by `name`."""
+
+    def keep(cls: type[PositionScheme]) -> type[PositionScheme]:
+        known = REGISTER.get(name)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise ValueError(f"position scheme {name} is registered twice: {known} and {cls}")
+        cls.name = name
+        REGISTER[name] = cls
+        return cls
+
+    return keep
 
 
 class SchemeStack(nn.ModuleList):

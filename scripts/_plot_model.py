@@ -108,7 +108,10 @@ def stand_in(folder: Path, state: dict) -> None:
         if key.endswith("embed_tokens.weight")
     }
     task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
-    names = {"encoder": task.get("source_lang"), "decoder": task.get("target_lang")}
+    source, target = task.get("source_lang") or "source", task.get("target_lang") or "target"
+    # fairseq infers languages that it was not told from the name of any such file.
+    (folder / f"languages.{source}-{target}.txt").touch()
+    names = {"encoder": source, "decoder": target}
     for side, count in rows.items():
         # Tasks that mask add <mask> themselves where the dictionary lacks it.
         words = [f"word{i}" for i in range(count - SPECIALS - 1)] + ["<mask>"]

@@ -46,12 +46,8 @@ def choose_sentence(
     """The sentence given, else the data's first, else a synthetic run of tokens.
 
     Raises:
-        PlotError: words without a dictionary, or data that does not read.
+        PlotError: data that does not read.
     """
-    if words is not None and not (data and words.split()):
-        raise PlotError(
-            f"--sentence {words!r} needs words, and --data with the checkpoint's dictionary"
-        )
     if words is not None:
         line = task.source_dictionary.encode_line(words, add_if_not_exist=False).long()
         unknown = int((line == task.source_dictionary.unk()).sum())
@@ -71,8 +67,9 @@ def choose_sentence(
             ) from error
         return Sentence(cut(sample), f"first sentence of {split}")
     generator = torch.Generator().manual_seed(1)
-    most = len(task.source_dictionary) - 1
-    tokens = torch.randint(SPECIALS, most, (length - 1,), generator=generator)
+    most = max(len(task.source_dictionary) - 1, SPECIALS + 1)
+    size = min(length, LONGEST_SENTENCE) - 1
+    tokens = torch.randint(SPECIALS, most, (size,), generator=generator)
     return Sentence(arguments(model, task, tokens), "synthetic tokens")
 
 

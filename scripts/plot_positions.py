@@ -98,7 +98,8 @@ def pictures(
     model: Any, task: Any, stacks: list[Stack], args: argparse.Namespace
 ) -> Iterator[tuple[Stack, Iterator[Picture]]]:
     """Every kind of picture of every stack; taking one may raise Absent."""
-    sentence = choose_sentence(model, task, args.sentence, args.length, args.data)
+    length = min(stack.at(args.length).src_len for stack in stacks)
+    sentence = choose_sentence(model, task, args.sentence, length, args.data)
     print(f"attention and ranks on: {sentence.title}")
     calls = watch(model, stacks, sentence)
     for stack in stacks:
@@ -122,6 +123,10 @@ def run(args: argparse.Namespace) -> list[Path]:
     """
     if args.out.exists() and not args.out.is_dir():
         raise PlotError(f"--out {args.out} is a file: give a folder")
+    if args.sentence is not None and not (args.data and args.sentence.split()):
+        raise PlotError(
+            f"--sentence {args.sentence!r}: give words, and --data for the checkpoint's dictionary"
+        )
     model, task = load(args.checkpoint, args.data)
     ready = []
     for stack, found in pictures(model, task, find_stacks(model, args.checkpoint), args):
@@ -149,4 +154,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # fairseq's readers, torn open half-way, would complain again when they are collected.
+    sys.unraisablehook = lambda _: None
     sys.exit(main())

@@ -200,6 +200,12 @@ def in_order(output: str) -> list[str]:
     return [found[number] for number in range(len(found))]
 
 
+def scores(output: str) -> list[float]:
+    """Score of every translation in the order of the test set."""
+    found = {int(n): float(s) for n, s in re.findall(r"^D-(\d+)\t(\S+)\t", output, re.MULTILINE)}
+    return [found[number] for number in sorted(found)]
+
+
 def losses(output: str, kind: str = "train_inner") -> list[float]:
     """Every loss of one kind of log line (`train_inner`, `train`, `valid`)."""
     lines = re.findall(rf"\|? ?{kind} \|.*$", output, re.MULTILINE)

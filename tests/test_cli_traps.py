@@ -364,9 +364,12 @@ def test_nothing_is_said_where_nothing_is_left_out(corpus, checkpoint):
     assert "left out" not in cli.generate(corpus, checkpoint)
 
 
+@pytest.mark.xfail(strict=True, reason="fairseq's own message names only the flag that skips")
 def test_long_sample_without_skipping_names_the_flag_that_raises_the_limit(corpus, checkpoint):
-    with pytest.raises(Exception, match="--max-source-positions"):
+    with pytest.raises(Exception, match=r"\(8, 1024\)") as caught:
         cli.generate(corpus, checkpoint, "--max-source-positions", "8")
+    assert "--max-source-positions" in str(caught.value)
+    assert "table" not in str(caught.value)
 
 
 def interactive(corpus: Corpus, checkpoint: Path, folder: Path, length: int, *more: str) -> str:
@@ -392,14 +395,24 @@ def test_scheme_without_a_table_of_positions_takes_any_length(corpus, briefly, t
         interactive(corpus, checkpoint, tmp_path, 1500)
 
 
+@pytest.mark.xfail(strict=True, reason="fairseq's own message says nothing of the model's table")
 @pytest.mark.parametrize("scheme", ["learned", "tupe_a", "abs_scalar"])
 def test_table_of_positions_refuses_longer_input(corpus, briefly, tmp_path, scheme):
     flags = ("--position-scheme", scheme, "--max-source-positions", "30")
     checkpoint = briefly(*flags, "--max-target-positions", "40")
     assert len(cli.hypotheses(interactive(corpus, checkpoint, tmp_path, 30))) == 1
     # fairseq asks the model for its limit, and refuses before the model is called.
-    with pytest.raises(Exception, match=r"\(31, 0\).*max_positions=\(30, 40\)"):
+    with pytest.raises(Exception, match=r"31.*\(30, 40\)") as caught:
         interactive(corpus, checkpoint, tmp_path, 31, "--max-source-positions", "1500")
+    message = str(caught.value)
+    assert "table" in message and "relative scheme" in message
+    # Left out rather than refused, the warning must not promise that the flag helps.
+    output = interactive(
+        *(corpus, checkpoint, tmp_path, 31, "--max-source-positions", "1500"),
+        "--skip-invalid-size-inputs-valid-test",
+    )
+    (warning,) = [line for line in output.splitlines() if "samples left out" in line]
+    assert "1 of 1 samples left out" in warning and "table" in warning
 
 
 def test_table_of_positions_explains_itself(corpus, briefly):
@@ -421,18 +434,19 @@ def test_batch_buckets(corpus, tmp_path):
     output = cli.train(corpus, tmp_path, "--num-batch-buckets", "3", "--position-scheme", "tupe", *UPDATES)
     assert "bucketing source lengths" in output
     translated = cli.generate(corpus, tmp_path / "checkpoint_last.pt", "--num-batch-buckets", "3")
-    plain = cli.in_order(cli.generate(corpus, tmp_path / "checkpoint_last.pt"))
-    bucketed = cli.in_order(translated)
-    assert len(bucketed) == TEST_SENTENCES
-    assert sum(a != b for a, b in zip(plain, bucketed, strict=True)) <= 1
+    plain = cli.generate(corpus, tmp_path / "checkpoint_last.pt")
+    assert len(cli.in_order(translated)) == TEST_SENTENCES
+    assert cli.scores(translated) == pytest.approx(cli.scores(plain), abs=1e-4)
 
 
 @pytest.mark.parametrize("scheme", ["learned", "tupe", "m4", "abs_scalar", "rope"])
 def test_padding_on_the_right_translates_the_same(corpus, briefly, scheme):
     checkpoint = briefly("--position-scheme", scheme)
-    left = cli.in_order(cli.generate(corpus, checkpoint))
-    right = cli.in_order(cli.generate(corpus, checkpoint, "--left-pad-source"))
-    assert sum(a != b for a, b in zip(left, right, strict=True)) <= 1
+    left = cli.generate(corpus, checkpoint)
+    right = cli.generate(corpus, checkpoint, "--left-pad-source")
+    assert "'left_pad_source': True" in left and "'left_pad_source': False" in right
+    assert len(cli.in_order(right)) == TEST_SENTENCES
+    assert cli.scores(left) == pytest.approx(cli.scores(right), abs=1e-4)
 
 
 def test_no_warning_is_printed(corpus, tmp_path, recwarn):
@@ -441,7 +455,58 @@ def test_no_warning_is_printed(corpus, tmp_path, recwarn):
     assert [str(warning.message)[:80] for warning in recwarn.list] == []
 
 
-def test_task_that_needs_no_model_flags_parses(corpus):
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--print-alignment", "hard"),
+        ("--sampling", "--sampling-topk", "3", "--beam", "1"),
+        ("--prefix-size", "1"),
+        ("--diverse-beam-groups", "2", "--beam", "4"),
+        ("--nbest", "2"),
+        ("--match-source-len",),
+        ("--retain-dropout",),
+        ("--replace-unk",),
+        ("--memory-efficient-fp16",),
+    ],
+    ids=lambda options: options[0].strip("-"),
+)
+def test_search_options_work(corpus, checkpoint, options):
+    output = cli.generate(corpus, checkpoint, *options)
+    numbers = re.findall(r"^H-(\d+)\t", output, re.MULTILINE)
+    best = 2 if "--nbest" in options else 1
+    assert sorted(map(int, numbers)) == sorted(list(range(TEST_SENTENCES)) * best)
+    if "--print-alignment" in options:
+        assert len(re.findall(r"^A-\d+\t\d+-\d+", output, re.MULTILINE)) == TEST_SENTENCES
+    if "--match-source-len" in options:
+        found = cli.in_order(output)
+        lengths = [len(line.split()) for line in corpus.lines("test", "src")]
+        assert [len(line.split()) for line in found] == lengths
+
+
+def test_reference_scores_are_the_validation_loss(corpus, checkpoint):
+    output = cli.generate(corpus, checkpoint, "--score-reference")
+    tokens = [
+        float(score)
+        for line in re.findall(r"^P-\d+\t(.*)$", output, re.MULTILINE)
+        for score in line.split()
+    ]
+    assert len(tokens) == sum(len(line.split()) + 1 for line in corpus.lines("test", "tgt"))
+    arguments = [corpus.binary, "--task", "translation", "--user-dir", USER_DIR, "--path", checkpoint]
+    validated = cli.call(
+        "validate", *arguments, *cli.QUIET, "--valid-subset", "test", "--batch-size", "5"
+    )
+    assert cli.value(validated, "nll_loss") == pytest.approx(-np.mean(tokens), abs=2e-3)
+
+
+def test_schemes_translate_together(corpus, briefly):
+    schemes = ("m4", "rope", "learned")
+    paths = [str(briefly("--position-scheme", scheme)) for scheme in schemes]
+    together = cli.generate(corpus, ":".join(paths))
+    assert len(cli.in_order(together)) == TEST_SENTENCES
+    assert cli.scores(together) != pytest.approx(cli.scores(cli.generate(corpus, paths[0])), abs=1e-4)
+
+
+def test_bf16_does_not_mean_a_tpu(corpus):
     from fairseq import options
 
     arguments = [str(corpus.binary), *SMALL, "--bf16"]

@@ -11,8 +11,8 @@ from cases import CASES
 from conftest import ROOT
 
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.registry import parse_hybrid, register_scheme, scheme_class, scheme_names
-from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.registry import parse_hybrid, scheme_class, scheme_names
+from relpos_fairseq.scheme import AttentionShape, register_scheme
 from relpos_fairseq.stack import PositionMismatchError, StackPositions, decode_text, encode_text
 
 sys.path.insert(0, str(ROOT / "scripts"))

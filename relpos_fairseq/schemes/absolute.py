@@ -20,8 +20,13 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import register_scheme
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
 
 FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and padding_idx is 1
 

@@ -18,8 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import register_scheme
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 

@@ -17,8 +17,13 @@ import torch
 from torch import nn
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import register_scheme
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 

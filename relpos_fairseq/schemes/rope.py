@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import register_scheme
-from relpos_fairseq.scheme import PositionScheme, SchemeCard
+from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

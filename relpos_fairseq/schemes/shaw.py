@@ -15,8 +15,13 @@ from __future__ import annotations
 from typing import Any
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import register_scheme
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 

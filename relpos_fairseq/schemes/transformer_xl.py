@@ -18,9 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import register_scheme
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 

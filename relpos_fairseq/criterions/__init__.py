@@ -1,1 +1,0 @@
-"""fairseq criterions of this plugin."""
