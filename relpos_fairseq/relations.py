@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -45,12 +44,7 @@ class DistanceRelation(Relation):
 
     def window(self, low: int, high: int, device: torch.device) -> Tensor:
         """(high - low + 1,) ids of the distances low..high in order."""
-        return _window(self, low, high, device)
-
-
-@lru_cache(maxsize=256)
-def _window(relation: DistanceRelation, low: int, high: int, device: torch.device) -> Tensor:
-    return relation.of_distance(torch.arange(low, high + 1, device=device))
+        return self.of_distance(torch.arange(low, high + 1, device=device))
 
 
 @dataclass(frozen=True)

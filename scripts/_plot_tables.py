@@ -113,25 +113,16 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         raise Absent("vectors over distance: no term has any")
     for name, group in found.items():
         meaning, neutral = VECTORS[_field(name)]
-        channels = [
-            Panel(
-                {"layer": t.layer, "head": t.heads[0]},
-                list(range(t.values.size(-1))),
-                t.distances,
-                t.values[0].t().double().numpy(),
-            )
-            for t in group
-        ]
-        common = {"column": "distance", "neutral": neutral}
         yield Picture(
             name=f"{stack.name}-{name}-channels",
             title=f"{name} by distance: {meaning}",
             detail=stack.title,
             kind="signed",
-            panels=channels,
+            panels=[_channels(t) for t in group],
             row="channel",
+            column="distance",
             axes=(DISTANCE, "channel", "weight"),
-            **common,
+            neutral=neutral,
         )
         norms = [
             Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().norm(dim=-1).numpy())
@@ -144,9 +135,17 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
             kind="lines",
             panels=norms,
             row="head",
+            column="distance",
             axes=(DISTANCE, "", "Euclidean norm"),
-            **(common | {"neutral": None}),
+            neutral=None,
         )
+
+
+def _channels(found: Table) -> Panel:
+    """The first head's vectors: channels down, distances across."""
+    channels = list(range(found.values.size(-1)))
+    key = {"layer": found.layer, "head": found.heads[0]}
+    return Panel(key, channels, found.distances, found.values[0].t().double().numpy())
 
 
 def _field(name: str) -> str:

@@ -214,7 +214,8 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
     if 1 < most <= len(COLOURS):
         widest = max(range(len(axes)), key=lambda i: len(picture.panels[i].rows))
         handles, labels = axes[widest].get_legend_handles_labels()
-        columns = min(len(labels), int(figure.get_figwidth() / 1.3))
+        each = 0.65 + 0.06 * max(map(len, labels))  # inches
+        columns = max(1, min(len(labels), int(figure.get_figwidth() / each)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
@@ -224,8 +225,8 @@ def draw_images(figure: Figure, axes: list[Axes], picture: Picture) -> None:
     reach, extend = colour_reach(everything, picture)
     low = picture.neutral - reach if picture.kind == "signed" else 0.0
     norm = Normalize(low, picture.neutral + reach)
-    colours = plt.get_cmap("RdBu_r" if picture.kind == "signed" else "Blues").copy()
-    colours.set_bad(ABSENT)
+    colours = plt.get_cmap("RdBu_r" if picture.kind == "signed" else "Blues")
+    colours = colours.with_extremes(bad=ABSENT)
     image = None
     for ax, panel in zip(axes, picture.panels, strict=True):
         left, right = panel.columns[0] - 0.5, panel.columns[-1] + 0.5
@@ -253,7 +254,9 @@ def colour_reach(values: np.ndarray, picture: Picture) -> tuple[float, str]:
     A few outliers (a decoder's first row, a reset row) do not take the colours from all the rest.
     """
     away = np.abs(values[~np.isnan(values)] - picture.neutral)
-    most, usual = float(away.max(initial=0)), float(np.quantile(away, 0.98)) if away.size else 0.0
+    most = float(away.max(initial=0))
+    share = 0.98 if picture.kind == "signed" else 0.95
+    usual = float(np.quantile(away, share)) if away.size else 0.0
     both = "both" if picture.kind == "signed" else "max"
     if usual and most > 2 * usual:
         return usual, both

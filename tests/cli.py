@@ -1,4 +1,4 @@
-"""Running fairseq's commands in tests: in this process where that is honest, else as real commands."""
+"""Running fairseq's commands in tests: in this process, or as real commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ TEST_SENTENCES, VALID_SENTENCES = 37, 29  # no multiples of 8, fairseq's batch s
 
 # A model and a training so small that an update takes milliseconds.
 SMALL = [
-    *("--arch", "relpos_transformer_tiny", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32"),
+    *("--arch", "relpos_transformer_tiny"),
+    *("--encoder-embed-dim", "32", "--decoder-embed-dim", "32"),
     *("--encoder-ffn-embed-dim", "48", "--decoder-ffn-embed-dim", "48"),
     *("--encoder-attention-heads", "2", "--decoder-attention-heads", "2"),
     "--share-all-embeddings",
@@ -131,7 +132,11 @@ def captured():
 
 
 def command(
-    *arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin: str = "", **environment: str
+    *arguments: str | Path,
+    fails: bool = False,
+    cwd: Path = ROOT,
+    stdin: str = "",
+    **environment: str,
 ) -> str:
     """Run a real command of this Python's environment, and return its output.
 

@@ -229,3 +229,12 @@ def test_low_precision_models() -> None:
         expected = logits(model, source, target)
         got = logits(model.bfloat16(), source, target).float()
         assert (got - expected).abs().max() < 0.1 * expected.abs().max(), scheme
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    """A model used under inference_mode can be trained afterwards."""
+    model = small_model(position_scheme="shaw+t5")
+    source, target = batch()
+    with torch.inference_mode():
+        logits(model, source, target)
+    logits(model, source, target).sum().backward()

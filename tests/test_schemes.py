@@ -6,10 +6,15 @@ import naive
 import pytest
 import torch
 from cases import CASES, INPUT, Case, build, oracle_members
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.relations import Bucketed
+from relpos_fairseq.schemes.absolute import sinusoid
+from relpos_fairseq.schemes.alibi import slopes
 from relpos_fairseq.schemes.chen import SegmentHead
 from relpos_fairseq.stack import PositionContext, StackPositions
 
@@ -144,3 +149,37 @@ def test_equals_the_paper(case: Case, kind: str, backend: str) -> None:
     torch.testing.assert_close(got_probs[pick], probs[pick], rtol=0, atol=TOLERANCE)
     pick = rows[:, None, :, None].expand_as(out)
     torch.testing.assert_close(got[pick], out[pick], rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    half=st.integers(1, 20),
+    reach=st.integers(2, 400),
+    distance=st.integers(-1000, 1000),
+    bidirectional=st.booleans(),
+)
+def test_t5_buckets(half: int, reach: int, distance: int, bidirectional: bool) -> None:
+    """Buckets equal the published function in exact integers, edges included."""
+    buckets = 4 * half if bidirectional else 2 * half
+    exact = half
+    if reach <= exact:
+        reach = exact + 1 + reach
+    relation = Bucketed(buckets, reach, bidirectional)
+    got = relation.of_distance(torch.tensor([distance]))
+    assert got.item() == naive.t5_bucket(distance, buckets, reach, bidirectional)
+    beyond = relation.of_distance(torch.tensor([relation.lowest, relation.lowest - 7]))
+    assert beyond[0] == beyond[1]
+
+
+@pytest.mark.parametrize("heads", range(1, 34))
+def test_alibi_slopes(heads: int) -> None:
+    assert slopes(heads) == pytest.approx(naive.alibi_slopes(heads))
+
+
+@pytest.mark.parametrize("dim", [6, 7, 16])
+def test_sinusoid(dim: int) -> None:
+    """Fairseq's layout, counted as fairseq counts."""
+    got = sinusoid(torch.arange(40), dim)
+    for position in range(40):
+        expected = torch.tensor(naive.sinusoid_fairseq(position, dim))
+        torch.testing.assert_close(got[position], expected, rtol=0, atol=2e-6)
