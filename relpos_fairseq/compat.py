@@ -111,7 +111,7 @@ def keep_last_batch() -> None:
 
 
 def explain_filtered_lengths() -> None:
-    """Say which flag lets in the samples that fairseq leaves out for their length."""
+    """Say what lets in the samples that fairseq refuses or leaves out for their length."""
     import logging
 
     from fairseq.tasks.fairseq_task import FairseqTask
@@ -122,19 +122,40 @@ def explain_filtered_lengths() -> None:
 
     @functools.wraps(original)
     def filter_indices_by_size(self, indices, dataset, max_positions=None, *args, **kwargs):
-        kept = original(self, indices, dataset, max_positions, *args, **kwargs)
+        try:
+            kept = original(self, indices, dataset, max_positions, *args, **kwargs)
+        except Exception as error:
+            if "since max_positions=" not in str(error):
+                raise
+            raise ValueError(f"{error}; {_way_out(self, max_positions)}") from None
         dropped = len(indices) - len(kept)
         if dropped:
             logging.getLogger(__name__).warning(
-                "%d of %d samples left out, longer than %s: --max-source-positions and "
-                "--max-target-positions (or --tokens-per-sample) raise the limit",
+                "%d of %d samples left out, longer than %s: %s",
                 dropped,
                 len(indices),
                 max_positions,
+                _way_out(self, max_positions),
             )
         return kept
 
     _replace(FairseqTask, "filter_indices_by_size", filter_indices_by_size)
+
+
+def _way_out(task: object, limit: object) -> str:
+    """What raises a length limit: the task's, a batch's, or that of a scheme's table."""
+    flags = "--max-source-positions and --max-target-positions (or --tokens-per-sample)"
+    sides = limit if isinstance(limit, tuple) else (limit,)
+    schemes = {side.scheme: int(side) for side in sides if hasattr(side, "scheme")}
+    if schemes:
+        tables = " and ".join(f"{name} has a table of {n}" for name, n in schemes.items())
+        return (
+            f"position scheme {tables} positions: train with larger {flags}, or choose a relative "
+            f"scheme, which takes any length"
+        )
+    if limit == task.max_positions():
+        return f"{flags} raise the limit"
+    return f"--max-tokens raises this limit, else {flags}"
 
 
 def explain_broken_checkpoints() -> None:

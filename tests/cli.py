@@ -100,8 +100,9 @@ def call(tool: str, *arguments: str | Path) -> str:
         Everything that it printed and logged.
     """
     module = importlib.import_module(f"fairseq_cli.{tool}")
-    with captured() as stream, mock.patch.object(
-        sys, "argv", [f"fairseq-{tool}", *map(str, arguments)]
+    with (
+        captured() as stream,
+        mock.patch.object(sys, "argv", [f"fairseq-{tool}", *map(str, arguments)]),
     ):
         module.cli_main()
     return stream.getvalue()

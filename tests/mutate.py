@@ -1,9 +1,9 @@
-"""Plants each bug of tests/mutations.md in a copy of the project and runs the test that must see it.
+"""Plants each bug of tests/mutations.md in a copy of the project and runs the test to see it.
 
     python tests/mutate.py            # all of them, two at a time
     python tests/mutate.py rope       # those whose row mentions `rope`
 
-Exit status 0 if every planted bug was caught, 1 if one survived, 2 if a row no longer fits the code.
+Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer fits the code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mutations(text: str) -> list[Mutation]:
 
 
 def caught(row: Mutation) -> bool:
-    """Whether the named test fails with the bug planted (and for no other reason than a failure)."""
+    """Whether the named test fails with the bug planted (fails, not crashes on its way in)."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "project"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "quickstart_out", "*.pt")

@@ -27,7 +27,7 @@ SIZES = {
     "relpos_transformer_wmt_en_de_big": (1024, 4096, 16, 6, 0.3),
 }
 RECIPES = {
-    "tiny": (128, 512, 4, 2, 0.1),
+    "tiny": (128, 512, 4, 2, 0.0),
     "multi30k": (256, 512, 4, 3, 0.3),
     "iwslt_de_en": (512, 1024, 4, 6, 0.3),
     "wmt_en_de": (512, 2048, 8, 6, 0.1),
@@ -405,11 +405,15 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.parametrize("how", ["resume", "restore", "finetune"])
-@pytest.mark.parametrize("name", MISMATCHES)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, "resume") for name in MISMATCHES),
+        ("p2c_index", "restore"),
+        ("p2c_index", "finetune"),
+    ],
+)
 def test_other_position_flags_are_refused(corpus, briefly, tmp_path, name, how):
-    if how != "resume" and name != "p2c_index":
-        pytest.skip("one mismatch is enough for the other ways of loading")
     trained_with, flags, given = MISMATCHES[name]
     source = briefly(*trained_with)
     before = source.read_bytes()
@@ -609,7 +613,6 @@ def test_layer_drop_trains_and_pruned_layers_load(corpus, tmp_path):
     assert len(cli.in_order(output)) == TEST_SENTENCES
 
 
-@pytest.mark.xfail(strict=True, reason="initialize_projections iterates over layers that drop out")
 def test_layer_drop_changes_no_initial_value(corpus):
     from fairseq import tasks, utils
 
@@ -684,9 +687,9 @@ def test_real_text_is_learned(shared_data, tmp_path):
     corpus = Corpus(raw, binary)
     flags = ("--position-scheme", "shaw", "--arch", "relpos_transformer_tiny")
     flags += ("--encoder-embed-dim", "128", "--decoder-embed-dim", "128", "--max-tokens", "1500")
-    flags += ("--warmup-updates", "60", "--lr", "3e-3", "--validate-interval-updates", "100")
+    flags += ("--warmup-updates", "60", "--lr", "3e-3", "--no-save-optimizer-state")
     scores, valid = [], []
-    for name, updates in (("start", "1"), ("end", "250")):
+    for name, updates in (("start", "1"), ("end", "180")):
         log = cli.train(corpus, tmp_path / name, *flags, "--max-update", updates)
         valid.append(cli.losses(log, "valid")[-1])
         output = cli.generate(

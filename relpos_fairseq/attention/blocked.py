@@ -12,16 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from relpos_fairseq.attention.inputs import (
-    AttentionInputs,
-    apply_reset,
-    drop,
-    probabilities,
-    total,
-)
+from relpos_fairseq.attention.formula import Products, logits
+from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.attention.step import attend_step
 from relpos_fairseq.attention.toeplitz import shear, spread, trilinear_band, unshear
-from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
@@ -82,140 +76,93 @@ def _kept(result: tuple[Tensor, Tensor], need_weights: bool) -> tuple[Tensor, Te
 
 
 def _attend_block(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    excluded = inputs.excluded()
-    probs = probabilities(_logits(inputs), excluded, inputs.key_padding is not None)
+    products = Sheared(inputs)
+    probs = probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None)
     probs = drop(probs, inputs.dropout)
     out = probs @ inputs.v.to(inputs.exact)
     for term in inputs.terms:
         if term.value_vectors is not None:
-            vectors = _over_distances(term.value_vectors, term, inputs)  # (H|1, L, D)
+            vectors = products.over_distances(term.value_vectors, term)  # (H|1, L, D)
             out = out + unshear(probs) @ vectors
     return out.to(inputs.v.dtype), probs
 
 
-def _logits(inputs: AttentionInputs) -> Tensor:
-    """(B, H, n, S) logits of a block before masking."""
-    q, k, content_q, content_k = inputs.exact_pairs()
-    result = _content(content_q * inputs.scale, content_k, inputs)
-    for term in inputs.terms:
-        if term.gate is not None:
-            result = result * _by_pair(term.gate, term, inputs)
-        if term.product:
-            result = result * _query_product(q, term, inputs)
-            result = result * _key_product(k, term, inputs)
-    for term in inputs.terms:
-        if term.content_offset is not None:
-            offset = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale
-            result = result + offset @ k.transpose(-1, -2)
-        added = _added(term, q, k, inputs)
-        if added is not None and term.reset is not None:
-            added = apply_reset(added, term.reset, inputs.positions)
-        if added is not None:
-            result = result + added
-    return result
+class Sheared(Products):
+    """Tables as vectors over the distances that a block of rows meets, sheared into place."""
 
+    def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
+        """(H|1, R, ...) as rows for the distances low..high."""
+        window = relation.window(low, high, self.inputs.positions.device)
+        return table.to(self.inputs.exact).index_select(1, window)
 
-def _added(term: PositionTerms, q: Tensor, k: Tensor, inputs: AttentionInputs) -> Tensor | None:
-    """What the term adds, with the scale applied: (B|1, H|1, n, S)."""
+    def over_distances(self, table: Tensor, term: PositionTerms) -> Tensor:
+        """(H|1, R, ...) as rows for all distances that the block meets: (H|1, L, ...)."""
+        positions = self.inputs.positions
+        low, high = positions.lowest_distance, positions.highest_distance
+        return self.rows_for(table, term.relation, low, high)
 
-    def parts():
-        if term.query_vectors is not None and not term.product:
-            query = q
-            if term.query_offset is not None:
-                query = q + term.query_offset.to(q.dtype)[None, :, None]
-            yield _query_product(query * inputs.scale, term, inputs)
-        if term.key_vectors is not None and not term.product:
-            yield _key_product(k * inputs.scale, term, inputs)
-        if term.static is not None:
-            yield _by_pair(term.static, term, inputs)
-        if term.static_factors is not None:
-            query, key = (factor.to(q.dtype) for factor in term.static_factors)
-            yield query @ key.transpose(-1, -2)
+    def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
+        """A Toeplitz matrix; other relations are few scalars, read by ids."""
+        if not isinstance(term.relation, DistanceRelation):
+            ids = term.relation.ids(self.inputs.positions)  # (B, n, S)
+            return table.to(self.inputs.exact)[:, ids].transpose(0, 1)
+        vector = self.over_distances(table, term)  # (H|1, L)
+        return spread(vector, self.inputs.positions.tgt_len)[None]
 
-    return total(parts())
+    def query(self, q: Tensor, term: PositionTerms) -> Tensor:
+        """q_i.a_r: (B, H, n, S)."""
+        vectors = self.over_distances(term.query_vectors, term)  # (H|1, L, D)
+        return shear(q @ vectors.transpose(-1, -2))
 
+    def key(self, k: Tensor, term: PositionTerms) -> Tensor:
+        """k_j.b_r: (B, H, n, S), over chunks of keys about as long as the block has rows.
 
-def _over_distances(table: Tensor, term: PositionTerms, inputs: AttentionInputs) -> Tensor:
-    """(H|1, R, ...) as rows over the distances that the block meets: (H|1, L, ...)."""
-    positions = inputs.positions
-    low, high = positions.lowest_distance, positions.highest_distance
-    return _rows_for(table.to(inputs.exact), term.relation, low, high, positions)
+        A chunk whose distances all lie beyond an end of the relation reads one vector.
+        """
+        positions, relation = self.inputs.positions, term.relation
+        rows, chunk = positions.tgt_len, max(positions.tgt_len, 64)
+        columns = []
+        for start in range(0, k.size(2), chunk):
+            keys = k[:, :, start : start + chunk]
+            low = start - (positions.query_stop - 1)
+            high = start + keys.size(2) - 1 - positions.query_start
+            if high <= relation.lowest or low >= relation.highest:
+                vector = self.rows_for(term.key_vectors, relation, low, low)  # (H|1, 1, D)
+                column = vector @ keys.transpose(-1, -2)  # (B, H, 1, chunk)
+                columns.append(column.expand(-1, -1, rows, -1))
+            else:
+                # Rows are keys here, so columns run over falling distances before the shear.
+                vectors = self.rows_for(term.key_vectors, relation, low, high).flip(1)
+                columns.append(shear(keys @ vectors.transpose(-1, -2)).transpose(-1, -2))
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
 
+    def content(self, q: Tensor, k: Tensor) -> Tensor:
+        """q.k, or the trilinear term that replaces it: (B, H, n, S)."""
+        for term in self.inputs.terms:
+            if term.trilinear is not None:
+                return self._trilinear(q, k, term)
+        return q @ k.transpose(-1, -2)
 
-def _rows_for(
-    table: Tensor, relation: DistanceRelation, low: int, high: int, positions: Positions
-) -> Tensor:
-    return table.index_select(1, relation.window(low, high, positions.device))
-
-
-def _by_pair(table: Tensor, term: PositionTerms, inputs: AttentionInputs) -> Tensor:
-    """A scalar table for every pair: (B|1, H|1, n, S)."""
-    if not isinstance(term.relation, DistanceRelation):
-        ids = term.relation.ids(inputs.positions)  # (B, n, S)
-        return table.to(inputs.exact)[:, ids].transpose(0, 1)
-    vector = _over_distances(table, term, inputs)  # (H|1, L)
-    return spread(vector, inputs.positions.tgt_len)[None]
-
-
-def _query_product(q: Tensor, term: PositionTerms, inputs: AttentionInputs) -> Tensor:
-    """q_i.a_r: (B, H, n, S)."""
-    vectors = _over_distances(term.query_vectors, term, inputs)  # (H|1, L, D)
-    return shear(q @ vectors.transpose(-1, -2))
-
-
-def _key_product(k: Tensor, term: PositionTerms, inputs: AttentionInputs) -> Tensor:
-    """k_j.b_r: (B, H, n, S), over chunks of keys about as long as the block has rows.
-
-    A chunk whose distances all lie beyond an end of the relation reads one vector.
-    """
-    positions, relation = inputs.positions, term.relation
-    table = term.key_vectors.to(k.dtype)
-    rows, chunk = positions.tgt_len, max(positions.tgt_len, 64)
-    columns = []
-    for start in range(0, k.size(2), chunk):
-        keys = k[:, :, start : start + chunk]
-        low = start - (positions.query_stop - 1)
-        high = start + keys.size(2) - 1 - positions.query_start
-        if high <= relation.lowest or low >= relation.highest:
-            vector = _rows_for(table, relation, low, low, positions)  # (H|1, 1, D)
-            column = vector @ keys.transpose(-1, -2)  # (B, H, 1, chunk)
-            columns.append(column.expand(-1, -1, rows, -1))
-        else:
-            # Rows are keys here, so columns run over falling distances before the shear.
-            vectors = _rows_for(table, relation, low, high, positions).flip(1)
-            columns.append(shear(keys @ vectors.transpose(-1, -2)).transpose(-1, -2))
-    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
-
-
-def _content(q: Tensor, k: Tensor, inputs: AttentionInputs) -> Tensor:
-    """q.k, or the trilinear term that replaces it: (B, H, n, S)."""
-    for term in inputs.terms:
-        if term.trilinear is not None:
-            return _trilinear(q, k, term, inputs)
-    return q @ k.transpose(-1, -2)
-
-
-def _trilinear(q: Tensor, k: Tensor, term: PositionTerms, inputs: AttentionInputs) -> Tensor:
-    """Sum_c q_ic k_jc w_rc as a band and two tails, whose constant vector folds into q."""
-    positions, relation = inputs.positions, term.relation
-    table = term.trilinear.to(q.dtype)
-    lowest, highest = positions.lowest_distance, positions.highest_distance
-    low, high = max(lowest, relation.lowest), min(highest, relation.highest)
-    result = None
-    if low <= high:
-        weights = _rows_for(table, relation, low, high, positions)
-        first = positions.query_start + low + positions.tgt_len - 1
-        band = trilinear_band(q, k, weights, first)  # (B, H, n, high - low + 1)
-        padding = (low - lowest, highest - high)
-        result = shear(torch.nn.functional.pad(band, padding))
-    for beyond, inside, tail in ((lowest, low, lowest), (highest, high, highest)):
-        if beyond == inside and result is not None:
-            continue
-        folded = q * _rows_for(table, relation, tail, tail, positions)
-        constant = folded @ k.transpose(-1, -2)
-        if result is None:
-            return constant
-        distance = positions.distance()
-        outside = distance < low if tail == lowest else distance > high
-        result = torch.where(outside, constant, result)
-    return result
+    def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
+        """Sum_c q_ic k_jc w_rc as a band and two tails, whose constant vector folds into q."""
+        positions, relation, table = self.inputs.positions, term.relation, term.trilinear
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+        result = None
+        if low <= high:
+            weights = self.rows_for(table, relation, low, high)
+            first = positions.query_start + low + positions.tgt_len - 1
+            band = trilinear_band(q, k, weights, first)  # (B, H, n, high - low + 1)
+            padding = (low - lowest, highest - high)
+            result = shear(torch.nn.functional.pad(band, padding))
+        for beyond, inside in ((lowest, low), (highest, high)):
+            if beyond == inside and result is not None:
+                continue
+            folded = q * self.rows_for(table, relation, beyond, beyond)
+            constant = folded @ k.transpose(-1, -2)
+            if result is None:
+                return constant
+            distance = positions.distance()
+            outside = distance < low if beyond == lowest else distance > high
+            result = torch.where(outside, constant, result)
+        return result

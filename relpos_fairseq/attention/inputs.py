@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.terms import PositionTerms
 
 
 @dataclass(frozen=True)
@@ -108,30 +107,3 @@ def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tens
 def drop(probs: Tensor, probability: float) -> Tensor:
     """Dropout of probabilities, before values and value vectors meet them."""
     return F.dropout(probs, probability) if probability else probs
-
-
-def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
-    """Replace the first token's row and column of what a term adds.
-
-    Args:
-        added: (B|1, H|1, T, S).
-        reset: the two logits and the slot of the first token.
-        positions: the rows at hand.
-    """
-    slot = torch.arange(positions.src_len, device=positions.device)
-    first = reset.first[:, None]
-    row = (slot[positions.query_start : positions.query_stop] == first)[:, None, :, None]
-    column = (slot == first)[:, None, None, :] & ~row
-    theta_row, theta_column = (
-        theta.to(added.dtype)[None, :, None, None] for theta in (reset.row, reset.column)
-    )
-    added = torch.where(row, theta_row, added)
-    return torch.where(column, theta_column, added)
-
-
-def total(parts: Iterator[Tensor]) -> Tensor | None:
-    """Sum of the parts, or None without any."""
-    result = None
-    for part in parts:
-        result = part if result is None else result + part
-    return result

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.attention.inputs import AttentionInputs, apply_reset, total
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.attention.formula import static_logits, total
+from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.reference import Gathered
 
 name = "sdpa"
 _SERVED = {"static", "static_factors", "reset"}
@@ -42,7 +43,8 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
 def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     """SDPA's mask, and whether its own causal flag says all that there is to say."""
     positions = inputs.positions
-    bias = total(_bias(term, inputs) for term in inputs.terms if term.adds_to_logits)
+    products = Gathered(inputs)
+    bias = total(static_logits(term, products) for term in inputs.terms if term.adds_to_logits)
     square = positions.query_start == 0 and positions.tgt_len == positions.src_len
     if bias is None and inputs.key_padding is None and inputs.causal and square:
         return None, positions.tgt_len > 1
@@ -53,18 +55,3 @@ def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     if excluded is not None:
         bias = bias.masked_fill(excluded, float("-inf"))
     return bias.expand(-1, -1, positions.tgt_len, positions.src_len), False
-
-
-def _bias(term: PositionTerms, inputs: AttentionInputs) -> Tensor:
-    """A static term as a table: (B|1, H|1, T, S)."""
-
-    def parts():
-        if term.static is not None:
-            ids = term.relation.ids(inputs.positions)
-            yield term.static.to(inputs.exact)[:, ids].transpose(0, 1)
-        if term.static_factors is not None:
-            query, key = (factor.to(inputs.exact) for factor in term.static_factors)
-            yield query @ key.transpose(-1, -2)
-
-    bias = total(parts())
-    return bias if term.reset is None else apply_reset(bias, term.reset, inputs.positions)

@@ -10,20 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.inputs import (
-    AttentionInputs,
-    apply_reset,
-    drop,
-    probabilities,
-    total,
-)
+from relpos_fairseq.attention.formula import Products, logits
+from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.terms import PositionTerms
 
 
 def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, 1, Dv) and probabilities (B, H, 1, S)."""
     excluded = None if inputs.key_padding is None else inputs.key_padding[:, None, None, :]
-    probs = probabilities(_logits(inputs), excluded, excluded is not None)
+    probs = probabilities(logits(LastQuery(inputs)), excluded, excluded is not None)
     probs = drop(probs, inputs.dropout)
     out = probs @ inputs.v.to(inputs.exact)
     for term in inputs.terms:
@@ -76,111 +71,66 @@ class _Band:
         return torch.cat([far[..., : self.tail_keys], near], dim=-1)
 
 
-def _logits(inputs: AttentionInputs) -> Tensor:
-    """(B, H, 1, S) logits before masking."""
-    q, k, content_q, content_k = inputs.exact_pairs()
-    bands = [None if t.relation is None else _Band(t, inputs) for t in inputs.terms]
-    pairs = list(zip(inputs.terms, bands, strict=True))
-    folds = _may_fold(inputs)
-    if folds:
-        content_q = _fold(content_q, pairs)
-    result = _content(content_q * inputs.scale, content_k, pairs)
-    tails = iter(() if inputs.key_tails is None else inputs.key_tails.unbind(-1))
-    for term, band in pairs:
-        if term.gate is not None:
-            result = result * band.scalars(term.gate)
-        if term.product:
-            result = result * _query_product(q, term, band)
-            result = result * _key_product(k, term, band, next(tails, None))
-    for term, band in pairs:
-        if term.content_offset is not None and not folds:
-            offset = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale
-            result = result + offset @ k.transpose(-1, -2)
-        added = _added(term, band, q, k, inputs.scale, folds)
-        if added is not None and term.reset is not None:
-            added = apply_reset(added, term.reset, inputs.positions)
-        if added is not None:
-            result = result + added
-    return result
+class LastQuery(Products):
+    """Tables met by the last query: a few near keys have rows of their own, the rest share one."""
 
+    def __init__(self, inputs: AttentionInputs) -> None:
+        """Find out whether tails fold into the content's query."""
+        super().__init__(inputs)
+        self.folds = not inputs.rotated and not any(
+            term.product or term.gate is not None or term.trilinear is not None or term.reset
+            for term in inputs.terms
+        )
+        products = [term for term in inputs.terms if term.product]
+        tails = () if inputs.key_tails is None else inputs.key_tails.unbind(-1)
+        self.cached = {id(term): tail for term, tail in zip(products, tails, strict=False)}
 
-def _may_fold(inputs: AttentionInputs) -> bool:
-    """Whether k.b_tail and u.k may be had by adding b_tail and u to the content's query."""
-    return not inputs.rotated and not any(
-        term.product or term.gate is not None or term.trilinear is not None or term.reset
-        for term in inputs.terms
-    )
+    def content(self, q: Tensor, k: Tensor) -> Tensor:
+        """q.k with u and the keys' tail vectors folded into q, or the trilinear term."""
+        for term in self.inputs.terms:
+            if term.trilinear is not None:
+                return self._trilinear(q, k, term)
+            if self.folds and term.content_offset is not None:
+                q = q + term.content_offset.to(q.dtype)[None, :, None] * self.inputs.scale
+            if self.folds and term.key_vectors is not None:
+                q = q + _Band(term, self.inputs).tail(term.key_vectors) * self.inputs.scale
+        return q @ k.transpose(-1, -2)
 
+    def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
+        band = _Band(term, self.inputs)
+        recent = k[:, :, band.tail_keys :]
+        near = (q * band.rows(term.trilinear) * recent).sum(-1)[:, :, None]
+        folded = q * band.tail(term.trilinear)
+        return band.join(folded @ k[:, :, : band.tail_keys].transpose(-1, -2), near)
 
-def _fold(q: Tensor, pairs: list[tuple[PositionTerms, _Band | None]]) -> Tensor:
-    for term, band in pairs:
-        if term.content_offset is not None:
-            q = q + term.content_offset.to(q.dtype)[None, :, None]
-        if term.key_vectors is not None:
-            q = q + band.tail(term.key_vectors)
-    return q
+    def offset(self, offset: Tensor, k: Tensor) -> Tensor | None:
+        """u.k, unless `content` has it."""
+        return None if self.folds else super().offset(offset, k)
 
+    def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
+        """(1, H|1, 1, S)."""
+        return _Band(term, self.inputs).scalars(table)[None]
 
-def _added(
-    term: PositionTerms, band: _Band | None, q: Tensor, k: Tensor, scale: float, folds: bool
-) -> Tensor | None:
-    """What the term adds beside what was folded into the content's query."""
+    def query(self, q: Tensor, term: PositionTerms) -> Tensor:
+        """q.a_r: (B, H, 1, S)."""
+        band = _Band(term, self.inputs)
+        near = q @ band.rows(term.query_vectors).transpose(-1, -2)
+        far = q @ band.tail(term.query_vectors).transpose(-1, -2)
+        return band.join(far, near)
 
-    def parts():
-        if term.query_vectors is not None and not term.product:
-            query = q
-            if term.query_offset is not None:
-                query = q + term.query_offset.to(q.dtype)[None, :, None]
-            yield _query_product(query * scale, term, band)
-        if term.key_vectors is not None and not term.product:
-            if folds:
-                yield _key_difference(k, term, band) * scale
-            else:
-                yield _key_product(k, term, band, None) * scale
-        if term.static is not None:
-            yield band.scalars(term.static)[None]
-        if term.static_factors is not None:
-            query, key = (factor.to(q.dtype) for factor in term.static_factors)
-            yield query @ key.transpose(-1, -2)
-
-    return total(parts())
-
-
-def _query_product(q: Tensor, term: PositionTerms, band: _Band) -> Tensor:
-    """q.a_r: (B, H, 1, S)."""
-    near = q @ band.rows(term.query_vectors).transpose(-1, -2)
-    far = q @ band.tail(term.query_vectors).transpose(-1, -2)
-    return band.join(far, near)
-
-
-def _key_product(k: Tensor, term: PositionTerms, band: _Band, cached: Tensor | None) -> Tensor:
-    """k_j.b_r: the tail's products cached or with one vector, the band's keys with their own."""
-    recent = k[:, :, band.tail_keys :]
-    near = (recent * band.rows(term.key_vectors)).sum(-1)[:, :, None]
-    if not band.tail_keys:
-        return near
-    if cached is not None:
-        return band.join(cached[:, :, None], near)
-    older = k[:, :, : band.tail_keys]
-    return band.join(band.tail(term.key_vectors) @ older.transpose(-1, -2), near)
-
-
-def _key_difference(k: Tensor, term: PositionTerms, band: _Band) -> Tensor:
-    """k_j.(b_r - b_tail): zero but for the band's keys."""
-    vectors = band.rows(term.key_vectors) - band.tail(term.key_vectors)
-    near = (k[:, :, band.tail_keys :] * vectors).sum(-1)[:, :, None]
-    return torch.nn.functional.pad(near, (band.tail_keys, 0))
-
-
-def _content(q: Tensor, k: Tensor, pairs: list[tuple[PositionTerms, _Band | None]]) -> Tensor:
-    """q.k, or the trilinear term that replaces it: (B, H, 1, S)."""
-    for term, band in pairs:
-        if term.trilinear is not None:
-            recent = k[:, :, band.tail_keys :]
-            near = (q * band.rows(term.trilinear) * recent).sum(-1)[:, :, None]
-            folded = q * band.tail(term.trilinear)
-            return band.join(folded @ k[:, :, : band.tail_keys].transpose(-1, -2), near)
-    return q @ k.transpose(-1, -2)
+    def key(self, k: Tensor, term: PositionTerms) -> Tensor:
+        """k_j.b_r, or what it differs by from the folded k_j.b_tail: only near keys differ."""
+        band = _Band(term, self.inputs)
+        recent, vectors = k[:, :, band.tail_keys :], band.rows(term.key_vectors)
+        if self.folds:
+            vectors = vectors - band.tail(term.key_vectors)
+        near = (recent * vectors).sum(-1)[:, :, None]
+        if self.folds:
+            return torch.nn.functional.pad(near, (band.tail_keys, 0))
+        if id(term) in self.cached:
+            return band.join(self.cached[id(term)][:, :, None], near)
+        older = k[:, :, : band.tail_keys]
+        return band.join(band.tail(term.key_vectors) @ older.transpose(-1, -2), near)
 
 
 def _value_part(probs: Tensor, term: PositionTerms, band: _Band) -> Tensor:

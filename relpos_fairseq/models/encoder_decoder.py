@@ -48,6 +48,25 @@ def decoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> Stac
     return StackPositions(resolve(cfg, shape, model, side="decoder", sides=sides))
 
 
+class TableLimit(int):
+    """A longest length that remembers which scheme's table sets it, for error messages."""
+
+    scheme: str
+
+    @classmethod
+    def of(cls, length: int, scheme: str) -> TableLimit:
+        """The length as an int with a name."""
+        limit = cls(length)
+        limit.scheme = scheme
+        return limit
+
+
+def limit_of(stack: StackPositions) -> int:
+    """What fairseq is told of a stack's longest input."""
+    longest = stack.plan.longest
+    return UNLIMITED if longest is None else TableLimit.of(longest, stack.plan.name)
+
+
 def wrap(cfg: Any, layer: nn.Module) -> nn.Module:
     """Fairseq's sharding of a layer, as its own builders do it."""
     checkpointed = cfg.checkpoint_activations or cfg.offload_activations
@@ -128,7 +147,7 @@ class RelPosEncoder(TransformerEncoderBase):
 
     def max_positions(self) -> int:
         """The longest input that the position scheme takes."""
-        return self.positions.plan.longest or UNLIMITED
+        return limit_of(self.positions)
 
 
 class RelPosDecoder(TransformerDecoderBase):
@@ -234,7 +253,7 @@ class RelPosDecoder(TransformerDecoderBase):
 
     def max_positions(self) -> int:
         """The longest output that the position scheme takes."""
-        return self.positions.plan.longest or UNLIMITED
+        return limit_of(self.positions)
 
 
 def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:

@@ -140,7 +140,7 @@ class RelPosDecoderLayer(_Checkpointed, _DecoderLayer):
 
 def initialize_projections(stack: StackPositions, layers: nn.ModuleList) -> None:
     """Let schemes set projection biases; after the model's own initialisation."""
-    for layer in layers:
-        attention = layer.self_attn
+    for index in range(len(layers)):  # iterating over them would drop some where layers drop out
+        attention = layers[index].self_attn
         for scheme in (*stack.shared, *attention.position):
             scheme.initialize_projections(attention.q_proj, attention.k_proj)

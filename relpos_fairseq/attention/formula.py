@@ -1,0 +1,134 @@
+"""The logits' formula, once: backends differ in how they evaluate a table for pairs of tokens.
+
+A backend derives `Products`, four ways of meeting a table, and asks `logits` for the rest.  See
+`relpos_fairseq.terms` for the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.terms import PositionTerms, Reset
+
+
+class Products:
+    """How one attention call meets the tables of its terms; results are (B|1, H|1, T, S).
+
+    Args:
+        inputs: the call.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        """Keep the call."""
+        self.inputs = inputs
+
+    def content(self, q: Tensor, k: Tensor) -> Tensor:
+        """q.k, or the trilinear term that replaces it; q is scaled."""
+        raise NotImplementedError(f"{type(self).__name__} must define content")
+
+    def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
+        """A table of scalars (H|1, R), read for every pair."""
+        raise NotImplementedError(f"{type(self).__name__} must define scalars")
+
+    def query(self, q: Tensor, term: PositionTerms) -> Tensor:
+        """q.a_r with the term's query_vectors."""
+        raise NotImplementedError(f"{type(self).__name__} must define query")
+
+    def key(self, k: Tensor, term: PositionTerms) -> Tensor:
+        """k.b_r with the term's key_vectors."""
+        raise NotImplementedError(f"{type(self).__name__} must define key")
+
+    def offset(self, offset: Tensor, k: Tensor) -> Tensor | None:
+        """u.k for a scaled content_offset (1, H|1, 1, D); None if `content` has it already."""
+        return offset @ k.transpose(-1, -2)
+
+
+def logits(products: Products) -> Tensor:
+    """(B, H, T, S) logits before masking, in at least fp32."""
+    inputs = products.inputs
+    q, k, content_q, content_k = inputs.exact_pairs()
+    result = products.content(content_q * inputs.scale, content_k)
+    for term in inputs.terms:
+        if term.gate is not None:
+            result = result * products.scalars(term.gate, term)
+        if term.product:
+            result = result * products.query(q, term)
+            result = result * products.key(k, term)
+    for term in inputs.terms:
+        for part in _added(term, q, k, products):
+            result = result + part
+    return result
+
+
+def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
+    """What the term adds: u.k, and the position logits, which its reset replaces."""
+    inputs = products.inputs
+    if term.content_offset is not None:
+        scaled = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale
+        offset = products.offset(scaled, k)
+        if offset is not None:
+            yield offset
+    positions = total(_position_logits(term, q, k, products))
+    if positions is not None:
+        yield (
+            positions
+            if term.reset is None
+            else apply_reset(positions, term.reset, inputs.positions)
+        )
+
+
+def _position_logits(
+    term: PositionTerms, q: Tensor, k: Tensor, products: Products
+) -> Iterator[Tensor]:
+    scale = products.inputs.scale
+    if term.query_vectors is not None and not term.product:
+        query = q
+        if term.query_offset is not None:
+            query = q + term.query_offset.to(q.dtype)[None, :, None]
+        yield products.query(query * scale, term)
+    if term.key_vectors is not None and not term.product:
+        yield products.key(k * scale, term)
+    if term.static is not None:
+        yield products.scalars(term.static, term)
+    if term.static_factors is not None:
+        query, key = (factor.to(q.dtype) for factor in term.static_factors)
+        yield query @ key.transpose(-1, -2)
+
+
+def static_logits(term: PositionTerms, products: Products) -> Tensor:
+    """The position logits of a term that needs neither q nor k."""
+    inputs = products.inputs
+    added = total(_position_logits(term, inputs.q, inputs.k, products))
+    return added if term.reset is None else apply_reset(added, term.reset, inputs.positions)
+
+
+def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
+    """Replace the first token's row and column of what a term adds.
+
+    Args:
+        added: (B|1, H|1, T, S).
+        reset: the two logits and the slot of the first token.
+        positions: the rows at hand.
+    """
+    slot = torch.arange(positions.src_len, device=positions.device)
+    first = reset.first[:, None]
+    row = (slot[positions.query_start : positions.query_stop] == first)[:, None, :, None]
+    column = (slot == first)[:, None, None, :] & ~row
+    theta_row, theta_column = (
+        theta.to(added.dtype)[None, :, None, None] for theta in (reset.row, reset.column)
+    )
+    added = torch.where(row, theta_row, added)
+    return torch.where(column, theta_column, added)
+
+
+def total(parts: Iterator[Tensor]) -> Tensor | None:
+    """Sum of the parts, or None without any."""
+    result = None
+    for part in parts:
+        result = part if result is None else result + part
+    return result
