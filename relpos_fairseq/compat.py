@@ -146,12 +146,11 @@ def _way_out(task: object, limit: object) -> str:
     """What raises a length limit: the task's, a batch's, or that of a scheme's table."""
     flags = "--max-source-positions and --max-target-positions (or --tokens-per-sample)"
     sides = limit if isinstance(limit, tuple) else (limit,)
-    schemes = {side.scheme: int(side) for side in sides if hasattr(side, "scheme")}
-    if schemes:
-        tables = " and ".join(f"{name} has a table of {n}" for name, n in schemes.items())
+    tables = [f"{n.scheme} has a table of {n} positions" for n in sides if hasattr(n, "scheme")]
+    if tables:
         return (
-            f"position scheme {tables} positions: train with larger {flags}, or choose a relative "
-            f"scheme, which takes any length"
+            f"position scheme {' and '.join(dict.fromkeys(tables))}: train with larger {flags}, or "
+            f"choose a relative scheme, which takes any length"
         )
     if limit == task.max_positions():
         return f"{flags} raise the limit"
