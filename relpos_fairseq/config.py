@@ -87,6 +87,7 @@ class PositionPlan:
     members: tuple[SchemePlan, ...]
     scale_constant: float
     segment_encoding: str
+    segment_share: str
     backend: str
     shape: AttentionShape
 
@@ -114,7 +115,8 @@ class PositionPlan:
                 if option in plan.scheme.takes and option != "scale":
                     parts.append(f"{plan.scheme.name}.{option}={getattr(plan.options, option)}")
         parts.append(f"scale={self.scale_constant:g}")
-        parts.append(f"segments={self.segment_encoding}")
+        shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
+        parts.append(f"segments={self.segment_encoding}{shared}")
         return " ".join(parts)
 
 
@@ -153,10 +155,9 @@ def resolve(
     Raises:
         ValueError: names the flag, its value and the way out.
     """
-    name = _scheme_of(config, side)
-    members = parse_hybrid(name)
-    everywhere = [m for part in (sides or [side]) for m in parse_hybrid(_scheme_of(config, part))]
-    _refuse_untaken(config, everywhere)
+    members = parse_hybrid(_scheme_of(config, side))
+    name = "+".join(member.name for member in members)
+    _refuse_untaken(config, tuple(sides) or (side,))
     constant = _scale_constant(config, name, members)
     resets = _resets(config, members, shape, decoder_only=shape.causal and not sides)
     plans = tuple(
@@ -164,8 +165,15 @@ def resolve(
         for member in members
     )
     segments = _choice(config, "segment_encoding", SEGMENT_ENCODINGS)
-    backend = _choice(config, "attention_backend", BACKENDS)
-    return PositionPlan(name, plans, constant, segments, backend, shape)
+    return PositionPlan(
+        name=name,
+        members=plans,
+        scale_constant=constant,
+        segment_encoding=segments,
+        segment_share=_given(config, "position_share") or "none",
+        backend=_choice(config, "attention_backend", BACKENDS),
+        shape=shape,
+    )
 
 
 def _scheme_of(config: PositionConfig, side: str) -> str:
@@ -173,12 +181,22 @@ def _scheme_of(config: PositionConfig, side: str) -> str:
     return config.position_scheme if own in ("auto", None) else own
 
 
-def _refuse_untaken(config: PositionConfig, members: list[type[PositionScheme]]) -> None:
-    taken = frozenset().union(*(member.takes for member in members))
+def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
+    """Refuse an option that no side's scheme takes (a decoder never takes the reset)."""
+    schemes = {side: parse_hybrid(_scheme_of(config, side)) for side in sides}
+    taken = {
+        option
+        for side, members in schemes.items()
+        for member in members
+        for option in member.takes
+        if not (option == "reset_cls" and side == "decoder" and len(sides) > 1)
+    }
+    if str(config.segment_encoding) == "head":
+        taken.add("share")
     for option, flag in _OPTION_FLAGS.items():
         value = _given(config, flag)
         if value is not None and option not in taken:
-            names = "+".join(dict.fromkeys(member.name for member in members))
+            names = "+".join(dict.fromkeys(m.name for part in schemes.values() for m in part))
             raise ValueError(
                 f"--{flag.replace('_', '-')} {value} does not apply to position scheme {names}: "
                 f"leave it out or at auto"

@@ -90,7 +90,17 @@ class Positions:
 
     def query_index(self) -> Tensor:
         """(B|1, T) index of each query's token in its row."""
-        return self.key_index()[:, self.query_start : self.query_stop]
+        return self.of_queries(self.key_index())
+
+    def of_queries(self, values: Tensor) -> Tensor:
+        """The queries' part (B, T) of what all slots have (B, S)."""
+        return values[:, self.query_start : self.query_stop]
+
+    def longest_row(self) -> int:
+        """Tokens of the longest row, padding not counted."""
+        if self.token_index is None:
+            return self.src_len
+        return int(self.token_index.max()) + 1
 
     def first_slot(self) -> Tensor:
         """(B|1,) slot of each row's first real token."""

@@ -155,7 +155,7 @@ class Segments(Relation):
         """(B, T, S) ids of the segment pairs.
 
         Raises:
-            ValueError: if `positions` carries no segments, or a segment number is out of range.
+            ValueError: if `positions` carries no segments.
         """
         if positions.segments is None:
             raise ValueError(

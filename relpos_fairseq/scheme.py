@@ -187,10 +187,15 @@ class PositionScheme(nn.Module):
         Raises:
             ValueError: names scheme, limit, length and the way out.
         """
-        if self.table_limited and positions.src_len > self.shape.max_positions:
+        if not self.table_limited or positions.src_len <= self.shape.max_positions:
+            return
+        length = positions.src_len
+        if positions.token_index is not None:  # padding needs no row of a table
+            length = positions.longest_row()
+        if length > self.shape.max_positions:
             raise ValueError(
                 f"position scheme {self.name} has a table of {self.shape.max_positions} positions "
-                f"and the input has {positions.src_len}: train with a larger "
+                f"and the input has {length}: train with a larger "
                 f"{self.shape.length_flag}, shorten the input, or choose a relative scheme, which "
                 f"takes any length"
             )
@@ -205,7 +210,7 @@ class PositionScheme(nn.Module):
         """Called once after the model's own initialisation; M4M alone sets the biases."""
 
     def embed(self, positions: Positions) -> Tensor | None:
-        """(B|1, S, E) added to the embedding of the tokens at all S slots, or None."""
+        """(B|1, T, E) added to the embedding of the queries' tokens, or None."""
         return None
 
     def prepare(self, positions: Positions) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
-from relpos_fairseq.scheme import PositionScheme, SchemeStack
+from relpos_fairseq.scheme import PositionScheme, SchemeOptions, SchemeStack
 from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
 from relpos_fairseq.terms import PositionTerms
 
@@ -82,7 +82,12 @@ class StackPositions(nn.Module):
             eos_idx: id of a sentence's end.
             query_start: slot of the first query.
             segments: (B, S) segment numbers or None.
+
+        Raises:
+            ValueError: a segment number that the tables do not have.
         """
+        if segments is not None:
+            _check_segments(segments)
         padding = tokens.eq(padding_idx) if self._needs_index else None
         if padding is not None and not padding.any():
             padding = None
@@ -106,10 +111,7 @@ class StackPositions(nn.Module):
 
     def embed(self, positions: Positions) -> Tensor | None:
         """(B|1, T, E) to add to the queries' embeddings, or None."""
-        added = self.shared.embed(positions)
-        if added is None:
-            return None
-        return added[:, positions.query_start : positions.query_stop]
+        return self.shared.embed(positions)
 
     def context(self, positions: Positions, cache: dict | None = None) -> PositionContext:
         """Evaluate what layers share.
@@ -132,7 +134,7 @@ class StackPositions(nn.Module):
             raise PositionMismatchError(
                 f"checkpoint and flags disagree on {prefix.rstrip('.') or 'positions'}: the "
                 f"checkpoint was trained with [{decode_text(saved)}], the flags say "
-                f"[{self.plan.describe()}]: give the checkpoint's flags, or convert it"
+                f"[{self.plan.describe()}]: give the checkpoint's flags"
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -148,6 +150,13 @@ def prepare_cached(schemes: SchemeStack, positions: Positions, cache: dict | Non
     return cache["prepared"]
 
 
+def _check_segments(segments: Tensor) -> None:
+    count = SchemeOptions.num_segments
+    low, high = int(segments.min()), int(segments.max())
+    if low < 0 or high >= count:
+        raise ValueError(f"segments must be in 0..{count - 1}, got {low if low < 0 else high}")
+
+
 def encode_text(text: str) -> Tensor:
     """Text as a tensor of character codes (int64, so that averaging checkpoints keeps it)."""
     return torch.tensor(list(text.encode()), dtype=torch.long)
@@ -158,8 +167,8 @@ def decode_text(codes: Tensor) -> str:
     return bytes(codes.tolist()).decode()
 
 
-def _segment_options(plan: PositionPlan):
-    return replace(plan.members[0].options, reset_cls=False)
+def _segment_options(plan: PositionPlan) -> SchemeOptions:
+    return SchemeOptions(share=plan.segment_share, scale=plan.scale_constant)
 
 
 def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
@@ -172,8 +181,6 @@ def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
         if member.across_layers == (layer is None)
     ]
     if plan.segment_encoding == "head":
-        options = _segment_options(plan)
-        share = options.share if plan.members[0].scheme.default_share else "none"
-        if (share in ("layers", "both")) == (layer is None):
-            schemes.append(SegmentHead(shape, replace(options, share=share)))
+        if (plan.segment_share in ("layers", "both")) == (layer is None):
+            schemes.append(SegmentHead(shape, _segment_options(plan)))
     return SchemeStack(schemes)

@@ -96,6 +96,12 @@ class PositionTerms:
         return tuple(n for n, value in values.items() if n not in absent and value is not False)
 
     @property
+    def meets_vectors(self) -> bool:
+        """Whether q or k meets vectors, which they do as they are before any rotation."""
+        vectors = (self.query_vectors, self.key_vectors, self.content_offset)
+        return any(part is not None for part in vectors)
+
+    @property
     def adds_to_logits(self) -> bool:
         """Whether anything is added to (rather than multiplied into) the logits."""
         vectors = self.query_vectors is not None or self.key_vectors is not None

@@ -192,7 +192,39 @@ def test_registering_twice() -> None:
 
 
 def test_hybrids_may_be_spaced() -> None:
+    """Spaces are no part of the name that a checkpoint remembers."""
     assert [cls.name for cls in parse_hybrid("learned + m4m")] == ["learned", "m4m"]
+    assert plan("learned + m4m").describe() == plan("learned+m4m").describe()
+
+
+def test_a_reset_that_no_encoder_takes_is_refused() -> None:
+    """A decoder's scheme does not make the option apply."""
+    config = PositionConfig(
+        encoder_position_scheme="rope", decoder_position_scheme="t5", position_reset_cls="on"
+    )
+    with pytest.raises(ValueError, match="--position-reset-cls on does not apply"):
+        resolve(config, SHAPE, "translation", side="encoder", sides=("encoder", "decoder"))
+
+
+@pytest.mark.parametrize("scheme", ["m4", "m4+learned", "learned+m4", "t5", "rope"])
+def test_segments_are_shared_as_asked_not_as_a_neighbour(scheme: str) -> None:
+    """By default each head and layer has its own; --position-share says otherwise."""
+    made = StackPositions(plan(scheme, segment_encoding="head"))
+    tables = [
+        scheme.pair_table for scheme in made.layer_schemes(0) if scheme.name == "segment_head"
+    ]
+    assert [tuple(table.shape) for table in tables] == [(4, 4)]
+    shared = StackPositions(plan(scheme, segment_encoding="head", position_share="both"))
+    assert [tuple(s.pair_table.shape) for s in shared.shared if s.name == "segment_head"] == [
+        (1, 4)
+    ]
+
+
+def test_segment_numbers_are_checked() -> None:
+    made = StackPositions(plan("m4", segment_encoding="head"))
+    tokens = torch.full((1, 3), 5)
+    with pytest.raises(ValueError, match=r"segments must be in 0\.\.1, got 2"):
+        made.positions(tokens, 1, 2, segments=torch.tensor([[0, 1, 2]]))
 
 
 def test_schemes_and_attention_need_no_fairseq() -> None:

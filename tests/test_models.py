@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
-from cases import CASES, Case, randomize
+from cases import CASES, Case, plan_of, randomize
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from models import batch, fairseq_model, small_config, small_model, small_task
 from torch import Tensor
 
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.models import relpos_transformer
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.positions import Positions
 from relpos_fairseq.registry import scheme_names
 from relpos_fairseq.stack import StackPositions
 
@@ -30,7 +36,7 @@ def randomized(model: RelPosTransformerModel) -> RelPosTransformerModel:
 
 
 def test_sinusoidal_is_fairseqs_transformer() -> None:
-    """Same seed, same parameters, same outputs to the bit, decoding included."""
+    """Same seed: the same parameters to the bit, and the same outputs."""
     ours, theirs = small_model(position_scheme="sinusoidal"), fairseq_model()
     state = ours.state_dict()
     for name, value in theirs.state_dict().items():
@@ -238,3 +244,88 @@ def test_inference_mode_leaves_nothing_behind() -> None:
     with torch.inference_mode():
         logits(model, source, target)
     logits(model, source, target).sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["blocked", "reference"])
+def test_autocast_keeps_logits_exact(backend: str) -> None:
+    """Under --amp logits stay fp32: M4M's product of three would overflow in half precision."""
+    stack = StackPositions(plan_of(Case("m4m"), dim=16))
+    layer = stack.layer_schemes(0)
+    randomize(layer, 1)
+    positions = Positions(6, 6)
+    q, k, v = (torch.randn(2, 2, 6, 16) * 30 for _ in range(3))
+    terms = layer.terms(layer.prepare(positions), positions)
+    inputs = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
+    expected, _ = attend(inputs, backend)
+    with torch.autocast("cpu", dtype=torch.float16):
+        got, _ = attend(inputs, backend)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "tupe", "abs_scalar", "sentence"])
+def test_padding_needs_no_row_of_a_table(scheme: str) -> None:
+    """Tokens that fit a table are accepted whatever padding a batch gives them."""
+    model = small_model(position_scheme=scheme, max_source_positions=10)
+    source = torch.full((1, 16), 1)
+    source[0, :10] = 5
+    out = model.encoder(source)["encoder_out"][0]
+    alone = model.encoder(source[:, :10])["encoder_out"][0]
+    torch.testing.assert_close(out[:10], alone)
+    source[0, :11] = 5
+    with pytest.raises(ValueError, match="table of 10 positions"):
+        model.encoder(source)
+
+
+@pytest.mark.parametrize("scheme", ["none", "m4", "shaw", "rope", "tupe"])
+def test_a_state_of_other_tokens_is_refused(scheme: str) -> None:
+    """A prompt on an empty state, or a used state for a new batch, is one clear error."""
+    model = small_model(position_scheme=scheme)
+    source, target = batch()
+    encoder_out = model.encoder(source, None)
+    with pytest.raises(ValueError, match="incremental_state holds 1 .* prev_output_tokens has 7"):
+        model.decoder(target, encoder_out=encoder_out, incremental_state={})
+    state: dict = {}
+    for step in range(1, 4):
+        model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
+    with pytest.raises(ValueError, match="incremental_state holds 4 .* has 1: .*fresh state"):
+        model.decoder(target[:, :1], encoder_out=encoder_out, incremental_state=state)
+
+
+def test_registered_models_can_be_pickled(tmp_path) -> None:
+    """torch.save of a whole model, of every named size's class and config."""
+    for name in relpos_transformer.SIZES:
+        cls, config = MODEL_REGISTRY[name], MODEL_DATACLASS_REGISTRY[name]
+        assert pickle.loads(pickle.dumps(cls)) is cls
+        assert pickle.loads(pickle.dumps(config)) is config
+    model = MODEL_REGISTRY["relpos_transformer_tiny"].build_model(small_config(), small_task())
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    source, target = batch()
+    torch.testing.assert_close(
+        logits(loaded.eval(), source, target), logits(model.eval(), source, target)
+    )
+
+
+def test_decoding_with_recomputation_and_gradients() -> None:
+    """A recomputed layer would append to the decoding cache twice; decoding recomputes nothing."""
+    model = small_model(position_scheme="shaw", checkpoint_activations=True)
+    source, target = batch()
+    encoder_out, state = model.encoder(source, None), {}
+    steps = [
+        model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
+        for t in range(3)
+    ]
+    torch.cat(steps, dim=1).sum().backward()
+
+
+def test_rope_caches_its_keys_once() -> None:
+    """Only where position vectors meet the unrotated keys does decoding keep both."""
+    for scheme, both in (("rope", False), ("rope+rel_scalar", False), ("rope+m4", True)):
+        model = small_model(position_scheme=scheme)
+        source, target = batch()
+        state: dict = {}
+        model.decoder(
+            target[:, :1], encoder_out=model.encoder(source, None), incremental_state=state
+        )
+        cache = model.decoder.layers[0].self_attn._get_input_buffer(state)
+        assert ("prev_content_key" in cache) == both

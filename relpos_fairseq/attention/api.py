@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import blocked, reference, sdpa
@@ -46,12 +47,14 @@ def attend(
             f"attention backend {chosen} cannot evaluate {problem}: use --attention-backend auto "
             f"or blocked"
         )
-    if chosen == "reference":
-        out, probs = reference.attend(inputs)
-        return out, probs if need_weights else None
     if chosen == "sdpa":
         return sdpa.attend(inputs)
-    return blocked.attend(inputs, need_weights)
+    # Autocast would take logits to half precision, where a product of three overflows.
+    with torch.autocast(inputs.q.device.type, enabled=False):
+        if chosen == "reference":
+            out, probs = reference.attend(inputs)
+            return out, probs if need_weights else None
+        return blocked.attend(inputs, need_weights)
 
 
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:

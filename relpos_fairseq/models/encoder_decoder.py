@@ -205,7 +205,7 @@ class RelPosDecoder(TransformerDecoderBase):
                 x,
                 enc,
                 enc_padding,
-                incremental_state,
+                incremental_state=incremental_state,
                 self_attn_mask=context,
                 self_attn_padding_mask=padding,
                 need_attn=aligned,

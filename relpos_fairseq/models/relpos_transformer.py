@@ -74,8 +74,13 @@ SIZES: dict[str, dict[str, Any]] = {
 def _register(name: str, values: dict[str, Any]) -> None:
     """One class and one config a size: fairseq keeps a config on the class that it registers."""
     title = "".join(part.capitalize() for part in name.split("_"))
-    config = sized(f"{title}Config", **values) if values else RelPosTransformerConfig
-    model = type(title, (RelPosTransformerModel,), {"__doc__": f"`{name}`."})
+    config = RelPosTransformerConfig
+    if values:
+        config = sized(f"{title}Config", **values)
+        config.__module__ = __name__
+    named = {"__doc__": f"`{name}`.", "__module__": __name__}
+    model = type(title, (RelPosTransformerModel,), named)
+    globals().update({title: model, config.__name__: config})  # where pickle looks for them
     register_model(name, dataclass=config)(model)
 
 

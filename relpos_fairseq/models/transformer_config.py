@@ -96,7 +96,6 @@ def sized(name: str, **values: Any) -> type[RelPosTransformerConfig]:
         for key, value in values.items()
     ]
     cls = make_dataclass(name, changed, bases=(RelPosTransformerConfig,))
-    cls.__module__ = __name__
     return cls
 
 

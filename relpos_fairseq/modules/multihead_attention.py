@@ -99,10 +99,14 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         terms = context.shared + self.position.terms(prepared, context.positions)
         q, k, v = (self._heads(proj(query)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         content_q, content_k = _rotated(q, k, context)
+        if content_q is not None and not any(term.meets_vectors for term in terms):
+            # Nothing meets the unrotated q and k, so nothing need keep them.
+            q, k, content_q, content_k = content_q, content_k, None, None
         keys = {"key": k, "content_key": content_k, "value": v}
         if cache is not None:
             keys["key_tails"] = tail_products(terms, k)
             keys, key_padding_mask = _append(cache, keys, key_padding_mask)
+            _check_cached(keys["key"].size(2), context.positions.src_len)
         inputs = AttentionInputs(
             q=q,
             k=keys["key"],
@@ -160,6 +164,14 @@ def _rotated(
     scheme, prepared = context.rotation
     start = context.positions.query_start
     return scheme.transform_query(q, prepared, start), scheme.transform_key(k, prepared, start)
+
+
+def _check_cached(cached: int, src_len: int) -> None:
+    if cached != src_len:
+        raise ValueError(
+            f"incremental_state holds {cached} tokens with this step's, and prev_output_tokens has "
+            f"{src_len}: pass one more token a step, or a fresh state for another batch"
+        )
 
 
 def _append(

@@ -36,7 +36,8 @@ class _Checkpointed(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward, recomputed if so configured and gradients are wanted."""
-        if not (self.checkpoint_activations and torch.is_grad_enabled()):
+        decoding = kwargs.get("incremental_state") is not None  # a cache must not grow twice
+        if decoding or not (self.checkpoint_activations and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
         offload = save_on_cpu() if self.offload_activations else contextlib.nullcontext()
         with offload:

@@ -66,8 +66,8 @@ class Sinusoidal(PositionScheme):
     absolute = True
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, S, E) in fp32."""
-        return sinusoid(positions.key_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
+        """(B|1, T, E) in fp32."""
+        return sinusoid(positions.query_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
 
 
 @register_scheme("learned")
@@ -91,9 +91,9 @@ class Learned(PositionScheme):
         self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, S, E)."""
+        """(B|1, T, E)."""
         self.check_length(positions)
-        return self.table[positions.key_index()]
+        return self.table[positions.query_index()]
 
 
 @register_scheme("sentence")
@@ -104,10 +104,9 @@ class Sentence(Learned):
     counts_sentences = True
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B, S, E).  Only a sentence, not the block, must fit the table."""
+        """(B|1, T, E).  Only a sentence, not the block, must fit the table."""
         index = positions.sentence_index
-        if index is None:
-            index = positions.key_index()
+        index = positions.query_index() if index is None else positions.of_queries(index)
         longest = int(index.max()) + 1
         if longest > self.shape.max_positions:
             raise ValueError(

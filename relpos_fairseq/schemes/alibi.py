@@ -14,13 +14,7 @@ from torch import Tensor
 
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -47,16 +41,11 @@ class Alibi(PositionScheme):
     card = SchemeCard("Press 2022", "q·k/√d - m_h|j-i|", "fixed")
     takes = frozenset({"scale", "reset_cls"})
 
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """The slopes are a buffer that no checkpoint keeps."""
-        super().__init__(shape, options)
-        values = torch.tensor(slopes(shape.num_heads), dtype=torch.float64)
-        self.register_buffer("slopes", values, persistent=False)
-
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and the penalties (H, R)."""
         relation, distance = unclipped(positions)
-        return relation, -self.slopes.to(positions.device, torch.float64)[:, None] * distance
+        steepness = torch.tensor(slopes(self.shape.num_heads), dtype=torch.float64)
+        return relation, -steepness.to(positions.device)[:, None] * distance
 
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions

@@ -109,7 +109,7 @@ class SegmentInput(PositionScheme):
         self.table = nn.Parameter(torch.zeros(options.num_segments, shape.embed_dim))
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B, S, E).
+        """(B, T, E).
 
         Raises:
             ValueError: if the task supplies no segments.
@@ -119,4 +119,4 @@ class SegmentInput(PositionScheme):
                 "segment encoding needs segments, and this task supplies none: use "
                 "--segment-encoding none or a task with sentence pairs"
             )
-        return self.table[positions.segments]
+        return self.table[positions.of_queries(positions.segments)]
