@@ -16,7 +16,9 @@ from _plot_sentence import Call
 from _plots import Absent, Panel, Picture, head_names
 from torch import Tensor
 
-from relpos_fairseq.attention import AttentionInputs, reference
+from relpos_fairseq.attention import AttentionInputs
+from relpos_fairseq.attention.formula import logits as logits_of
+from relpos_fairseq.attention.reference import Gathered
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Segments
 from relpos_fairseq.terms import PositionTerms
@@ -56,7 +58,7 @@ def without_content(stack: Stack, terms: tuple[PositionTerms, ...], at: Position
     zeros = torch.zeros(1, 1, at.src_len, stack.positions.plan.shape.head_dim).double()
     scale = stack.positions.plan.scale
     inputs = AttentionInputs(zeros, zeros, zeros, terms, at, scale, causal=stack.causal)
-    logits, excluded = reference.logits(inputs)[0], inputs.excluded()
+    logits, excluded = logits_of(Gathered(inputs))[0], inputs.excluded()
     return logits if excluded is None else logits.masked_fill(excluded[0], float("nan"))
 
 
@@ -211,17 +213,17 @@ def logit_parts(call: Call) -> dict[str, Tensor]:
     exact = replace(inputs, q=inputs.q.double(), k=inputs.k.double())
     exact = replace(exact, key_padding=None, causal=False)
     plain = replace(exact, terms=(), content_q=None, content_k=None)
-    parts = {"content": reference.logits(plain)[0]}
+    parts = {"content": logits_of(Gathered(plain))[0]}
     if any(term.adds_to_logits or term.content_offset is not None for term in exact.terms):
         # Without content, gates and products have nothing to multiply: what is added is left.
         zeros = torch.zeros_like(exact.q), torch.zeros_like(exact.k)
-        added = reference.logits(replace(exact, content_q=zeros[0], content_k=zeros[1]))
+        added = logits_of(Gathered(replace(exact, content_q=zeros[0], content_k=zeros[1])))
         parts["added by positions"] = added[0]
     if len(parts) > 1 or inputs.rotated or any(term.present for term in exact.terms):
         if inputs.rotated:
             turned = inputs.content_q.double(), inputs.content_k.double()
             exact = replace(exact, content_q=turned[0], content_k=turned[1])
-        parts["logits"] = reference.logits(exact)[0]
+        parts["logits"] = logits_of(Gathered(exact))[0]
     return parts
 
 
