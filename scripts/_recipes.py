@@ -4,7 +4,7 @@ The sizes of the model (layers, width, heads) belong to the architecture; what i
 train and to search. Flags are fairseq's own; a value of None is a flag without a value.
 """
 
-DEFAULT_SCHEME = "rel_scalar"
+DEFAULT_SCHEME = "m4"
 MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores
 SEED = 1
 
