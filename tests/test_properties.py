@@ -10,12 +10,12 @@ import torch
 from cases import CASES, INPUT, Case, build, plan_of, randomize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schemes import call, shape_of
+from test_schemes import call, rotated, shape_of
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
-from relpos_fairseq.stack import PositionContext, StackPositions
+from relpos_fairseq.stack import StackPositions
 
 fairseq = pytest.importorskip("fairseq")
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention  # noqa: E402
@@ -176,21 +176,10 @@ def test_relative_schemes_ignore_a_shift(case: Case, backend: str) -> None:
     shifted = replace(
         inputs, k=k, v=v, positions=positions, key_padding=padding,
         terms=context.shared + layer.terms(layer.prepare(positions), positions),
-        **_rotations(context, inputs.q, k),
+        **rotated(context, inputs.q, k),
     )  # fmt: skip
     expected, _ = attend(inputs, backend)
     torch.testing.assert_close(attend(shifted, backend)[0], expected, **EXACT)
-
-
-def _rotations(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    if context.rotation is None:
-        return {}
-    scheme, prepared = context.rotation
-    start = context.positions.query_start
-    return {
-        "content_q": scheme.transform_query(q, prepared, start),
-        "content_k": scheme.transform_key(k, prepared, 0),
-    }
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -372,7 +361,7 @@ def test_backends_agree_anywhere(case, length, start, rows, causal, pads, left, 
         q, k, v,
         context.shared + layer.terms(layer.prepare(positions), positions),
         positions, stack.plan.scale, causal=causal, key_padding=padding,
-        **_rotations(context, q, k),
+        **rotated(context, q, k),
     )  # fmt: skip
     expected, probs = attend(inputs, "reference", need_weights=True)
     got, got_probs = attend(inputs, "blocked", need_weights=True)
