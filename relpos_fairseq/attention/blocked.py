@@ -41,7 +41,7 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
     """Output (B, H, T, Dv) and, where asked, probabilities (B, H, T, S) after dropout."""
     rows = block_rows(inputs)
     tgt_len = inputs.positions.tgt_len
-    if inputs.positions.is_step and rows >= 1 and _all_distances(inputs):
+    if inputs.positions.is_step and _all_distances(inputs):
         return _kept(attend_step(inputs), need_weights)
     if rows >= tgt_len:
         return _kept(_attend_block(inputs), need_weights)
