@@ -42,10 +42,19 @@ REQUIRES = [
 ]
 
 EXTRAS = {
-    "test": ["pytest>=8", "pytest-xdist", "hypothesis", "ruff", "sentencepiece", "matplotlib"],
+    "test": [
+        "pytest>=8",
+        "pytest-xdist",
+        "pytest-timeout",
+        "hypothesis",
+        "ruff",
+        "sentencepiece",
+        "matplotlib",
+    ],
     "plot": ["matplotlib"],
     "benchmark": ["matplotlib", "sentencepiece"],
-    "data": ["sentencepiece", "sacremoses", "subword-nmt"],
+    "data": ["sentencepiece", "sacremoses", "subword-nmt", "tokenizers", "requests"],
+    "convert": ["safetensors", "tokenizers"],
 }
 
 setup(
