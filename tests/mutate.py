@@ -1,6 +1,6 @@
 """Plants each bug of tests/mutations.md in a copy of the project and runs the test to see it.
 
-    python tests/mutate.py            # all of them, two at a time
+    python tests/mutate.py            # all of them, one process a core
     python tests/mutate.py rope       # those whose row mentions `rope`
 
 Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer fits the code.
@@ -8,20 +8,25 @@ Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer f
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "tests" / "mutations.md"
+TESTS = ROOT / "tests"
+TABLE = TESTS / "mutations.md"
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork has only the thread that forked
+tqdm.monitor_interval = 0  # and no thread may run beside it
 
 
 @dataclass(frozen=True)
@@ -54,21 +59,78 @@ def mutations(text: str) -> list[Mutation]:
     return rows
 
 
-def caught(row: Mutation) -> bool:
-    """Whether the named test fails with the bug planted (fails, not crashes on its way in)."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "project"
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "quickstart_out", "*.pt")
-        shutil.copytree(ROOT, copy, ignore=ignored)
-        path = copy / row.file
-        path.write_text(path.read_text().replace(row.before, row.after))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-                   f"tests/{row.test}"]  # fmt: skip
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
-        result = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
-    if result.returncode not in (0, 1):
-        raise ValueError(f"{row.bug}: {row.test} did not run:\n{result.stdout[-600:]}")
-    return result.returncode == 1
+def warm_up() -> None:
+    """Import once what every test imports, but nothing of the project."""
+    for name in ("pytest", "hypothesis", "torch", "scipy", "fairseq.models", "fairseq_cli.train"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def run_planted(row: Mutation, copy: Path) -> int:
+    """In a process of its own: pytest's exit status with the bug planted in a copy."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "quickstart_out", "*.pt")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    path = copy / row.file
+    path.write_text(path.read_text().replace(row.before, row.after))
+    os.chdir(copy)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
+    sys.path[:] = [str(copy), *(part for part in sys.path if Path(part) not in (ROOT, TESTS))]
+    sys.argv = ["pytest"]
+    import pytest
+
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"tests/{row.test}"]))
+
+
+def start(row: Mutation, folder: Path) -> int:
+    """Fork a process for one row; its output goes to `folder`/log.  Returns its process id."""
+    folder.mkdir()
+    child = os.fork()
+    if child:
+        return child
+    status = 70
+    try:
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = run_planted(row, folder / "project")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run_all(rows: list[Mutation], workers: int) -> list[Mutation]:
+    """Plant each bug in a fork of this process, `workers` at a time.
+
+    Returns:
+        The rows whose test passed all the same.
+
+    Raises:
+        ValueError: A row's test neither passed nor failed.
+    """
+    waiting, running, survivors = list(enumerate(rows)), {}, []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tqdm(total=len(rows), disable=None) as progress,
+    ):
+        while waiting or running:
+            while waiting and len(running) < workers:
+                number, row = waiting.pop(0)
+                place = Path(folder) / str(number)
+                running[start(row, place)] = row, place
+            child, status = os.wait()
+            row, place = running.pop(child)
+            code = os.waitstatus_to_exitcode(status)
+            if code not in (0, 1):  # 1: the test failed, as it should
+                text = (place / "log").read_text()[-1200:]
+                raise ValueError(f"{row.bug}: {row.test} did not run (status {code}):\n{text}")
+            if code == 0:
+                survivors.append(row)
+            shutil.rmtree(place)
+            progress.update()
+    return survivors
 
 
 def main() -> int:
@@ -76,12 +138,11 @@ def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         rows = [row for row in mutations(TABLE.read_text()) if word in str(row)]
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            results = list(tqdm(pool.map(caught, rows), total=len(rows), disable=None))
+        warm_up()
+        survivors = run_all(rows, workers=len(os.sched_getaffinity(0)))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    survivors = [row for row, seen in zip(rows, results, strict=True) if not seen]
     for row in survivors:
         print(f"SURVIVED: {row.bug} ({row.file}); {row.test} passed")
     print(f"{len(rows) - len(survivors)} of {len(rows)} planted bugs caught")
