@@ -11,15 +11,15 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 bash "$root/scripts/install.sh" --test
 cd "$root"
 
-# The tests' tensors are small: more threads than this cost time, and one process a core (-n) none.
-if [ -z "${OMP_NUM_THREADS:-}" ]; then
-  case " $* " in
-    *" -n"* | *" --numprocesses"*) OMP_NUM_THREADS=1 ;;
-    *)
-      cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-      OMP_NUM_THREADS=$((cores < 4 ? cores : 4))
-      ;;
+# One process a core, each with one thread: the tests' tensors are too small for more.  What watches
+# or steers a single process (-s, --pdb, -n itself) gets a single one.
+cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+spread=(-n "$cores" --dist loadfile)
+if [ "$cores" -lt 2 ]; then spread=(); fi
+for argument in "$@"; do
+  case "$argument" in
+    -n* | --numprocesses* | --dist* | -s | --capture=no | --pdb | --trace) spread=() ;;
   esac
-  export OMP_NUM_THREADS
-fi
-exec "$root/.venv/bin/python" -m pytest "$@"
+done
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+exec "$root/.venv/bin/python" -m pytest ${spread[@]+"${spread[@]}"} "$@"
