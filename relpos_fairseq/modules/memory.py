@@ -1,0 +1,192 @@
+"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.2: what a segment leaves behind.
+
+    h~ = [SG(h_tau) ; h_tau+1]        SG(h_tau) -> `Memory.states`, one tensor a layer
+
+Memory is a value: a forward pass takes one and returns another, and no module keeps any.  A row of
+the batch may have less of it than others (a new stream, a boundary between documents, a shorter
+prompt): its real slots always stand at the right end, next to the tokens that follow, so that
+distances between slots are distances between tokens.  The released code keeps one more tensor, the
+last layer's output, which nothing reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Hidden states of the tokens before a segment.
+
+    Args:
+        states: one (M, B, C) tensor a layer: that layer's inputs for the last M tokens.
+        valid: (B, M) True at slots that may be attended to; in each row a suffix.
+
+    Raises:
+        ValueError: shapes that disagree, or states that gradients could flow through.
+    """
+
+    states: tuple[Tensor, ...]
+    valid: Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse what is no memory."""
+        if not self.states:
+            raise ValueError("a memory needs the states of at least one layer, got none")
+        shapes = {tuple(state.shape) for state in self.states}
+        first = self.states[0]
+        if len(shapes) > 1 or first.dim() != 3:
+            raise ValueError(f"a memory's states must all be (M, B, C), got {sorted(shapes)}")
+        if tuple(self.valid.shape) != (first.size(1), first.size(0)):
+            raise ValueError(
+                f"a memory's valid must be (B, M) = ({first.size(1)}, {first.size(0)}), got "
+                f"{tuple(self.valid.shape)}"
+            )
+        if any(state.requires_grad for state in self.states):
+            raise ValueError("a memory's states must be detached: no gradient crosses a segment")
+
+    @classmethod
+    def empty(cls, num_layers: int, batch: int, width: int, like: Tensor) -> Memory:
+        """No slots at all, of the type and on the device of `like`."""
+        state = like.new_zeros(0, batch, width)
+        valid = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
+        return cls((state,) * num_layers, valid)
+
+    def __len__(self) -> int:
+        """Number of slots M."""
+        return self.states[0].size(0)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers whose inputs are kept."""
+        return len(self.states)
+
+    @property
+    def batch(self) -> int:
+        """Number of rows B."""
+        return self.states[0].size(1)
+
+    @property
+    def width(self) -> int:
+        """Width C of the model."""
+        return self.states[0].size(2)
+
+    def check(self, num_layers: int, batch: int, width: int) -> None:
+        """Refuse a memory of another model or of another batch.
+
+        Raises:
+            ValueError: names what differs, both values and the way out.
+        """
+        if self.num_layers != num_layers or self.width != width:
+            raise ValueError(
+                f"memory is of {self.num_layers} layers of width {self.width} and the model has "
+                f"{num_layers} of width {width}: it belongs to another model, start without memory"
+            )
+        if self.batch != batch:
+            raise ValueError(
+                f"memory has {self.batch} rows and the input {batch}: a row of memory continues "
+                f"the same row of the batch; select rows by reorder, or start without memory"
+            )
+
+    def to(self, like: Tensor) -> Memory:
+        """The same on the device and in the type of `like`."""
+        states = tuple(state.to(like) for state in self.states)
+        return Memory(states, self.valid.to(like.device))
+
+    def last(self, mem_len: int) -> Memory:
+        """The newest `mem_len` slots."""
+        if len(self) <= mem_len:
+            return self
+        start = len(self) - mem_len
+        return Memory(tuple(state[start:] for state in self.states), self.valid[:, start:])
+
+    def reorder(self, new_order: Tensor) -> Memory:
+        """Rows of the batch selected by index, as beam search does."""
+        states = tuple(state.index_select(1, new_order) for state in self.states)
+        return Memory(states, self.valid.index_select(0, new_order))
+
+    def reset_rows(self, rows: Tensor) -> Memory:
+        """Rows (B,) True start a new stream or document: nothing before it may be seen."""
+        return replace(self, valid=self.valid & ~rows.to(self.valid.device)[:, None])
+
+    def extend(
+        self,
+        states: Sequence[Tensor],
+        mem_len: int,
+        *,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Memory:
+        """The memory after a segment: the last `mem_len` tokens of each row.
+
+        Args:
+            states: one (T, B, C) tensor a layer; gradients end here.
+            mem_len: most slots to keep.
+            padding: (B, T) True at padding, which leaves no slot behind; None: there is none.
+            documents: (B, T) number of each token's document, 0 where it continues the memory's
+                own and never falling; only the last document of a row is remembered.
+        """
+        tokens = torch.ones_like(self.valid[:, :1]).expand(-1, states[0].size(0))
+        if padding is not None:
+            tokens = ~padding
+        kept = torch.cat([self.valid, tokens], dim=1)  # (B, M + T)
+        if documents is not None:
+            number = torch.cat([torch.zeros_like(self.valid, dtype=documents.dtype), documents], 1)
+            last = number.masked_fill(~kept, 0).amax(dim=1, keepdim=True)
+            kept = kept & (number == last)
+        joined = [
+            torch.cat([old, new.detach().to(old)])
+            for old, new in zip(self.states, states, strict=True)
+        ]
+        start = max(kept.size(1) - mem_len, 0)
+        if padding is None:  # real slots end the row already
+            return Memory(tuple(x[start:] for x in joined), kept[:, start:])
+        order = kept.long().argsort(dim=1, stable=True)[:, start:]  # (B, M'), real slots last
+        rows = torch.arange(order.size(0), device=order.device)
+        return Memory(tuple(x[order.t(), rows] for x in joined), kept.gather(1, order))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Plain tensors: `states` (L, M, B, C) and `valid` (B, M)."""
+        return {"states": torch.stack(self.states), "valid": self.valid.clone()}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> Memory:
+        """What `state_dict` gave.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        if set(state) != {"states", "valid"} or state["states"].dim() != 4:
+            raise ValueError(
+                f"a saved memory has states (L, M, B, C) and valid (B, M), got {sorted(state)}"
+            )
+        return cls(tuple(state["states"].unbind(0)), state["valid"].bool())
+
+
+class MemoryCarrier:
+    """The box that goes to the model with a batch and comes back with the next memory.
+
+    fairseq's criterions drop what a model returns beside its logits; a carrier that the task puts
+    into `net_input` survives them.  One carrier belongs to one stream of batches.
+    """
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        """Start with `memory`, or with none."""
+        self.memory = memory
+
+
+def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
+    """The memory itself, whichever way it was handed in.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(memory, MemoryCarrier):
+        memory = memory.memory
+    if memory is not None and not isinstance(memory, Memory):
+        raise ValueError(f"memory must be a Memory, a carrier of one or None, got {type(memory)}")
+    return memory
