@@ -130,7 +130,7 @@ class Memory:
             documents: (B, T) number of each token's document, 0 where it continues the memory's
                 own and never falling; only the last document of a row is remembered.
         """
-        tokens = torch.ones_like(self.valid[:, :1]).expand(-1, states[0].size(0))
+        tokens = self.valid.new_ones(self.batch, states[0].size(0))
         if padding is not None:
             tokens = ~padding
         kept = torch.cat([self.valid, tokens], dim=1)  # (B, M + T)
