@@ -15,10 +15,10 @@ def _register_with_fairseq() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq import compat
-    from relpos_fairseq.models import relpos_transformer
+    from relpos_fairseq.models import relpos_roberta, relpos_transformer
 
     compat.apply()
-    for name in relpos_transformer.SIZES:
+    for name in (*relpos_transformer.SIZES, *relpos_roberta.SIZES):
         ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu
 
 

@@ -61,6 +61,9 @@ class PositionConfig:
     segment_encoding: str = _flag(
         "none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"
     )
+    num_segments: str = _flag(
+        "auto", "number k of segments that --segment-encoding tells apart; auto: 2"
+    )
     attention_backend: str = _flag(
         "auto", f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules"
     )
@@ -88,6 +91,7 @@ class PositionPlan:
     scale_constant: float
     segment_encoding: str
     segment_share: str
+    num_segments: int
     backend: str
     shape: AttentionShape
 
@@ -116,7 +120,8 @@ class PositionPlan:
                     parts.append(f"{plan.scheme.name}.{option}={getattr(plan.options, option)}")
         parts.append(f"scale={self.scale_constant:g}")
         shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
-        parts.append(f"segments={self.segment_encoding}{shared}")
+        count = f" segments.count={self.num_segments}" * (self.num_segments != 2)
+        parts.append(f"segments={self.segment_encoding}{shared}{count}")
         return " ".join(parts)
 
 
@@ -171,6 +176,7 @@ def resolve(
         scale_constant=constant,
         segment_encoding=segments,
         segment_share=_given(config, "position_share") or "none",
+        num_segments=_num_segments(config, segments),
         backend=_choice(config, "attention_backend", BACKENDS),
         shape=shape,
     )
@@ -229,6 +235,16 @@ def _number(config: PositionConfig, flag: str, least: int, auto: int) -> int:
         name = flag.removeprefix("position_")
         raise ValueError(f"{name} must be >= {least}, got {text} (--{flag.replace('_', '-')})")
     return value
+
+
+def _num_segments(config: PositionConfig, encoding: str) -> int:
+    given = _given(config, "num_segments")
+    if given is not None and encoding == "none":
+        raise ValueError(
+            f"--num-segments {given} does not apply to --segment-encoding none: leave it at auto, "
+            f"or choose input or head"
+        )
+    return _number(config, "num_segments", 1, SchemeOptions.num_segments)
 
 
 def _scale_constant(

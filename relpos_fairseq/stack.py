@@ -87,7 +87,7 @@ class StackPositions(nn.Module):
             ValueError: a segment number that the tables do not have.
         """
         if segments is not None:
-            _check_segments(segments)
+            _check_segments(segments, self.plan.num_segments)
         padding = tokens.eq(padding_idx) if self._needs_index else None
         if padding is not None and not padding.any():
             padding = None
@@ -150,11 +150,12 @@ def prepare_cached(schemes: SchemeStack, positions: Positions, cache: dict | Non
     return cache["prepared"]
 
 
-def _check_segments(segments: Tensor) -> None:
-    count = SchemeOptions.num_segments
+def _check_segments(segments: Tensor, count: int) -> None:
     low, high = int(segments.min()), int(segments.max())
     if low < 0 or high >= count:
-        raise ValueError(f"segments must be in 0..{count - 1}, got {low if low < 0 else high}")
+        raise ValueError(
+            f"segments must be in 0..{count - 1}, got {low if low < 0 else high} (--num-segments)"
+        )
 
 
 def encode_text(text: str) -> Tensor:
@@ -168,7 +169,9 @@ def decode_text(codes: Tensor) -> str:
 
 
 def _segment_options(plan: PositionPlan) -> SchemeOptions:
-    return SchemeOptions(share=plan.segment_share, scale=plan.scale_constant)
+    return SchemeOptions(
+        share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments
+    )
 
 
 def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:

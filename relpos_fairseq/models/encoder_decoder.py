@@ -80,7 +80,7 @@ class RelPosEncoder(TransformerEncoderBase):
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
         """As fairseq's; the position flags are read from `cfg`."""
-        stack = encoder_positions(cfg)
+        stack = self.make_positions(cfg)
         # fairseq's constructor builds layers before modules of ours may be assigned.
         self._construction = (stack, itertools.count())
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
@@ -88,6 +88,11 @@ class RelPosEncoder(TransformerEncoderBase):
         self.positions = stack
         self.eos_idx = dictionary.eos()
         initialize_projections(stack, self.layers)
+
+    @staticmethod
+    def make_positions(cfg: Any) -> StackPositions:
+        """The positions that the config asks for."""
+        return encoder_positions(cfg)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """A layer with its own part of the position scheme."""
@@ -100,11 +105,14 @@ class RelPosEncoder(TransformerEncoderBase):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's, for (B, S) tokens padded on either side."""
+        """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers."""
         padding = src_tokens.eq(self.padding_idx)
         has_pads = bool(padding.any())
-        positions = self.positions.positions(src_tokens, self.padding_idx, self.eos_idx)
+        positions = self.positions.positions(
+            src_tokens, self.padding_idx, self.eos_idx, segments=segments
+        )
         x, embedding = self.embed(src_tokens, self.positions.embed(positions), token_embeddings)
         if has_pads:
             x = x * (~padding).unsqueeze(-1).type_as(x)

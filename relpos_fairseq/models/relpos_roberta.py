@@ -1,0 +1,179 @@
+"""`relpos_roberta`: fairseq's RoBERTa with any position scheme, segments and a span head."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model
+from fairseq.models.roberta.model import RobertaModel
+from torch import Tensor, nn
+
+from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace
+from relpos_fairseq.models.roberta_encoder import RelPosRobertaEncoder
+from relpos_fairseq.models.span_head import SpanHead
+from relpos_fairseq.models.transformer_config import sized
+from relpos_fairseq.modules.transformer_layer import initialize_projections
+
+logger = logging.getLogger(__name__)
+
+
+class RelPosRobertaModel(RobertaModel):
+    """fairseq's RobertaModel whose self-attention has a position scheme."""
+
+    def __init__(self, args: Any, encoder: RelPosRobertaEncoder) -> None:
+        """Initialise as BERT, then let schemes set what they must (M4M's projection biases).
+
+        Args:
+            args: a Namespace of `roberta_config.namespace`.
+            encoder: the encoder.
+        """
+        super().__init__(args, encoder)
+        self.span_heads = nn.ModuleDict()
+        sentence_encoder = encoder.sentence_encoder
+        initialize_projections(sentence_encoder.positions, sentence_encoder.layers)
+        for module in self.modules():
+            if hasattr(module, "eps") and hasattr(module, "normalized_shape"):
+                module.eps = args.layer_norm_eps  # fairseq builds every layer norm with 1e-5
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Every field of the named size's config; defaults are the config's, not argparse's."""
+        gen_parser_from_dataclass(parser, getattr(cls, "__dataclass")(), delete_default=True)  # noqa: B009
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> RelPosRobertaModel:
+        """Build from the flat config.
+
+        Raises:
+            ValueError: a position flag that is wrong or does not apply, or a table of positions
+                shorter than the task's samples.
+        """
+        args = namespace(cfg, task.max_positions())
+        model = cls(args, RelPosRobertaEncoder(args, task.source_dictionary))
+        _check_lengths(model, task.max_positions())
+        return model
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        classification_head_name: str | None = None,
+        span_head_name: str | None = None,
+        segments: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict]:
+        """As fairseq's RobertaModel.
+
+        Args:
+            src_tokens: (B, T) token ids.
+            features_only: leave out the LM head.
+            return_all_hiddens: return every layer's output as `inner_states`.
+            classification_head_name: return this head's logits (B, classes).
+            span_head_name: return this head's start and end logits (B, T, 2).
+            segments: (B, T) segment numbers where the task has them.
+            kwargs: `masked_tokens`, and what tasks put into net_input for other models.
+
+        Returns:
+            Logits or features, and `{"inner_states": ...}`.
+
+        Raises:
+            ValueError: a head that is not registered.
+        """
+        head = self._head(classification_head_name, span_head_name)
+        features_only = features_only or head is not None
+        x, extra = self.encoder(
+            src_tokens, features_only, return_all_hiddens, segments=segments, **kwargs
+        )
+        return (x if head is None else head(x)), extra
+
+    def _head(self, classification: str | None, span: str | None) -> nn.Module | None:
+        named = ((self.classification_heads, classification), (self.span_heads, span))
+        for heads, name in named:
+            if name is not None and name not in heads:
+                known = ", ".join(heads) or "none"
+                raise ValueError(f"no head {name!r} is registered; there are: {known}")
+        chosen = [heads[name] for heads, name in named if name is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"one head at a time, got {classification!r} and {span!r}")
+        return chosen[0] if chosen else None
+
+    def register_question_answering_head(self, name: str) -> None:
+        """Register a span head: start and end logits of every token.
+
+        Args:
+            name: by which `forward(span_head_name=name)` chooses it.
+        """
+        if name in self.span_heads:
+            logger.warning("registering span head %r again: its weights start afresh", name)
+        self.span_heads[name] = SpanHead(self.args.encoder_embed_dim, self.args.pooler_dropout)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """As fairseq's, for span heads too.
+
+        Heads of the checkpoint that the model lacks are registered with --load-checkpoint-heads
+        and else left out; heads of the model that the checkpoint lacks keep their own weights.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = f"{name}.span_heads." if name else "span_heads."
+        saved = (key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix))
+        for head in dict.fromkeys(list(saved)):
+            if head in self.span_heads:
+                continue
+            if self.args.load_checkpoint_heads:
+                self.register_question_answering_head(head)
+                continue
+            logger.warning("span head %r of the checkpoint is left out: the model has none", head)
+            for key in [key for key in state_dict if key.startswith(f"{prefix}{head}.")]:
+                del state_dict[key]
+        for key, value in self.span_heads.state_dict().items():
+            state_dict.setdefault(prefix + key, value)
+
+
+def _check_lengths(model: RelPosRobertaModel, wanted: int) -> None:
+    """Refuse a table that is shorter than what the task feeds."""
+    plan = model.encoder.sentence_encoder.positions.plan
+    if plan.longest is not None and plan.longest < wanted:
+        raise ValueError(
+            f"--max-positions {plan.longest} is smaller than the task's samples of up to {wanted} "
+            f"tokens (--tokens-per-sample, or the task's --max-positions), and position scheme "
+            f"{plan.name} has a table of that many positions: raise it, shorten the samples, or "
+            f"choose a relative scheme, which takes any length"
+        )
+
+
+def _width(dim: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
+    return {
+        "encoder_embed_dim": dim,
+        "encoder_ffn_embed_dim": ffn,
+        "encoder_attention_heads": heads,
+        "encoder_layers": layers,
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "relpos_roberta": {},
+    "relpos_roberta_tiny": _width(128, 512, 4, 2),
+    "relpos_roberta_small": _width(512, 2048, 8, 4),
+    "relpos_roberta_base": _width(768, 3072, 12, 12),
+    "relpos_roberta_large": _width(1024, 4096, 16, 24),
+}
+
+
+def _register(name: str, values: dict[str, Any]) -> None:
+    """One class and one config a size: fairseq keeps a config on the class that it registers."""
+    title = "".join(part.capitalize() for part in name.split("_"))
+    config = RelPosRobertaConfig
+    if values:
+        config = sized(f"{title}Config", RelPosRobertaConfig, **values)
+        config.__module__ = __name__
+    named = {"__doc__": f"`{name}`.", "__module__": __name__}
+    model = type(title, (RelPosRobertaModel,), named)
+    globals().update({title: model, config.__name__: config})  # where pickle looks for them
+    register_model(name, dataclass=config)(model)
+
+
+for _name, _values in SIZES.items():
+    _register(_name, _values)
