@@ -1,0 +1,96 @@
+"""How a preparation script begins and ends: its exit status and its last line."""
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CONTINUE = "interrupted; run the same command again to continue"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception, so that temporary files are removed on the way out."""
+
+
+def run_command(main: Callable[[Sequence[str] | None], object], argv=None) -> int:
+    """Runs a script's main function and turns what it raises into a line and an exit status.
+
+    Args:
+        main: Takes the arguments (None: those of the process).
+        argv: The arguments.
+
+    Returns:
+        0, or 2 after one line `error: ...` (bad input, a missing file, a full disk), or 130
+        (Ctrl-C) or 143 (SIGTERM). Any other exception is a bug and passes with its traceback.
+    """
+    try:
+        with terminated_by_exception():
+            main(argv)
+    except ValueError as error:
+        return fail(str(error))
+    except Terminated:
+        print(CONTINUE, file=sys.stderr, flush=True)
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        print(CONTINUE, file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+    except OSError as error:
+        message = describe(error)
+        if message is None:
+            raise
+        return fail(message)
+    return 0
+
+
+def fail(message: str) -> int:
+    """Prints an error's line; returns its exit status."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return 2
+
+
+def describe(error: OSError) -> str | None:
+    """Says in words what the file system refused; None where no file is named."""
+    if error.errno in FULL:
+        where = Path(error.filename) if error.filename else Path.cwd()
+        folder = existing_folder(where)
+        free = shutil.disk_usage(folder).free / 1e6
+        return (
+            f"no space left on the disk of {folder} ({free:,.1f} MB free) while writing {where}; "
+            "make room and run the same command again to continue"
+        )
+    return f"{error.filename}: {error.strerror}" if error.filename else None
+
+
+def existing_folder(path: Path) -> Path:
+    """Returns the nearest folder at or above a path that exists."""
+    path = path.absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+@contextmanager
+def terminated_by_exception() -> Iterator[None]:
+    """Lets SIGTERM raise `Terminated` in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    owner = os.getpid()
+
+    def raise_terminated(signum: int, frame: object) -> None:
+        if os.getpid() != owner:  # a forked child between fork and its own settings
+            os._exit(128 + signum)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,99 @@
+"""Progress of long work: a bar on a terminal, sparse lines in a log."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from tqdm import tqdm
+
+SECONDS = 30.0  # the longest silence in a log
+STEPS = 10  # lines of a log for work of known size
+SOON = 2.0  # seconds between two lines, at least
+
+
+def progress(
+    iterable: Iterable | None = None,
+    total: int | None = None,
+    description: str = "",
+    unit: str = "it",
+    file: TextIO | None = None,
+) -> "tqdm | LogProgress":
+    """Wraps an iterable, or counts by `update(n)`; also a context manager.
+
+    Args:
+        iterable: What to pass on.
+        total: How many there are, where that is known.
+        description: What is being done.
+        unit: What is counted; "B" is printed in kB, MB, ...
+        file: Where to print; stderr by default.
+    """
+    file = file or sys.stderr
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    if file.isatty():
+        scale = {"unit_scale": True} if unit == "B" or (total or 0) > 100_000 else {}
+        return tqdm(iterable, total=total, desc=description, unit=unit, file=file, **scale)
+    return LogProgress(iterable, total, description, unit, file)
+
+
+class LogProgress:
+    """Prints a line each tenth of the work, or each half minute; nothing of short work."""
+
+    def __init__(
+        self,
+        iterable: Iterable | None,
+        total: int | None,
+        description: str,
+        unit: str,
+        file: TextIO,
+    ) -> None:
+        """Starts the clock; the arguments are those of `progress`."""
+        self.iterable, self.total, self.unit, self.file = iterable, total, unit, file
+        self.description = description or "progress"
+        self.n = self.printed = 0
+        self.start = self.last = time.monotonic()
+
+    def __iter__(self) -> Iterator:
+        """Passes the items on and counts them."""
+        with self:
+            for item in self.iterable:
+                yield item
+                self.update()
+
+    def __enter__(self) -> "LogProgress":
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Prints the last line."""
+        self.close()
+
+    def update(self, n: int = 1) -> None:
+        """Counts n more."""
+        self.n += n
+        now = time.monotonic()
+        stepped = self.total and self.n - self.printed >= self.total / STEPS
+        if now - self.last >= (SOON if stepped else SECONDS):
+            self.print(now)
+
+    def close(self) -> None:
+        """Prints where the work ended, if any line was printed before."""
+        if self.printed and self.printed != self.n:
+            self.print(time.monotonic())
+
+    def print(self, now: float) -> None:
+        """Prints a line."""
+        seconds = now - self.start
+        of = f" of {self.amount(self.total)} ({self.n / self.total:.0%})" if self.total else ""
+        rate = self.amount(self.n / seconds) if seconds else "?"
+        print(
+            f"{self.description}: {self.amount(self.n)}{of}, {seconds:.0f} s, {rate}/s",
+            file=self.file,
+            flush=True,
+        )
+        self.last, self.printed = now, self.n
+
+    def amount(self, n: float) -> str:
+        """Writes a number with its unit."""
+        return f"{n / 1e6:,.1f} MB" if self.unit == "B" else f"{n:,.0f} {self.unit}"

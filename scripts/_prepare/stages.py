@@ -1,0 +1,165 @@
+"""Stages of a preparation: each resumable, each skipped while nothing it depends on has changed."""
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import PreparationError
+from .files import read_json, remove, sha256_of, size_of, write_json
+
+STAMPS = ".stages"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step from files to files.
+
+    Attributes:
+        name: Unique in its pipeline; also the stamp's file name.
+        run: Makes the outputs, each whole or not at all, and returns counts for the manifest.
+        inputs: Files and folders that it reads.
+        outputs: Files and folders that it makes.
+        parameters: All else that the outputs depend on, as JSON values.
+    """
+
+    name: str
+    run: Callable[[], Mapping | None]
+    inputs: list[Path]
+    outputs: list[Path]
+    parameters: dict = field(default_factory=dict)
+
+
+def run_stages(
+    stages: Sequence[Stage], folder: str | Path, *, force: bool = False
+) -> dict[str, dict]:
+    """Runs the stages whose inputs, parameters or outputs are not those of their stamps.
+
+    A stage's stamp is removed before it runs and written after its outputs are complete, so after
+    a kill at any moment the same call continues where it was.
+
+    Args:
+        stages: In order; a stage may read what earlier ones make.
+        folder: Where the stamps are kept, in `.stages`.
+        force: Whether to run all of them.
+
+    Returns:
+        Every stage's counts, by its name.
+
+    Raises:
+        PreparationError: An input is missing, or another process is at work in the folder.
+    """
+    folder = Path(folder)
+    names = [stage.name for stage in stages]
+    if len(set(names)) != len(names):
+        raise PreparationError(f"stages must have different names, got {', '.join(names)}")
+    (folder / STAMPS).mkdir(parents=True, exist_ok=True)
+    hashes = _Hashes()
+    counts = {}
+    with locked(folder):
+        for number, stage in enumerate(stages, start=1):
+            counts[stage.name] = run_stage(
+                stage, folder, f"[{number}/{len(stages)}]", force, hashes
+            )
+    return counts
+
+
+def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_Hashes") -> dict:
+    """Runs a stage or finds it done; returns its counts."""
+    missing = [str(path) for path in stage.inputs if not Path(path).exists()]
+    if missing:
+        raise PreparationError(f"stage {stage.name} needs what is not there: {', '.join(missing)}")
+    stamp = folder / STAMPS / f"{stage.name}.json"
+    key = {
+        "parameters": stage.parameters,
+        "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
+    }
+    old = read_stamp(stamp)
+    if not force and old and holds(old, key, stage, folder, hashes):
+        print(f"{position} {stage.name} ... unchanged", flush=True)
+        return old["counts"]
+    print(f"{position} {stage.name} ...", flush=True)
+    start = time.monotonic()
+    remove(stamp)
+    counts = dict(stage.run() or {})
+    absent = [str(path) for path in stage.outputs if not Path(path).exists()]
+    if absent:
+        raise RuntimeError(f"stage {stage.name} did not make {', '.join(absent)}")
+    outputs = {label(path, folder): describe(path, hashes) for path in stage.outputs}
+    write_json(stamp, {**key, "outputs": outputs, "counts": counts})
+    print(f"{position} {stage.name} ... {time.monotonic() - start:.0f} s", flush=True)
+    return read_json(stamp)["counts"]  # as a later run will find them
+
+
+def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: "_Hashes") -> bool:
+    """Tells whether a stamp is of these inputs and parameters and its outputs are still there."""
+    if {name: old.get(name) for name in key} != as_json(key):
+        return False
+    outputs = old.get("outputs", {})
+    if set(outputs) != {label(path, folder) for path in stage.outputs}:
+        return False
+    return all(
+        Path(path).exists()
+        and size_of(path) == outputs[label(path, folder)]["bytes"]
+        and hashes.of(path) == outputs[label(path, folder)]["sha256"]
+        for path in stage.outputs
+    )
+
+
+def describe(path: Path, hashes: "_Hashes") -> dict:
+    """Returns an output's size and hash."""
+    return {"bytes": size_of(path), "sha256": hashes.of(path)}
+
+
+def read_stamp(path: Path) -> dict | None:
+    """Reads a stamp; a damaged one is none."""
+    try:
+        return read_json(path)
+    except PreparationError:
+        return None
+
+
+def as_json(value: object) -> object:
+    """Returns what a value is after being written and read."""
+    return json.loads(json.dumps(value))
+
+
+def label(path: str | Path, folder: Path) -> str:
+    """Names a file independently of where the folder lies, if it is inside."""
+    path = Path(path)
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a folder; the lock ends with this process, however it ends."""
+    with (folder / STAMPS / "lock").open("w") as file:
+        try:
+            # A record lock: unlike flock's, forked workers do not inherit it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise PreparationError(
+                f"another process is preparing {folder}: wait for it or choose another folder"
+            ) from error
+        yield
+
+
+class _Hashes:
+    """Hashes of files, each computed once a run while the file stays the same."""
+
+    def __init__(self) -> None:
+        self.known: dict = {}
+
+    def of(self, path: str | Path) -> str:
+        """Returns a file's or folder's SHA-256."""
+        path = Path(path)
+        if path.is_dir():
+            return sha256_of(path)
+        status = path.stat()
+        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if key not in self.known:
+            self.known[key] = sha256_of(path)
+        return self.known[key]
