@@ -1,1 +1,1 @@
-"""Data that the package can make by itself."""
+"""Data: what the package makes by itself, and what it reads."""

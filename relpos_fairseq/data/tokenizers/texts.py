@@ -1,0 +1,99 @@
+"""Texts that a tokenizer is trained on: streamed, counted, readable twice."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import logging
+import lzma
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_SECONDS_BETWEEN_LOG_LINES = 30.0
+
+
+def read_texts(files: Iterable[str | Path]) -> Iterator[str]:
+    r"""Stream the lines of text files that hold anything; only \n ends a line.
+
+    Raises:
+        ValueError: a file is absent, or a line no UTF-8.
+    """
+    for path in map(Path, files):
+        if not path.is_file():
+            raise ValueError(f"no such text file: {path}")
+        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+            for number, line in enumerate(io.BufferedReader(stream), 1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{path}, line {number} is no UTF-8: {error.reason}") from None
+                if text.strip():
+                    yield text
+
+
+class Files:
+    """The texts of some files, read anew each time."""
+
+    def __init__(self, files: list[str | Path]):
+        """Remember the names."""
+        self.files = files
+
+    def __iter__(self) -> Iterator[str]:
+        """Every text."""
+        return read_texts(self.files)
+
+
+class Spool:
+    """What an iterator gives, in a temporary file, so that it can be read again."""
+
+    def __init__(self, texts: Iterable[str]):
+        """Write the file."""
+        self.file = tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n")
+        for text in texts:
+            self.file.write(" ".join(text.split("\n")) + "\n")
+
+    def __enter__(self) -> Spool:
+        """Self."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the file."""
+        self.file.close()
+
+    def __iter__(self) -> Iterator[str]:
+        """Every text."""
+        self.file.seek(0)
+        return (line[:-1] for line in self.file)
+
+
+class Counted:
+    """Texts with progress: a bar on a terminal, a line now and then in a log."""
+
+    def __init__(self, texts: Iterable[str]):
+        """Count from 0."""
+        self.texts = texts
+        self.count = 0
+
+    def __iter__(self) -> Iterator[str]:
+        """Every text."""
+        from tqdm import tqdm
+
+        last = time.monotonic()
+        shown = sys.stderr.isatty()
+        for text in tqdm(self.texts, "texts read", unit="", disable=not shown, leave=False):
+            self.count += 1
+            if not shown and time.monotonic() - last > _SECONDS_BETWEEN_LOG_LINES:
+                last = time.monotonic()
+                logger.info("tokenizer: %d texts read", self.count)
+            yield text
+
+    def require_some(self) -> None:
+        """Raise a ValueError if there was no text."""
+        if not self.count:
+            raise ValueError("no text to train a tokenizer on: every file is empty")

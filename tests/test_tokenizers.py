@@ -1,0 +1,290 @@
+"""Tokenizers: exact character offsets, training, loading, dictionaries."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
+from relpos_fairseq.data.tokenizers.base import exact_offsets
+
+TEXTS = [
+    "The Panthers defense gave up just 308 points, ranking sixth in the league.",
+    "Die Verteidigung der Panthers gab nur 308 Punkte ab; café, Straße, naïve.",
+    "黑豹队的防守只丢了 308分，在联赛中排名第六，同时也以 24 次拦截领先。",
+    "لم يتخلى فريق بانثرز سوى عن 308 نقطة، ليحتل المركز السادس في الدوري",
+    "Emoji 😀 👩‍👩‍👧 and ½ of the ﬁrst İstanbul, e\u0301te\u0301, 한국어 かな",
+]
+KINDS = {
+    "bpe": {"vocab_size": 420},
+    "bpe-bytes": {"vocab_size": 256},
+    "wordpiece": {"vocab_size": 300},
+    "wordpiece-uncased": {"vocab_size": 300, "lowercase": True},
+    "sentencepiece": {"vocab_size": 250, "character_coverage": 1.0},
+    "sentencepiece-bytes": {"vocab_size": 420, "byte_fallback": True},
+}
+QUICK = settings(max_examples=30, deadline=None)
+CHARACTERS = st.characters(exclude_categories=("Cs",))
+PHRASES = st.sampled_from([word for text in TEXTS for word in text.split()] + ["\u0301", "\u200d"])
+ANY_TEXT = st.lists(
+    st.one_of(
+        PHRASES, st.text(CHARACTERS, max_size=4), st.sampled_from([" ", "  ", "\u3000", "\n"])
+    ),
+    max_size=12,
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for name, options in KINDS.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        train_tokenizer(name.split("-")[0], made[name], texts=TEXTS * 4, **options)
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizers(folders):
+    return {name: load_tokenizer(folder) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC"])
+@QUICK
+@given(text=ANY_TEXT)
+def test_offsets_are_exact(tokenizers, name, form, text):
+    """Ranges stay inside, never go back, hold no outer space and, joined, miss no character."""
+    text = unicodedata.normalize(form, text)
+    encoding = tokenizers[name].encode(text)
+    assert len(encoding.pieces) == len(encoding.offsets) == len(encoding.word_begins)
+    known = {*tokenizers[name].symbols, "<unk>"}
+    covered = set()
+    last = 0
+    for piece, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+        assert piece in known
+        assert 0 <= start <= end <= len(text)
+        assert start >= last
+        last = start
+        part = text[start:end]
+        assert part == part.strip() or not part.strip(), (piece, part)
+        covered.update(range(start, end))
+    if name.startswith("bpe"):  # loses nothing
+        assert tokenizers[name].decode(encoding.pieces) == text.strip(" ")
+    lost = [c for n, c in enumerate(text) if n not in covered and not c.isspace()]
+    dropped = {"Cc", "Cf", "Mn", "Cn", "Co", "Me", "Mc", "Lo", "Zs"}
+    if name.startswith("bpe"):
+        assert not lost
+    assert all(unicodedata.category(c) in dropped for c in lost), lost
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_words_round_trip(tokenizers, name, text):
+    """The pieces from a word's first to its last character give that word again."""
+    for form in ("NFC", "NFD"):
+        said = unicodedata.normalize(form, text)
+        offsets = tokenizers[name].encode(said).offsets
+        for match in re.finditer(r"\S+", said):
+            inside = [(s, e) for s, e in offsets if s < match.end() and e > match.start()]
+            assert said[inside[0][0] : inside[-1][1]] == match.group()
+
+
+@pytest.mark.parametrize("name", ["bpe-bytes", "sentencepiece-bytes"])
+def test_parts_of_a_character_cover_it(tokenizers, name):
+    encoding = tokenizers[name].encode("a 𐍈 b")
+    assert [pair for pair in encoding.offsets if pair == (2, 3)] == [(2, 3)] * 4 or (
+        encoding.offsets.count((2, 3)) >= 4
+    )
+
+
+def test_dropped_marks_belong_to_their_letter(tokenizers):
+    text = "the cafe\u0301 here"
+    encoding = tokenizers["wordpiece-uncased"].encode(text)
+    assert max(end for start, end in encoding.offsets if start < 9) == 9
+    assert exact_offsets("e\u0301 x", ["e", "x"], [(0, 1), (3, 4)]) == [(0, 2), (3, 4)]
+    assert exact_offsets("e\u0301x", ["e", "ux"], [(0, 1), (1, 3)]) == [(0, 1), (1, 3)]
+
+
+def test_expanded_characters(tokenizers):
+    """One character that becomes several pieces is covered by each of them."""
+    text = "x ½ y"
+    encoding = tokenizers["sentencepiece-bytes"].encode(text)
+    assert encoding.offsets.count((2, 3)) >= 3
+    assert text[encoding.offsets[-1][0] : encoding.offsets[-1][1]] == "y"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_word_begins(tokenizers, name):
+    tokenizer = tokenizers[name]
+    text = "The Panthers ranking"
+    encoding = tokenizer.encode(text)
+    marked = zip(encoding.offsets, encoding.word_begins, strict=True)
+    begun = {start + text[start].isspace() for (start, _), first in marked if first}
+    assert begun == {0, 4, 13}
+    assert all(
+        tokenizer.begins_word(piece) == first
+        for piece, first in zip(encoding.pieces[1:], encoding.word_begins[1:], strict=True)
+    )
+    assert tokenizer.begins_word("<s>") and tokenizer.begins_word("<mask>")
+
+
+def test_ideographs_are_words(tokenizers):
+    encoding = tokenizers["wordpiece"].encode("黑豹队")
+    assert encoding.word_begins == [True] * 3
+    assert tokenizers["sentencepiece"].begins_word("的")
+
+
+def test_text_is_never_special(tokenizers):
+    for name in ("bpe", "wordpiece", "sentencepiece-bytes"):
+        pieces = tokenizers[name].encode("a [SEP] b </s> <mask> [CLS]").pieces
+        assert not {"</s>", "<mask>", "<s>"} & set(pieces)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_saved_and_read_and_pickled(folders, tokenizers, name, tmp_path):
+    tokenizer = tokenizers[name]
+    tokenizer.save(tmp_path / "again")
+    again = load_tokenizer(tmp_path / "again")
+    for text in TEXTS:
+        assert again.encode(text) == tokenizer.encode(text)
+        assert pickle.loads(pickle.dumps(tokenizer)).encode(text) == tokenizer.encode(text)
+    assert (tmp_path / "again" / "dict.txt").read_bytes() == (
+        folders[name] / "dict.txt"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_dictionary_is_fairseqs(folders, tokenizers, name):
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary.load(str(folders[name] / "dict.txt"))
+    assert dictionary.symbols[4:] == tokenizers[name].symbols
+    tokenizers[name].check_dictionary(dictionary, "dict.txt")
+    with pytest.raises(ValueError, match=r"dict.txt lacks [\d,]+ of the"):
+        tokenizers[name].check_dictionary(set(dictionary.symbols[:50]), "dict.txt")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
+def test_training_repeats(tmp_path, kind):
+    source = tmp_path / "text.gz"
+    source.write_bytes(gzip.compress("\r\n".join(TEXTS * 3).encode()))
+    for name in ("a", "b"):
+        train_tokenizer(kind, tmp_path / name, files=[source], vocab_size=300)
+    train_tokenizer(kind, tmp_path / "c", texts=iter(TEXTS * 3), vocab_size=300)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        assert path.read_bytes() == (tmp_path / "c" / path.name).read_bytes()
+
+
+def test_limited_alphabet(tmp_path):
+    texts = ["aab aab abc", "xyz"]
+    limited = train_tokenizer("wordpiece", tmp_path, texts=texts, vocab_size=40, limit_alphabet=2)
+    assert {"a", "b", "##a", "##b"} <= set(limited.symbols)
+    assert not set("xyzc") & set("".join(limited.symbols))
+    assert limited.encode("abc").pieces == ["<unk>"]
+
+
+def test_empty_text(tokenizers):
+    for tokenizer in tokenizers.values():
+        assert tokenizer.encode("").pieces == []
+
+
+def test_hugging_face_and_fairseq_folders(tmp_path, folders, tokenizers):
+    whole = json.loads((folders["bpe"] / "tokenizer.json").read_text())["model"]
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in whole["merges"]]
+    numbered = {number: piece for piece, number in whole["vocab"].items()}
+    for names, header in (
+        (("vocab.json", "merges.txt"), "#version: 0.2\n"),
+        (("encoder.json", "vocab.bpe"), "#version: 0.2\n"),
+    ):
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        (folder / names[0]).write_text(json.dumps(whole["vocab"]))
+        (folder / names[1]).write_text(header + "\n".join(merges) + "\n")
+    text = " " + TEXTS[1]
+    expected = tokenizers["bpe"].encode(text)
+    assert load_tokenizer(tmp_path / "vocab.json").encode(text) == expected
+    by_number = load_tokenizer(tmp_path / "encoder.json")
+    found = by_number.encode(text)
+    assert [numbered[int(symbol)] for symbol in found.pieces] == expected.pieces
+    assert found.offsets == expected.offsets and found.word_begins == expected.word_begins
+    assert by_number.decode(found.pieces) == TEXTS[1]
+
+
+def test_bert_folder(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "pan", "##ther", "##s", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    uncased = load_tokenizer(tmp_path)
+    assert uncased.encode("The Panthers.?").pieces == ["the", "pan", "##ther", "##s", ".", "<unk>"]
+    assert uncased.symbols == ["the", "pan", "##ther", "##s", "."]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load_tokenizer(tmp_path).encode("The the").pieces == ["<unk>", "the"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no tokenizer in"),
+        ({"tokenizer.json": "{}"}, "no tokenizer.json of the tokenizers library"),
+        ({"sentencepiece.model": "no model"}, "no sentencepiece model"),
+        ({"vocab.txt": "the\nthe\n"}, "names 1 pieces twice"),
+        ({"vocab.txt": "the\n"}, r"lacks \[UNK\]"),
+        ({"vocab.json": "[]", "merges.txt": ""}, "is no vocabulary"),
+        ({"vocab.json": "{", "merges.txt": ""}, "is no JSON"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b c\n"}, "is no pair of pieces"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b\n"}, "does not belong to"),
+    ],
+)
+def test_broken_folders(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "words"}, "tokenizer must be one of"),
+        ({"kind": "bpe", "vocab_size": 100}, "vocab_size of 256"),
+        ({"kind": "bpe", "texts": []}, "no text"),
+        ({"kind": "wordpiece", "vocab_size": 20}, "needs a vocab_size of"),
+        ({"kind": "sentencepiece", "texts": []}, "no text"),
+        ({"kind": "sentencepiece", "vocab_size": 5}, "could not be trained with vocab_size 5"),
+        ({"kind": "bpe", "lowercase": True}, "wordpiece's"),
+        ({"kind": "bpe", "byte_fallback": True}, "takes no byte_fallback"),
+        ({"kind": "bpe", "files": ["x"]}, "either files or texts"),
+    ],
+)
+def test_wrong_training(tmp_path, arguments, message):
+    arguments = {"vocab_size": 300, "texts": TEXTS} | arguments
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(folder=tmp_path, **arguments)
+
+
+def test_bad_text(tmp_path, tokenizers):
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\xfe\n")
+    with pytest.raises(ValueError, match="bad.txt, line 2 is no UTF-8"):
+        train_tokenizer("bpe", tmp_path, vocab_size=300, files=[tmp_path / "bad.txt"])
+    with pytest.raises(ValueError, match="no such text file"):
+        train_tokenizer("bpe", tmp_path, vocab_size=300, files=[tmp_path / "absent.txt"])
+    for tokenizer in tokenizers.values():
+        with pytest.raises(ValueError, match="half of a surrogate pair"):
+            tokenizer.encode("a \ud83d b")
+
+
+def test_fairseq_bpe(folders):
+    from types import SimpleNamespace
+
+    from relpos_fairseq.data.tokenizers.fairseq_bpe import FolderTokenizer
+
+    bpe = FolderTokenizer(SimpleNamespace(tokenizer_folder=str(folders["bpe"])))
+    assert bpe.decode(bpe.encode(TEXTS[0])) == TEXTS[0]
+    assert bpe.is_beginning_of_word("Ġthe") and not bpe.is_beginning_of_word("he")
