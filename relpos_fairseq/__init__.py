@@ -15,6 +15,7 @@ def _register_with_fairseq() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq import compat
+    from relpos_fairseq.data.tokenizers import fairseq_bpe  # noqa: F401
     from relpos_fairseq.models import relpos_roberta, relpos_transformer
 
     compat.apply()
