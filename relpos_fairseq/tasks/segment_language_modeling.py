@@ -1,0 +1,359 @@
+"""Task `segment_language_modeling`: contiguous streams, read block by block with memory.
+
+The data is cut as data/streams.py says; memory goes to the model in `net_input` as a carrier
+(modules/memory.py), one for each split and each of training and validation, so that fairseq's own
+criterions work and validation never touches the memory of training.  Models without memory
+(`relpos_transformer_lm`) read the same blocks, each on its own.
+
+A checkpoint holds every rank's memory and position: memory computed again from newer weights would
+not be the same.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from omegaconf import II
+
+from relpos_fairseq.data import streams_dataset, streams_text
+from relpos_fairseq.data.streams_iterator import StreamBatchIterator
+from relpos_fairseq.data.streams_memory import StreamMemory
+
+logger = logging.getLogger(__name__)
+BOUNDARIES = ("sidecar", "eos")
+
+
+@dataclass
+class SegmentLanguageModelingConfig(FairseqDataclass):
+    """Flags of the task."""
+
+    data: Optional[str] = field(  # noqa: UP045  (fairseq reads the annotation)
+        default=None,
+        metadata={"help": "data folder, or several joined by : (one a training epoch)"},
+    )
+    tokens_per_sample: int = field(
+        default=128, metadata={"help": "tokens a row and block (the paper's segment length)"}
+    )
+    text_level: ChoiceEnum(streams_text.LEVELS) = field(
+        default="auto",
+        metadata={
+            "help": "what a token is: word, subword (perplexity per word is logged too), char or "
+            "byte (bits per character or byte are logged); auto: manifest.json's, else by the "
+            "dictionary"
+        },
+    )
+    reset_memory_at_document: bool = field(
+        default=False,
+        metadata={"help": "what stands before a document's start is invisible after it"},
+    )
+    document_boundaries: ChoiceEnum(BOUNDARIES) = field(
+        default="sidecar",
+        metadata={"help": "where documents start: SPLIT.documents.npy, or after every end of line"},
+    )
+    add_bos_token: bool = field(
+        default=False, metadata={"help": "refused: a stream has no sentence starts"}
+    )
+    max_target_positions: Optional[int] = field(  # noqa: UP045
+        default=None, metadata={"help": "longest input of a model with a table of positions"}
+    )
+    dataset_impl: Any = II("dataset.dataset_impl")
+
+
+@register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
+class SegmentLanguageModelingTask(LanguageModelingTask):
+    """Language modelling over contiguous streams with memory.
+
+    Args:
+        args: the config above.
+        dictionary: of the data.
+        level: what a token is.
+    """
+
+    def __init__(self, args: Any, dictionary: Dictionary, level: str) -> None:
+        super().__init__(args, dictionary)
+        self.level = level
+        self.memories: dict[tuple[str, str], StreamMemory] = {}
+        self._gathered: list[dict] | None = None
+
+    @classmethod
+    def setup_task(cls, args: Any, **kwargs: Any) -> "SegmentLanguageModelingTask":
+        """Read the dictionary.
+
+        Raises:
+            ValueError: a flag out of range, or data folders of several dictionaries.
+        """
+        if args.tokens_per_sample < 1:
+            raise ValueError(f"tokens_per_sample must be >= 1, got {args.tokens_per_sample}")
+        if args.add_bos_token:
+            raise ValueError(
+                "--add-bos-token: a stream has no sentence starts; leave it out (or train with "
+                "--task language_modeling)"
+            )
+        folders = [Path(path) for path in utils.split_paths(args.data or "")]
+        if not folders:
+            raise ValueError("segment_language_modeling needs a data folder; none was given")
+        texts = {}
+        for folder in folders:
+            if not (folder / "dict.txt").exists():
+                raise ValueError(f"{folder} has no dict.txt: give a folder of binarised text")
+            texts[folder] = (folder / "dict.txt").read_bytes()
+        other = [folder for folder in folders if texts[folder] != texts[folders[0]]]
+        if other:
+            raise ValueError(
+                f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one"
+            )
+        dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
+        level = streams_text.text_level(folders[0], dictionary, str(args.text_level))
+        logger.info("dictionary: %d types, text level %s", len(dictionary), level)
+        return cls(args, dictionary, level)
+
+    def load_dataset(
+        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+    ) -> None:
+        """Read a split: of several data folders that of the epoch.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is empty, or its characters or documents do not fit.
+        """
+        paths = utils.split_paths(self.args.data)
+        path = Path(paths[(epoch - 1) % len(paths)]) / split
+        tokens = streams_dataset.read_stream(
+            path, self.dictionary, self.args.dataset_impl, combine
+        )
+        if self.level in ("char", "byte"):
+            streams_text.refuse_unknown_characters(tokens, self.dictionary, str(path))
+        starts = None
+        if self.args.reset_memory_at_document:
+            boundaries = str(self.args.document_boundaries)
+            starts = streams_dataset.find_documents(
+                path, tokens, boundaries, self.dictionary.eos()
+            )
+            logger.info("%s: %s documents", split, f"{len(starts):,}")
+        words = streams_text.word_ends(self.dictionary) if self.level == "subword" else None
+        self.datasets[split] = streams_dataset.StreamDataset(
+            split, tokens, self.dictionary.pad(), self.args.tokens_per_sample, starts, words
+        )
+
+    def get_batch_iterator(
+        self,
+        dataset: Any,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        max_positions: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Blocks of a split in order; any other dataset (for generation) is fairseq's own affair.
+
+        Raises:
+            ValueError: no batch size, blocks longer than the model takes, or dropped batches.
+        """
+        if not isinstance(dataset, streams_dataset.StreamDataset):
+            return super().get_batch_iterator(
+                dataset, max_tokens, max_sentences, max_positions, **options
+            )
+        if options.get("skip_remainder_batch"):
+            raise ValueError(
+                "--skip-remainder-batch would leave the end of every row unread: leave it out"
+            )
+        processes = options.get("num_shards", 1)
+        length = self.args.tokens_per_sample
+        longest = max_positions[0] if isinstance(max_positions, tuple) else max_positions
+        if longest is not None and length > longest:
+            raise ValueError(
+                f"tokens_per_sample {length} is more than the {longest} positions that the model "
+                f"takes: give a smaller --tokens-per-sample, or a relative scheme"
+            )
+        blocks = dataset.blocks(_rows(max_tokens, max_sentences, length), processes)
+        _log_plan(dataset.split, blocks)
+        kept = {"num_workers", "epoch", "seed"} & options.keys()
+        return StreamBatchIterator(
+            blocks,
+            options.get("shard_id", 0),
+            buffer_size=options.get("data_buffer_size", 0),
+            **{name: options[name] for name in kept},
+        )
+
+    def eval_lm_dataloader(
+        self,
+        dataset: Any,
+        max_tokens: int | None = None,
+        batch_size: int | None = None,
+        context_window: int = 0,
+        max_positions: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """What fairseq-eval-lm reads: one row unless --batch-size says more, with memory.
+
+        Raises:
+            ValueError: a context window, which memory replaces.
+        """
+        if context_window > 0:
+            raise ValueError(
+                f"--context-window {context_window}: segment_language_modeling gives context by "
+                f"memory; leave it out, and set eval_mem_len by --model-overrides"
+            )
+        iterator = self.get_batch_iterator(
+            dataset, None, batch_size or 1, max_positions, **options
+        ).next_epoch_itr(shuffle=False)
+        return _WithMemory(iterator, self)
+
+    def train_step(
+        self,
+        sample: dict,
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+        **more: Any,
+    ) -> tuple:
+        """fairseq's, with the split's training memory."""
+        reading = self.memories.setdefault(("train", sample["split"]), StreamMemory())
+        device = sample["target"].device
+        with reading.block(sample["step"], update_num, device) as carrier:
+            sample = _with_carrier(sample, model, carrier)
+            loss, size, output = super().train_step(
+                sample, model, criterion, optimizer, update_num, ignore_grad, **more
+            )
+        return loss, size, {**output, "nwords": sample["nwords"]}
+
+    def valid_step(self, sample: dict, model: Any, criterion: Any, **more: Any) -> tuple:
+        """fairseq's, with the split's validation memory."""
+        reading = self.memories.setdefault(("valid", sample["split"]), StreamMemory())
+        device = sample["target"].device
+        with reading.block(sample["step"], sample["step"], device) as carrier:
+            sample = _with_carrier(sample, model, carrier)
+            loss, size, output = super().valid_step(sample, model, criterion, **more)
+        return loss, size, {**output, "nwords": sample["nwords"]}
+
+    def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
+        """fairseq's numbers, predictions counted, and the loss in the level's own unit."""
+        super().reduce_metrics(logging_outputs, criterion)
+        total = {
+            name: utils.item(sum(output.get(name, 0) for output in logging_outputs))
+            for name in ("loss", "ntokens", "nwords")
+        }
+        bits = total["loss"] / math.log(2)
+        metrics.log_scalar_sum("predicted", total["ntokens"], priority=170, round=0)
+        if self.level in ("char", "byte") and total["ntokens"]:
+            name = {"char": "bpc", "byte": "bpb"}[self.level]
+            metrics.log_scalar(name, bits / total["ntokens"], total["ntokens"], 30, round=4)
+        if self.level == "subword" and total["nwords"]:
+            metrics.log_scalar("word_loss", bits / total["nwords"], total["nwords"], 30, round=3)
+            metrics.log_derived("word_ppl", _word_perplexity, priority=31)
+
+    def gather_checkpoint_state(self, group: Any, rank: int, world_size: int) -> None:
+        """Collect every rank's training memory on rank 0; all ranks call it before a save."""
+        own = {
+            split: reading.state_dict()
+            for (mode, split), reading in self.memories.items()
+            if mode == "train"
+        }
+        gathered: list = [None] * world_size
+        if world_size > 1:
+            torch.distributed.gather_object(
+                own, gathered if rank == 0 else None, dst=0, group=group
+            )
+        gathered[rank] = own
+        self._gathered = gathered
+
+    def get_checkpoint_dict(self) -> dict:
+        """What fairseq puts into a checkpoint: {class: every rank's memories}."""
+        return {type(self).__name__: {"ranks": self._gathered or []}}
+
+    def set_checkpoint_dict(self, state: dict) -> None:
+        """Continue with this rank's memory.
+
+        Raises:
+            ValueError: the checkpoint is of another number of processes.
+        """
+        ranks = state["ranks"]
+        here, rank = 1, 0
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            here, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        if len(ranks) != here:
+            raise ValueError(
+                f"cannot resume: the checkpoint holds the memory of {len(ranks)} processes, and "
+                f"here are {here}: start as many, or give --reset-dataloader"
+            )
+        for split, saved in ranks[rank].items():
+            self.memories["train", split] = StreamMemory.from_state_dict(saved)
+        logger.info("restored the memory of %d process(es)", here)
+
+
+class _WithMemory:
+    """Samples in order, each with the carrier that the one before filled."""
+
+    def __init__(self, samples: Any, task: SegmentLanguageModelingTask) -> None:
+        self.samples, self.task = samples, task
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Any:
+        reading = StreamMemory()
+        for sample in self.samples:
+            device = sample["target"].device
+            with reading.block(sample["step"], sample["step"], device) as carrier:
+                sample["net_input"]["memory"] = carrier
+                yield sample
+
+
+def _with_carrier(sample: dict, model: Any, carrier: Any) -> dict:
+    """The sample with memory in its input, where the model carries any."""
+    net_input = dict(sample["net_input"])
+    if hasattr(model, "mem_len"):
+        net_input["memory"] = carrier
+    return {**sample, "net_input": net_input}
+
+
+def _rows(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
+    """Rows of a process, from --batch-size or --max-tokens."""
+    limits = [] if max_sentences is None else [max_sentences]
+    if max_tokens is not None:
+        if max_tokens < length:
+            raise ValueError(
+                f"--max-tokens {max_tokens} is less than one block of {length} tokens: raise it, "
+                f"or give --batch-size"
+            )
+        limits.append(max_tokens // length)
+    if not limits:
+        raise ValueError("segment_language_modeling needs --batch-size or --max-tokens")
+    return min(limits)
+
+
+def _log_plan(split: str, blocks: streams_dataset.StreamBlocks) -> None:
+    plan = blocks.plan
+    logger.info(
+        "%s: %s tokens, %s predicted, in %d row(s) x %d process(es): %d seam(s), where context is "
+        "lost and no prediction; %s blocks of %d",
+        split,
+        f"{plan.tokens:,}",
+        f"{plan.predictions:,}",
+        blocks.batch_size,
+        blocks.processes,
+        plan.seams,
+        f"{plan.steps:,}",
+        plan.block,
+    )
+    if plan.rows > plan.predictions:
+        logger.warning(
+            "%s: only %d of %d rows have anything to read: give a smaller batch",
+            split,
+            plan.predictions,
+            plan.rows,
+        )
+
+
+def _word_perplexity(meters: Any) -> float:
+    return utils.get_perplexity(meters["word_loss"].avg)
