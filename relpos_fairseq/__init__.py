@@ -17,6 +17,7 @@ def _register_with_fairseq() -> None:
     from relpos_fairseq import compat
     from relpos_fairseq.data.tokenizers import fairseq_bpe  # noqa: F401
     from relpos_fairseq.models import relpos_roberta, relpos_transformer
+    from relpos_fairseq.tasks import segment_language_modeling  # noqa: F401
 
     compat.apply()
     for name in (*relpos_transformer.SIZES, *relpos_roberta.SIZES):

@@ -31,6 +31,7 @@ def apply() -> None:
         explain_broken_checkpoints,
         name_position_mismatch,
         run_ddp_on_cpu,
+        gather_task_state,
     ):
         remove()
 
@@ -229,6 +230,25 @@ def run_ddp_on_cpu() -> None:
 
     _replace(wrapper, "DistributedDataParallel", on_cpu)
     _replace(distributed, "_infer_torch_distributed_launch_init", from_torchrun)
+
+
+def gather_task_state() -> None:
+    """Let a task collect every rank's state before rank 0 alone writes a checkpoint."""
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.save_checkpoint
+    if not _once(checkpoint_utils, "save_checkpoint"):
+        return
+
+    @functools.wraps(original)
+    def save_checkpoint(cfg, trainer, epoch_itr, val_loss):
+        if hasattr(trainer.task, "gather_checkpoint_state") and not cfg.no_save:
+            world_size = trainer.data_parallel_world_size
+            group = trainer.data_parallel_process_group if world_size > 1 else None
+            trainer.task.gather_checkpoint_state(group, trainer.data_parallel_rank, world_size)
+        return original(cfg, trainer, epoch_itr, val_loss)
+
+    _replace(checkpoint_utils, "save_checkpoint", save_checkpoint)
 
 
 def keep_bf16_off_tpu(args: argparse.Namespace) -> None:

@@ -1,11 +1,11 @@
 """Contiguous streams: how a long text is cut into rows and blocks without losing a token.
 
-A split is one stream of N tokens.  Token t > 0 is predicted from what stands before it, so there are
-N - 1 predictions; they are dealt to R rows as evenly as possible (the first rows have one more), each
-row a contiguous piece.  A row is read in blocks of T tokens: the block at p has inputs [p, p + T) and
-targets [p + 1, p + T + 1).  A row's first input is the token that the row before predicted last: a
-seam between rows costs context, never a prediction.  Nothing is trimmed; rows that have ended are
-padding.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch
+A split is one stream of N tokens.  Token t > 0 is predicted from what stands before it, so there
+are N - 1 predictions; they are dealt to R rows as evenly as possible (the first rows have one
+more), each row a contiguous piece.  A row is read in blocks of T tokens: the block at p has inputs
+[p, p + T) and targets [p + 1, p + T + 1).  A row's first input is the token that the row before
+predicted last: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows
+that have ended are padding.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch
 size.)
 
 With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows:

@@ -35,6 +35,7 @@ class StreamDataset(FairseqDataset):
         document_starts: np.ndarray | None = None,
         word_ends: Tensor | None = None,
     ) -> None:
+        """Keep the stream; nothing is copied."""
         super().__init__()
         self.split, self.tokens, self.pad = split, tokens, pad
         self.tokens_per_sample = tokens_per_sample
@@ -56,6 +57,7 @@ class StreamDataset(FairseqDataset):
         return StreamBlocks(self, self.plan(batch_size * processes), processes)
 
     def __len__(self) -> int:
+        """Tokens of the split."""
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> Tensor:
@@ -73,11 +75,13 @@ class StreamBlocks(FairseqDataset):
     """
 
     def __init__(self, stream: StreamDataset, plan: StreamPlan, processes: int) -> None:
+        """Share a plan's rows out."""
         super().__init__()
         self.stream, self.plan, self.processes = stream, plan, processes
         self.batch_size = plan.rows // processes
 
     def __len__(self) -> int:
+        """Batches of all processes together."""
         return self.plan.steps * self.processes
 
     def __getitem__(self, index: int) -> dict:
@@ -91,9 +95,7 @@ class StreamBlocks(FairseqDataset):
         step, rank = divmod(int(index), self.processes)
         rows = range(rank * self.batch_size, (rank + 1) * self.batch_size)
         stream = self.stream
-        block = read_block(
-            stream.tokens, self.plan, step, rows, stream.pad, stream.document_starts
-        )
+        block = read_block(stream.tokens, self.plan, step, rows, stream.pad, stream.document_starts)
         net_input = {"src_tokens": block.inputs, "src_lengths": block.lengths}
         if block.starts is not None:
             net_input["document_starts"] = block.starts

@@ -19,6 +19,7 @@ class StreamBatchIterator(EpochBatchIterator):
     """
 
     def __init__(self, blocks: StreamBlocks, rank: int, **options) -> None:
+        """Deal the batches out in order."""
         super().__init__(
             blocks,
             collate_fn=blocks.collater,

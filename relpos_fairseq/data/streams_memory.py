@@ -17,6 +17,7 @@ class StreamMemory:
     """
 
     def __init__(self) -> None:
+        """Start before the first block."""
         self.next_step = 0
         self.memory: Memory | None = None
         self._attempt: Hashable = None
@@ -51,7 +52,7 @@ class StreamMemory:
                 f"needs blocks in their order (a checkpoint of another data position?)"
             )
         if memory is not None and memory.valid.device != device:
-            memory = memory.to(device)
+            memory = memory.to(memory.states[0].new_empty(0, device=device))
         self._before[step] = memory
         carrier = MemoryCarrier(memory)
         yield carrier
@@ -59,7 +60,9 @@ class StreamMemory:
 
     def state_dict(self) -> dict:
         """Position and memory as plain values, on the CPU."""
-        memory = None if self.memory is None else self.memory.to("cpu").state_dict()
+        memory = None
+        if self.memory is not None:
+            memory = {name: part.cpu() for name, part in self.memory.state_dict().items()}
         return {"next_step": self.next_step, "memory": memory}
 
     @classmethod

@@ -10,62 +10,22 @@ not be the same.
 """
 
 import logging
-import math
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from omegaconf import II
 
 from relpos_fairseq.data import streams_dataset, streams_text
 from relpos_fairseq.data.streams_iterator import StreamBatchIterator
 from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.tasks import segment_language_modeling_steps as steps
+from relpos_fairseq.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 
 logger = logging.getLogger(__name__)
-BOUNDARIES = ("sidecar", "eos")
-
-
-@dataclass
-class SegmentLanguageModelingConfig(FairseqDataclass):
-    """Flags of the task."""
-
-    data: Optional[str] = field(  # noqa: UP045  (fairseq reads the annotation)
-        default=None,
-        metadata={"help": "data folder, or several joined by : (one a training epoch)"},
-    )
-    tokens_per_sample: int = field(
-        default=128, metadata={"help": "tokens a row and block (the paper's segment length)"}
-    )
-    text_level: ChoiceEnum(streams_text.LEVELS) = field(
-        default="auto",
-        metadata={
-            "help": "what a token is: word, subword (perplexity per word is logged too), char or "
-            "byte (bits per character or byte are logged); auto: manifest.json's, else by the "
-            "dictionary"
-        },
-    )
-    reset_memory_at_document: bool = field(
-        default=False,
-        metadata={"help": "what stands before a document's start is invisible after it"},
-    )
-    document_boundaries: ChoiceEnum(BOUNDARIES) = field(
-        default="sidecar",
-        metadata={"help": "where documents start: SPLIT.documents.npy, or after every end of line"},
-    )
-    add_bos_token: bool = field(
-        default=False, metadata={"help": "refused: a stream has no sentence starts"}
-    )
-    max_target_positions: Optional[int] = field(  # noqa: UP045
-        default=None, metadata={"help": "longest input of a model with a table of positions"}
-    )
-    dataset_impl: Any = II("dataset.dataset_impl")
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -79,6 +39,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
     """
 
     def __init__(self, args: Any, dictionary: Dictionary, level: str) -> None:
+        """Start without data and without memory."""
         super().__init__(args, dictionary)
         self.level = level
         self.memories: dict[tuple[str, str], StreamMemory] = {}
@@ -127,17 +88,13 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         """
         paths = utils.split_paths(self.args.data)
         path = Path(paths[(epoch - 1) % len(paths)]) / split
-        tokens = streams_dataset.read_stream(
-            path, self.dictionary, self.args.dataset_impl, combine
-        )
+        tokens = streams_dataset.read_stream(path, self.dictionary, self.args.dataset_impl, combine)
         if self.level in ("char", "byte"):
             streams_text.refuse_unknown_characters(tokens, self.dictionary, str(path))
         starts = None
         if self.args.reset_memory_at_document:
             boundaries = str(self.args.document_boundaries)
-            starts = streams_dataset.find_documents(
-                path, tokens, boundaries, self.dictionary.eos()
-            )
+            starts = streams_dataset.find_documents(path, tokens, boundaries, self.dictionary.eos())
             logger.info("%s: %s documents", split, f"{len(starts):,}")
         words = streams_text.word_ends(self.dictionary) if self.level == "subword" else None
         self.datasets[split] = streams_dataset.StreamDataset(
@@ -173,8 +130,8 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
                 f"tokens_per_sample {length} is more than the {longest} positions that the model "
                 f"takes: give a smaller --tokens-per-sample, or a relative scheme"
             )
-        blocks = dataset.blocks(_rows(max_tokens, max_sentences, length), processes)
-        _log_plan(dataset.split, blocks)
+        blocks = dataset.blocks(steps.rows_of(max_tokens, max_sentences, length), processes)
+        steps.log_plan(dataset.split, blocks)
         kept = {"num_workers", "epoch", "seed"} & options.keys()
         return StreamBatchIterator(
             blocks,
@@ -205,7 +162,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         iterator = self.get_batch_iterator(
             dataset, None, batch_size or 1, max_positions, **options
         ).next_epoch_itr(shuffle=False)
-        return _WithMemory(iterator, self)
+        return steps.WithMemory(iterator)
 
     def train_step(
         self,
@@ -221,7 +178,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         reading = self.memories.setdefault(("train", sample["split"]), StreamMemory())
         device = sample["target"].device
         with reading.block(sample["step"], update_num, device) as carrier:
-            sample = _with_carrier(sample, model, carrier)
+            sample = steps.with_carrier(sample, model, carrier)
             loss, size, output = super().train_step(
                 sample, model, criterion, optimizer, update_num, ignore_grad, **more
             )
@@ -232,25 +189,14 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         reading = self.memories.setdefault(("valid", sample["split"]), StreamMemory())
         device = sample["target"].device
         with reading.block(sample["step"], sample["step"], device) as carrier:
-            sample = _with_carrier(sample, model, carrier)
+            sample = steps.with_carrier(sample, model, carrier)
             loss, size, output = super().valid_step(sample, model, criterion, **more)
         return loss, size, {**output, "nwords": sample["nwords"]}
 
     def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
-        """fairseq's numbers, predictions counted, and the loss in the level's own unit."""
+        """Log fairseq's numbers, predictions counted, and the loss in the level's own unit."""
         super().reduce_metrics(logging_outputs, criterion)
-        total = {
-            name: utils.item(sum(output.get(name, 0) for output in logging_outputs))
-            for name in ("loss", "ntokens", "nwords")
-        }
-        bits = total["loss"] / math.log(2)
-        metrics.log_scalar_sum("predicted", total["ntokens"], priority=170, round=0)
-        if self.level in ("char", "byte") and total["ntokens"]:
-            name = {"char": "bpc", "byte": "bpb"}[self.level]
-            metrics.log_scalar(name, bits / total["ntokens"], total["ntokens"], 30, round=4)
-        if self.level == "subword" and total["nwords"]:
-            metrics.log_scalar("word_loss", bits / total["nwords"], total["nwords"], 30, round=3)
-            metrics.log_derived("word_ppl", _word_perplexity, priority=31)
+        steps.log_units(logging_outputs, self.level)
 
     def gather_checkpoint_state(self, group: Any, rank: int, world_size: int) -> None:
         """Collect every rank's training memory on rank 0; all ranks call it before a save."""
@@ -289,71 +235,3 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         for split, saved in ranks[rank].items():
             self.memories["train", split] = StreamMemory.from_state_dict(saved)
         logger.info("restored the memory of %d process(es)", here)
-
-
-class _WithMemory:
-    """Samples in order, each with the carrier that the one before filled."""
-
-    def __init__(self, samples: Any, task: SegmentLanguageModelingTask) -> None:
-        self.samples, self.task = samples, task
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __iter__(self) -> Any:
-        reading = StreamMemory()
-        for sample in self.samples:
-            device = sample["target"].device
-            with reading.block(sample["step"], sample["step"], device) as carrier:
-                sample["net_input"]["memory"] = carrier
-                yield sample
-
-
-def _with_carrier(sample: dict, model: Any, carrier: Any) -> dict:
-    """The sample with memory in its input, where the model carries any."""
-    net_input = dict(sample["net_input"])
-    if hasattr(model, "mem_len"):
-        net_input["memory"] = carrier
-    return {**sample, "net_input": net_input}
-
-
-def _rows(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
-    """Rows of a process, from --batch-size or --max-tokens."""
-    limits = [] if max_sentences is None else [max_sentences]
-    if max_tokens is not None:
-        if max_tokens < length:
-            raise ValueError(
-                f"--max-tokens {max_tokens} is less than one block of {length} tokens: raise it, "
-                f"or give --batch-size"
-            )
-        limits.append(max_tokens // length)
-    if not limits:
-        raise ValueError("segment_language_modeling needs --batch-size or --max-tokens")
-    return min(limits)
-
-
-def _log_plan(split: str, blocks: streams_dataset.StreamBlocks) -> None:
-    plan = blocks.plan
-    logger.info(
-        "%s: %s tokens, %s predicted, in %d row(s) x %d process(es): %d seam(s), where context is "
-        "lost and no prediction; %s blocks of %d",
-        split,
-        f"{plan.tokens:,}",
-        f"{plan.predictions:,}",
-        blocks.batch_size,
-        blocks.processes,
-        plan.seams,
-        f"{plan.steps:,}",
-        plan.block,
-    )
-    if plan.rows > plan.predictions:
-        logger.warning(
-            "%s: only %d of %d rows have anything to read: give a smaller batch",
-            split,
-            plan.predictions,
-            plan.rows,
-        )
-
-
-def _word_perplexity(meters: Any) -> float:
-    return utils.get_perplexity(meters["word_loss"].avg)

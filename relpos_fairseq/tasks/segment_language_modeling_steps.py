@@ -1,0 +1,111 @@
+"""What the task does with one batch: memory in, numbers out."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from fairseq import utils
+from fairseq.logging import metrics
+
+from relpos_fairseq.data.streams_dataset import StreamBlocks
+from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.modules.memory import MemoryCarrier
+
+logger = logging.getLogger(__name__)
+UNITS = {"char": "bpc", "byte": "bpb"}
+
+
+class WithMemory:
+    """Samples in order, each with the carrier that the one before filled."""
+
+    def __init__(self, samples: Any) -> None:
+        """Wrap an iterator over the blocks of a split."""
+        self.samples = samples
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[dict]:
+        """Blocks, with an empty memory before the first."""
+        reading = StreamMemory()
+        for sample in self.samples:
+            device = sample["target"].device
+            with reading.block(sample["step"], sample["step"], device) as carrier:
+                sample["net_input"]["memory"] = carrier
+                yield sample
+
+
+def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
+    """The sample with memory in its input, where the model carries any."""
+    net_input = dict(sample["net_input"])
+    if hasattr(model, "mem_len"):
+        net_input["memory"] = carrier
+    return {**sample, "net_input": net_input}
+
+
+def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
+    """Rows of a process, from --batch-size or --max-tokens.
+
+    Raises:
+        ValueError: neither, or less than one block.
+    """
+    limits = [] if max_sentences is None else [max_sentences]
+    if max_tokens is not None:
+        if max_tokens < length:
+            raise ValueError(
+                f"--max-tokens {max_tokens} is less than one block of {length} tokens: raise it, "
+                f"or give --batch-size"
+            )
+        limits.append(max_tokens // length)
+    if not limits:
+        raise ValueError("segment_language_modeling needs --batch-size or --max-tokens")
+    return min(limits)
+
+
+def log_plan(split: str, blocks: StreamBlocks) -> None:
+    """Say how a split is cut."""
+    plan = blocks.plan
+    logger.info(
+        "%s: %s tokens, %s predicted, in %d row(s) x %d process(es): %d seam(s), where context is "
+        "lost and no prediction; %s blocks of %d",
+        split,
+        f"{plan.tokens:,}",
+        f"{plan.predictions:,}",
+        blocks.batch_size,
+        blocks.processes,
+        plan.seams,
+        f"{plan.steps:,}",
+        plan.block,
+    )
+    if plan.rows > plan.predictions:
+        logger.warning(
+            "%s: only %d of %d rows have anything to read: give a smaller batch",
+            split,
+            plan.predictions,
+            plan.rows,
+        )
+
+
+def log_units(logging_outputs: list[dict], level: str) -> None:
+    """Count predictions, and log the loss in the unit of the text's level."""
+    total = {
+        name: utils.item(sum(output.get(name, 0) for output in logging_outputs))
+        for name in ("loss", "ntokens", "nwords")
+    }
+    bits = total["loss"] / math.log(2)
+    metrics.log_scalar_sum("predicted", total["ntokens"], priority=170, round=0)
+    if level in UNITS and total["ntokens"]:
+        metrics.log_scalar(
+            UNITS[level], bits / total["ntokens"], total["ntokens"], priority=30, round=4
+        )
+    if level == "subword" and total["nwords"]:
+        metrics.log_scalar(
+            "word_loss", bits / total["nwords"], total["nwords"], priority=30, round=3
+        )
+        metrics.log_derived("word_ppl", _word_perplexity, priority=31)
+
+
+def _word_perplexity(meters: Any) -> float:
+    return utils.get_perplexity(meters["word_loss"].avg)
