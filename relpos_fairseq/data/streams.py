@@ -5,8 +5,8 @@ are N - 1 predictions; they are dealt to R rows as evenly as possible (the first
 more), each row a contiguous piece.  A row is read in blocks of T tokens: the block at p has inputs
 [p, p + T) and targets [p + 1, p + T + 1).  A row's first input is the token that the row before
 predicted last: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows
-that have ended are padding.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch
-size.)
+that have ended are padding.  (fairseq's truncated_bptt trims the remainder, and so counts
+other tokens at every batch size.)
 
 With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows:
 W processes with B rows see what one process with B W rows sees.

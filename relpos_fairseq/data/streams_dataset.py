@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq.data import ConcatDataset, Dictionary, FairseqDataset, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
 from torch import Tensor
 
 from relpos_fairseq.data.streams import StreamPlan, check_document_starts, read_block
@@ -143,17 +143,18 @@ def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: b
     if dataset is None:
         raise FileNotFoundError(f"no split {path} (.bin and .idx): check the data folder")
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
-    arrays = [_tokens_of(part) for part in parts]
+    names = [f"{path}{number or ''}" for number in range(len(parts))]
+    arrays = [_tokens_of(part, name) for part, name in zip(parts, names, strict=True)]
     tokens = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     if len(tokens) < 2:
         raise ValueError(f"{path} has {len(tokens)} tokens: nothing can be predicted")
     return tokens
 
 
-def _tokens_of(dataset: FairseqDataset) -> np.ndarray:
-    if isinstance(dataset, MMapIndexedDataset):
-        count = int(dataset.sizes.sum(dtype=np.int64))
-        return np.frombuffer(dataset._bin_buffer, dtype=dataset._index.dtype, count=count)
+def _tokens_of(dataset: FairseqDataset, path: str) -> np.ndarray:
+    if isinstance(dataset, MMapIndexedDataset):  # which unmaps its file when it goes: map our own
+        dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
+        return np.memmap(data_file_path(path), dtype=dtype, mode="r")
     return np.concatenate([dataset[line].numpy() for line in range(len(dataset))])
 
 
