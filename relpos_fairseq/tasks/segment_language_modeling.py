@@ -124,13 +124,14 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             )
         processes = options.get("num_shards", 1)
         length = self.args.tokens_per_sample
+        rows = steps.rows_of(max_tokens, max_sentences, length)
         longest = max_positions[0] if isinstance(max_positions, tuple) else max_positions
         if longest is not None and length > longest:
             raise ValueError(
                 f"tokens_per_sample {length} is more than the {longest} positions that the model "
                 f"takes: give a smaller --tokens-per-sample, or a relative scheme"
             )
-        blocks = dataset.blocks(steps.rows_of(max_tokens, max_sentences, length), processes)
+        blocks = dataset.blocks(rows, processes)
         steps.log_plan(dataset.split, blocks)
         kept = {"num_workers", "epoch", "seed"} & options.keys()
         return StreamBatchIterator(
