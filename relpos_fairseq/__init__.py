@@ -14,12 +14,14 @@ __all__ = ["__version__"]
 def _register_with_fairseq() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from relpos_fairseq import compat
+    from relpos_fairseq import compat, compat_inputs
+    from relpos_fairseq.criterions import sentence_prediction_glue  # noqa: F401
     from relpos_fairseq.data.tokenizers import fairseq_bpe  # noqa: F401
     from relpos_fairseq.models import relpos_roberta, relpos_transformer
     from relpos_fairseq.tasks import segment_language_modeling  # noqa: F401
 
     compat.apply()
+    compat_inputs.apply()
     for name in (*relpos_transformer.SIZES, *relpos_roberta.SIZES):
         ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu
 

@@ -146,6 +146,8 @@ def explain_filtered_lengths() -> None:
 def _way_out(task: object, limit: object) -> str:
     """What raises a length limit: the task's, a batch's, or that of a scheme's table."""
     flags = "--max-source-positions and --max-target-positions (or --tokens-per-sample)"
+    if getattr(getattr(task, "cfg", None), "max_positions", None) is not None:
+        flags = "--max-positions"  # sentence_prediction has one flag for the task and its model
     sides = limit if isinstance(limit, tuple) else (limit,)
     tables = [f"{n.scheme} has a table of {n} positions" for n in sides if hasattr(n, "scheme")]
     if tables:

@@ -10,6 +10,8 @@ from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaModel
 from torch import Tensor, nn
 
+from relpos_fairseq.data.segments import request_segments
+from relpos_fairseq.models import roberta_hub
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace
 from relpos_fairseq.models.roberta_encoder import RelPosRobertaEncoder
 from relpos_fairseq.models.span_head import SpanHead
@@ -53,6 +55,8 @@ class RelPosRobertaModel(RobertaModel):
         args = namespace(cfg, task.max_positions())
         model = cls(args, RelPosRobertaEncoder(args, task.source_dictionary))
         _check_lengths(model, task.max_positions())
+        if args.segment_encoding != "none":
+            request_segments(task)
         return model
 
     def forward(
@@ -109,6 +113,29 @@ class RelPosRobertaModel(RobertaModel):
         if name in self.span_heads:
             logger.warning("registering span head %r again: its weights start afresh", name)
         self.span_heads[name] = SpanHead(self.args.encoder_embed_dim, self.args.pooler_dropout)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str = "model.pt",
+        data_name_or_path: str = ".",
+        bpe: Any = None,
+        **kwargs: Any,
+    ) -> roberta_hub.RelPosRobertaHub:
+        """Load a checkpoint for use from Python, without a network.
+
+        Args:
+            model_name_or_path: folder of the checkpoint.
+            checkpoint_file: its name.
+            data_name_or_path: folder of dict.txt; one that begins with . is inside the former.
+            bpe: a tokenizer of `relpos_fairseq.data.tokenizers` or its folder; None: the one beside
+                the data or the checkpoint, and without one text is symbols joined by spaces.
+            kwargs: overrides of the checkpoint's config.
+        """
+        return roberta_hub.from_pretrained(
+            str(model_name_or_path), checkpoint_file, str(data_name_or_path), bpe, **kwargs
+        )
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """As fairseq's, for span heads too.

@@ -1,0 +1,1 @@
+"""Criterions that fairseq registers."""
