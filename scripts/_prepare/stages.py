@@ -34,7 +34,7 @@ class Stage:
 
 
 def run_stages(
-    stages: Sequence[Stage], folder: str | Path, *, force: bool = False
+    stages: Sequence[Stage], folder: str | Path, *, force: bool = False, prune: bool = False
 ) -> dict[str, dict]:
     """Runs the stages whose inputs, parameters or outputs are not those of their stamps.
 
@@ -45,6 +45,7 @@ def run_stages(
         stages: In order; a stage may read what earlier ones make.
         folder: Where the stamps are kept, in `.stages`.
         force: Whether to run all of them.
+        prune: Whether to remove what stages made that ran here before and are not among these.
 
     Returns:
         Every stage's counts, by its name.
@@ -60,6 +61,8 @@ def run_stages(
     hashes = _Hashes()
     counts = {}
     with locked(folder):
+        if prune:
+            remove_others(stages, folder)
         for number, stage in enumerate(stages, start=1):
             counts[stage.name] = run_stage(
                 stage, folder, f"[{number}/{len(stages)}]", force, hashes
@@ -84,6 +87,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_
     print(f"{position} {stage.name} ...", flush=True)
     start = time.monotonic()
     remove(stamp)
+    remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
     counts = dict(stage.run() or {})
     absent = [str(path) for path in stage.outputs if not Path(path).exists()]
     if absent:
@@ -107,6 +111,23 @@ def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: "_Hashes") -
         and hashes.of(path) == outputs[label(path, folder)]["sha256"]
         for path in stage.outputs
     )
+
+
+def remove_others(stages: Sequence[Stage], folder: Path) -> None:
+    """Removes the stamps, and inside the folder the outputs, of stages that are not listed."""
+    kept = {label(path, folder) for stage in stages for path in stage.outputs}
+    names = {stage.name for stage in stages}
+    for stamp in (folder / STAMPS).glob("*.json"):
+        if stamp.stem not in names:
+            remove_outputs(read_stamp(stamp), folder, kept)
+            remove(stamp)
+
+
+def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
+    """Removes a stamp's outputs that are inside the folder and not kept."""
+    for name in (stamp or {}).get("outputs", {}):
+        if name not in kept and not Path(name).is_absolute():
+            remove(folder / name)
 
 
 def describe(path: Path, hashes: "_Hashes") -> dict:

@@ -1,0 +1,288 @@
+"""Turns plain text, or WikiText and enwik8, into data that language models train on.
+
+    python scripts/prepare_lm.py --corpus wikitext-103 --out data-bin/wikitext-103
+    python scripts/prepare_lm.py --corpus enwik8 --out data-bin/enwik8
+    python scripts/prepare_lm.py --text book.txt.gz --split 0.9,0.05,0.05 --level char --out D
+    python scripts/prepare_lm.py --train a.txt b.txt --valid v.txt --level sentencepiece --out D
+
+The result is fairseq's: dict.txt, train.bin, train.idx, ... At the levels of words and of
+sentencepiece's pieces `</s>` ends every line; at those of characters and bytes `</s>` is the line
+feed itself, so that tokens are exactly the text's characters or bytes and bits per token are bits
+per character. With --documents, train.documents.npy has the offsets (int64) of the tokens that
+documents start with. With --shards N, train is divided over shard0 ... and the printed
+`shard0:shard1:...` is what fairseq takes as its data. manifest.json has the counts that
+perplexities are divided by, and the hashes of everything.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from _prepare.archives import extract
+from _prepare.command import run_command
+from _prepare.download import fetch
+from _prepare.errors import PreparationError
+from _prepare.files import atomic_path, require_space
+from _prepare.stages import Stage, run_stages
+from _prepare_lm.corpora import CORPORA
+from _prepare_lm.encoding import encode_split
+from _prepare_lm.options import check_values, make_parser
+from _prepare_lm.reading import read_pieces
+from _prepare_lm.report import write_manifests
+from _prepare_lm.splitting import SPLITS, parse_fractions, split_text
+from _prepare_lm.units import SPECIALS, Bytes, make_units
+from _prepare_lm.vocabulary import (
+    choose,
+    count_symbols,
+    load_dictionary,
+    save_dictionary,
+    train_sentencepiece,
+)
+
+SENTENCEPIECE = (
+    "model_type",
+    "vocab_size",
+    "character_coverage",
+    "byte_fallback",
+    "sample_lines",
+    "seed",
+)
+TEXT = ("extract", "split")  # stages that make text, which is input rather than output
+
+
+class Preparation:
+    """The stages of one preparation, from its command line."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Checks the command line.
+
+        Raises:
+            PreparationError: Options are missing or contradict each other.
+        """
+        self.args = args
+        self.out: Path = args.out
+        corpus = CORPORA.get(args.corpus)
+        self.level = args.level or (corpus.level if corpus else "word")
+        self.fractions: list[Fraction] = []
+        check_values(args, self.level)
+        given = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
+        if sum((bool(given), bool(args.text), bool(args.corpus))) != 1:
+            raise PreparationError("give either --train/--valid/--test, or --text, or --corpus")
+        split = args.split or (corpus.split if corpus else None)
+        if bool(split) != (bool(args.text) or bool(corpus and corpus.split)):
+            raise PreparationError("--split and --text belong together")
+        if split:
+            self.fractions = parse_fractions(split)
+        if "train" not in given and given and not args.dict and self.level != "byte":
+            raise PreparationError("without --train there must be --dict")
+        if self.level == "sentencepiece" and given and "train" not in given:
+            if not args.sentencepiece:
+                raise PreparationError("without --train there must be --sentencepiece")
+        self.files: dict[str, list[Path]] = given
+        self.text: list[Path] = args.text
+        self.archives: list[Path] = []
+        self.stages: list[Stage] = []
+        self.folders = [self.out]
+        if args.shards > 1:
+            self.folders = [self.out / f"shard{i}" for i in range(args.shards)]
+
+    def find_text(self) -> None:
+        """Downloads, extracts and splits, as the command line asks."""
+        corpus = CORPORA.get(self.args.corpus)
+        if corpus:
+            folder = self.args.downloads or self.out / "downloads"
+            archives = fetch([corpus.source], folder, from_dir=self.args.from_dir)
+            archive = archives[corpus.source.name]
+            self.archives = [archive]
+            text = self.out / "text"
+            made = {split: text / member for split, member in corpus.members.items()}
+            names = list(corpus.members.values())
+            self.add(
+                "extract",
+                lambda: {"files": len(extract(archive, text, names))},
+                [archive],
+                list(made.values()),
+                {"members": names},
+            )
+            if corpus.split:
+                self.text = [made["text"]]
+            else:
+                self.files = {split: [path] for split, path in made.items()}
+        else:
+            missing = [str(path) for path in self.inputs() if not path.is_file()]
+            if missing:
+                raise PreparationError(f"not a file: {', '.join(missing)}")
+            require_space(self.out, sum(path.stat().st_size for path in self.inputs()))
+        if self.fractions:
+            names = SPLITS[: len(self.fractions)]
+            made = [self.out / "text" / f"{split}.txt" for split in names]
+            options = {"level": self.level, "on_bad_line": self.args.on_bad_line}
+            text = self.text
+            self.add(
+                "split",
+                lambda: split_text(text, made, self.fractions, options),
+                text,
+                made,
+                {**options, "split": [str(f) for f in self.fractions]},
+            )
+            self.files = {split: [path] for split, path in zip(names, made, strict=True)}
+
+    def inputs(self) -> list[Path]:
+        """Returns the user's text files."""
+        return [*self.text, *(path for paths in self.files.values() for path in paths)]
+
+    def add(self, name, run, inputs, outputs, parameters) -> None:
+        """Adds a stage."""
+        self.stages.append(Stage(name, run, inputs, outputs, parameters))
+
+    def learn_units(self) -> None:
+        """Adds the stages that make sentencepiece.model and dict.txt."""
+        args, level = self.args, self.level
+        train = self.files.get("train", [])
+        self.model = self.out / "sentencepiece.model" if level == "sentencepiece" else None
+        reading = {"level": level, "on_bad_line": args.on_bad_line}
+        if self.model and args.sentencepiece:
+            self.add(
+                "sentencepiece",
+                lambda: copy(args.sentencepiece, self.model),
+                [args.sentencepiece],
+                [self.model],
+                {},
+            )
+        elif self.model:
+            options = {name: getattr(args, name) for name in SENTENCEPIECE}
+            self.add(
+                "sentencepiece",
+                lambda: train_sentencepiece(
+                    self.model, read_pieces(train, level, args.on_bad_line), options
+                ),
+                train,
+                [self.model],
+                {**reading, **options},
+            )
+        self.dictionary = self.out / "dict.txt"
+        models = [self.model] if self.model else []
+        cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
+        if args.dict:
+            self.add("dictionary", self.copy_dictionary, [args.dict], [self.dictionary], {})
+        elif level == "byte":
+            self.add("dictionary", self.byte_dictionary, [], [self.dictionary], {"level": level})
+        else:
+            read = self.files if level == "char" else {"train": train}
+            texts = [path for paths in read.values() for path in paths]
+            self.add(
+                "dictionary",
+                self.count_dictionary,
+                [*texts, *models],
+                [self.dictionary],
+                {**reading, **cut},
+            )
+
+    def byte_dictionary(self) -> dict[str, int]:
+        """Makes the dict.txt of all bytes."""
+        save_dictionary(self.dictionary, [(symbol, 1) for symbol in Bytes.symbols])
+        return {"symbols": len(Bytes.symbols)}
+
+    def count_dictionary(self) -> dict[str, int]:
+        """Makes dict.txt of the training text."""
+        args, files = self.args, dict(self.files)
+        train = files.pop("train", [])
+        # Characters that only valid or test have are in the dictionary too, at its end: bits per
+        # character allow no unknown, and published enwik8 vocabularies count all splits.
+        others = [path for paths in files.values() for path in paths] * (self.level == "char")
+        units = make_units(self.level, self.model)
+        texts = [
+            read_pieces(paths, self.level, args.on_bad_line) for paths in (train, others) if paths
+        ]
+        symbols, different = count_symbols(texts, units, args.workers)
+        kept = choose(symbols, args.threshold, args.words, args.padding_factor)
+        save_dictionary(self.dictionary, kept)
+        return {"symbols": len(kept), "different units": different}
+
+    def copy_dictionary(self) -> dict[str, int]:
+        """Checks the user's dictionary and copies it."""
+        symbols = load_dictionary(self.args.dict)
+        copy(self.args.dict, self.dictionary)
+        return {"symbols": len(symbols)}
+
+    def encode(self) -> None:
+        """Adds a stage for every split."""
+        args = self.args
+        options = {
+            "level": self.level,
+            "documents": args.documents,
+            "on_bad_line": args.on_bad_line,
+            "refuse_unknown": self.level == "char" and args.dict is not None,
+        }
+        suffixes = ["bin", "idx"] + ["documents.npy"] * (args.documents != "none")
+        models = [self.model] if self.model else []
+        for split, paths in self.files.items():
+            folders = self.folders if split == "train" else self.folders[:1]
+
+            def run(split=split, paths=paths, folders=folders) -> dict:
+                units = make_units(self.level, self.model)
+                symbols = load_dictionary(self.dictionary)
+                counts = encode_split(split, paths, folders, units, symbols, options, args.workers)
+                return {str(shard): found for shard, found in enumerate(counts)}
+
+            self.add(
+                f"encode-{split}",
+                run,
+                [*paths, self.dictionary, *models],
+                [folder / f"{split}.{suffix}" for folder in folders for suffix in suffixes],
+                {**options, "shards": len(folders)},
+            )
+        if len(self.folders) > 1:
+            copies = [folder / "dict.txt" for folder in self.folders]
+            self.add(
+                "dictionaries",
+                lambda: copy(self.dictionary, *copies),
+                [self.dictionary],
+                copies,
+                {},
+            )
+
+    def report(self, counts: dict[str, dict], command: Sequence[str]) -> None:
+        """Writes the manifests and prints the table."""
+        symbols = load_dictionary(self.dictionary)
+        facts = {
+            "level": self.level,
+            "vocabulary": len(SPECIALS) + len(symbols),
+            "</s>": "line feed" if self.level in ("char", "byte") else "end of line",
+        }
+        read = {"archive": self.archives, "text": self.text, **self.files}
+        texts = {
+            f"{split} {place}: {path.name}": path
+            for split, paths in read.items()
+            for place, path in enumerate(paths)
+        }
+        made = {path for stage in self.stages if stage.name not in TEXT for path in stage.outputs}
+        write_manifests(self.folders, self.out, command, texts, sorted(made), counts, facts)
+
+
+def copy(source: Path, *targets: Path) -> None:
+    """Copies a file, whole or not at all."""
+    for target in targets:
+        if source.absolute() != target.absolute():
+            with atomic_path(target) as temporary:
+                shutil.copyfile(source, temporary)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = make_parser(__doc__).parse_args(argv)
+    work = Preparation(args)
+    work.find_text()
+    work.learn_units()
+    work.encode()
+    counts = run_stages(work.stages, work.out, force=args.force, prune=True)
+    work.report(counts, ["prepare_lm.py", *argv])
+    print(f"data: {':'.join(map(str, work.folders))}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
