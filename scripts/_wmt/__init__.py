@@ -1,0 +1,1 @@
+"""Parallel text for translation: sources, cleaning, tokens, units, fairseq's binary form."""

@@ -1,0 +1,204 @@
+"""Learns subword units on a seeded sample and applies them.
+
+subword-nmt: Sennrich et al. 2016, joint merges over both languages. sentencepiece: Kudo and
+Richardson 2018, one model (BPE or unigram) for both languages.
+"""
+
+import io
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr
+from itertools import islice
+from pathlib import Path
+
+import sentencepiece
+from _prepare.errors import PreparationError
+from _prepare.files import atomic_path
+from _prepare.pool import ordered_map
+from _prepare.progress import progress
+from subword_nmt.apply_bpe import BPE
+
+from .parallel import Outputs, map_lines, read_blobs
+
+SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
+FILE_NAME = {SUBWORD_NMT: "bpe.codes", SENTENCEPIECE: "sentencepiece.model"}
+MAX_REMEMBERED = 50_000  # words; then all are forgotten, so that memory is bounded
+
+
+def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
+    """Writes the same lines of each side to one file, which the units are learned on.
+
+    Args:
+        paths: The source's and the target's lines.
+        pairs: How many there are.
+        size: How many pairs to choose at most.
+        seed: Of the choice.
+        output: The sample.
+
+    Returns:
+        The number of pairs chosen.
+    """
+    size = min(size, pairs)
+    chosen = sorted(random.Random(seed).sample(range(pairs), size))
+    with Outputs([output]) as (file,):
+        for path in paths:
+            with path.open("rb") as lines:
+                position = 0
+                for number in chosen:
+                    file.write(next(islice(lines, number - position, None)))
+                    position = number + 1
+    return size
+
+
+def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
+    """Learns merges by subword-nmt's own learner, in a process of its own for its memory's sake.
+
+    Raises:
+        PreparationError: It failed.
+    """
+    with atomic_path(output) as temporary:
+        run_learner(
+            [sys.executable, "-m", "subword_nmt.learn_bpe", "--input", str(sample), "--output",
+             str(temporary), "--symbols", str(merges)],
+            "fewer words than --vocab-size asks for, or none?",
+        )  # fmt: skip
+        if temporary.stat().st_size <= len("#version: 0.2\n"):
+            raise PreparationError(f"no merges were learned on {sample}: is there enough text?")
+
+
+LEARN_SENTENCEPIECE = """
+import sys, sentencepiece
+sample, prefix, size, kind = sys.argv[1:]
+sentencepiece.SentencePieceTrainer.train(
+    input=sample, model_prefix=prefix, vocab_size=int(size), model_type=kind,
+    character_coverage=1.0, num_threads=1, input_sentence_size=0, max_sentence_length=1 << 16,
+    hard_vocab_limit=False, shuffle_input_sentence=False, minloglevel=1)
+"""
+
+
+def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> None:
+    """Trains a sentencepiece model, with one thread: more may change the order of sums.
+
+    Args:
+        sample: Lines of both languages.
+        size: Pieces; fewer where the text has not as many.
+        kind: "bpe" or "unigram".
+        output: The model.
+
+    Raises:
+        PreparationError: The text is too small or too large for that many pieces.
+    """
+    with atomic_path(output) as temporary:
+        run_learner(
+            [
+                sys.executable,
+                "-c",
+                LEARN_SENTENCEPIECE,
+                str(sample),
+                str(temporary),
+                str(size),
+                kind,
+            ],
+            "choose another --vocab-size",
+        )
+        os.replace(f"{temporary}.model", temporary)
+        Path(f"{temporary}.vocab").unlink()
+
+
+def run_learner(command: list[str], remedy: str) -> None:
+    """Runs a learner; its last words become the error's.
+
+    Raises:
+        PreparationError: It did not end with status 0.
+    """
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").replace("\r", "\n").strip().split("\n")
+        raise PreparationError(f"subword units could not be learned ({said[-1]}): {remedy}")
+
+
+class SubwordNmt(dict):
+    """Cuts words as subword-nmt does; remembers each word's units, joined.
+
+    Args:
+        codes: The file of merges.
+    """
+
+    def __init__(self, codes: Path):
+        super().__init__()
+        with redirect_stderr(io.StringIO()), codes.open(encoding="utf-8") as file:
+            self.library = BPE(file)
+
+    def __missing__(self, word: str) -> str:
+        """Cuts a word that is not remembered."""
+        if len(self) >= MAX_REMEMBERED:
+            self.clear()
+        units = self.library.segment(word)
+        self.library.cache.clear()
+        self[word] = units
+        return units
+
+    def __call__(self, line: str) -> str:
+        """Returns a line's units, separated by spaces."""
+        return " ".join(map(self.__getitem__, line.split(" ")))
+
+
+class SentencePiece:
+    """Cuts lines by a sentencepiece model.
+
+    Args:
+        model: Its file.
+    """
+
+    def __init__(self, model: Path):
+        self.library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+    def __call__(self, line: str) -> str:
+        """Returns a line's units, separated by spaces."""
+        return " ".join(self.library.encode(line, out_type=str))
+
+
+def load_units(kind: str, path: Path) -> SubwordNmt | SentencePiece:
+    """Loads what was learned."""
+    return SubwordNmt(path) if kind == SUBWORD_NMT else SentencePiece(path)
+
+
+def apply(
+    functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str
+) -> list[int]:
+    """Applies a function to every line of two files.
+
+    Args:
+        functions: Of the source's and of the target's lines.
+        files: What is read; lines of our own making.
+        outputs: What is written, with as many lines.
+        workers: How many processes.
+        name: For the progress.
+
+    Returns:
+        The number of lines, and of words or units of each side.
+    """
+    counts = [0, 0, 0]
+
+    def convert(task: tuple[int, bytes]) -> tuple[int, bytes, int, int]:
+        side, blob = task
+        converted = map_lines(functions[side], blob)
+        return side, converted, converted.count(b"\n"), len(converted.split())
+
+    with Outputs(outputs) as written, progress(description=name, unit="lines") as bar:
+        for side, converted, lines, words in ordered_map(convert, tasks(files), workers):
+            written[side].write(converted)
+            counts[0] += lines if side == 0 else 0
+            counts[1 + side] += words
+            bar.update(lines)
+    return counts
+
+
+def tasks(files: tuple[Path, Path]) -> Iterator[tuple[int, bytes]]:
+    """Streams blocks of lines with their side, source and target in turn."""
+    streams = [read_blobs([path]) for path in files]
+    for blobs in zip(*streams, strict=True):
+        yield from enumerate(blobs)

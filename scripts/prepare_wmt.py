@@ -1,0 +1,256 @@
+#!/usr/bin/env python
+"""Prepares a WMT translation pair, or parallel text of your own, for fairseq: one command.
+
+    python scripts/prepare_wmt.py wmt15 en-de --out data/wmt15.en-de --workers 8
+    python scripts/prepare_wmt.py wmt18 en-cs --out data/wmt18.en-cs --czeng ~/czeng16
+    python scripts/prepare_wmt.py en-de --from-dir my_text --out data/mine --vocab-size 8000
+
+Downloads (or takes from --from-dir), extracts, normalises, filters, tokenises, learns and applies
+subword units and runs fairseq-preprocess. Interrupted at any moment, the same command continues;
+run again, it does nothing; what changed is made anew. OUT/data-bin is what fairseq reads,
+OUT/manifest.json says what was made of what.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from _prepare.command import run_command
+from _prepare.errors import PreparationError
+from _prepare.files import require_space
+from _prepare.lines import ON_BAD_LINE
+from _prepare.manifest import table
+from _prepare.stages import run_stages
+from _prepare.transfer import describe_size
+from _wmt import report
+from _wmt.clean import merge
+from _wmt.filters import Limits
+from _wmt.obtain import Plan
+from _wmt.pipeline import Pipeline
+from _wmt.settings import Settings
+from _wmt.sources import DEFAULT_YEAR
+
+COPIES = 4  # of the text in stages: cleaned, tokenised, merged, in units
+PACKED = 4  # bytes of text in a byte of a compressed file, about
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line's parser."""
+    whole = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = whole.add_argument
+    add("pair", nargs="+", metavar="[YEAR] PAIR", help="wmt15 en-de, wmt15 de-en, wmt18 en-cs, ...")
+    add("--out", type=Path, help="folder that takes everything (default: data/YEAR.PAIR)")
+    add(
+        "--from-dir",
+        type=Path,
+        metavar="DIR",
+        help="use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)",
+    )
+    add(
+        "--czeng",
+        type=Path,
+        metavar="DIR",
+        help="folder of CzEng 1.6 (its licence forbids fetching)",
+    )
+    add("--without", nargs="+", default=[], metavar="CORPUS", help="corpora to leave out")
+    add("--valid", nargs="+", default=["newstest2013"], metavar="SET", help="sacrebleu's name")
+    add("--test", nargs="+", default=["newstest2015"], metavar="SET", help="sacrebleu's name")
+    add("--sample", type=positive, metavar="N", help="use N training pairs, chosen by --seed")
+    add("--seed", type=int, default=1)
+    add("--workers", type=positive, default=2, metavar="N", help="processes (default: 2)")
+    add(
+        "--tokenizer",
+        choices=("moses", "none"),
+        help="default: moses for subword-nmt, none for sentencepiece",
+    )
+    add("--bpe", choices=("subword-nmt", "sentencepiece"), default="subword-nmt")
+    add("--model-type", choices=("unigram", "bpe"), default="unigram", help="of sentencepiece")
+    add(
+        "--vocab-size",
+        type=positive,
+        default=32000,
+        metavar="N",
+        help="merges (subword-nmt) or pieces (sentencepiece), joint (default: 32000)",
+    )
+    add(
+        "--learn-lines",
+        type=positive,
+        default=100_000,
+        metavar="N",
+        help="pairs that units are learned on, at most (default: 100000)",
+    )
+    add("--max-words", type=positive, default=250, metavar="N")
+    add("--max-ratio", type=float, default=3.0, metavar="R")
+    add(
+        "--on-bad-line",
+        choices=ON_BAD_LINE,
+        default="fail",
+        help="invalid UTF-8 in training text: stop, or drop the pair and count it",
+    )
+    add(
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help="only clean and tokenise part I of N of the training text",
+    )
+    add("--merge", type=positive, metavar="N", help="join N shards and do the rest")
+    add("--force", action="store_true", help="run every stage again")
+    add("--dry-run", action="store_true", help="print sources, sizes and disk needed; do nothing")
+    return whole  # fmt: skip
+
+
+def positive(text: str) -> int:
+    """Reads a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
+    return number
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Reads I/N."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text}")
+    return int(number), int(count)
+
+
+def read_settings(args: argparse.Namespace) -> Settings:
+    """Checks the command line.
+
+    Raises:
+        PreparationError: Options that do not go together, or a pair that is none.
+    """
+    *years, pair = args.pair
+    languages = pair.split("-")
+    if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
+        raise PreparationError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(args.pair)}")
+    if args.shard and args.merge:
+        raise PreparationError("--shard makes one part, --merge joins all: give one of them")
+    if args.max_ratio < 1:
+        raise PreparationError(f"--max-ratio must be >= 1, got {args.max_ratio}")
+    other = languages[1] if languages[0] == "en" else languages[0]
+    year = years[0] if years else ("" if args.from_dir else DEFAULT_YEAR.get(other, ""))
+    if not year and not args.from_dir:
+        raise PreparationError(f"no training set is known for {pair}: give yours with --from-dir")
+    return Settings(
+        year=year,
+        source=languages[0],
+        target=languages[1],
+        out=args.out or Path("data", ".".join(filter(None, (year, pair)))),
+        from_dir=args.from_dir,
+        czeng=args.czeng,
+        without=tuple(args.without),
+        valid=tuple(args.valid),
+        tests=tuple(args.test),
+        sample=args.sample,
+        seed=args.seed,
+        tokenizer=args.tokenizer or ("moses" if args.bpe == "subword-nmt" else "none"),
+        bpe=args.bpe,
+        model_type=args.model_type,
+        vocab_size=args.vocab_size,
+        learn_lines=args.learn_lines,
+        limits=Limits(max_words=args.max_words, max_ratio=args.max_ratio),
+        on_bad_line=args.on_bad_line,
+        workers=args.workers,
+        shards=args.shard[1] if args.shard else args.merge or 1,
+        shard=args.shard[0] if args.shard else None,
+    )
+
+
+def describe(plan: Plan) -> tuple[str, int]:
+    """Returns a table of what is read, and the bytes of disk that the whole needs."""
+    rows, archives, text = [], 0, 0
+    for source in plan.sources():
+        archives += source.size or 0
+        known = "sha256" if source.sha256 else "sacrebleu's md5"
+        rows.append(
+            [source.name, describe_size(source.size), known, source.urls[0], source.licence]
+        )
+    text += sum(corpus.expanded for corpus in plan.corpora)
+    for path in plan.texts.paths():
+        if path.exists():
+            size = path.stat().st_size
+            text += size * (PACKED if path.suffix in (".gz", ".bz2", ".xz") else 1)
+            rows.append([path.name, describe_size(size), "", str(path), ""])
+    if plan.settings.from_dir:
+        archives = 0
+    headers = ["source", "size", "checked by", "from", "licence"]
+    return table(rows, headers), archives + text * (COPIES + 1)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Waits for other shards that download or extract in the same folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".shards.lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+def prepare(settings: Settings, plan: Plan, command: list[str], force: bool) -> None:
+    """Runs the stages that are asked for."""
+    pipeline = Pipeline(settings, plan.texts)
+    out = settings.out
+    with alone(out):
+        stages = run_stages([*plan.stages(), *pipeline.first_stages()], out, force=force)
+    pipeline.counts = stages["count"]
+    if settings.shard is not None or settings.shards == 1:
+        number = settings.shard or 1
+        made = run_stages(pipeline.shard_stages(number), pipeline.shard_folder(number), force=force)
+        if settings.shard is not None:
+            pipeline.write_shard_manifest(number, command, made)
+            print(f"shard {number} of {settings.shards} is ready; join all with "
+                  f"--merge {settings.shards}", flush=True)  # fmt: skip
+            return
+    else:
+        made = joined([manifest["stages"] for manifest in pipeline.read_shard_manifests()])
+    # Stages of a folder stand under one lock and one list of stamps.
+    stages |= made | run_stages(pipeline.last_stages(), out, force=force)
+    report.write(pipeline, command, stages)
+    print(f"\n{report.tables(pipeline, stages)}\n\n{out / 'data-bin'} is what fairseq reads; "
+          f"{out / 'manifest.json'} says how it was made", flush=True)  # fmt: skip
+
+
+def joined(shards: list[dict]) -> dict[str, dict]:
+    """Adds up the shards' counts."""
+    total: dict[str, dict] = {"clean": {}}
+    for stages in shards:
+        for name, counts in stages["clean"].items():
+            merge(total["clean"].setdefault(name, {}), counts)
+        for key, number in stages.get("tokenise", {}).items():
+            tokens = total.setdefault("tokenise", {})
+            tokens[key] = tokens.get(key, 0) + number
+    return total
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(argv)
+    settings = read_settings(args)
+    settings = replace(settings, out=settings.out.absolute())
+    plan = Plan(settings)
+    described, needed = describe(plan)
+    print(
+        f"{described}\n\ndisk needed in {settings.out}: about {describe_size(needed)}", flush=True
+    )
+    if plan.lacks_czeng():
+        print("without CzEng, which the papers train on: name its folder with --czeng", flush=True)
+    if args.dry_run:
+        return
+    if not (settings.out / "manifest.json").exists():
+        require_space(settings.out, min(needed, 2**50))
+    prepare(settings, plan, ["prepare_wmt.py", *argv], args.force)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
