@@ -56,8 +56,16 @@ class PositionConfig:
     position_rank: str = _flag("auto", "rank of P (abs_scalar); auto: head_dim")
     position_buckets: str = _flag("auto", "number of buckets (t5); auto: 32")
     position_max_distance: str = _flag("auto", "distance of the last bucket (t5); auto: 128")
-    position_query_bias: str = _flag("auto", "on or off: u and v (transformer_xl); auto: on")
+    position_query_bias: str = _flag(
+        "auto",
+        "u and v (transformer_xl): on (a layer's own), shared (by all layers, the released code's "
+        "untie_r=False) or off; auto: on",
+    )
     position_p2c_index: str = _flag("auto", "paper or mirrored (deberta); auto: paper")
+    clamp_len: str = _flag(
+        "auto",
+        "distances beyond it read the same sinusoid; 0 or auto: none (transformer_xl)",
+    )
     segment_encoding: str = _flag(
         "none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"
     )
@@ -112,11 +120,14 @@ class PositionPlan:
         return self.shape.max_positions if limited else None
 
     def describe(self) -> str:
-        """One line, which also is what a checkpoint remembers and a resume is held against."""
+        """One line, which also is what a checkpoint remembers and a resume is held against.
+
+        Not in it: clamp_len, which the paper's own evaluation sets on a model trained without.
+        """
         parts = [self.name]
         for plan in self.members:
             for option in _DESCRIBED:
-                if option in plan.scheme.takes and option != "scale":
+                if option in plan.scheme.takes and option not in ("scale", "clamp_len"):
                     parts.append(f"{plan.scheme.name}.{option}={getattr(plan.options, option)}")
         parts.append(f"scale={self.scale_constant:g}")
         shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
@@ -137,6 +148,7 @@ _OPTION_FLAGS = {
     "max_distance": "position_max_distance",
     "query_bias": "position_query_bias",
     "p2c_index": "position_p2c_index",
+    "clamp_len": "clamp_len",
 }
 
 
@@ -307,8 +319,8 @@ def _options(
     if share not in SHARES:
         raise ValueError(f"--position-share must be auto, {', '.join(SHARES)}, got {share}")
     bias = _given(config, "position_query_bias") or "on"
-    if bias not in ("on", "off"):
-        raise ValueError(f"--position-query-bias must be auto, on or off, got {bias}")
+    if bias not in ("on", "shared", "off"):
+        raise ValueError(f"--position-query-bias must be auto, on, shared or off, got {bias}")
     p2c = _given(config, "position_p2c_index") or "paper"
     if p2c not in ("paper", "mirrored"):
         raise ValueError(f"--position-p2c-index must be auto, paper or mirrored, got {p2c}")
@@ -320,8 +332,9 @@ def _options(
         rank=_number(config, "position_rank", 1, shape.head_dim),
         buckets=_number(config, "position_buckets", 2 if shape.causal else 4, 32),
         max_distance=_number(config, "position_max_distance", 1, 128),
-        query_bias=bias == "on",
+        query_bias=bias,
         p2c_index=p2c,
+        clamp_len=_number(config, "clamp_len", 0, 0),
     )
     if "buckets" in scheme.takes:
         _check_buckets(options, shape.causal)

@@ -39,9 +39,10 @@ class SchemeOptions:
         rank: rank of abs_scalar's factors.
         buckets: number of T5 buckets.
         max_distance: distance at which T5's last bucket begins.
-        query_bias: whether transformer_xl has u and v.
+        query_bias: transformer_xl's u and v: `on` (a layer's own), `shared` (by all layers), `off`.
         p2c_index: `paper` or `mirrored`, for deberta.
         num_segments: number of segments, for segment encodings.
+        clamp_len: distance beyond which transformer_xl's sinusoid no longer changes; 0 = none.
     """
 
     clip_distance: int = 16
@@ -51,9 +52,10 @@ class SchemeOptions:
     rank: int = 0
     buckets: int = 32
     max_distance: int = 128
-    query_bias: bool = True
+    query_bias: str = "on"
     p2c_index: str = "paper"
     num_segments: int = 2
+    clamp_len: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,11 @@ class PositionScheme(nn.Module):
         self.options = options
         if options.reset_cls:
             self.theta = nn.Parameter(torch.zeros(2, self.table_heads))
+
+    @property
+    def common_parameters(self) -> tuple[str, ...]:
+        """Names of parameters that the instances of all layers have in common."""
+        return ()
 
     @property
     def table_heads(self) -> int:

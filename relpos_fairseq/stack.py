@@ -39,12 +39,19 @@ class PositionContext:
         causal: keys in a query's future are excluded.
         shared: the terms that all layers share.
         rotation: the scheme that transforms queries and keys, with its prepared part, or None.
+        memory: (M, B, E) what stands before the queries' tokens, as key and value projections
+            meet it, or None; the positions count its slots.
+        window: how many slots a query sees, the last of them its own; None: all.
+        documents: (B, S) document number of each slot, or None; other documents are excluded.
     """
 
     positions: Positions
     causal: bool
     shared: tuple[PositionTerms, ...] = ()
     rotation: tuple[PositionScheme, Any] | None = None
+    memory: Tensor | None = None
+    window: int | None = None
+    documents: Tensor | None = None
 
 
 class StackPositions(nn.Module):
@@ -54,6 +61,7 @@ class StackPositions(nn.Module):
         """Build what is shared by the layers of `plan`."""
         super().__init__()
         self.plan = plan
+        self._common: dict[str, nn.Parameter] = {}  # a plain dict: the layers register them
         self.shared = _build(plan, layer=None)
         if plan.segment_encoding == "input":
             self.shared.append(SegmentInput(plan.shape, _segment_options(plan)))
@@ -63,7 +71,12 @@ class StackPositions(nn.Module):
 
     def layer_schemes(self, layer: int) -> SchemeStack:
         """The schemes that layer `layer` has for itself."""
-        return _build(self.plan, layer)
+        schemes = _build(self.plan, layer)
+        for scheme in schemes:
+            for name in scheme.common_parameters:
+                key = f"{scheme.name}.{name}"
+                setattr(scheme, name, self._common.setdefault(key, getattr(scheme, name)))
+        return schemes
 
     def positions(
         self,

@@ -29,6 +29,8 @@ class AttentionInputs:
         content_q: q as the content product meets it (rotated), or None for q itself.
         content_k: the same for k.
         key_tails: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None.
+        window: how many slots a query sees, the last of them its own; None: all.
+        documents: (B, S) document number of each slot, or None; other documents are excluded.
     """
 
     q: Tensor
@@ -43,6 +45,13 @@ class AttentionInputs:
     content_q: Tensor | None = None
     content_k: Tensor | None = None
     key_tails: Tensor | None = None
+    window: int | None = None
+    documents: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a window that shows nothing."""
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be >= 1, or None for all keys, got {self.window}")
 
     @property
     def exact(self) -> torch.dtype:
@@ -77,10 +86,19 @@ class AttentionInputs:
         masked = None
         if self.causal and self.positions.highest_distance > 0:
             masked = (self.positions.distance() > 0)[None, None]
+        if self.window is not None and self.positions.lowest_distance <= -self.window:
+            masked = _either(masked, (self.positions.distance() <= -self.window)[None, None])
+        if self.documents is not None:
+            of_query = self.positions.of_queries(self.documents)
+            other = of_query[:, :, None] != self.documents[:, None, :]
+            masked = _either(masked, other[:, None])
         if self.key_padding is not None:
-            padding = self.key_padding[:, None, None, :]
-            masked = padding if masked is None else masked | padding
+            masked = _either(masked, self.key_padding[:, None, None, :])
         return masked
+
+
+def _either(masked: Tensor | None, more: Tensor) -> Tensor:
+    return more if masked is None else masked | more
 
 
 def _rows_of(term: PositionTerms, start: int, stop: int) -> PositionTerms:

@@ -46,7 +46,8 @@ def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     products = Gathered(inputs)
     bias = total(static_logits(term, products) for term in inputs.terms if term.adds_to_logits)
     square = positions.query_start == 0 and positions.tgt_len == positions.src_len
-    if bias is None and inputs.key_padding is None and inputs.causal and square:
+    masks = (inputs.key_padding, inputs.window, inputs.documents)
+    if bias is None and all(m is None for m in masks) and inputs.causal and square:
         return None, positions.tgt_len > 1
     excluded = inputs.excluded()
     if bias is None:

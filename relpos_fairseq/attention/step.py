@@ -17,8 +17,8 @@ from relpos_fairseq.terms import PositionTerms
 
 def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, 1, Dv) and probabilities (B, H, 1, S)."""
-    excluded = None if inputs.key_padding is None else inputs.key_padding[:, None, None, :]
-    probs = probabilities(logits(LastQuery(inputs)), excluded, excluded is not None)
+    padded = inputs.key_padding is not None
+    probs = probabilities(logits(LastQuery(inputs)), inputs.excluded(), padded)
     probs = drop(probs, inputs.dropout)
     out = probs @ inputs.v.to(inputs.exact)
     for term in inputs.terms:

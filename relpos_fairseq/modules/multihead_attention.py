@@ -80,7 +80,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             query: (T, B, E); `key` and `value` are the same tensor, as fairseq's layers pass them.
             key: unused beyond fairseq's signature.
             value: unused beyond fairseq's signature.
-            key_padding_mask: (B, T) True at padding of the new tokens.
+            key_padding_mask: (B, T) True at padding of the new tokens; (B, M + T) where the context
+                brings memory of M slots.
             incremental_state: fairseq's decoding cache.
             need_weights: return attention probabilities, averaged over nothing: (B, H, T, S).
             attn_mask: the positions; fairseq's layers hand this argument through untouched.
@@ -97,7 +98,11 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         cache = self._cache(incremental_state)
         prepared = prepare_cached(self.position, context.positions, cache)
         terms = context.shared + self.position.terms(prepared, context.positions)
-        q, k, v = (self._heads(proj(query)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        source = query
+        if context.memory is not None:
+            source = torch.cat([context.memory.to(query), query])
+        q = self._heads(self.q_proj(query))
+        k, v = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
         content_q, content_k = _rotated(q, k, context)
         if content_q is not None and not any(term.meets_vectors for term in terms):
             # Nothing meets the unrotated q and k, so nothing need keep them.
@@ -120,6 +125,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             content_q=content_q,
             content_k=keys["content_key"],
             key_tails=keys.get("key_tails"),
+            window=context.window,
+            documents=context.documents,
         )
         out, probs = attend(inputs, self.backend, need_weights)
         tgt_len, batch = query.shape[:2]
@@ -162,8 +169,12 @@ def _rotated(
     if context.rotation is None:
         return None, None
     scheme, prepared = context.rotation
-    start = context.positions.query_start
-    return scheme.transform_query(q, prepared, start), scheme.transform_key(k, prepared, start)
+    positions = context.positions
+    first_key = positions.src_len - k.size(2)  # memory, or in decoding the new tokens alone
+    return (
+        scheme.transform_query(q, prepared, positions.query_start),
+        scheme.transform_key(k, prepared, first_key),
+    )
 
 
 def _check_cached(cached: int, src_len: int) -> None:

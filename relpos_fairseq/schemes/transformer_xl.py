@@ -8,7 +8,9 @@ W_R R is projected once a forward pass for the T + S - 1 distances that occur (O
 O(length^2)); the result is the term's query_vectors over an unclipped relation.  R has the released
 code's layout, [sin(p f_0..), cos(p f_0..)] with f_m = 10000^(-2m/E) and p = i - j: negative for
 future keys, which an encoder has and the paper's decoder has not.  The released code can tie u and
-v across layers (untie_r=False): --position-share layers ties W_R with them.
+v across layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared;
+--position-share layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs
+longer than those of training.  It starts u and v from N(0, 0.02), we from 0.
 000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them.
 """
 
@@ -44,7 +46,7 @@ class TransformerXL(PositionScheme):
     card = SchemeCard(
         "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed"
     )
-    takes = frozenset({"scale", "share", "query_bias", "reset_cls"})
+    takes = frozenset({"scale", "share", "query_bias", "reset_cls", "clamp_len"})
     default_share = "none"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
@@ -52,14 +54,21 @@ class TransformerXL(PositionScheme):
         super().__init__(shape, options)
         heads = self.table_heads
         self.projection = self.draw(heads * shape.head_dim, shape.embed_dim, std=0.02)
-        if options.query_bias:
+        if options.query_bias != "off":
             self.content_bias = nn.Parameter(torch.zeros(heads, shape.head_dim))
             self.position_bias = nn.Parameter(torch.zeros(heads, shape.head_dim))
+
+    @property
+    def common_parameters(self) -> tuple[str, ...]:
+        """Biases u and v, where they are shared while W_R is not."""
+        return ("content_bias", "position_bias") if self.options.query_bias == "shared" else ()
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
         relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
         distance = torch.arange(-relation.past, relation.future + 1, device=positions.device)
+        if self.options.clamp_len:
+            distance = distance.clamp(-self.options.clamp_len, self.options.clamp_len)
         weight = self.projection
         offset = -distance.double() if weight.dtype == torch.float64 else -distance
         waves = sinusoid_of_distance(offset, self.shape.embed_dim)
@@ -72,7 +81,7 @@ class TransformerXL(PositionScheme):
     ) -> tuple[PositionTerms, ...]:
         """(q + v).W_R R and u.k."""
         relation, vectors = prepared
-        biased = self.options.query_bias
+        biased = self.options.query_bias != "off"
         term = PositionTerms(
             relation=relation,
             query_vectors=vectors,
