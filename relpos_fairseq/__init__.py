@@ -17,12 +17,18 @@ def _register_with_fairseq() -> None:
     from relpos_fairseq import compat, compat_inputs
     from relpos_fairseq.criterions import sentence_prediction_glue  # noqa: F401
     from relpos_fairseq.data.tokenizers import fairseq_bpe  # noqa: F401
-    from relpos_fairseq.models import relpos_roberta, relpos_transformer
+    from relpos_fairseq.models import (
+        relpos_roberta,
+        relpos_transformer,
+        relpos_transformer_lm,
+        relpos_transformer_xl,
+    )
     from relpos_fairseq.tasks import segment_language_modeling  # noqa: F401
 
     compat.apply()
     compat_inputs.apply()
-    for name in (*relpos_transformer.SIZES, *relpos_roberta.SIZES):
+    models = (relpos_transformer, relpos_transformer_lm, relpos_transformer_xl, relpos_roberta)
+    for name in (name for model in models for name in model.SIZES):
         ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu
 
 

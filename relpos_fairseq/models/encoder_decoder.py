@@ -35,14 +35,19 @@ def encoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> Stac
     return StackPositions(resolve(cfg, shape, model, side="encoder", sides=sides))
 
 
-def decoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> StackPositions:
+def decoder_positions(
+    cfg: Any,
+    model: str = "translation",
+    sides=SIDES,
+    length_flag: str = "--max-target-positions",
+) -> StackPositions:
     """The positions of a decoder described by fairseq's nested config."""
     shape = AttentionShape(
         embed_dim=cfg.decoder.embed_dim,
         num_heads=cfg.decoder.attention_heads,
         max_positions=cfg.max_target_positions,
         causal=True,
-        length_flag="--max-target-positions",
+        length_flag=length_flag,
         seed_name="decoder",
     )
     return StackPositions(resolve(cfg, shape, model, side="decoder", sides=sides))
@@ -161,6 +166,8 @@ class RelPosEncoder(TransformerEncoderBase):
 class RelPosDecoder(TransformerDecoderBase):
     """Transformer decoder with a position scheme in its self-attention."""
 
+    layer_class = RelPosDecoderLayer
+
     def __init__(
         self,
         cfg: Any,
@@ -176,7 +183,11 @@ class RelPosDecoder(TransformerDecoderBase):
         del self._construction
         self.positions = stack
         self.eos_idx = dictionary.eos()
+        self.initialize(cfg)
         initialize_projections(stack, self.layers)
+
+    def initialize(self, cfg: Any) -> None:
+        """Redraw what a model starts from otherwise than fairseq; never a scheme's parameters."""
 
     @staticmethod
     def make_positions(cfg: Any) -> StackPositions:
@@ -186,7 +197,7 @@ class RelPosDecoder(TransformerDecoderBase):
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """A layer with its own part of the position scheme."""
         stack, index = self._construction
-        return wrap(cfg, RelPosDecoderLayer(cfg, stack, next(index), no_encoder_attn))
+        return wrap(cfg, self.layer_class(cfg, stack, next(index), no_encoder_attn))
 
     def extract_features_scriptable(
         self,

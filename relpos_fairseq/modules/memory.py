@@ -190,3 +190,20 @@ def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
     if memory is not None and not isinstance(memory, Memory):
         raise ValueError(f"memory must be a Memory, a carrier of one or None, got {type(memory)}")
     return memory
+
+
+def number_documents(starts: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """Number the documents of a segment.
+
+    Args:
+        starts: (B, T) True at tokens that begin a document, or None.
+        padding: (B, T) True at padding, which begins nothing, or None.
+
+    Returns:
+        (B, T) document number of each token; 0 goes on with the memory's.
+    """
+    if starts is None:
+        return None
+    if padding is not None:
+        starts = starts & ~padding
+    return starts.long().cumsum(dim=1)

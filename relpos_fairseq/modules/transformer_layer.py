@@ -9,6 +9,7 @@ that layers share (fairseq's own wrapper would cut them off).
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -132,6 +133,37 @@ class RelPosDecoderLayer(_Checkpointed, _DecoderLayer):
 
     def __init__(
         self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool = False
+    ) -> None:
+        """Build layer number `layer` of the stack."""
+        super().__init__(cfg, stack, layer, no_encoder_attn)
+        del self._make_attention
+        self._set_checkpointing(cfg)
+
+
+class _MemoryLayer(_DecoderLayer):
+    """A decoder layer that attends over [memory, segment]."""
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        self_attn_mask: PositionContext,
+        memory: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """As fairseq's, for x (T, B, E) after memory (M, B, E) of the same layer's inputs."""
+        if memory is not None and len(memory):
+            if self.normalize_before:
+                memory = self.self_attn_layer_norm(memory)
+            self_attn_mask = replace(self_attn_mask, memory=memory)
+        return super().forward(x, self_attn_mask=self_attn_mask, **kwargs)
+
+
+class RelPosMemoryLayer(_Checkpointed, _MemoryLayer):
+    """A decoder layer with memory; see `_MemoryLayer.forward`."""
+
+    def __init__(
+        self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool = True
     ) -> None:
         """Build layer number `layer` of the stack."""
         super().__init__(cfg, stack, layer, no_encoder_attn)

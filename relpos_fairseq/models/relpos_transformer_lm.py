@@ -1,0 +1,199 @@
+"""`relpos_transformer_lm`: fairseq's decoder-only transformer with any position scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq import utils
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import FairseqLanguageModel, register_model
+from fairseq.models.transformer import Embedding
+from fairseq.modules import AdaptiveInput
+from torch import Tensor, nn
+
+from relpos_fairseq.models.encoder_decoder import RelPosDecoder, decoder_positions
+from relpos_fairseq.models.lm_config import (
+    LanguageModelFlags,
+    RelPosTransformerLMConfig,
+    nested,
+    sized,
+)
+from relpos_fairseq.stack import PositionMismatchError, StackPositions
+
+
+class ModelMismatchError(PositionMismatchError):
+    """A checkpoint of another model."""
+
+
+class RelPosLMDecoder(RelPosDecoder):
+    """A decoder without an encoder."""
+
+    @staticmethod
+    def make_positions(cfg: Any) -> StackPositions:
+        """The positions that the config asks for."""
+        return decoder_positions(cfg, "language_model", sides=(), length_flag="--tokens-per-sample")
+
+
+class RelPosLanguageModel(FairseqLanguageModel):
+    """What the language models have in common: flags, embeddings, checking of checkpoints."""
+
+    flags: type = LanguageModelFlags
+    decoder_class: type[RelPosDecoder] = RelPosLMDecoder
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Every field of the config; defaults are those of the named size, not argparse's."""
+        gen_parser_from_dataclass(parser, cls.flags(), delete_default=True)
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> RelPosLanguageModel:
+        """Build from the flat config.
+
+        Raises:
+            ValueError: a flag that is wrong, does not apply or contradicts another.
+        """
+        config = nested(cfg)
+        embed_tokens = build_embedding(config, task.source_dictionary)
+        words = task.target_dictionary
+        _check_cutoff("--adaptive-softmax-cutoff", config.adaptive_softmax_cutoff, words)
+        decoder = cls.decoder_class(config, words, embed_tokens, no_encoder_attn=True)
+        return cls(decoder)
+
+    def load_state_dict(
+        self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args=None
+    ) -> Any:
+        """As fairseq's; says in one line what is another model's.
+
+        Raises:
+            ModelMismatchError: a checkpoint of another model.
+        """
+        if strict and not getattr(model_cfg or args, "decoder_layers_to_keep", None):
+            refuse_foreign(self.state_dict(), state_dict, type(self).__name__)
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+
+def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
+    """Plain or adaptive embedding of (B, T) tokens."""
+    if not cfg.adaptive_input:
+        return Embedding(len(dictionary), cfg.decoder.input_dim, dictionary.pad())
+    return AdaptiveInput(
+        len(dictionary),
+        dictionary.pad(),
+        cfg.decoder.input_dim,
+        cfg.adaptive_input_factor,
+        cfg.decoder.embed_dim,
+        _check_cutoff("--adaptive-input-cutoff", cfg.adaptive_input_cutoff, dictionary),
+        cfg.quant_noise.pq,
+        cfg.quant_noise.pq_block_size,
+    )
+
+
+def _check_cutoff(flag: str, text: str | None, dictionary: Any) -> list[int]:
+    """The cut-offs of an adaptive embedding.
+
+    Raises:
+        ValueError: they do not rise, or exceed the dictionary.
+    """
+    if text is None:
+        return []
+    cutoff = utils.eval_str_list(text, type=int)
+    if cutoff != sorted(set(cutoff)) or cutoff[0] < 1:
+        raise ValueError(f"{flag} must be rising numbers, got {text}")
+    if cutoff[-1] > len(dictionary):
+        raise ValueError(
+            f"{flag} {text}: the dictionary has only {len(dictionary):,} types; give cut-offs "
+            f"below that"
+        )
+    return cutoff
+
+
+def refuse_foreign(own: dict[str, Tensor], saved: dict[str, Tensor], model: str) -> None:
+    """Refuse a checkpoint whose tensors are not the model's; positions have an error of their own.
+
+    Raises:
+        ModelMismatchError: names one tensor that differs.
+    """
+    ours = {name: value for name, value in own.items() if ".position" not in name}
+    theirs = {name: value for name, value in saved.items() if ".position" not in name}
+    foreign, lacking = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
+    other = [n for n in ours if n in theirs and ours[n].shape != theirs[n].shape]
+    if foreign:
+        what = f"it has {foreign[0]}, which {model} has not"
+    elif lacking:
+        what = f"it lacks {lacking[0]}, which {model} has"
+    elif other:
+        sizes = f"{tuple(theirs[other[0]].shape)}, here {tuple(ours[other[0]].shape)}"
+        what = f"its {other[0]} is {sizes}"
+    else:
+        return
+    raise ModelMismatchError(
+        f"checkpoint of another model: {what}; give the --arch and sizes that it was trained with"
+    )
+
+
+class RelPosTransformerLanguageModel(RelPosLanguageModel):
+    """fairseq's TransformerLanguageModel whose self-attention has a position scheme."""
+
+
+def register_sizes(
+    model: type[RelPosLanguageModel], base: type, sizes: dict[str, dict[str, Any]], module: str
+) -> dict[str, type]:
+    """One class and one config a size: fairseq keeps a config on the class that it registers.
+
+    Returns:
+        The classes by name, for the module's namespace, where pickle looks for them.
+    """
+    made = {}
+    for name, values in sizes.items():
+        title = "".join(part.capitalize() for part in name.split("_"))
+        config = base
+        if values:
+            config = sized(base, f"{title}Config", values)
+            config.__module__ = module
+        named = {"__doc__": f"`{name}`.", "__module__": module}
+        made[title] = type(title, (model,), named)
+        made[config.__name__] = config
+        register_model(name, dataclass=config)(made[title])
+    return made
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "relpos_transformer_lm": {},
+    "relpos_transformer_lm_tiny": {
+        "decoder_embed_dim": 128,
+        "decoder_ffn_embed_dim": 512,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+    },
+    # Baevski and Auli 2019 (fairseq's transformer_lm_wiki103)
+    "relpos_transformer_lm_wiki103": {
+        "decoder_embed_dim": 1024,
+        "decoder_ffn_embed_dim": 4096,
+        "decoder_layers": 16,
+        "decoder_attention_heads": 8,
+        "dropout": 0.3,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+        "adaptive_input": True,
+        "adaptive_input_cutoff": "20000,60000",
+        "adaptive_softmax_cutoff": "20000,60000",
+        "adaptive_softmax_dropout": 0.2,
+        "tie_adaptive_weights": True,
+        "tie_adaptive_proj": True,
+        "no_decoder_final_norm": True,
+    },
+    # fairseq's transformer_lm_gpt2_small: 24 layers, which OpenAI calls medium
+    "relpos_transformer_lm_gpt2_small": {
+        "decoder_embed_dim": 1024,
+        "decoder_ffn_embed_dim": 4096,
+        "decoder_layers": 24,
+        "decoder_attention_heads": 16,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation_fn": "gelu",
+    },
+}
+
+globals().update(
+    register_sizes(RelPosTransformerLanguageModel, RelPosTransformerLMConfig, SIZES, __name__)
+)

@@ -1,0 +1,54 @@
+"""Initial values of Transformer-XL's released code (`weights_init` in its train.py).
+
+Weights come from N(0, 0.02), projections of adaptive embeddings from N(0, 0.01), layer norms from
+N(1, 0.02), and biases are 0.  Position schemes keep what they started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairseq.modules import AdaptiveInput
+from torch import nn
+
+from relpos_fairseq.scheme import SchemeStack
+from relpos_fairseq.stack import StackPositions
+
+
+def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
+    """Redraw all that is a decoder's own.
+
+    Args:
+        decoder: a fairseq TransformerDecoderBase.
+        std: standard deviation of weights.
+        proj_std: the same for projections of adaptive embeddings.
+    """
+    projections = _projections(decoder)
+    for module in _own_modules(decoder):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, 0.0, proj_std if id(module) in projections else std)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            nn.init.zeros_(module.weight[module.padding_idx])
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 1.0, std)
+        if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and its descendants, but for position schemes."""
+    if isinstance(module, (SchemeStack, StackPositions)):
+        return
+    yield module
+    for child in module.children():
+        yield from _own_modules(child)
+
+
+def _projections(decoder: nn.Module) -> set[int]:
+    """Projections between the widths of an embedding's bands and the model's."""
+    found = [decoder.project_in_dim, decoder.project_out_dim]
+    if isinstance(decoder.embed_tokens, AdaptiveInput):
+        found += [band[1] for band in decoder.embed_tokens.embeddings]
+    if decoder.adaptive_softmax is not None:
+        found += [tail[0] for tail in decoder.adaptive_softmax.tail]
+    return {id(module) for module in found if module is not None}
