@@ -11,7 +11,7 @@ from test_schemes import call
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, step
+from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, step, tiles
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -63,6 +63,7 @@ def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatc
     expected, wanted = gradients(inputs, "reference", parameters, remake)
     for rows in (1 << 20, 2):
         monkeypatch.setattr(blocked, "block_rows", lambda _, rows=rows: rows)
+        monkeypatch.setattr(tiles.function, "tile_rows", lambda _, rows=rows: rows)
         got, found = gradients(inputs, "blocked", parameters, remake)
         torch.testing.assert_close(got, expected, **EXACT)
         for one, other in zip(found, wanted, strict=True):
@@ -198,6 +199,7 @@ def test_dropout_is_replayed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatc
     inputs, stack, layer, _ = call(Case("shaw"), "square")
     inputs = replace(inputs, dropout=0.4)
     monkeypatch.setattr(blocked, "block_rows", lambda _: 2)
+    monkeypatch.setattr(tiles.function, "tile_rows", lambda _: 2)
     remake = remaker(inputs, stack, layer)
 
     def loss(v: Tensor) -> Tensor:

@@ -1,0 +1,216 @@
+"""Logits, probabilities and output of each tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.tiles.bands import KeyProducts
+from relpos_fairseq.attention.tiles.content_free import Share, depends_on_batch, make_share
+from relpos_fairseq.attention.tiles.geometry import Buffer, Tile, products
+from relpos_fairseq.attention.tiles.masks import Exclusion, exclusion, visible_keys
+from relpos_fairseq.attention.tiles.plan import ELEMENTS, Plan, Vectors
+
+
+class Forward:
+    """One pass over all tiles.
+
+    Args:
+        plan: the call.
+        seed: of dropout, or None without it.
+        q: (B, H, T, D) in the exact type.
+        k: (B, H, S, D).
+        v: (B, H, S, Dv).
+        tables: the plan's tables.
+    """
+
+    wanted: list[bool] | None = None
+
+    def __init__(
+        self, plan: Plan, seed: int | None, q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor]
+    ) -> None:
+        """Flatten heads, and meet the keys with their vectors."""
+        self.plan, self.inputs, self.seed, self.tables = plan, plan.inputs, seed, tables
+        self.scale = plan.inputs.scale
+        self.batch, self.heads = q.shape[:2]
+        self.q, self.k, self.v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        self.buffer = Buffer(self._largest(), plan.guard, self.q)
+        self.key_products = [self._meet_keys(part) for part in plan.vectors]
+        self.fold = sum(tables[place] for place in plan.folds) if plan.folds else None
+
+    def _chunks(self) -> tuple[int, int]:
+        """Heads and rows of the batch in a tile: its logits stay near the cache."""
+        budget = ELEMENTS.get(self.q.device.type, ELEMENTS["cuda"])
+        matrices = max(budget // (self.plan.rows * self.k.size(1)), 1)
+        if matrices < self.heads:
+            return matrices, 1
+        return self.heads, min(matrices // self.heads, self.batch)
+
+    def _largest(self) -> int:
+        heads, batch = self._chunks()
+        return heads * batch * self.plan.rows * self.k.size(1)
+
+    def _meet_keys(self, part: Vectors) -> KeyProducts | None:
+        if part.key is None:
+            return None
+        table = self.tables[part.key]
+        found = KeyProducts(part.band, self.k.size(1), self.k.size(0), self.k)
+        everything = Tile(0, 0, 0, 0, (0, self.batch), (0, self.heads), self.heads)
+        found.inner.copy_(products(self.k, everything.of_heads(table)).mul_(self.scale))
+        return found
+
+    def tiles(self) -> Iterator[tuple[Tile, Share]]:
+        """Every tile, with what is free of content: formed once for rows of the batch alike."""
+        heads, batch = self._chunks()
+        tgt_len, apart = self.q.size(1), depends_on_batch(self.plan)
+        start = self.inputs.positions.query_start
+        for top in range(0, tgt_len, self.plan.rows):
+            bottom = min(top + self.plan.rows, tgt_len)
+            keys = visible_keys(self.inputs, bottom)
+            for head in range(0, self.heads, heads):
+                some = head, min(head + heads, self.heads)
+                share = None
+                for first in range(0, self.batch, batch):
+                    those = first, min(first + batch, self.batch)
+                    tile = Tile(top, bottom, start + top, keys, those, some, self.heads)
+                    if share is None or apart:
+                        share = make_share(self.plan, self.tables, tile, self._wanted)
+                    yield tile, share
+                    if apart or those[1] == self.batch:
+                        self.finish(share)
+
+    @property
+    def _wanted(self) -> list[bool]:
+        return self.wanted or [False] * len(self.tables)
+
+    def finish(self, share: Share) -> None:
+        """Called when no further tile uses a share."""
+
+    def run(self) -> Tensor:
+        """(B, H, T, Dv)."""
+        out = self.v.new_empty(self.q.size(0), self.q.size(1), self.v.size(2))
+        for tile, share in self.tiles():
+            probs = self.probabilities(tile, share)
+            if self.seed is not None:
+                probs.mul_(self.kept(tile))
+            found = probs @ self.v[tile.key]
+            for part in self.plan.vectors:
+                if part.value is not None:
+                    found += self._value_part(tile, part)
+            out[tile.query] = found
+        return out.unflatten(0, (self.batch, self.heads))
+
+    def queries(self, tile: Tile) -> Tensor:
+        """(N, n, D) queries of the content, scaled, tails of the keys' vectors folded in."""
+        q = self.q[tile.query]
+        if self.fold is not None:
+            q = q + tile.of_heads(self.fold)[:, None]
+        return q * self.scale
+
+    def queries_of(self, tile: Tile, part: Vectors) -> Tensor:
+        """(N, n, D) queries that meet a term's vectors, scaled."""
+        q = self.q[tile.query]
+        if part.offset is not None:
+            q = q + tile.of_heads(self.tables[part.offset])[:, None]
+        return q * self.scale
+
+    def logits(self, tile: Tile, share: Share) -> Tensor | None:
+        """Fill the buffer; returns the content before its gate, where it has one."""
+        logits, content = self.buffer.of(tile), None
+        torch.bmm(self.queries(tile), self.k[tile.key].transpose(1, 2), out=logits)
+        if share.gate is not None:
+            content = logits.clone() if self.wanted is not None else None
+            tile.apart(logits).mul_(share.gate.detach())
+        for part, keys in zip(self.plan.vectors, self.key_products, strict=True):
+            self._add_vectors(tile, part, keys)
+        if share.bias is not None:
+            tile.apart(logits).add_(share.bias.detach())
+        return content
+
+    def _add_vectors(self, tile: Tile, part: Vectors, keys: KeyProducts | None) -> None:
+        columns = None
+        if part.query is not None:
+            q = self.queries_of(tile, part)
+            table = tile.of_heads(self.tables[part.query])
+            if part.band is None:
+                distances = products(q, self.window(table, tile))
+                self.buffer.of(tile).add_(sheared(distances, tile.keys))
+                return
+            columns = products(q, table)
+        if keys is not None:
+            diagonals = keys.diagonals(tile)
+            if columns is None:
+                columns, last = diagonals.clone(), None
+            else:
+                last = columns[..., -1:].clone()
+                columns += diagonals
+            self._add_band(tile, part, keys, columns, last)
+        elif columns is not None:
+            part.band.add(self.buffer, tile, columns, part.band.mask(tile, self.q))
+
+    def _add_band(
+        self, tile: Tile, part: Vectors, keys: KeyProducts, columns: Tensor, last: Tensor | None
+    ) -> None:
+        """Add a band that keys take part in; `last` is the queries' right tail."""
+        band, logits = part.band, self.buffer.of(tile)
+        columns.mul_(band.mask(tile, self.q))
+        self.buffer.diagonals(tile, band.lowest, band.width).add_(columns)
+        if last is not None:
+            for rows, right in band.strips(tile):
+                logits[:, rows, right] += last[:, rows]
+        keys.add_right(self.buffer, tile)
+
+    def window(self, table: Tensor, tile: Tile) -> Tensor:
+        """The rows (1|N, S + n - 1, D) of a table over all distances that a tile meets."""
+        lowest = self.inputs.positions.lowest_distance
+        first = -(tile.slot + tile.rows - 1) - lowest
+        return table[:, first : first + tile.keys + tile.rows - 1]
+
+    def probabilities(self, tile: Tile, share: Share) -> Tensor:
+        """(N, n, S) before dropout, in the buffer."""
+        self.content = self.logits(tile, share)
+        probs = self.buffer.of(tile)
+        excluded = self._exclusion(tile)
+        excluded.fill(tile.apart(probs))
+        torch.softmax(probs, -1, out=probs)
+        excluded.clear(tile.apart(probs))
+        return probs
+
+    def _exclusion(self, tile: Tile) -> Exclusion:
+        return exclusion(self.inputs, tile)
+
+    def kept(self, tile: Tile) -> Tensor:
+        """(N, n, S): 0 where dropout drops, else 1 / (1 - p); the same in both directions."""
+        probability = self.inputs.dropout
+        generator = torch.Generator(self.q.device)
+        generator.manual_seed(self.seed + (tile.start * self.q.size(0) + tile.matrices.start))
+        mask = torch.empty(
+            tile.count, tile.rows, tile.keys, dtype=self.q.dtype, device=self.q.device
+        )
+        return mask.bernoulli_(1 - probability, generator=generator).div_(1 - probability)
+
+    def _value_part(self, tile: Tile, part: Vectors) -> Tensor:
+        """What probabilities (in the buffer) give with a term's value vectors: (N, n, Dv)."""
+        band = part.band
+        columns = band.take(self.buffer, tile, band.mask(tile, self.q))
+        table = tile.of_heads(self.tables[part.value])
+        out = _by_columns(columns, table)
+        mass = self.buffer.of(tile).sum(-1, keepdim=True)
+        return out.addcmul_(mass, tile.of_heads(self.tables[part.value_left]))
+
+
+def _by_columns(columns: Tensor, table: Tensor) -> Tensor:
+    """Columns (N, n, W) by vectors (1|N, W, D): (N, n, D)."""
+    return products(columns, table.transpose(1, 2))
+
+
+def sheared(distances: Tensor, keys: int) -> Tensor:
+    """View (N, n, S) of (N, n, S + n - 1): row t's column m is key m + t - (n - 1)."""
+    count, rows, span = distances.shape
+    return distances.as_strided(
+        (count, rows, keys),
+        (distances.stride(0), span - 1 if rows > 1 else span, 1),
+        distances.storage_offset() + rows - 1,
+    )

@@ -1,0 +1,126 @@
+"""Where a tile stands, and its diagonals as views of its logits.
+
+The diagonals of a row-major matrix (n, S) are strided by S + 1, so row t's keys at the distances
+lowest + 1 .. lowest + W are the view with strides (S + 1, 1).  Where such a key does not exist the
+view shows a neighbouring cell: whoever writes adds 0 there, and whoever reads multiplies by 0 (the
+band's mask).  Cells before the first and after the last row are guards of the buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STRIP = 32  # rows that share one right edge of the band: right of it a tail is added as one slice
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows [start, stop) of some heads of some rows of the batch.
+
+    Args:
+        start: first query row.
+        stop: query row after the last.
+        slot: key slot on which the first query row stands.
+        keys: how many keys, from the first, the rows may see.
+        batch: (first, last + 1) row of the batch.
+        heads: (first, last + 1) head.
+        num_heads: heads H of the call.
+    """
+
+    start: int
+    stop: int
+    slot: int
+    keys: int
+    batch: tuple[int, int]
+    heads: tuple[int, int]
+    num_heads: int
+
+    @property
+    def rows(self) -> int:
+        """Number of query rows n."""
+        return self.stop - self.start
+
+    @property
+    def count(self) -> int:
+        """Number of matrices: heads times rows of the batch."""
+        return (self.batch[1] - self.batch[0]) * (self.heads[1] - self.heads[0])
+
+    @property
+    def matrices(self) -> slice:
+        """The tile's place in a tensor (B * H, ...)."""
+        first = self.batch[0] * self.num_heads + self.heads[0]
+        return slice(first, first + self.count)
+
+    @property
+    def query(self) -> tuple[slice, slice]:
+        """The tile's place in a tensor (B * H, T, ...)."""
+        return self.matrices, slice(self.start, self.stop)
+
+    @property
+    def key(self) -> tuple[slice, slice]:
+        """The keys' place in a tensor (B * H, S, ...)."""
+        return self.matrices, slice(0, self.keys)
+
+    def apart(self, matrices: Tensor) -> Tensor:
+        """(count, n, S) as (batch, heads, n, S)."""
+        return matrices.view(-1, self.heads[1] - self.heads[0], *matrices.shape[1:])
+
+    def of_heads(self, table: Tensor) -> Tensor:
+        """(H|1, ...) as (1|count, ...)."""
+        if table.size(0) == 1:
+            return table
+        table = table[slice(*self.heads)]
+        repeats = self.batch[1] - self.batch[0]
+        return table if repeats == 1 else table.repeat(repeats, *(1,) * (table.dim() - 1))
+
+
+class Buffer:
+    """Storage of a tile's logits, with guard cells before and after.
+
+    Args:
+        elements: the largest tile's.
+        guard: cells at either end.
+        like: tensor whose type and device it has.
+    """
+
+    def __init__(self, elements: int, guard: int, like: Tensor) -> None:
+        """Allocate zeros: a masked cell must be finite."""
+        self.guard = guard
+        self.cells = like.new_zeros(elements + 2 * guard)
+
+    def of(self, tile: Tile) -> Tensor:
+        """(count, n, S) for a tile."""
+        size = tile.count * tile.rows * tile.keys
+        return self.cells[self.guard : self.guard + size].view(tile.count, tile.rows, tile.keys)
+
+    def diagonals(self, tile: Tile, lowest: int, width: int) -> Tensor:
+        """View (count, n, width): row t's keys at the distances lowest, lowest + 1, ..."""
+        rows, keys = tile.rows, tile.keys
+        first = self.guard + tile.slot + lowest
+        return self.cells.as_strided((tile.count, rows, width), (rows * keys, keys + 1, 1), first)
+
+
+def products(x: Tensor, table: Tensor) -> Tensor:
+    """X (N, n, D) by vectors (1|N, W, D): (N, n, W)."""
+    if table.size(0) == 1:
+        return (x.reshape(-1, x.size(-1)) @ table[0].t()).view(*x.shape[:2], -1)
+    return torch.bmm(x, table.transpose(1, 2))
+
+
+def products_back(grad: Tensor, table: Tensor) -> Tensor:
+    """Gradient (N, n, D) of `products` by x."""
+    if table.size(0) == 1:
+        return (grad.reshape(-1, grad.size(-1)) @ table[0]).view(*grad.shape[:2], -1)
+    return torch.bmm(grad, table)
+
+
+def add_table_gradient(total: Tensor, grad: Tensor, x: Tensor, tile: Tile) -> None:
+    """Add the gradient of `products` by its table to total (H|1, W, D)."""
+    if total.size(0) == 1:
+        total[0].addmm_(grad.reshape(-1, grad.size(-1)).t(), x.reshape(-1, x.size(-1)))
+        return
+    found = torch.bmm(grad.transpose(1, 2), x)
+    total[slice(*tile.heads)] += tile.apart(found).sum(0)
