@@ -56,14 +56,15 @@ def remaker(inputs: AttentionInputs, stack, layer):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
 def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block and several blocks give the reference's values and gradients."""
+    """One block, several blocks and tiles give the reference's values and gradients."""
     inputs, stack, layer, _ = call(case, kind)
     parameters = [*stack.parameters(), *layer.parameters()]
     remake = remaker(inputs, stack, layer)
     expected, wanted = gradients(inputs, "reference", parameters, remake)
-    for rows in (1 << 20, 2):
+    for rows, least in ((1 << 20, 1 << 20), (2, 0)):
         monkeypatch.setattr(blocked, "block_rows", lambda _, rows=rows: rows)
         monkeypatch.setattr(tiles.function, "tile_rows", lambda _, rows=rows: rows)
+        monkeypatch.setattr(tiles.plan, "LEAST_ROWS", least)
         got, found = gradients(inputs, "blocked", parameters, remake)
         torch.testing.assert_close(got, expected, **EXACT)
         for one, other in zip(found, wanted, strict=True):
@@ -199,6 +200,7 @@ def test_dropout_is_replayed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatc
     inputs, stack, layer, _ = call(Case("shaw"), "square")
     inputs = replace(inputs, dropout=0.4)
     monkeypatch.setattr(blocked, "block_rows", lambda _: 2)
+    monkeypatch.setattr(tiles.plan, "LEAST_ROWS", 0)
     monkeypatch.setattr(tiles.function, "tile_rows", lambda _: 2)
     remake = remaker(inputs, stack, layer)
 

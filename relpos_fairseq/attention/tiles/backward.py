@@ -39,7 +39,7 @@ class Backward(Forward):
         self.totals = [
             self._zeros(table) if want else None for table, want in zip(tables, wanted, strict=True)
         ]
-        self.grads = Buffer(self._largest(), plan.guard, self.q)
+        self.grads = Buffer(self._largest(), plan.guard, self.q, "gradients")
         self.key_grads = [
             None if keys is None else KeyProducts(keys.band, keys.keys, self.k.size(0), self.k)
             for keys in self.key_products
@@ -61,6 +61,8 @@ class Backward(Forward):
                 logits, probs, -1, logits.dtype, grad_input=logits
             )
             self._through_logits(tile, share, logits)
+        self.buffer.give_back()
+        self.grads.give_back()
         self._through_keys()
         shape = (self.batch, self.heads)
         inner = (part.unflatten(0, shape) for part in (self.dq, self.dk, self.dv))
@@ -89,7 +91,7 @@ class Backward(Forward):
             probs.copy_(undropped)
 
     def _through_value_vectors(self, tile: Tile, part: Vectors, upstream: Tensor) -> None:
-        band, mask = part.band, part.band.mask(tile, self.q)
+        band, mask = part.band, self.mask(tile, part)
         table, left = (tile.of_heads(self.tables[n]) for n in (part.value, part.value_left))
         columns = band.take(self.buffer, tile, mask)
         mass = self.buffer.of(tile).sum(-1, keepdim=True)
@@ -129,7 +131,7 @@ class Backward(Forward):
             return
         if part.query is None and keys is None:
             return
-        columns = part.band.take_band(self.grads, tile, part.band.mask(tile, self.q))
+        columns = part.band.take_band(self.grads, tile, self.mask(tile, part))
         if keys is not None:
             keys.diagonals(tile).add_(columns)
             keys.take_right(self.grads, tile)

@@ -61,20 +61,21 @@ class Band:
             if edge < tile.keys:
                 yield slice(top, bottom), slice(max(edge, 0), tile.keys)
 
-    def mask(self, tile: Tile, like: Tensor) -> Tensor:
-        """(n, W) 1 where the band's cell is a key of its row and left of the strip's slice."""
-        row = torch.arange(tile.rows, device=like.device)[:, None]
-        key = tile.slot + row + self.lowest + torch.arange(self.width, device=like.device)
-        kept = (key >= 0) & (key < tile.keys)
+    def mask(self, tile: Tile, device: torch.device) -> Tensor:
+        """(n, W) True where a cell is no key of its row, or belongs to the strip's slice."""
+        row = torch.arange(tile.rows, device=device)[:, None]
+        key = tile.slot + row + self.lowest + torch.arange(self.width, device=device)
+        outside = (key < 0) | (key >= tile.keys)
         if self.right is not None:
             bottom = (row // STRIP * STRIP + STRIP).clamp(max=tile.rows)
-            kept &= key < tile.slot + bottom + self.right
-        return kept.to(like.dtype)
+            outside |= key >= tile.slot + bottom + self.right
+        return outside
 
     def add(self, buffer: Buffer, tile: Tile, columns: Tensor, mask: Tensor) -> None:
         """Add columns (N, n, W), right tail included, to what the buffer holds."""
         logits, last = buffer.of(tile), columns[..., -1:].clone()
-        buffer.diagonals(tile, self.lowest, self.width).add_(columns.mul_(mask))
+        columns.masked_fill_(mask, 0.0)
+        buffer.diagonals(tile, self.lowest, self.width).add_(columns)
         for rows, keys in self.strips(tile):
             logits[:, rows, keys] += last[:, rows]
 
@@ -86,7 +87,7 @@ class Band:
 
     def take_band(self, buffer: Buffer, tile: Tile, mask: Tensor) -> Tensor:
         """The band's cells alone: (N, n, W) new."""
-        return buffer.diagonals(tile, self.lowest, self.width) * mask
+        return buffer.diagonals(tile, self.lowest, self.width).masked_fill(mask, 0.0)
 
     def take_right(self, buffer: Buffer, tile: Tile, columns: Tensor) -> None:
         """Add the sums of each row's right tail to the last column."""

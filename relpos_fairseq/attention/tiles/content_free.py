@@ -19,6 +19,8 @@ from relpos_fairseq.attention.tiles.plan import Plan, batched, rebuilt
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
 
+FAR = 40.0  # logits; exp(-40) is 4e-18
+
 
 @dataclass
 class Share:
@@ -40,6 +42,10 @@ class Share:
         """Gradients are summed over the tiles that use the share."""
         self.bias_grad = self._zeros(self.bias)
         self.gate_grad = self._zeros(self.gate)
+        self.far = False  # whether the bias alone makes probabilities that are nearly 0
+        if self.bias is not None:
+            low, high = self.bias.detach().aminmax()
+            self.far = float(high - low) > FAR
 
     @staticmethod
     def _zeros(part: Tensor | None) -> Tensor | None:

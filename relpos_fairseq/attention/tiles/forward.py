@@ -36,7 +36,8 @@ class Forward:
         self.scale = plan.inputs.scale
         self.batch, self.heads = q.shape[:2]
         self.q, self.k, self.v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-        self.buffer = Buffer(self._largest(), plan.guard, self.q)
+        self.buffer = Buffer(self._largest(), plan.guard, self.q, "probabilities")
+        self._of_rows: dict = {}  # masks, the same for all tiles of the same rows
         self.key_products = [self._meet_keys(part) for part in plan.vectors]
         self.fold = sum(tables[place] for place in plan.folds) if plan.folds else None
 
@@ -69,6 +70,7 @@ class Forward:
         for top in range(0, tgt_len, self.plan.rows):
             bottom = min(top + self.plan.rows, tgt_len)
             keys = visible_keys(self.inputs, bottom)
+            self._of_rows.clear()
             for head in range(0, self.heads, heads):
                 some = head, min(head + heads, self.heads)
                 share = None
@@ -100,6 +102,7 @@ class Forward:
                 if part.value is not None:
                     found += self._value_part(tile, part)
             out[tile.query] = found
+        self.buffer.give_back()
         return out.unflatten(0, (self.batch, self.heads))
 
     def queries(self, tile: Tile) -> Tensor:
@@ -148,14 +151,14 @@ class Forward:
                 columns += diagonals
             self._add_band(tile, part, keys, columns, last)
         elif columns is not None:
-            part.band.add(self.buffer, tile, columns, part.band.mask(tile, self.q))
+            part.band.add(self.buffer, tile, columns, self.mask(tile, part))
 
     def _add_band(
         self, tile: Tile, part: Vectors, keys: KeyProducts, columns: Tensor, last: Tensor | None
     ) -> None:
         """Add a band that keys take part in; `last` is the queries' right tail."""
         band, logits = part.band, self.buffer.of(tile)
-        columns.mul_(band.mask(tile, self.q))
+        columns.masked_fill_(self.mask(tile, part), 0.0)
         self.buffer.diagonals(tile, band.lowest, band.width).add_(columns)
         if last is not None:
             for rows, right in band.strips(tile):
@@ -175,11 +178,25 @@ class Forward:
         excluded = self._exclusion(tile)
         excluded.fill(tile.apart(probs))
         torch.softmax(probs, -1, out=probs)
+        if share.far:
+            torch.threshold_(probs, _least(probs.dtype), 0.0)
         excluded.clear(tile.apart(probs))
         return probs
 
     def _exclusion(self, tile: Tile) -> Exclusion:
-        return exclusion(self.inputs, tile)
+        inputs = self.inputs
+        alike = inputs.key_padding is None and inputs.documents is None
+        key = tile.start if alike else (tile.start, tile.batch)
+        if key not in self._of_rows:
+            self._of_rows[key] = exclusion(inputs, tile)
+        return self._of_rows[key]
+
+    def mask(self, tile: Tile, part: Vectors) -> Tensor:
+        """The mask of a term's band."""
+        key = tile.start, part.band
+        if key not in self._of_rows:
+            self._of_rows[key] = part.band.mask(tile, self.q.device)
+        return self._of_rows[key]
 
     def kept(self, tile: Tile) -> Tensor:
         """(N, n, S): 0 where dropout drops, else 1 / (1 - p); the same in both directions."""
@@ -194,11 +211,17 @@ class Forward:
     def _value_part(self, tile: Tile, part: Vectors) -> Tensor:
         """What probabilities (in the buffer) give with a term's value vectors: (N, n, Dv)."""
         band = part.band
-        columns = band.take(self.buffer, tile, band.mask(tile, self.q))
+        columns = band.take(self.buffer, tile, self.mask(tile, part))
         table = tile.of_heads(self.tables[part.value])
         out = _by_columns(columns, table)
         mass = self.buffer.of(tile).sum(-1, keepdim=True)
         return out.addcmul_(mass, tile.of_heads(self.tables[part.value_left]))
+
+
+def _least(dtype: torch.dtype) -> float:
+    """A probability below which products with it would be denormal, a hundred times slower."""
+    limits = torch.finfo(dtype)
+    return limits.tiny / limits.eps**2
 
 
 def _by_columns(columns: Tensor, table: Tensor) -> Tensor:

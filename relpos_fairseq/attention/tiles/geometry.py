@@ -2,17 +2,19 @@
 
 The diagonals of a row-major matrix (n, S) are strided by S + 1, so row t's keys at the distances
 lowest + 1 .. lowest + W are the view with strides (S + 1, 1).  Where such a key does not exist the
-view shows a neighbouring cell: whoever writes adds 0 there, and whoever reads multiplies by 0 (the
+view shows a neighbouring cell: whoever writes adds 0 there, and whoever reads replaces it by 0 (the
 band's mask).  Cells before the first and after the last row are guards of the buffer.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+_STORAGE = threading.local()
 STRIP = 32  # rows that share one right edge of the band: right of it a tail is added as one slice
 
 
@@ -80,16 +82,28 @@ class Tile:
 class Buffer:
     """Storage of a tile's logits, with guard cells before and after.
 
+    On a CPU fresh memory of this size is paid for page by page, so a thread keeps what it had.
+
     Args:
         elements: the largest tile's.
         guard: cells at either end.
         like: tensor whose type and device it has.
+        name: buffers in use at the same time have different names.
     """
 
-    def __init__(self, elements: int, guard: int, like: Tensor) -> None:
-        """Allocate zeros: a masked cell must be finite."""
+    def __init__(self, elements: int, guard: int, like: Tensor, name: str) -> None:
+        """Take the thread's storage, or allocate."""
         self.guard = guard
-        self.cells = like.new_zeros(elements + 2 * guard)
+        self._key = name, like.dtype, like.device
+        kept = vars(_STORAGE).setdefault("cells", {}).pop(self._key, None)
+        if kept is None or kept.numel() < elements + 2 * guard:
+            kept = like.new_empty(elements + 2 * guard)
+        self.cells = kept
+
+    def give_back(self) -> None:
+        """Leave the storage to the thread's next call."""
+        if self.cells.device.type == "cpu":
+            _STORAGE.cells[self._key] = self.cells
 
     def of(self, tile: Tile) -> Tensor:
         """(count, n, S) for a tile."""

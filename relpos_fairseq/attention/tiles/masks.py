@@ -45,7 +45,8 @@ def visible_keys(inputs: AttentionInputs, stop: int) -> int:
 
 def exclusion(inputs: AttentionInputs, tile: Tile) -> Exclusion:
     """What a tile's rows may not see of the keys that the tile has."""
-    if inputs.key_padding is None:
+    masks = (inputs.key_padding, inputs.window, inputs.documents)
+    if all(mask is None for mask in masks):
         # Causal rows see all keys up to the first row's, so only the last corner is excluded.
         if not inputs.causal or tile.rows == 1:
             return Exclusion(None, None)
@@ -56,5 +57,7 @@ def exclusion(inputs: AttentionInputs, tile: Tile) -> Exclusion:
     cells = inputs.rows(tile.start, tile.stop).excluded()[..., : tile.keys]
     if cells.size(0) > 1:
         cells = cells[slice(*tile.batch)]
+    if inputs.key_padding is None:  # then every row sees itself
+        return Exclusion(cells, None)
     dead = cells.all(-1, keepdim=True)
     return Exclusion(cells, dead if dead.any() else None)

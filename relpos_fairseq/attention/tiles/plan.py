@@ -15,7 +15,8 @@ from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms, Reset
 
 ROWS = 128  # of a tile
-ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a tile's logits
+LEAST_ROWS = 96  # queries of a call
+ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 25}  # of a tile's logits
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
     """Why these inputs are not for tiles, or None."""
     if inputs.rotated:
         return "vectors beside rotated content"
+    if inputs.positions.tgt_len < LEAST_ROWS:
+        return "so few queries that their products are better kept than formed again"
     rows = tile_rows(inputs)
     gated = any(term.gate is not None for term in inputs.terms)
     for term in inputs.terms:
