@@ -105,10 +105,8 @@ class Cleaner:
 
 
 def decode(line: bytes) -> str:
-    """Decodes a line; of one that was cut for its length the last character may be incomplete."""
-    if len(line) > LONGEST:
-        line = line[:LONGEST].rstrip(bytes(range(0x80, 0x100)))
-    return line.decode("utf-8")
+    """Decodes a line; one that was cut for its length, perhaps inside a character, is dropped."""
+    return line.decode("utf-8", "ignore" if len(line) > LONGEST else "strict")
 
 
 def words_of(line: str) -> int:
