@@ -102,7 +102,7 @@ def count_lines(path: str | Path) -> int:
     with open_binary(path) as file:
         while block := file.read(1 << 20):
             count += block.count(b"\n")
-            last = block[-1:]
+            last = block[-1:] if block != BOM else last
     return count + (last != b"\n")
 
 
@@ -119,6 +119,8 @@ def raw_lines(path: str | Path, longest: int = LONGEST, ends: bool = False) -> I
         while raw := file.readline(longest + 3):
             if first and raw.startswith(BOM):
                 raw = raw[len(BOM) :]
+                if not raw:
+                    return  # a mark and nothing more
             first = False
             terminated = raw.endswith(b"\n")
             if not terminated and len(raw) > longest:

@@ -93,6 +93,8 @@ def char_pieces(path: Path, on_bad_line: str, counts: dict | None) -> Iterator[P
             raw, carry = carry + read, b""
             if first:
                 raw, first = raw.removeprefix(BOM), False
+                if not raw:
+                    return  # a byte order mark and nothing more
             ends = raw.endswith(b"\n")
             if ends:
                 raw = raw[:-1].removesuffix(b"\r")
