@@ -55,6 +55,8 @@ def _cases() -> list[Case]:
         Case("abs_scalar", {"position_rank": "3"}),
         Case("t5", {"position_buckets": "6", "position_max_distance": "9"}),
         Case("transformer_xl", {"position_query_bias": "off"}),
+        Case("transformer_xl", {"position_query_bias": "shared"}),
+        Case("transformer_xl", {"clamp_len": "2"}),
         Case("deberta", {"position_p2c_index": "mirrored"}),
         Case("learned+m4m"),
         Case("sinusoidal+shaw"),
@@ -132,6 +134,7 @@ def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]
             "max_distance": scheme.options.max_distance,
             "bidirectional": not scheme.shape.causal,
             "p2c_index": scheme.options.p2c_index,
+            "clamp": scheme.options.clamp_len,
         }
         members.append((scheme.name, params, options))
     return members

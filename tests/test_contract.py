@@ -109,6 +109,8 @@ def test_the_readme_has_the_table_of_the_code() -> None:
         ("t5", {"position_max_distance": "8"}, r"max_distance must exceed the 8 distances"),
         ("deberta", {"position_p2c_index": "he"}, r"--position-p2c-index must be"),
         ("transformer_xl", {"position_query_bias": "no"}, r"--position-query-bias must be"),
+        ("transformer_xl", {"clamp_len": "-1"}, r"clamp_len must be >= 0, got -1 \(--clamp-len\)"),
+        ("rope", {"clamp_len": "4"}, r"--clamp-len 4 does not apply to position scheme rope"),
         ("m4", {"segment_encoding": "both"}, r"--segment-encoding must be one of .*got both"),
         ("m4", {"attention_backend": "flash"}, r"--attention-backend must be one of .*got flash"),
     ],

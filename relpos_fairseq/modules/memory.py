@@ -124,7 +124,7 @@ class Memory:
         """The memory after a segment: the last `mem_len` tokens of each row.
 
         Args:
-            states: one (T, B, C) tensor a layer; gradients end here.
+            states: one (T, B, C) tensor a layer, whose type memory takes; gradients end here.
             mem_len: most slots to keep.
             padding: (B, T) True at padding, which leaves no slot behind; None: there is none.
             documents: (B, T) number of each token's document, 0 where it continues the memory's
@@ -139,7 +139,7 @@ class Memory:
             last = number.masked_fill(~kept, 0).amax(dim=1, keepdim=True)
             kept = kept & (number == last)
         joined = [
-            torch.cat([old, new.detach().to(old)])
+            torch.cat([old.to(new), new.detach()])
             for old, new in zip(self.states, states, strict=True)
         ]
         start = max(kept.size(1) - mem_len, 0)
