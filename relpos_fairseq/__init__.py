@@ -15,6 +15,7 @@ def _register_with_fairseq() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq import compat, compat_inputs
+    from relpos_fairseq.criterions import question_answering as _criterion  # noqa: F401
     from relpos_fairseq.criterions import sentence_prediction_glue  # noqa: F401
     from relpos_fairseq.data.tokenizers import fairseq_bpe  # noqa: F401
     from relpos_fairseq.models import (
@@ -23,7 +24,7 @@ def _register_with_fairseq() -> None:
         relpos_transformer_lm,
         relpos_transformer_xl,
     )
-    from relpos_fairseq.tasks import segment_language_modeling  # noqa: F401
+    from relpos_fairseq.tasks import question_answering, segment_language_modeling  # noqa: F401
 
     compat.apply()
     compat_inputs.apply()

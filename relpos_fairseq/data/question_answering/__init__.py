@@ -1,0 +1,1 @@
+"""Extractive question answering: SQuAD's files, windows over long contexts, spans out of logits."""

@@ -1,0 +1,1 @@
+"""Metrics that fairseq lacks, checked case by case against the official scripts' definitions."""
