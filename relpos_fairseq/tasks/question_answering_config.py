@@ -34,8 +34,8 @@ class QuestionAnsweringConfig(FairseqDataclass):
     )
     on_bad_answer: ChoiceEnum(BAD_ANSWER) = _help(
         "drop",
-        "what to do with an answer whose text is not at its offset: drop it, keep it at the nearest "
-        "place where the text stands, or fail",
+        "what to do with an answer whose text is not at its offset: drop it, keep it at the "
+        "nearest place where the text stands, or fail",
     )
     separators: ChoiceEnum(SEPARATORS) = _help(
         "auto",

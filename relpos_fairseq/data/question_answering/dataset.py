@@ -141,9 +141,9 @@ class QuestionDataset(FairseqDataset):
         """A batch of B windows with T tokens at most.
 
         Returns:
-            `net_input`: src_tokens (B, T), src_lengths (B,), segments (B, T): 0 up to the question's
-            `</s>`, 1 from there on; `allowed` (B, T): where an answer may begin or end, and `<s>`;
-            `start`, `end` (B,): targets; `asked`: the questions, in evaluation.
+            `net_input`: src_tokens (B, T), src_lengths (B,), segments (B, T): 0 up to
+            the question's `</s>`, 1 from there on; `allowed` (B, T): where an answer may begin
+            or end, and `<s>`; `start`, `end` (B,): targets; `asked`: the questions, in evaluation.
         """
         if not samples:
             return {}
