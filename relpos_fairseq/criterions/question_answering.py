@@ -95,10 +95,13 @@ class QuestionAnsweringCriterion(FairseqCriterion):
                     value = 100.0 * float(total[f"_{prefix}{name}"]) / count
                     metrics.log_scalar(f"{prefix}{name}", value, count, round=4)
         if "_table" in total:
-            metrics.log_scalar("_table", torch.Tensor.as_subclass(total["_table"], Tensor))
+            table = total["_table"].as_subclass(Tensor)
+            # By its size: fairseq-validate adds up all subsets in its outermost aggregator.
+            source = f"_table_{len(table)}"
+            metrics.log_scalar(source, table)
             for name in ("exact", "f1"):
                 for key in (f"best_{name}", f"best_{name}_thresh"):
-                    metrics.log_derived(key.replace("exact", "em"), _Best(key))
+                    metrics.log_derived(key.replace("exact", "em"), _Best(source, key))
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -109,11 +112,12 @@ class QuestionAnsweringCriterion(FairseqCriterion):
 class _Best:
     """Reads a best threshold's number out of the summed table."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, source: str, key: str) -> None:
+        self.source = source
         self.key = key
 
     def __call__(self, meters: Any) -> float:
-        return round(best_thresholds(read_table(meters["_table"].sum))[self.key], 4)
+        return round(best_thresholds(read_table(meters[self.source].sum))[self.key], 4)
 
 
 def span_logits(model: Any, sample: dict[str, Any], head: str) -> Tensor:
