@@ -11,6 +11,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 LEVELS = ("auto", "word", "subword", "char", "byte")
+SAME = {"sentencepiece": "subword", "bpe": "subword"}  # names of scripts/prepare_lm.py
 WORD_START = "\u2581"  # sentencepiece marks a word's first piece, subword-nmt all but its last
 CONTINUES = "@@"
 
@@ -33,6 +34,7 @@ def text_level(folder: Path, dictionary: Dictionary, wanted: str = "auto") -> st
     manifest = folder / "manifest.json"
     if manifest.exists():
         named = json.loads(manifest.read_text(encoding="utf-8")).get("level")
+        named = SAME.get(named, named)
         if named in LEVELS:
             return named
     symbols = dictionary.symbols[dictionary.nspecial :]
