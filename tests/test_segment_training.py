@@ -1,0 +1,276 @@
+"""Task segment_language_modeling by fairseq's commands: counts, memory, resume, processes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from cli import USER_DIR, call, command, load, losses, value
+from segment_corpus import (
+    QUIET,
+    TASK,
+    arguments,
+    binarise,
+    evaluate,
+    killed_after,
+    train,
+    write_corpus,
+    write_lines,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("stream"))
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A checkpoint after two epochs and a bit."""
+    folder = tmp_path_factory.mktemp("trained")
+    output = train(corpus, folder, "--max-update", "27", "--keep-interval-updates", "1")
+    return folder / "checkpoint_last.pt", output
+
+
+def parameters(path) -> dict:
+    return load(path)["model"]
+
+
+def assert_equal_runs(one, other, updates: int) -> None:
+    """Weights, optimizer and memory of two checkpoints are equal, bit by bit."""
+    a, b = load(one), load(other)
+    assert a["optimizer_history"][-1]["num_updates"] == updates
+    assert a["model"].keys() == b["model"].keys()
+    for name, tensor in a["model"].items():
+        assert torch.equal(tensor, b["model"][name]), name
+    first, second = (state["last_optimizer_state"]["state"] for state in (a, b))
+    for number, state in first.items():
+        assert torch.equal(state["exp_avg"], second[number]["exp_avg"])
+    ranks = [state["extra_state"]["SegmentLanguageModelingTask"]["ranks"] for state in (a, b)]
+    for mine, theirs in zip(*ranks, strict=True):
+        assert mine["train"]["next_step"] == theirs["train"]["next_step"] > 0
+        for name, tensor in mine["train"]["memory"].items():
+            assert torch.equal(tensor, theirs["train"]["memory"][name]), name
+
+
+def test_a_run_learns_and_says_how_it_reads(trained):
+    _, output = trained
+    found = losses(output)
+    assert len(found) == 27 and found[-1] < found[0]
+    assert re.search(r"train: 2\d\d tokens, 2\d\d predicted, in 2 row\(s\) x 1 .* 1 seam", output)
+    assert "bpc" in output
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 7])
+def test_evaluation_counts_the_same_tokens_at_every_batch_size(trained, corpus, batch):
+    output = evaluate(corpus, trained[0], "--batch-size", batch)
+    tokens = int(re.search(r"valid: (\d+) tokens", output).group(1))
+    assert value(output, "predicted") == tokens - 1
+    assert f"{batch - 1} seam(s)" in output
+
+
+def test_perplexity_does_not_depend_on_the_block_where_memory_covers_the_stream(trained, corpus):
+    found = []
+    for block in (3, 8, 50):
+        output = call(
+            "eval_lm",
+            *(corpus, "--user-dir", USER_DIR, "--path", trained[0], "--gen-subset", "valid"),
+            *(*TASK[:2], "--tokens-per-sample", block, *QUIET),
+            *("--model-overrides", "{'eval_mem_len': 500}"),
+        )
+        assert "0 seam(s)" in output
+        found.append(float(re.search(r"Loss \(base 2\): ([\d.]+)", output).group(1)))
+    assert max(found) - min(found) <= 1.01e-4, found
+    validated = evaluate(
+        corpus, trained[0], "--batch-size", "1", "--model-overrides", "{'eval_mem_len': 500}"
+    )
+    assert value(validated, "bpc") == pytest.approx(found[0], abs=1e-4)
+    short = evaluate(
+        corpus, trained[0], "--batch-size", "1", "--model-overrides", "{'eval_mem_len': 0}"
+    )
+    assert value(short, "bpc") != pytest.approx(found[0], abs=1e-3)
+
+
+def test_validation_leaves_the_memory_of_training_alone(trained, corpus, tmp_path):
+    more = ["--max-update", "9", "--keep-interval-updates", "1", "--save-interval-updates", "3"]
+    alone = train(corpus, tmp_path / "alone", *more)
+    checked = [part for part in arguments(corpus, tmp_path / "checked", *more)]
+    checked.remove("--disable-validation")
+    watched = call("train", *checked, "--validate-interval-updates", "2", "--batch-size-valid", "3")
+    assert losses(watched, "valid") and losses(watched) == losses(alone)
+    assert "valid: " in watched and "3 row(s)" in watched
+    last = "checkpoint_last.pt"
+    assert_equal_runs(tmp_path / "alone" / last, tmp_path / "checked" / last, 9)
+
+
+@pytest.mark.parametrize("update", [5, 17])
+def test_a_resumed_run_equals_one_that_never_stopped(trained, corpus, tmp_path, update):
+    """Interrupted in the first epoch and in the second, without --update-epoch-batch-itr."""
+    train(corpus, tmp_path, "--max-update", update)
+    output = train(corpus, tmp_path, "--max-update", "27")
+    assert losses(output) == losses(trained[1])[update:]
+    assert_equal_runs(tmp_path / "checkpoint_last.pt", trained[0], 27)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_equal(trained, corpus, tmp_path):
+    assert killed_after(17, corpus, tmp_path, "--max-update", "27") == -9
+    output = train(corpus, tmp_path, "--max-update", "27")
+    again = losses(output)
+    assert 0 < len(again) < 27 and again == losses(trained[1])[-len(again) :]
+    assert_equal_runs(tmp_path / "checkpoint_last.pt", trained[0], 27)
+
+
+def test_a_resume_with_another_batch_is_one_clear_error(corpus, tmp_path):
+    train(corpus, tmp_path, "--max-update", "3")
+    with pytest.raises(ValueError, match=r"cannot resume: .*batch size \(2, now 3\).*--reset-data"):
+        train(corpus, tmp_path, "--max-update", "5", "--batch-size", "3")
+    with pytest.raises(ValueError, match=r"cannot resume: .*tokens per sample \(8, now 9\)"):
+        train(corpus, tmp_path, "--max-update", "5", "--tokens-per-sample", "9")
+    output = train(corpus, tmp_path, "--max-update", "5", "--batch-size", "3", "--reset-dataloader")
+    assert "3 row(s)" in output
+
+
+def test_updates_of_several_blocks(corpus, tmp_path):
+    whole = train(corpus, tmp_path / "whole", "--max-update", "6", "--update-freq", "2")
+    train(corpus, tmp_path / "parts", "--max-update", "4", "--update-freq", "2")
+    rest = train(corpus, tmp_path / "parts", "--max-update", "6", "--update-freq", "2")
+    assert losses(rest) == losses(whole)[4:]
+
+
+def test_shards_are_read_one_an_epoch(corpus, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_lines(raw / "train", 9, 5)
+    write_lines(raw / "valid", 3, 6)
+    other = binarise(raw, tmp_path / "bin", "--srcdict", corpus / "dict.txt")
+    both = f"{corpus}:{other}"
+    whole = train(both, tmp_path / "whole", "--max-epoch", "3")
+    sizes = re.findall(r"train: (\d+) tokens", whole)
+    assert sizes[0] == sizes[2] != sizes[1]
+    parts = tmp_path / "parts"
+    stop = len(losses(whole)) - 16  # in the second shard
+    train(both, parts, "--max-update", stop)
+    rest = train(both, parts, "--max-epoch", "3")
+    assert losses(rest) == losses(whole)[stop:]
+
+
+def test_adaptive_softmax(corpus, tmp_path):
+    output = train(
+        *(corpus, tmp_path, "--max-update", "3", "--criterion", "adaptive_loss"),
+        *("--adaptive-softmax-cutoff", "6", "--ddp-backend", "legacy_ddp"),
+    )
+    assert len(losses(output)) == 3 and value(output, "predicted") > 0
+
+
+def test_a_model_without_memory(corpus, tmp_path):
+    model = ["--arch", "transformer_lm", "--decoder-layers", "1", "--decoder-attention-heads", "2"]
+    sizes = [f"--decoder-{name}-dim" for name in ("embed", "input", "output", "ffn-embed")]
+    output = call(
+        "train",
+        *(corpus, "--user-dir", USER_DIR, "--save-dir", tmp_path, *model),
+        *[part for name in sizes for part in (name, "16")],
+        *("--task", "segment_language_modeling", "--tokens-per-sample", "8", "--batch-size", "2"),
+        *("--optimizer", "adam", "--lr", "1e-3", "--criterion", "cross_entropy", "--no-save"),
+        *("--max-update", "3", "--log-interval", "1", "--distributed-world-size", "1", *QUIET),
+    )
+    assert len(losses(output)) == 3
+    with pytest.raises(ValueError, match="tokens_per_sample 8 is more than the 4 positions"):
+        call(
+            "train",
+            *(corpus, "--user-dir", USER_DIR, "--save-dir", tmp_path, *model, *QUIET),
+            *("--task", "segment_language_modeling", "--tokens-per-sample", "8"),
+            *("--max-target-positions", "4", "--batch-size", "2", "--optimizer", "adam"),
+            *("--criterion", "cross_entropy", "--distributed-world-size", "1"),
+        )
+
+
+def test_words_and_subwords(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name, count in (("train", 20), ("valid", 9)):
+        text = raw / name
+        write_lines(text, count, count, words=True)
+        pieces = [w[0] + "@@ " + w[1:] for w in text.read_text().split(" ") if len(w) > 1]
+        text.write_text(" ".join(pieces))
+    data = binarise(raw, tmp_path / "bin")
+    subword = train(data, tmp_path / "a", "--max-update", "2", "--no-save")
+    assert value(subword, "word_ppl") > value(subword, "ppl")
+    word = train(data, tmp_path / "b", "--max-update", "2", "--no-save", "--text-level", "word")
+    assert "word_ppl" not in word and "bpc" not in word
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--tokens-per-sample", "0"], "tokens_per_sample must be >= 1, got 0"),
+        (["--tokens-per-sample", "9999"], "train: tokens_per_sample 9999 is longer than the data"),
+        (["--add-bos-token"], "--add-bos-token: a stream has no sentence starts"),
+        (["--skip-remainder-batch"], "--skip-remainder-batch would leave the end of every row"),
+        (["--max-tokens", "5"], "--max-tokens 5 is less than one block of 8 tokens"),
+        (["--train-subset", "absent"], "no split .*absent"),
+        (["--reset-memory-at-document"], "--reset-memory-at-document needs .*documents.npy"),
+    ],
+)
+def test_bad_flags(corpus, tmp_path, more, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(corpus, tmp_path, *more)
+
+
+def test_bad_data(corpus, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "train").write_text("")
+    (raw / "valid").write_text("a b z\n")
+    other = binarise(raw, tmp_path / "bin", "--srcdict", corpus / "dict.txt")
+    with pytest.raises(ValueError, match=r"train (is empty|has \d tokens)"):
+        train(other, tmp_path / "save")
+    with pytest.raises(ValueError, match="1 of 4 characters are outside the dictionary"):
+        train(other, tmp_path / "save", "--train-subset", "valid")
+    with pytest.raises(ValueError, match="has no dict.txt"):
+        train(raw, tmp_path / "save")
+    strange = binarise(raw, tmp_path / "strange")
+    with pytest.raises(ValueError, match="has another dict.txt"):
+        train(f"{corpus}:{strange}", tmp_path / "save")
+
+
+def test_documents_hide_what_stands_before(trained, corpus):
+    """With a boundary after every line, evaluation differs from that of one document."""
+    plain = evaluate(corpus, trained[0], "--batch-size", "2")
+    flags = ["--reset-memory-at-document", "--document-boundaries", "eos"]
+    lines = evaluate(corpus, trained[0], "--batch-size", "2", *flags)
+    assert "12 documents" in lines
+    assert value(lines, "predicted") == value(plain, "predicted")
+    assert value(lines, "bpc") != value(plain, "bpc")
+
+
+def two_processes(corpus, save_dir, *more: str) -> str:
+    """Train with torchrun and fairseq's default backend."""
+    parts = arguments(corpus, save_dir, "--batch-size", "1", *more)
+    for flag in ("--distributed-world-size", "--log-interval"):
+        place = parts.index(flag)
+        del parts[place : place + 2]
+    return command(
+        *("torchrun", "--standalone", "--nproc_per_node", "2", "-m", "fairseq_cli.train", *parts),
+        *("--distributed-backend", "gloo", "--log-interval", "1"),
+    )
+
+
+@pytest.mark.slow
+def test_two_processes(corpus, tmp_path):
+    """Two with batch 1 equal one with batch 2; a resume of two is bit-equal; of one an error."""
+    still = ["--dropout", "0", "--max-update", "12"]
+    one = train(corpus, tmp_path / "one", *still)
+    two = two_processes(corpus, tmp_path / "two", *still)
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed to three digits
+    single, double = (parameters(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two"))
+    for name, tensor in single.items():
+        assert torch.allclose(tensor, double[name], atol=1e-5), name
+    two_processes(corpus, tmp_path / "parts", *still[:2], "--max-update", "7")
+    rest = two_processes(corpus, tmp_path / "parts", *still)
+    assert losses(rest) == losses(two)[7:]
+    last = "checkpoint_last.pt"
+    assert_equal_runs(tmp_path / "parts" / last, tmp_path / "two" / last, 12)
+    with pytest.raises(ValueError, match=r"batch size \(1, now 2\), processes \(2, now 1\)"):
+        train(corpus, tmp_path / "two", "--max-update", "15")
