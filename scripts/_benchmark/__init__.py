@@ -1,0 +1,1 @@
+"""What benchmark scripts share; needs torch and nothing else."""
