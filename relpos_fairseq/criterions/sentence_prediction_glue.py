@@ -178,7 +178,7 @@ def _keep(name: str, value: Tensor) -> None:
 
 
 def _derive(name: str, of: Any) -> None:
-    metrics.log_derived(name, lambda meters: round(100 * of(meters), DECIMALS))
+    metrics.log_derived(name, lambda meters: round(100 * float(of(meters)), DECIMALS))
 
 
 def _summed(meters: Any, name: str) -> np.ndarray:
