@@ -143,11 +143,19 @@ def explain_filtered_lengths() -> None:
     _replace(FairseqTask, "filter_indices_by_size", filter_indices_by_size)
 
 
+# What tasks call the length of their samples.
+_LENGTH_FIELDS = (
+    "max_source_positions",
+    "max_target_positions",
+    "tokens_per_sample",
+    "max_positions",
+)
+
+
 def _way_out(task: object, limit: object) -> str:
     """What raises a length limit: the task's, a batch's, or that of a scheme's table."""
-    flags = "--max-source-positions and --max-target-positions (or --tokens-per-sample)"
-    if getattr(getattr(task, "cfg", None), "max_positions", None) is not None:
-        flags = "--max-positions"  # sentence_prediction has one flag for the task and its model
+    known = [name for name in _LENGTH_FIELDS if getattr(task.cfg, name, None) is not None]
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in known or _LENGTH_FIELDS)
     sides = limit if isinstance(limit, tuple) else (limit,)
     tables = [f"{n.scheme} has a table of {n} positions" for n in sides if hasattr(n, "scheme")]
     if tables:
@@ -156,7 +164,7 @@ def _way_out(task: object, limit: object) -> str:
             f"choose a relative scheme, which takes any length"
         )
     if limit == task.max_positions():
-        return f"{flags} raise the limit"
+        return f"raise {flags}"
     return f"--max-tokens raises this limit, else {flags}"
 
 

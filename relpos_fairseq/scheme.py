@@ -27,6 +27,10 @@ from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms, Reset
 
 
+class PositionMismatchError(ValueError):
+    """A checkpoint was trained under another position scheme than the model has."""
+
+
 @dataclass(frozen=True)
 class SchemeOptions:
     """Options with every `auto` resolved; a scheme reads those that it `takes`.
@@ -187,6 +191,17 @@ class PositionScheme(nn.Module):
         generator = torch.Generator()
         generator.manual_seed((torch.initial_seed() + zlib.crc32(label.encode())) % 2**63)
         return generator
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+        for name, parameter in self.named_parameters(recurse=False):
+            saved = state_dict.get(prefix + name)
+            if saved is not None and saved.shape != parameter.shape:
+                raise PositionMismatchError(
+                    f"{prefix}{name}: the checkpoint's table is {tuple(saved.shape)}, that of the "
+                    f"flags {tuple(parameter.shape)}: give the checkpoint's "
+                    f"{self.shape.length_flag}, widths and heads"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def check_length(self, positions: Positions) -> None:
         """Refuse input that a table does not reach.

@@ -17,17 +17,18 @@ from torch import Tensor, nn
 
 from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
-from relpos_fairseq.scheme import PositionScheme, SchemeOptions, SchemeStack
+from relpos_fairseq.scheme import (
+    PositionMismatchError,
+    PositionScheme,
+    SchemeOptions,
+    SchemeStack,
+)
 from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
 from relpos_fairseq.terms import PositionTerms
 
 logger = logging.getLogger(__name__)
 
 LEAST_CAPACITY = 64  # decoding prepares content-free parts for lengths 64, 128, 256, ...
-
-
-class PositionMismatchError(ValueError):
-    """A checkpoint was trained under another position scheme than the model has."""
 
 
 @dataclass(frozen=True)

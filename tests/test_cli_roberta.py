@@ -16,6 +16,7 @@ from roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
 from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.data.word_starts import FILE, word_starts, write_word_starts
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+from relpos_fairseq.stack import PositionMismatchError
 
 PACKED = ["--tokens-per-sample", "24", "--sample-break-mode", "complete"]
 BRIEF = ["--max-update", "3", "--disable-validation"]
@@ -217,6 +218,18 @@ def test_max_positions_smaller_than_the_data(packed: Path, tmp_path: Path) -> No
         pretrain(packed, tmp_path, "--max-positions", "16", *BRIEF)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["learned", "m4"])
+def test_resume_with_other_positions(packed: Path, tmp_path: Path, scheme: str) -> None:
+    """Tables of another length are named, with the flag that decides it."""
+    flags = ["--position-scheme", scheme, "--disable-validation"]
+    pretrain(packed, tmp_path, *flags, "--max-update", "1")
+    with pytest.raises(
+        PositionMismatchError, match=r"checkpoint_last.pt: .*table.*--max-positions"
+    ):
+        pretrain(packed, tmp_path, *flags, "--max-update", "2", "--max-positions", "30")
+
+
 def finetune(data: Path, save: Path, *more: str) -> str:
     flags = [str(data), *ARCH, *OPTIMIZE, *GLUE, "--segment-encoding", "head", *more]
     return call("train", *flags, "--save-dir", str(save))
@@ -235,10 +248,10 @@ def test_fine_tuning_resumes(pairs: Path, tmp_path: Path) -> None:
 def test_samples_longer_than_max_positions(pairs: Path, tmp_path: Path) -> None:
     """Said in training with the flag that lets them in, and an error in validation."""
     short = ["--max-positions", "12", "--position-scheme", "m4", "--max-update", "2"]
-    with pytest.raises(ValueError, match="since max_positions=12.*--max-positions raise"):
+    with pytest.raises(ValueError, match="since max_positions=12.*raise --max-positions"):
         finetune(pairs, tmp_path, *short)
     output = finetune(pairs, tmp_path, *short, "--skip-invalid-size-inputs-valid-test")
-    assert "samples left out, longer than 12: --max-positions" in output
+    assert "samples left out, longer than 12: raise --max-positions" in output
 
 
 @pytest.fixture(scope="module")

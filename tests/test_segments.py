@@ -126,7 +126,7 @@ def test_segments_of_parts() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["input", "head"])
-@pytest.mark.parametrize("share", ["auto", "layers"])
+@pytest.mark.parametrize("share", ["auto", "heads", "layers", "both"])
 def test_segment_tables_start_neutral_and_act(encoding: str, share: str) -> None:
     """At zero a model is the one without segments; elsewhere segments matter."""
     ids = tokens()
@@ -136,7 +136,7 @@ def test_segment_tables_start_neutral_and_act(encoding: str, share: str) -> None
     model = small_roberta(**scheme, segment_encoding=encoding)
     torch.testing.assert_close(model(ids, segments=segments)[0], expected, rtol=0, atol=0)
     tables = [p for n, p in model.named_parameters() if n.endswith(("pair_table", ".table"))]
-    owners = {"input": 1, "head": 1 if share == "layers" else 2}[encoding]
+    owners = {"input": 1, "head": 1 if share in ("layers", "both") else 2}[encoding]
     tables = [p for p in tables if p.eq(0).all()]
     assert len(tables) == owners
     for table in tables:
