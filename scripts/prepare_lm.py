@@ -27,7 +27,7 @@ from _prepare.download import fetch
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_path, require_space
 from _prepare.stages import Stage, run_stages
-from _prepare_lm.corpora import CORPORA
+from _prepare_lm.corpora import CORPORA, Corpus
 from _prepare_lm.encoding import encode_split
 from _prepare_lm.options import check_values, make_parser
 from _prepare_lm.reading import read_pieces
@@ -50,6 +50,7 @@ SENTENCEPIECE = (
     "sample_lines",
     "seed",
 )
+VERSION = 1  # raised when the same input and options come to give another result
 TEXT = ("extract", "split")  # stages that make text, which is input rather than output
 
 
@@ -93,24 +94,7 @@ class Preparation:
         """Downloads, extracts and splits, as the command line asks."""
         corpus = CORPORA.get(self.args.corpus)
         if corpus:
-            folder = self.args.downloads or self.out / "downloads"
-            archives = fetch([corpus.source], folder, from_dir=self.args.from_dir)
-            archive = archives[corpus.source.name]
-            self.archives = [archive]
-            text = self.out / "text"
-            made = {split: text / member for split, member in corpus.members.items()}
-            names = list(corpus.members.values())
-            self.add(
-                "extract",
-                lambda: {"files": len(extract(archive, text, names))},
-                [archive],
-                list(made.values()),
-                {"members": names},
-            )
-            if corpus.split:
-                self.text = [made["text"]]
-            else:
-                self.files = {split: [path] for split, path in made.items()}
+            self.extract_corpus(corpus)
         else:
             missing = [str(path) for path in self.inputs() if not path.is_file()]
             if missing:
@@ -118,17 +102,36 @@ class Preparation:
             require_space(self.out, sum(path.stat().st_size for path in self.inputs()))
         if self.fractions:
             names = SPLITS[: len(self.fractions)]
-            made = [self.out / "text" / f"{split}.txt" for split in names]
+            parts = [self.out / "text" / f"{split}.txt" for split in names]
             options = {"level": self.level, "on_bad_line": self.args.on_bad_line}
-            text = self.text
             self.add(
                 "split",
-                lambda: split_text(text, made, self.fractions, options),
-                text,
-                made,
+                lambda: split_text(self.text, parts, self.fractions, options),
+                self.text,
+                parts,
                 {**options, "split": [str(f) for f in self.fractions]},
             )
-            self.files = {split: [path] for split, path in zip(names, made, strict=True)}
+            self.files = {split: [path] for split, path in zip(names, parts, strict=True)}
+
+    def extract_corpus(self, corpus: Corpus) -> None:
+        """Downloads a corpus and adds the stage that takes its text out of the archive."""
+        folder = self.args.downloads or self.out / "downloads"
+        archives = fetch([corpus.source], folder, from_dir=self.args.from_dir)
+        archive, text = archives[corpus.source.name], self.out / "text"
+        members = list(corpus.members.values())
+        made = {split: text / member for split, member in corpus.members.items()}
+        self.archives = [archive]
+        self.add(
+            "extract",
+            lambda: {"files": len(extract(archive, text, members))},
+            [archive],
+            list(made.values()),
+            {"members": members},
+        )
+        if corpus.split:
+            self.text = list(made.values())
+        else:
+            self.files = {split: [path] for split, path in made.items()}
 
     def inputs(self) -> list[Path]:
         """Returns the user's text files."""
@@ -136,7 +139,8 @@ class Preparation:
 
     def add(self, name, run, inputs, outputs, parameters) -> None:
         """Adds a stage."""
-        self.stages.append(Stage(name, run, inputs, outputs, parameters))
+        version = {"version": VERSION}
+        self.stages.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
 
     def learn_units(self) -> None:
         """Adds the stages that make sentencepiece.model and dict.txt."""

@@ -1,13 +1,10 @@
-"""What the tests of preparation share: the scripts' folder on the path, and folders compared."""
+"""What the tests of preparation share: where the scripts are, and folders to be compared."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-if str(SCRIPTS) not in sys.path:
-    sys.path.insert(0, str(SCRIPTS))
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import hashlib
 import random
 import socket
 
-import preparing  # noqa: F401  puts scripts/ on the path
 import pytest
 from _prepare import transfer
 from _prepare.download import Source, fetch

@@ -14,7 +14,7 @@ import threading
 import zipfile
 from pathlib import Path
 
-import preparing  # noqa: F401  puts scripts/ on the path
+import preparing
 import pytest
 from _prepare import archives, command, files, lines, manifest
 from _prepare.archives import extract

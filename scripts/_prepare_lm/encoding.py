@@ -62,8 +62,12 @@ def encode_split(
     if not counts or not counts[0]["tokens"]:
         raise PreparationError(f"the split {split} is empty ({names}): give it some text")
     if len(counts) != len(folders):
+        for folder in folders[: len(counts)]:
+            for path in folder.glob(f"{split}.*"):
+                path.unlink()
+        whole = "" if options["documents"] == "none" else ", whose documents are not cut"
         raise PreparationError(
-            f"the split {split} is too short for {len(folders)} shards ({names})"
+            f"the split {split} is too short for {len(folders)} shards ({names}){whole}"
         )
     for key in ("invalid_utf8", "too_long"):
         counts[0][f"dropped: {key}"] = dropped.get(key, 0)

@@ -12,8 +12,9 @@ from _prepare.pool import ordered_map
 from _prepare.progress import progress
 
 from .reading import Piece, chunks
-from .units import SPECIALS
+from .units import SPECIALS, UNKNOWN
 
+UNK = SPECIALS[UNKNOWN]
 SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their number
 LONGEST_SENTENCE = 1 << 16  # bytes; sentencepiece leaves longer lines out of its training
 
@@ -124,6 +125,10 @@ def train_sentencepiece(path: Path, pieces: Iterable[Piece], options: dict) -> d
     lines = sample_lines(pieces, options["sample_lines"], options["seed"])
     if not lines:
         raise PreparationError("sentencepiece cannot be trained: the training text is empty")
+    # WikiText's <unk> stays whole and becomes fairseq's; sentencepiece would leave it out of its
+    # training and then spell it. Its own unknown piece gives up the name.
+    literal = any(UNK in line for line in lines)
+    names = {"unk_piece": "<unk piece>", "user_defined_symbols": [UNK]} if literal else {}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -136,6 +141,7 @@ def train_sentencepiece(path: Path, pieces: Iterable[Piece], options: dict) -> d
             normalization_rule_name="identity",  # the text stays what it is
             max_sentence_length=LONGEST_SENTENCE,
             num_threads=SPM_THREADS,
+            **names,
             minloglevel=2,
         )
     except RuntimeError as error:
