@@ -117,7 +117,8 @@ def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
 
     from relpos_fairseq.stack import decode_text
 
-    for name in sorted(model.keys() | other.keys()):
+    # Schemes first: what else differs follows from them.
+    for name in sorted(model.keys() | other.keys(), key=lambda n: (not n.endswith(SCHEME), n)):
         here, there = model.get(name), other.get(name)
         if name.endswith(SCHEME) and not (
             here is not None and there is not None and torch.equal(here, there)

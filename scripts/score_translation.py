@@ -92,21 +92,20 @@ def score(system: list[str], reference: list[str]) -> list[list]:
 
 
 def compare(
-    names: Sequence[str], systems: Sequence[list[str]], reference: list[str], args
+    baseline: list[str], system: list[str], reference: list[str], samples: int, seed: int
 ) -> list[list]:
-    """Compares the second system with the first by a paired bootstrap (Koehn 2004).
+    """Compares a system with a baseline by a paired bootstrap (Koehn 2004).
 
     Returns:
         A row for each metric: name, both scores with the bootstrap's mean and 95 % interval, p.
     """
-    os.environ["SACREBLEU_SEED"] = str(args.seed)
-    test = PairedTest(
-        list(zip(names, systems, strict=True)), metrics(), [reference], "bs", args.samples
-    )
-    _, scores = test()
+    os.environ["SACREBLEU_SEED"] = str(seed)
+    named = [("baseline", baseline), ("system", system)]
     rows = []
-    for name in metrics():
-        first, second = scores[name]
+    for name, metric in metrics().items():
+        # One test a metric: sacrebleu calls both BLEUs by one name.
+        _, scores = PairedTest(named, {name: metric}, [reference], "bs", samples)()
+        first, second = next(results for key, results in scores.items() if key != "System")
         interval = [f"{r.score:.2f} ({r.mean:.2f} ± {r.ci:.2f})" for r in (first, second)]
         rows.append([name, *interval, round(second.p_value, 4)])
     return rows
@@ -128,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{path}: {len(lines):,} sentences, {empty:,} of them empty\n")
         print(table(rows, ["metric", "score", "details", "signature"]), end="\n\n")
     if args.baseline:
-        rows = compare(["baseline", "system"], systems, reference, args)
+        rows = compare(*systems, reference, args.samples, args.seed)
         results["bootstrap"] = {row[0]: row[1:] for row in rows}
         print(f"paired bootstrap, {args.samples:,} resamples, seed {args.seed}\n")
         print(table(rows, ["metric", "baseline (mean ± 95 %)", "system (mean ± 95 %)", "p"]))

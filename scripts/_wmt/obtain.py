@@ -91,12 +91,12 @@ class Plan:
         described = {s.filename: [list(s.urls), s.size, s.sha256] for s in self.sources()}
 
         def download() -> dict:
+            self.discard_wrong_tests()
             found = fetch(
                 self.sources(), settings.out / "downloads", from_dir=settings.from_dir,
                 workers=max(4, settings.workers),
             )  # fmt: skip
-            for test in self.tests.values():
-                check_md5(found[test.archive.name], test.md5)
+            self.check_tests(found)
             archives.update(found)
             return {name: str(path.relative_to(folder)) for name, path in found.items()}
 
@@ -120,6 +120,32 @@ class Plan:
     def held_out(self) -> list[Text]:
         """Returns the validation and test texts."""
         return list(self.texts.held_out.values())
+
+    def discard_wrong_tests(self) -> None:
+        """Removes downloaded test sets that are not sacrebleu's."""
+        for test in self.tests.values():
+            path = self.settings.out / "downloads" / test.archive.filename
+            if path.is_file() and md5_of(path) != test.md5:
+                discard(path)
+
+    def check_tests(self, archives: dict[str, Path]) -> None:
+        """Checks the test sets against sacrebleu's MD5.
+
+        Raises:
+            PreparationError: One is another file; if it was downloaded, it is removed.
+        """
+        for test in self.tests.values():
+            path = archives[test.archive.name]
+            found = md5_of(path)
+            if found == test.md5:
+                continue
+            remedy = "replace it"
+            if self.settings.from_dir is None:
+                discard(path)
+                remedy = "it is removed; run the same command again"
+            raise PreparationError(
+                f"{path} has md5 {found}, sacrebleu expects {test.md5}: {remedy}"
+            )
 
     def extract(self, archives: dict[str, Path]) -> dict:
         """Extracts the members that are needed and unwraps the test sets."""
@@ -156,21 +182,19 @@ def members(archive: Path, wanted: list[str], folder: Path) -> list[Path]:
     return paths
 
 
-def check_md5(path: Path, expected: str) -> None:
-    """Checks an archive against sacrebleu's MD5.
-
-    Raises:
-        PreparationError: It is another file.
-    """
+def md5_of(path: Path) -> str:
+    """Returns a file's MD5."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    found = digest.hexdigest()
-    if found != expected:
-        raise PreparationError(
-            f"{path} has md5 {found}, sacrebleu expects {expected}: delete it and run again"
-        )
+    return digest.hexdigest()
+
+
+def discard(path: Path) -> None:
+    """Removes a download and the hash that was kept of it, so that another run gets another."""
+    path.unlink()
+    path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
 
 
 def uses_own_files(settings: Settings) -> bool:

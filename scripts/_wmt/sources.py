@@ -157,7 +157,7 @@ def test_set(name: str, source: str, target: str) -> TestSet:
         raise PreparationError(f"sacrebleu has no test set {name} for {pair}: try newstest2015")
     url = dataset.data[0]
     archive = Source(
-        f"sacrebleu {dataset.name}", (url,), f"{dataset.name}-{Path(url).name}", None, None,
+        f"sacrebleu {dataset.name}", (url,), f"{dataset.name}.{Path(url).name}", None, None,
         "see statmt.org",
     )  # fmt: skip
     members = dict(zip((source, target), dataset.langpairs[pair], strict=False))
