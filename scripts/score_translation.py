@@ -107,7 +107,9 @@ def compare(
         _, scores = PairedTest(named, {name: metric}, [reference], "bs", samples)()
         first, second = next(results for key, results in scores.items() if key != "System")
         interval = [f"{r.score:.2f} ({r.mean:.2f} ± {r.ci:.2f})" for r in (first, second)]
-        rows.append([name, *interval, round(second.p_value, 4)])
+        # Of two systems without any difference sacrebleu gives the least p there is.
+        p = 1.0 if first.score == second.score else second.p_value
+        rows.append([name, *interval, round(p, 4)])
     return rows
 
 

@@ -150,7 +150,7 @@ def trained(tmp_path_factory):
     corpus = cli.write_corpus(tmp_path_factory.mktemp("corpus") / "c")
     folder = tmp_path_factory.mktemp("checkpoints")
     for scheme, epochs in (("shaw", "3"), ("t5", "1")):
-        options = ["--max-epoch", epochs, "--position-scheme", scheme]
+        options = ["--max-epoch", epochs, "--max-tokens", "4000", "--position-scheme", scheme]
         arguments = cli.train_arguments(corpus, folder / scheme, *options)
         arguments.remove("--no-epoch-checkpoints")
         cli.call("train", *arguments)
