@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.tiles.bands import KeyProducts
 from relpos_fairseq.attention.tiles.content_free import Share
-from relpos_fairseq.attention.tiles.forward import Forward, sheared
+from relpos_fairseq.attention.tiles.forward import Forward
 from relpos_fairseq.attention.tiles.geometry import (
     Buffer,
     Tile,
@@ -16,6 +16,14 @@ from relpos_fairseq.attention.tiles.geometry import (
     products_back,
 )
 from relpos_fairseq.attention.tiles.plan import Plan, Vectors
+from relpos_fairseq.attention.tiles.wide import (
+    chunks,
+    falling,
+    sheared,
+    to_keys,
+    unsheared,
+    window,
+)
 
 
 class Backward(Forward):
@@ -91,6 +99,12 @@ class Backward(Forward):
             probs.copy_(undropped)
 
     def _through_value_vectors(self, tile: Tile, part: Vectors, upstream: Tensor) -> None:
+        if part.band is None:
+            distances = unsheared(self.buffer.of(tile))
+            self._add_window(part.value, distances, upstream, tile)
+            found = products(upstream, self.wide_table(tile, part.value))
+            self.grads.of(tile).add_(sheared(found, tile.keys))
+            return
         band, mask = part.band, self.mask(tile, part)
         table, left = (tile.of_heads(self.tables[n]) for n in (part.value, part.value_left))
         columns = band.take(self.buffer, tile, mask)
@@ -127,7 +141,7 @@ class Backward(Forward):
         self, tile: Tile, part: Vectors, keys: KeyProducts | None, logits: Tensor
     ) -> None:
         if part.band is None:
-            self._through_distances(tile, part, logits)
+            self._through_wide(tile, part, logits)
             return
         if part.query is None and keys is None:
             return
@@ -139,23 +153,39 @@ class Backward(Forward):
             part.band.take_right(self.grads, tile, columns)
             self._through_products(tile, part, columns, tile.of_heads(self.tables[part.query]))
 
-    def _through_distances(self, tile: Tile, part: Vectors, logits: Tensor) -> None:
+    def _through_wide(self, tile: Tile, part: Vectors, logits: Tensor) -> None:
         """Vectors over all distances."""
-        columns = logits.new_zeros(tile.count, tile.rows, tile.keys + tile.rows - 1)
-        sheared(columns, tile.keys).copy_(logits)
-        table = self.window(tile.of_heads(self.tables[part.query]), tile)
-        self._through_products(tile, part, columns, table)
+        if part.query is not None:
+            table = self.wide_table(tile, part.query)
+            self._through_products(tile, part, unsheared(logits), table)
+        if part.key is None:
+            return
+        for keys in chunks(tile):
+            columns = to_keys(logits[:, :, keys]) * self.scale
+            vectors = falling(self.wide_table(tile, part.key, keys))
+            self.dk[tile.matrices, keys] += products_back(columns, vectors)
+            self._add_window(part.key, columns.flip(2), self.k[tile.matrices, keys], tile, keys)
 
     def _through_products(self, tile: Tile, part: Vectors, columns: Tensor, table: Tensor) -> None:
         """Columns (N, n, W) of gradients to the queries and vectors whose products they are."""
         found = products_back(columns, table)
         if part.offset is not None:
             self._add_offset(part.offset, found, tile)
-        total = self.totals[part.query]
-        if total is not None:
-            total = total if part.band is not None else self.window(total, tile)
-            add_table_gradient(total, columns, self.queries_of(tile, part), tile)
+        if part.band is None:
+            self._add_window(part.query, columns, self.queries_of(tile, part), tile)
+        elif self.totals[part.query] is not None:
+            queries = self.queries_of(tile, part)
+            add_table_gradient(self.totals[part.query], columns, queries, tile)
         self.query_grad = found if self.query_grad is None else self.query_grad + found
+
+    def _add_window(
+        self, place: int, columns: Tensor, x: Tensor, tile: Tile, keys: slice | None = None
+    ) -> None:
+        """Add to the gradient of a table over all distances what a tile's columns give it."""
+        total = self.totals[place]
+        if total is not None:
+            lowest = self.inputs.positions.lowest_distance
+            add_table_gradient(window(total, tile, lowest, keys), columns, x, tile)
 
     def _add_offset(self, place: int, queries: Tensor, tile: Tile) -> None:
         """Add to an offset's (H|1, D) gradient that of the queries which it was added to."""

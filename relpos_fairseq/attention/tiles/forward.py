@@ -12,6 +12,14 @@ from relpos_fairseq.attention.tiles.content_free import Share, depends_on_batch,
 from relpos_fairseq.attention.tiles.geometry import Buffer, Tile, products
 from relpos_fairseq.attention.tiles.masks import Exclusion, exclusion, visible_keys
 from relpos_fairseq.attention.tiles.plan import ELEMENTS, Plan, Vectors
+from relpos_fairseq.attention.tiles.wide import (
+    chunks,
+    falling,
+    of_keys,
+    sheared,
+    unsheared,
+    window,
+)
 
 
 class Forward:
@@ -54,7 +62,7 @@ class Forward:
         return heads * batch * self.plan.rows * self.k.size(1)
 
     def _meet_keys(self, part: Vectors) -> KeyProducts | None:
-        if part.key is None:
+        if part.key is None or part.band is None:
             return None
         table = self.tables[part.key]
         found = KeyProducts(part.band, self.k.size(1), self.k.size(0), self.k)
@@ -133,15 +141,13 @@ class Forward:
         return content
 
     def _add_vectors(self, tile: Tile, part: Vectors, keys: KeyProducts | None) -> None:
+        if part.band is None:
+            self._add_wide(tile, part)
+            return
         columns = None
         if part.query is not None:
-            q = self.queries_of(tile, part)
             table = tile.of_heads(self.tables[part.query])
-            if part.band is None:
-                distances = products(q, self.window(table, tile))
-                self.buffer.of(tile).add_(sheared(distances, tile.keys))
-                return
-            columns = products(q, table)
+            columns = products(self.queries_of(tile, part), table)
         if keys is not None:
             diagonals = keys.diagonals(tile)
             if columns is None:
@@ -152,6 +158,24 @@ class Forward:
             self._add_band(tile, part, keys, columns, last)
         elif columns is not None:
             part.band.add(self.buffer, tile, columns, self.mask(tile, part))
+
+    def _add_wide(self, tile: Tile, part: Vectors) -> None:
+        """Add the products of queries and of keys with vectors over all distances."""
+        logits = self.buffer.of(tile)
+        if part.query is not None:
+            distances = products(self.queries_of(tile, part), self.wide_table(tile, part.query))
+            logits.add_(sheared(distances, tile.keys))
+        if part.key is None:
+            return
+        for keys in chunks(tile):
+            vectors = falling(self.wide_table(tile, part.key, keys))
+            distances = products(self.k[tile.matrices, keys] * self.scale, vectors)
+            logits[:, :, keys] += of_keys(distances, tile.rows)
+
+    def wide_table(self, tile: Tile, place: int, keys: slice | None = None) -> Tensor:
+        """(1|N, S + n - 1, D): a table's vectors over the distances of a tile to some keys."""
+        table = tile.of_heads(self.tables[place])
+        return window(table, tile, self.inputs.positions.lowest_distance, keys)
 
     def _add_band(
         self, tile: Tile, part: Vectors, keys: KeyProducts, columns: Tensor, last: Tensor | None
@@ -164,12 +188,6 @@ class Forward:
             for rows, right in band.strips(tile):
                 logits[:, rows, right] += last[:, rows]
         keys.add_right(self.buffer, tile)
-
-    def window(self, table: Tensor, tile: Tile) -> Tensor:
-        """The rows (1|N, S + n - 1, D) of a table over all distances that a tile meets."""
-        lowest = self.inputs.positions.lowest_distance
-        first = -(tile.slot + tile.rows - 1) - lowest
-        return table[:, first : first + tile.keys + tile.rows - 1]
 
     def probabilities(self, tile: Tile, share: Share) -> Tensor:
         """(N, n, S) before dropout, in the buffer."""
@@ -210,6 +228,9 @@ class Forward:
 
     def _value_part(self, tile: Tile, part: Vectors) -> Tensor:
         """What probabilities (in the buffer) give with a term's value vectors: (N, n, Dv)."""
+        if part.band is None:
+            table = self.wide_table(tile, part.value)
+            return _by_columns(unsheared(self.buffer.of(tile)), table)
         band = part.band
         columns = band.take(self.buffer, tile, self.mask(tile, part))
         table = tile.of_heads(self.tables[part.value])
@@ -227,13 +248,3 @@ def _least(dtype: torch.dtype) -> float:
 def _by_columns(columns: Tensor, table: Tensor) -> Tensor:
     """Columns (N, n, W) by vectors (1|N, W, D): (N, n, D)."""
     return products(columns, table.transpose(1, 2))
-
-
-def sheared(distances: Tensor, keys: int) -> Tensor:
-    """View (N, n, S) of (N, n, S + n - 1): row t's column m is key m + t - (n - 1)."""
-    count, rows, span = distances.shape
-    return distances.as_strided(
-        (count, rows, keys),
-        (distances.stride(0), span - 1 if rows > 1 else span, 1),
-        distances.storage_offset() + rows - 1,
-    )

@@ -24,12 +24,12 @@ class Vectors:
     """One term's vectors; numbers are places in the plan's tables, or None.
 
     Args:
-        band: their diagonals, or None: all distances are met (`wide`).
+        band: their diagonals, or None: vectors of all distances (`wide`).
         query: q.a.
         offset: v in (q + v).a.
-        key: k.b, of a band only.
+        key: k.b.
         value: vectors added to values.
-        value_left: their left tail.
+        value_left: a band's left tail of them.
     """
 
     band: Band | None
@@ -91,12 +91,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
             return "a reset of vectors"
         if not isinstance(term.relation, DistanceRelation):
             return f"vectors over {term.relation}"
-        if _is_wide(term.relation, inputs, rows):
-            if term.key_vectors is not None or term.value_vectors is not None:
-                return "keys or values that meet vectors over all distances"
-        elif gated and (term.key_vectors is not None or term.content_offset is not None):
-            return "a fold beside a gate"
-        if gated and term.content_offset is not None:
+        folds = term.key_vectors is not None and not _is_wide(term.relation, inputs, rows)
+        if gated and (folds or term.content_offset is not None):
             return "a fold beside a gate"
     return None
 
@@ -135,29 +131,26 @@ def _add_vectors(plan: Plan, term: PositionTerms) -> None:
     inputs, relation, exact = plan.inputs, term.relation, plan.inputs.exact
     if term.content_offset is not None:
         plan.folds.append(plan.keep(term.content_offset))
-    wide = _is_wide(relation, inputs, plan.rows)
-    band = None if wide else Band.of(relation, inputs.causal, plan.rows)
-    places: dict[str, int] = {}
-    if term.query_vectors is not None:
-        table = term.query_vectors.to(exact)
-        if wide:
-            positions = inputs.positions
-            low, high = positions.lowest_distance, positions.highest_distance
-            ids = relation.window(low, high, positions.device)
-            table = table.index_select(1, ids)
-        else:
-            table = band.normalised(table, relation)
-        places["query"] = plan.keep(table)
-        if term.query_offset is not None:
-            places["offset"] = plan.keep(term.query_offset)
-    if term.key_vectors is not None:
-        table = term.key_vectors.to(exact)
-        places["key"] = plan.keep(band.normalised(table, relation))
-        plan.folds.append(plan.keep(band.left(table, relation)[:, 0]))
-    if term.value_vectors is not None:
-        table = term.value_vectors.to(exact)
-        places["value"] = plan.keep(band.normalised(table, relation))
-        places["value_left"] = plan.keep(band.left(table, relation))
+    given = {
+        "query": term.query_vectors,
+        "key": term.key_vectors,
+        "value": term.value_vectors,
+    }
+    given = {name: table.to(exact) for name, table in given.items() if table is not None}
+    if _is_wide(relation, inputs, plan.rows):
+        band, positions = None, inputs.positions
+        low, high = positions.lowest_distance, positions.highest_distance
+        ids = relation.window(low, high, positions.device)
+        places = {name: plan.keep(table.index_select(1, ids)) for name, table in given.items()}
+    else:
+        band = Band.of(relation, inputs.causal, plan.rows)
+        places = {n: plan.keep(band.normalised(table, relation)) for n, table in given.items()}
+        if "key" in given:
+            plan.folds.append(plan.keep(band.left(given["key"], relation)[:, 0]))
+        if "value" in given:
+            places["value_left"] = plan.keep(band.left(given["value"], relation))
+    if term.query_offset is not None:
+        places["offset"] = plan.keep(term.query_offset)
     if places:
         plan.vectors.append(Vectors(band, **places))
 
