@@ -145,6 +145,17 @@ def test_by_hand() -> None:
     assert spearman(other, other**3) == pytest.approx(1) and pearson(other, -other) == -1
 
 
+def test_f1_is_of_label_1_whatever_its_number() -> None:
+    """Labels are numbered by their frequency; GLUE's positive class is the one called 1."""
+    logits = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    targets = torch.tensor([0, 1, 1])
+    for labels, expected in ((("0", "1"), 2 / 3), (("1", "0"), 2 / 3), (("x", "1"), 2 / 3)):
+        judge = criterion(3, labels, report_acc_and_f1=True)
+        assert judge.positive == labels.index("1")
+        found = logged([outputs(judge, logits, targets, [])])
+        assert found["f1"] == pytest.approx(100 * expected, abs=0.01)
+
+
 @pytest.mark.parametrize(
     "report, labels, message",
     [
