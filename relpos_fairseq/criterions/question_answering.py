@@ -97,11 +97,13 @@ class QuestionAnsweringCriterion(FairseqCriterion):
         if "_table" in total:
             table = total["_table"].as_subclass(Tensor)
             # By its size: fairseq-validate adds up all subsets in its outermost aggregator.
+            # tuned_, because best_f1 is fairseq's name for the best epoch's F1.
             source = f"_table_{len(table)}"
             metrics.log_scalar(source, table)
             for name in ("exact", "f1"):
                 for key in (f"best_{name}", f"best_{name}_thresh"):
-                    metrics.log_derived(key.replace("exact", "em"), _Best(source, key))
+                    shown = key.replace("best", "tuned").replace("exact", "em")
+                    metrics.log_derived(shown, _Best(source, key))
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
