@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import re
 import string
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,12 +40,8 @@ def normalise(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
-@functools.lru_cache(maxsize=1)
-def _punctuation() -> frozenset[str]:
-    every = map(chr, range(sys.maxunicode))
-    return frozenset(c for c in every if unicodedata.category(c).startswith("P")) | (
-        frozenset(string.punctuation)
-    )
+def _is_punctuation(character: str) -> bool:
+    return character in _ASCII_PUNCTUATION or unicodedata.category(character).startswith("P")
 
 
 def normalise_mlqa(text: str, language: str) -> str:
@@ -60,8 +55,7 @@ def normalise_mlqa(text: str, language: str) -> str:
             f"MLQA's normalisation knows {', '.join(MLQA_LANGUAGES)}, not {language!r}; the "
             f"metric squad takes any language"
         )
-    punctuation = _punctuation()
-    kept = "".join(c for c in text.lower() if c not in punctuation)
+    kept = "".join(c for c in text.lower() if not _is_punctuation(c))
     if _MLQA_ARTICLES[language]:
         kept = re.sub(_MLQA_ARTICLES[language], " ", kept)
     if language == "zh":
