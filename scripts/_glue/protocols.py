@@ -1,0 +1,146 @@
+"""The two published ways to fine-tune on GLUE, and what they report.
+
+- `huang` (Huang et al. 2020, section 4.2; Multiplicative Position-aware Transformer Models, section
+  3.2): batches of 32, 3 epochs, the best of the learning rates 2e-5, 3e-5 and 4e-5 after the last epoch.
+- `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to 4e-5,
+  warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the median of
+  each run's best checkpoint.
+
+What neither says is BERT's (Devlin et al. 2018): Adam with betas 0.9 and 0.999, weight decay 0.01,
+warm-up over a tenth of the updates, then linear decay to zero.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+
+BATCH_SIZE = 32
+WARMUP = 0.1
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Which runs there are and which number they give.
+
+    Attributes:
+        name: its name.
+        learning_rates: learning rates to choose from.
+        epochs: numbers of epochs to choose from.
+        seeds: the runs of each learning rate and number of epochs.
+        checkpoint: `last` or `best`: which of a run's validations counts.
+        interval: updates between checkpoints, beside each epoch's end; 0: none.
+    """
+
+    name: str
+    learning_rates: tuple[float, ...]
+    epochs: tuple[int, ...]
+    seeds: tuple[int, ...]
+    checkpoint: str
+    interval: int = 0
+
+
+PROTOCOLS = {
+    "huang": Protocol("huang", (2e-5, 3e-5, 4e-5), (3,), (1,), "last"),
+    "chen": Protocol("chen", (1e-5, 2e-5, 3e-5, 4e-5), (5, 10), (1, 2, 3, 4, 5), "best", 3500),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run that has ended.
+
+    Attributes:
+        learning_rate: its learning rate.
+        epochs: its number of epochs.
+        seed: its seed.
+        validations: metric to value of each validation, in their order; of a second validation set
+            (MNLI's mismatched) the name of the metric begins with `valid1_`.
+    """
+
+    learning_rate: float
+    epochs: int
+    seed: int
+    validations: tuple[dict[str, float], ...]
+
+    def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
+        """The validation that counts; the first of equals.
+
+        Args:
+            metric: the deciding metric.
+            checkpoint: `last` or `best`.
+
+        Raises:
+            ValueError: there is no validation.
+        """
+        if not self.validations:
+            raise ValueError("a run without a validation has no result")
+        if checkpoint == "last":
+            return self.validations[-1]
+        return max(self.validations, key=lambda values: _comparable(values[metric]))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a table prints of a model on a task.
+
+    Attributes:
+        values: metric to value of the run that is reported: the only one, or the median one.
+        learning_rate: the chosen learning rate.
+        epochs: the chosen number of epochs.
+        runs: how many runs were chosen from; with that learning rate and number of epochs.
+        lowest: the lowest of those runs' deciding values.
+        highest: the highest of them.
+    """
+
+    values: dict[str, float]
+    learning_rate: float
+    epochs: int
+    runs: int
+    lowest: float
+    highest: float
+
+
+def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
+    """The median run of the best learning rate and number of epochs.
+
+    Of an even number of runs the lower of the two in the middle: what is reported is a run that was
+    made, with all its metrics.
+
+    Args:
+        results: the runs.
+        metric: the deciding metric.
+        checkpoint: which of a run's validations counts.
+
+    Raises:
+        ValueError: there are no results.
+    """
+    if not results:
+        raise ValueError("there is nothing to summarise: no run has ended")
+    groups = defaultdict(list)
+    for result in results:
+        key = (result.learning_rate, result.epochs)
+        groups[key].append(result.counted(metric, checkpoint))
+    summaries = []
+    for (learning_rate, epochs), found in sorted(groups.items()):
+        scores = [_comparable(values[metric]) for values in found]
+        middle = statistics.median_low(scores)
+        summaries.append(
+            Summary(
+                found[scores.index(middle)], learning_rate, epochs, len(found),
+                min(scores), max(scores),
+            )  # fmt: skip
+        )
+    return max(summaries, key=lambda summary: _comparable(summary.values[metric]))
+
+
+def updates_of(examples: int, epochs: int, batch_size: int = BATCH_SIZE) -> int:
+    """Updates of a fine-tuning; the last batch of an epoch may be smaller."""
+    return math.ceil(examples / batch_size) * epochs
+
+
+def _comparable(value: float) -> float:
+    """A correlation is no number where all predictions are the same: as good as none."""
+    return -math.inf if math.isnan(value) else value

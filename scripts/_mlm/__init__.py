@@ -1,0 +1,1 @@
+"""From plain text to what masked language models are pre-trained on."""
