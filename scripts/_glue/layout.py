@@ -1,6 +1,6 @@
 """Finds the files of GLUE's tasks, and of XNLI in the layouts in which it is handed on.
 
-XNLI: the release's (`xnli.dev.tsv`, `xnli.test.tsv`, all languages in one file, columns by header) or
+XNLI: the release's (`xnli.dev.tsv`, `xnli.test.tsv`, all languages in one file, with a header) or
 XTREME's (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, no header). It is trained on
 English: `train-en.tsv` (XTREME), `multinli.train.en.tsv` (XNLI-MT) or GLUE's `MNLI/train.tsv`.
 """
@@ -11,9 +11,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from _prepare.errors import PreparationError
+
 from _glue.reading import Source, languages_of, without_labels
 from _glue.tasks import Columns, Task
-from _prepare.errors import PreparationError
 
 ENDINGS = ("", ".gz", ".bz2", ".xz")
 XTREME = Columns("0", "1", "2", count=3)

@@ -1,10 +1,11 @@
 """The two published ways to fine-tune on GLUE, and what they report.
 
-- `huang` (Huang et al. 2020, section 4.2; Multiplicative Position-aware Transformer Models, section
-  3.2): batches of 32, 3 epochs, the best of the learning rates 2e-5, 3e-5 and 4e-5 after the last epoch.
-- `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to 4e-5,
-  warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the median of
-  each run's best checkpoint.
+- `huang` (Huang et al. 2020, section 4.2; Multiplicative Position-aware Transformer Models,
+  section 3.2): batches of 32, 3 epochs, the best of the learning rates 2e-5, 3e-5 and 4e-5 after
+  the last epoch.
+- `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to
+  4e-5, warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the
+  median of each run's best checkpoint.
 
 What neither says is BERT's (Devlin et al. 2018): Adam with betas 0.9 and 0.999, weight decay 0.01,
 warm-up over a tenth of the updates, then linear decay to zero.
@@ -129,8 +130,12 @@ def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
         middle = statistics.median_low(scores)
         summaries.append(
             Summary(
-                found[scores.index(middle)], learning_rate, epochs, len(found),
-                min(scores), max(scores),
+                found[scores.index(middle)],
+                learning_rate,
+                epochs,
+                len(found),
+                min(scores),
+                max(scores),
             )  # fmt: skip
         )
     return max(summaries, key=lambda summary: _comparable(summary.values[metric]))

@@ -1,4 +1,4 @@
-"""Reads the tab-separated files of GLUE and XNLI: quotes are letters, lines end at newlines only."""
+"""Reads the tab-separated files of GLUE and XNLI: quotes are letters, only newlines end lines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _glue.tasks import Columns, Task
 from _prepare.errors import PreparationError
 from _prepare.lines import read_lines
+
+from _glue.tasks import Columns, Task
 
 LABEL_SPELLINGS = {"contradictory": "contradiction"}  # as XNLI-MT's training files write it
 LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
@@ -57,8 +58,8 @@ def read_examples(
         counts: counts `rows` and `dropped`.
 
     Raises:
-        PreparationError: a column is missing, or a row is bad and `on_bad_row` is `fail`; the message
-            names file and line.
+        PreparationError: a column is missing, or a row is bad and `on_bad_row` is `fail`; the
+            message names file and line.
     """
     counts = Counter() if counts is None else counts
     rows = enumerate(read_lines(source.path), start=1)

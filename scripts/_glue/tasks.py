@@ -1,9 +1,9 @@
 """GLUE's tasks as their files lay them out, and how each is scored.
 
 Source: GLUE (Wang et al. 2018, gluebenchmark.com) and XNLI (Conneau et al. 2018). The metric that
-comes first is the one by which checkpoints and learning rates are chosen, and which the tables of
-Huang et al. 2020, Multiplicative Position-aware Transformer Models and Chen et al. 2021 print: F1 for
-MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else accuracy.
+comes first is the one by which checkpoints and learning rates are chosen, and which the papers'
+tables print: F1 for MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else
+accuracy (Huang et al. 2020, section 4.2; Multiplicative Position-aware Transformer Models, Table 2).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ sentence and None for the end of a document.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,10 @@ from _prepare.errors import PreparationError
 from _prepare.lines import read_lines
 
 CHUNK_CHARACTERS = 1 << 18  # what one worker is given at a time
-# An end of sentence: closing punctuation, what may close after it, then space and a capital, a digit
-# or an opening quote; or the full stops of Chinese, Japanese, Hindi and Urdu, which need no space.
-SENTENCE_END = re.compile(r"(?<=[.!?])(?:[\"'”’)\]]*)\s+(?=[\"'“‘(\[]?[^\W_a-z])|(?<=[。！？।۔])\s*(?=\S)")
+# Where a sentence may end: closing punctuation, what closes after it and space; the full stops of
+# Chinese, Japanese, Hindi and Urdu need no space. No list of abbreviations: "Mr. Smith" is cut.
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[\"'”’」』）]*\s*|(?<=[।۔])\s*")
+OPENING = "\"'“‘([「『（"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Reading:
             ) from None
 
 
-def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> Iterator[str | None]:
+def read_stream(
+    path: Path, reading: Reading, counts: Counter | None = None
+) -> Iterator[str | None]:
     """The sentences of a file, with None after the last of each document.
 
     A document without sentences is none.
@@ -111,4 +115,8 @@ def in_chunks(
 def _sentences(text: str, reading: Reading) -> list[str]:
     if reading.sentences == "line":
         return [text]
-    return [part for part in map(str.strip, SENTENCE_END.split(text)) if part]
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    # What goes on with a small letter is the same sentence.
+    ends = [end for end in ends if not text[end:].lstrip(OPENING)[:1].islower()]
+    parts = (text[i:j].strip() for i, j in itertools.pairwise([0, *ends, len(text)]))
+    return [part for part in parts if part]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from _mlm.documents import Reading, in_chunks, read_stream
-from _mlm.packing import document_spans
-from _mlm.vocabulary import EOS, Vocabulary
 from _prepare.binarise import CODES, MAGIC, write_blocks
 from _prepare.errors import PreparationError
 from _prepare.pool import ordered_map
 from _prepare.progress import progress
+
+from _mlm.documents import Reading, in_chunks, read_stream
+from _mlm.packing import document_spans
+from _mlm.vocabulary import EOS, Vocabulary
 
 HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
 
@@ -33,9 +33,7 @@ def encode_file(
         found = iter(vocabulary.encode(texts))
         items = [np.empty(0, np.int64) if item is None else next(found) for item in chunk]
         # A text of nothing that the tokenizer knows must not look like the end of a document.
-        kept = [
-            ids for ids, item in zip(items, chunk, strict=True) if len(ids) or item is None
-        ]
+        kept = [ids for ids, item in zip(items, chunk, strict=True) if len(ids) or item is None]
         sizes = np.array([len(ids) + 1 for ids in kept], dtype=np.int32)
         flat = np.full(int(sizes.sum()), EOS, dtype=np.int64)
         is_end = np.zeros(len(flat), dtype=bool)

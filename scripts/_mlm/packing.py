@@ -1,10 +1,11 @@
 """Packs sentences into blocks: full sentences, document boundaries kept.
 
-A block has at most `tokens - 1` tokens, as fairseq puts <s> in front; every sentence ends with </s>.
+A block has at most `tokens - 1` tokens, as fairseq puts <s> in front; </s> ends every sentence.
 
 - `document`: no block has two documents (RoBERTa's DOC-SENTENCES; Chen et al. 2021, section 4:
   full sentences from documents, packed up to the maximum length).
-- `full`: blocks run on over the end of a document, with one more </s> there (RoBERTa's FULL-SENTENCES).
+- `full`: blocks run on over the end of a document, with one more </s> there (RoBERTa's
+  FULL-SENTENCES).
 
 Read with `--sample-break-mode eos`. Not packed (`none`), an item is a sentence and an item of </s>
 alone ends a document: fairseq's `--sample-break-mode complete_doc` packs it on loading.
@@ -16,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-
 from _prepare.errors import PreparationError
 
 MODES = ("document", "full", "none")
@@ -69,11 +69,7 @@ def pack(
     if mode == "none":
         items = (item for document in documents for item in (*document, end))
     elif mode == "document":
-        items = (
-            block
-            for document in documents
-            for block in _blocks(document, tokens - 1, counts)
-        )
+        items = (block for document in documents for block in _blocks(document, tokens - 1, counts))
     else:
         items = _blocks(_run_on(documents, end), tokens - 1, counts)
     for item in items:

@@ -1,15 +1,14 @@
 """How often each language is seen: shares raised to an exponent.
 
-With n_l sentences of language l, p_l = n_l / Σ n, languages are drawn by q_l = p_l^α / Σ p^α (Conneau
-and Lample 2019, section 3.1; mBERT: α = 0.7). Here nothing is drawn: a document of language l
-occurs q_l / p_l times, scaled so that the language with the most sentences occurs once. So no text is
-left out, rare languages repeat, and a fractional part is decided by the document's own hash.
+With n_l sentences of language l and p_l = n_l / Σ n, languages are drawn by q_l = p_l^α / Σ p^α
+(Conneau and Lample 2019, section 3.1; mBERT: α = 0.7). Here nothing is drawn: a document of
+language l occurs q_l / p_l times, scaled so that the language with the most sentences occurs once.
+So no text is left out, rare languages repeat, and a document's own hash decides a fractional part.
 """
 
 from __future__ import annotations
 
 import numpy as np
-
 from _prepare.errors import PreparationError
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from _prepare.errors import PreparationError
+
 from _mlm.documents import Reading
 from _mlm.packing import LEAST_TOKENS, MODES
-from _prepare.errors import PreparationError
 
 KINDS = ("bpe", "wordpiece", "sentencepiece")
 NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
@@ -85,7 +86,9 @@ def _check(args: argparse.Namespace) -> None:
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
         if (value := getattr(args, name)) < low:
-            raise PreparationError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+            raise PreparationError(
+                f"--{name.replace('_', '-')} must be at least {low}, got {value}"
+            )
     if not 0 <= args.alpha <= 1:
         raise PreparationError(f"--alpha must be from 0 to 1, got {args.alpha}")
     if not args.valid and not 0 < args.hold_out < 1:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from _prepare.errors import PreparationError
 from _prepare.lines import read_lines
 
