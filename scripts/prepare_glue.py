@@ -13,15 +13,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from _glue.binarise import PAIR_EXTRA, write_task
 from _glue.layout import sources_of
+from _glue.reading import read_examples
 from _glue.tasks import GLUE, Task, chosen_tasks
 from _mlm.vocabulary import Vocabulary
 from _prepare.command import run_command
 from _prepare.errors import PreparationError
+from _prepare.files import open_text_out
 from _prepare.manifest import table, write_manifest
 from _prepare.stages import Stage, run_stages
 from prepare_mlm import leave_package_out
@@ -36,9 +39,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="prepare_glue.py", description="GLUE to data-bins.")
     add = parser.add_argument
     add("glue", type=Path, help="folder with a folder for every task")
-    add("--tokenizer", type=Path, required=True,
-        help="folder with the model's tokenizer and dict.txt, as prepare_mlm.py writes")  # fmt: skip
-    add("--out", type=Path, required=True, help="folder to write to")
+    add("--tokenizer", type=Path,
+        help="folder of the model's tokenizer and dict.txt, as prepare_mlm.py writes")  # fmt: skip
+    add("--out", type=Path, help="folder to write to")
+    add("--text", type=Path, metavar="FILE",
+        help="instead: write the training sentences as text for prepare_mlm.py, an example a "
+        "document, a sentence a line")  # fmt: skip
     add("--tasks", default=None, help="separated by commas (default: those of GLUE that are there)")
     add("--max-length", type=int, default=512, metavar="N",
         help="tokens of an example, special ones included; longer ones lose the end of their "
@@ -53,6 +59,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                                f"{args.max_length}")  # fmt: skip
     if args.workers < 1:
         raise PreparationError(f"--workers must be at least 1, got {args.workers}")
+    if not args.text and not (args.tokenizer and args.out):
+        raise PreparationError("give --tokenizer and --out, or --text")
     if not args.glue.is_dir():
         raise PreparationError(f"there is no folder {args.glue}: give the one with GLUE's tasks")
     return args
@@ -78,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     args = parse(argv)
     tasks = chosen_tasks(args.tasks) if args.tasks else present(args.glue)
+    if args.text:
+        write_sentences(tasks, args.glue, args.text, args.on_bad_row)
+        return
     vocabulary = Vocabulary(args.tokenizer)
     options = {name: getattr(args, name) for name in ("max_length", "on_bad_row")}
     stages, inputs = [], {}
@@ -108,6 +119,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         stages=counts,
     )
     report(tasks, counts)
+
+
+def write_sentences(tasks: list[Task], root: Path, path: Path, on_bad_row: str) -> None:
+    """Write the training sentences of some tasks, without their labels."""
+    rows = []
+    with open_text_out(path) as file:
+        for task in tasks:
+            counts = Counter()
+            source = sources_of(task, root)["train"]
+            for example in read_examples(source, task, on_bad_row, counts):
+                lines = filter(None, (example.first, example.second))
+                file.write("".join(f"{line}\n" for line in lines) + "\n")
+            rows.append((task.name, counts["rows"], counts["dropped"]))
+    print(table(rows, ("task", "rows", "dropped")))
 
 
 def report(tasks: list[Task], counts: dict[str, dict]) -> None:

@@ -3,7 +3,7 @@
 Source: GLUE (Wang et al. 2018, gluebenchmark.com) and XNLI (Conneau et al. 2018). The metric that
 comes first is the one by which checkpoints and learning rates are chosen, and which the papers'
 tables print: F1 for MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else
-accuracy (Huang et al. 2020, section 4.2; Multiplicative Position-aware Transformer Models, Table 2).
+accuracy (Huang et al. 2020, section 4.2; the M4M paper, Table 2).
 """
 
 from __future__ import annotations
