@@ -15,7 +15,7 @@ from _glue.pretrained import Pretrained
 from _glue.protocols import BATCH_SIZE, WARMUP, Result, updates_of
 from _glue.tasks import Task
 
-VALID_LINE = re.compile(r"\| INFO \| (valid\d*) \| (\{.*\})\s*$")
+VALID_LINE = re.compile(r"\bINFO \| (valid\d*) \| (\{.*\})\s*$")
 REPORT = {
     "mcc": "--report-mcc",
     "f1": "--report-acc-and-f1",
@@ -68,7 +68,7 @@ class Run:
         known = read_json(data / "task.json")
         if known is None:
             raise PreparationError(
-                f"{data} is not there or not made by prepare_glue.py: run it for {self.task.name}"
+                f"{data} was not made by prepare_glue.py: run it for {self.task.name}"
             )
         if known["max_length"] > self.model.positions:
             raise PreparationError(
