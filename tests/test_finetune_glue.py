@@ -117,8 +117,8 @@ def test_what_is_no_number_is_the_worst():
 
 
 def test_cells_are_as_glue_writes_them():
-    assert cell(GLUE["MRPC"], {"f1": 81.25, "accuracy": 70.0}) == "81.2 / 70.0"
-    assert cell(GLUE["MNLI"], {"accuracy": 80.0, "valid1_accuracy": 81.0}) == "80.0 / 81.0"
+    assert cell(GLUE["MRPC"], {"f1": 81.25, "accuracy": 70.0}) == "81.25 / 70.00"
+    assert cell(GLUE["MNLI"], {"accuracy": 80.0, "valid1_accuracy": 81.0}) == "80.00 / 81.00"
     assert cell(GLUE["CoLA"], None) == "-"
 
 
@@ -173,7 +173,7 @@ def test_table_stands_beside_the_majority_class(finished):
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert lines[0] == ["model", "MNLI (accuracy m / mm)", "CoLA (Matthews)",
                         "STS-B (Spearman / Pearson)"]  # fmt: skip
-    assert lines[2][0] == "majority class" and lines[2][2:] == ["0.0", "0.0 / 0.0"]
+    assert lines[2][0] == "majority class" and lines[2][2:] == ["0.00", "0.00 / 0.00"]
     assert lines[3][0] == "small" and all(cell != "-" for cell in lines[3])
     assert len(list(out.rglob("result.json"))) == 6
     assert not list(out.rglob("*.pt"))

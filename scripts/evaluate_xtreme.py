@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Evaluates models that were fine-tuned on English in every language that is there (XTREME).
+
+    python scripts/evaluate_xtreme.py --out runs/xtreme \
+        --xnli-model runs/xnli/.../model.pt --xnli data-bin/glue/XNLI \
+        --qa-model checkpoints/squad/checkpoint_best.pt --qa-data data-bin/squad \
+        --xquad xquad --mlqa MLQA_V1/test --tydiqa tydiqa-goldp-v1.1-dev
+
+Accuracy on XNLI, F1 and exact match on XQuAD, MLQA and TyDiQA-GoldP, a row a language. Models and
+data sets that are not given are left out; what is done is kept, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [path for path in (str(HERE), str(HERE.parent)) if path not in sys.path]
+
+from _prepare.command import run_command  # noqa: E402
+from _prepare.errors import PreparationError  # noqa: E402
+from _prepare.files import atomic_folder, read_json, write_json, write_text  # noqa: E402
+from _prepare.manifest import table  # noqa: E402
+from _prepare.stages import Stage, run_stages  # noqa: E402
+from _xtreme import xnli  # noqa: E402
+from _xtreme.files import METRICS, NAMES, question_files  # noqa: E402
+
+ENGLISH = "en"
+FLAGS = {"XQuAD": "xquad", "MLQA": "mlqa", "TyDiQA-GoldP": "tydiqa"}
+ABSENT = "-"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read and check the command line.
+
+    Raises:
+        PreparationError: a model without data, or data without a model.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of predictions and the table")
+    add("--xnli-model", type=Path, help="checkpoint fine-tuned on XNLI's English training data")
+    add("--xnli", type=Path, help="XNLI of prepare_glue.py")
+    add("--qa-model", type=Path, help="checkpoint fine-tuned on English questions")
+    add("--qa-data", type=Path, help="its data folder (default: the one it was trained on)")
+    for name, flag in FLAGS.items():
+        add(f"--{flag}", type=Path, metavar="FOLDER", help=f"{name}'s files")
+    add("--cpu", action="store_true", help="no GPU for questions")
+    add("--force", action="store_true", help="repeat what is done")
+    args = parser.parse_args(argv)
+    if bool(args.xnli_model) != bool(args.xnli):
+        raise PreparationError("--xnli-model and --xnli belong together: give both or neither")
+    given = [flag for flag in FLAGS.values() if getattr(args, flag)]
+    if bool(args.qa_model) != bool(given):
+        raise PreparationError(
+            "--qa-model belongs together with one of --xquad, --mlqa, --tydiqa at least"
+        )
+    if not args.xnli and not given:
+        raise PreparationError("there is nothing to evaluate: give --xnli-model or --qa-model")
+    for path in filter(None, (getattr(args, name) for name in ("xnli", *given))):
+        if not path.is_dir():
+            raise PreparationError(f"there is no folder {path}")
+    for path in filter(None, (args.xnli_model, args.qa_model)):
+        if not path.is_file():
+            raise PreparationError(f"there is no checkpoint {path}")
+    return args
+
+
+def stages(args: argparse.Namespace) -> list[Stage]:
+    """One a data set."""
+    found = []
+    if args.xnli:
+        xnli.languages(args.xnli)
+        found.append(
+            Stage(
+                xnli.NAME,
+                lambda: evaluate_xnli(args),
+                [args.xnli_model, args.xnli],
+                [args.out / xnli.NAME],
+            )  # fmt: skip
+        )
+    for name, flag in FLAGS.items():
+        folder = getattr(args, flag)
+        if folder:
+            files = question_files(name, folder)
+            found.append(
+                Stage(
+                    name,
+                    lambda name=name, files=files: evaluate_questions(args, name, files),
+                    [args.qa_model, *files.values()],
+                    [args.out / name],
+                    {"metric": METRICS[name]},
+                )
+            )
+    return found
+
+
+def evaluate_xnli(args: argparse.Namespace) -> dict[str, float]:
+    """Accuracy by language; predictions are written as XTREME takes them, a label a line."""
+    model = xnli.Classifier(args.xnli_model, args.xnli)
+    results = {}
+    with atomic_folder(args.out / xnli.NAME) as folder:
+        for language, split in xnli.languages(args.xnli).items():
+            predicted, right = model.predict(split)
+            labels = "".join(f"{label}\n" for label in model.labels(predicted))
+            write_text(folder / f"test-{language}.tsv", labels)
+            hits = sum(a == b for a, b in zip(predicted, right, strict=True))
+            results[language] = 100 * hits / len(right)
+    return results
+
+
+def evaluate_questions(
+    args: argparse.Namespace, name: str, files: dict[str, Path]
+) -> dict[str, list[float]]:
+    """F1 and exact match by language, by evaluate_qa.py."""
+    import evaluate_qa
+
+    with atomic_folder(args.out / name) as folder:
+        command = [*files.values(), "--path", args.qa_model, "--out", folder]
+        command += ["--metric", METRICS[name]]
+        command += ["--data", args.qa_data] if args.qa_data else []
+        evaluate_qa.main([*map(str, command), *(["--cpu"] if args.cpu else [])])
+        numbers = read_json(folder / "results.json")
+    results = {}
+    for language, path in files.items():
+        found = numbers[path.name.removesuffix(".gz").removesuffix(".json")]
+        results[language] = [found["f1"], found["exact"]]
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate.
+
+    Raises:
+        ValueError: what is wrong with the command line, a model or a file.
+    """
+    args = parse(argv)
+    results = run_stages(stages(args), args.out, force=args.force)
+    text = by_language(results)
+    print(f"\n{text}")
+    write_text(args.out / "xtreme.md", f"{text}\n")
+    write_json(args.out / "xtreme.json", results)
+
+
+def by_language(results: dict[str, dict]) -> str:
+    """One row a language, English first; the last rows are means.
+
+    Args:
+        results: data set to language to accuracy, or to F1 and exact match.
+    """
+    names = [name for name in (xnli.NAME, *NAMES) if name in results]
+    spoken = {language for name in names for language in results[name]}
+    order = sorted(spoken, key=lambda language: (language != ENGLISH, language))
+    rows = [[language, *(cell(results[name].get(language)) for name in names)]
+            for language in order]  # fmt: skip
+    for title, left_out in (("mean", ()), ("mean without English", (ENGLISH,))):
+        rows.append([title, *(cell(mean(results[name], left_out)) for name in names)])
+    heads = [f"{name} ({'accuracy' if name == xnli.NAME else 'F1 / EM'})" for name in names]
+    return table(rows, ["language", *heads])
+
+
+def mean(found: dict, left_out: Sequence[str]) -> float | list[float] | None:
+    """The mean over languages; None where none is left."""
+    kept = [value for language, value in found.items() if language not in left_out]
+    if not kept:
+        return None
+    if isinstance(kept[0], list):
+        return [statistics.fmean(column) for column in zip(*kept, strict=True)]
+    return statistics.fmean(kept)
+
+
+def cell(value: float | Sequence[float] | None) -> str:
+    """A number, or F1 / EM."""
+    if value is None:
+        return ABSENT
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return " / ".join(f"{number:.2f}" for number in values)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
