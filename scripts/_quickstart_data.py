@@ -1,14 +1,15 @@
 """The quickstart's data: the built-in corpus, or the user's own parallel text."""
 
-import gzip
 import io
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from _prepare.errors import PreparationError
+from _prepare.lines import read_lines
 from _recipes import BPE_UNITS, BPE_WORDS_PER_UNIT, PREPROCESS, as_arguments
 from _tools import ROOT, USER_DIR, find_tool, key_of, run_tool
 
@@ -41,14 +42,6 @@ class Corpus:
     tests: dict[str, tuple[Path, Path]]
     subwords: bool
     key: str
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Yields a file's lines, plain or .gz; only a line feed ends a line."""
-    opened = gzip.open(path, "rt", encoding="utf-8", newline="\n") if path.suffix == ".gz" else None
-    with opened or path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield line.rstrip("\r\n")
 
 
 def built_in(out: Path, threads: int) -> Corpus:
@@ -192,8 +185,8 @@ def check_lines(files: dict[tuple[str, str], Path]) -> None:
     for (split, _), path in files.items():
         try:
             number = sum(1 for _ in read_lines(path))
-        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-            raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        except PreparationError as error:
+            raise DataError(str(error)) from error
         counts.setdefault(split, []).append((path.name, number))
     wrong = [
         f"{first}: {lines} lines, {second}: {others} lines"

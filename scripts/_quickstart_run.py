@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _quickstart_data import Corpus, read_lines
+from _prepare.files import read_json, write_json, write_text
+from _prepare.lines import read_lines
+from _quickstart_data import Corpus
 from _recipes import GENERATE, TRAIN, TRAIN_ON_USER_DATA, as_arguments
 from _tools import (
     ROOT,
@@ -17,10 +19,7 @@ from _tools import (
     ToolError,
     find_tool,
     key_of,
-    read_json,
     run_tool,
-    write_json,
-    write_whole,
 )
 
 PLOT = ROOT / "scripts" / "plot_positions.py"
@@ -213,7 +212,7 @@ class Run:
             raise ToolError(f"{len(sources)} sentences went in, {len(found)} came out; see {log}")
         translations = [found[number] for number in range(len(sources))]
         text = "".join(f"{line}\n" for line in translations)
-        write_whole(self.folder / f"{name}.{self.corpus.target}", text)
+        write_text(self.folder / f"{name}.{self.corpus.target}", text)
         bleu, signature = score(translations, references, self.corpus.subwords)
         return {
             "bleu": bleu,

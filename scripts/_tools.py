@@ -1,4 +1,4 @@
-"""What the quickstart's stages share: running fairseq's commands, whole files, content keys."""
+"""What the quickstart's stages share: running fairseq's commands, content keys."""
 
 import hashlib
 import json
@@ -85,23 +85,6 @@ def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] 
             if on_line is not None:
                 on_line(line)
     return error or last
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file under a temporary name and renames it, so that it is never half there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes a value as indented JSON, whole or not at all."""
-    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path) -> dict | None:
-    """Reads a stage's stamp; None where the stage has not been finished."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def key_of(settings: object, files: Iterable[Path] = ()) -> str:

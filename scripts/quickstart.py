@@ -17,9 +17,10 @@ import sys
 from pathlib import Path
 
 import _quickstart_data as data
+from _prepare.files import write_json, write_text
 from _quickstart_run import Run, Settings
 from _recipes import DEFAULT_SCHEME, MAX_UPDATE, SEED
-from _tools import ToolError, write_json, write_whole
+from _tools import ToolError
 
 EPILOG = """\
 your own text (--data DIR): one sentence a line, UTF-8, plain or .gz, line n of one language
@@ -126,7 +127,7 @@ def write_results(out: Path, rows: list[dict]) -> None:
     write_json(out / "results.json", rows)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table(rows))
-    write_whole(out / "results.csv", text.getvalue())
+    write_text(out / "results.csv", text.getvalue())
 
 
 def run_all(options: argparse.Namespace) -> int:

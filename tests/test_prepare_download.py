@@ -218,3 +218,11 @@ def test_a_file_name_may_not_lead_elsewhere():
 def test_progress_is_printed(server, tmp_path, capsys):
     get(tmp_path, source(server.put("a.bin", DATA), size=len(DATA)), progress=True)
     assert "downloading a.bin (0.3 MB)" in capsys.readouterr().out
+
+
+def test_what_happens_is_said(server, tmp_path, capsys):
+    url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
+    get(tmp_path, source(f"{server.url}/lost", url), progress=True)
+    said = capsys.readouterr().out
+    assert f"{server.url}/lost: status 404 Not Found; asking the next address" in said
+    assert "200000 more expected); continuing after 100,000 bytes" in said

@@ -147,8 +147,12 @@ def damage_named(archive: Path) -> Iterator[None]:
     except damage as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the file system; gzip and bz2 raise theirs without a number
+        # Where no hash is published, the first download's is kept, and with it a wrong one.
+        pin = archive.with_name(archive.name + ".sha256")
+        them = f"it and {pin.name}" if pin.exists() else "it"
         raise PreparationError(
-            f"{archive} is truncated or damaged ({error}): delete it and run the same command again"
+            f"{archive} is truncated or damaged ({error}): delete {them} and run the same command "
+            "again"
         ) from error
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from .errors import PreparationError
 from .files import sha256_of, write_text
 from .progress import progress as progress_of
@@ -159,6 +161,7 @@ def run_transfers(
         print(f"downloading {names} to {folder}", flush=True)
     bar = progress_of(total=total, description="download", unit="B") if progress else None
     report = bar.update if bar else lambda n: None
+    settings["say"] = tqdm.write if progress else lambda line: None  # keeps off the bar
 
     def work() -> None:
         while not stop.is_set():
@@ -209,6 +212,8 @@ def download(source: Source, folder: Path, stop, report, settings: dict) -> list
             return [*reasons, "stopped"]
         except TransferError as error:
             reasons.append(f"{url}: {error}")
+            if url != source.urls[-1]:
+                settings["say"](f"  {source.filename}: {reasons[-1]}; asking the next address")
             continue
         if expected is None:
             write_text(pin_path(source, folder), f"{digest}  {source.filename}\n")

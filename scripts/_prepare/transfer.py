@@ -50,7 +50,7 @@ class Transfer:
         sha256: str | None,
         stop: threading.Event,
         report: Callable[[int], object],
-        **settings: float,
+        **settings,
     ) -> None:
         """Remembers what to get.
 
@@ -61,12 +61,13 @@ class Transfer:
             sha256: Its hash, if known.
             stop: Ends the transfer when set.
             report: Called with the number of bytes of every block.
-            **settings: attempts, backoff and timeout of `fetch`.
+            **settings: attempts, backoff and timeout of `fetch`; say, called with what happens.
         """
         self.url, self.target, self.size, self.sha256 = url, target, size, sha256
         self.stop, self.report = stop, report
         self.attempts, self.timeout = int(settings["attempts"]), settings["timeout"]
-        self.backoff = settings["backoff"]
+        self.backoff, self.say = settings["backoff"], settings["say"]
+        self.counted = False  # whether the progress has heard of an earlier run's bytes
         self.partial = target.with_name(target.name + ".partial")
         self.state = target.with_name(target.name + ".partial.json")  # whose part it is
         self.digest = hashlib.sha256()
@@ -130,6 +131,7 @@ class Transfer:
                     offset = self.offset()
                     failures = 0 if offset > furthest else failures + 1
                     furthest = max(furthest, offset)
+                    self.say(f"  {self.target.name}: {error}; continuing after {offset:,} bytes")
                     if failures >= self.attempts:
                         got = f"after {offset:,} bytes, {failures} times without progress"
                         raise TransferError(f"the connection breaks {got} ({error})") from error
@@ -209,6 +211,9 @@ class Transfer:
         if total is not None:
             require_space(self.target.parent, total - start)
         self.digest = self.digest_of_part(start)
+        if start and not self.counted:
+            self.report(start)
+        self.counted = True
         offset = start
         with named_on_disk_full(self.partial), self.partial.open("ab") as file:
             blocks = response.raw.stream(1 << 16, decode_content=False)
@@ -261,7 +266,8 @@ def reason_of(error: Exception) -> str:
         error = error.args[0]
         while isinstance(getattr(error, "reason", None), Exception):
             error = error.reason
-    text = str(error) or type(error).__name__
+    first = error.args[0] if error.args else ""
+    text = first if isinstance(first, str) else str(error)
     return re.sub(r"<[^>]*>:? ?|\S+\(host=[^)]*\):? ?", "", text).strip() or type(error).__name__
 
 
