@@ -36,12 +36,13 @@ def apply() -> None:
         remove()
 
 
-def _once(owner: object, name: str) -> bool:
+def not_replaced(owner: object, name: str) -> bool:
     """Whether `owner.name` has not been replaced by us yet."""
     return not hasattr(getattr(owner, name), _APPLIED)
 
 
-def _replace(owner: object, name: str, function: typing.Callable) -> None:
+def replace(owner: object, name: str, function: typing.Callable) -> None:
+    """Put `function` in the place of `owner.name`, marked as ours."""
     setattr(function, _APPLIED, True)
     setattr(owner, name, function)
 
@@ -95,7 +96,7 @@ def keep_last_batch() -> None:
     from fairseq.data import data_utils
 
     original = data_utils.batch_by_size
-    if not _once(data_utils, "batch_by_size"):
+    if not not_replaced(data_utils, "batch_by_size"):
         return
 
     @functools.wraps(original)
@@ -108,7 +109,7 @@ def keep_last_batch() -> None:
         kept = sum(len(batch) for batch in batches)
         return batches if kept == len(indices) else [*batches, indices[kept:]]
 
-    _replace(data_utils, "batch_by_size", batch_by_size)
+    replace(data_utils, "batch_by_size", batch_by_size)
 
 
 def explain_filtered_lengths() -> None:
@@ -118,7 +119,7 @@ def explain_filtered_lengths() -> None:
     from fairseq.tasks.fairseq_task import FairseqTask
 
     original = FairseqTask.filter_indices_by_size
-    if not _once(FairseqTask, "filter_indices_by_size"):
+    if not not_replaced(FairseqTask, "filter_indices_by_size"):
         return
 
     @functools.wraps(original)
@@ -140,7 +141,7 @@ def explain_filtered_lengths() -> None:
             )
         return kept
 
-    _replace(FairseqTask, "filter_indices_by_size", filter_indices_by_size)
+    replace(FairseqTask, "filter_indices_by_size", filter_indices_by_size)
 
 
 # What tasks call the length of their samples.
@@ -173,7 +174,7 @@ def explain_broken_checkpoints() -> None:
     from fairseq import checkpoint_utils
 
     original = checkpoint_utils.load_checkpoint_to_cpu
-    if not _once(checkpoint_utils, "load_checkpoint_to_cpu"):
+    if not not_replaced(checkpoint_utils, "load_checkpoint_to_cpu"):
         return
 
     @functools.wraps(original)
@@ -190,7 +191,7 @@ def explain_broken_checkpoints() -> None:
                 f"copy it again or give another ({type(error).__name__}: {reason})"
             ) from error
 
-    _replace(checkpoint_utils, "load_checkpoint_to_cpu", load_checkpoint_to_cpu)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", load_checkpoint_to_cpu)
 
 
 def name_position_mismatch() -> None:
@@ -200,7 +201,7 @@ def name_position_mismatch() -> None:
     from relpos_fairseq.stack import PositionMismatchError
 
     original = Trainer.load_checkpoint
-    if not _once(Trainer, "load_checkpoint"):
+    if not not_replaced(Trainer, "load_checkpoint"):
         return
 
     @functools.wraps(original)
@@ -212,7 +213,7 @@ def name_position_mismatch() -> None:
                 raise PositionMismatchError(f"{filename}: {error.__context__}") from None
             raise
 
-    _replace(Trainer, "load_checkpoint", load_checkpoint)
+    replace(Trainer, "load_checkpoint", load_checkpoint)
 
 
 def run_ddp_on_cpu() -> None:
@@ -223,7 +224,7 @@ def run_ddp_on_cpu() -> None:
     import fairseq.models.distributed_fairseq_model as wrapper
 
     original = wrapper.DistributedDataParallel
-    if not _once(wrapper, "DistributedDataParallel"):
+    if not not_replaced(wrapper, "DistributedDataParallel"):
         return
 
     def on_cpu(module, device_ids=None, output_device=None, **kwargs):
@@ -238,8 +239,8 @@ def run_ddp_on_cpu() -> None:
         cfg.device_id = 0
         cfg.distributed_no_spawn = True
 
-    _replace(wrapper, "DistributedDataParallel", on_cpu)
-    _replace(distributed, "_infer_torch_distributed_launch_init", from_torchrun)
+    replace(wrapper, "DistributedDataParallel", on_cpu)
+    replace(distributed, "_infer_torch_distributed_launch_init", from_torchrun)
 
 
 def gather_task_state() -> None:
@@ -247,7 +248,7 @@ def gather_task_state() -> None:
     from fairseq import checkpoint_utils
 
     original = checkpoint_utils.save_checkpoint
-    if not _once(checkpoint_utils, "save_checkpoint"):
+    if not not_replaced(checkpoint_utils, "save_checkpoint"):
         return
 
     @functools.wraps(original)
@@ -258,7 +259,7 @@ def gather_task_state() -> None:
             trainer.task.gather_checkpoint_state(group, trainer.data_parallel_rank, world_size)
         return original(cfg, trainer, epoch_itr, val_loss)
 
-    _replace(checkpoint_utils, "save_checkpoint", save_checkpoint)
+    replace(checkpoint_utils, "save_checkpoint", save_checkpoint)
 
 
 def keep_bf16_off_tpu(args: argparse.Namespace) -> None:

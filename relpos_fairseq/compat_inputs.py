@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from relpos_fairseq.compat import _once, _replace
+from relpos_fairseq.compat import not_replaced, replace
 from relpos_fairseq.data.segments import add_segments
 from relpos_fairseq.data.word_starts import word_starts
 
@@ -27,7 +27,7 @@ def supply_segments() -> None:
     from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
     original = SentencePredictionTask.load_dataset
-    if not _once(SentencePredictionTask, "load_dataset"):
+    if not not_replaced(SentencePredictionTask, "load_dataset"):
         return
 
     @functools.wraps(original)
@@ -37,7 +37,7 @@ def supply_segments() -> None:
             add_segments(self, split)
         return self.datasets[split]
 
-    _replace(SentencePredictionTask, "load_dataset", load_dataset)
+    replace(SentencePredictionTask, "load_dataset", load_dataset)
 
 
 class _ConfigAsArgs:
@@ -53,7 +53,7 @@ def mask_whole_words() -> None:
     """masked_lm asks the data which symbols begin a word."""
     from fairseq.tasks import masked_lm
 
-    if not _once(masked_lm, "get_whole_word_mask"):
+    if not not_replaced(masked_lm, "get_whole_word_mask"):
         return
     if not hasattr(masked_lm.MaskedLMTask, "args"):
         masked_lm.MaskedLMTask.args = _ConfigAsArgs()
@@ -63,4 +63,4 @@ def mask_whole_words() -> None:
 
         return word_starts(utils.split_paths(args.data)[0], dictionary)
 
-    _replace(masked_lm, "get_whole_word_mask", get_whole_word_mask)
+    replace(masked_lm, "get_whole_word_mask", get_whole_word_mask)

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import randomize
+from cases import CASES, Case, randomize
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta.model import RobertaModel
+from omegaconf import OmegaConf
 from roberta import small_roberta, small_task, tokens
 from torch import Tensor
 
+from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
 from relpos_fairseq.models import relpos_roberta
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.models.roberta_config import namespace
@@ -87,10 +90,11 @@ def test_the_scheme_changes_no_other_initial_value(scheme: str) -> None:
     assert not own
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_batch_and_padding_change_nothing(scheme: str) -> None:
-    """Alone, in a batch, padded left or right: the same logits."""
-    model = randomized(small_roberta(position_scheme=scheme, segment_encoding="head")).double()
+@pytest.mark.parametrize("case", [*CASES, Case("learned", {"segment_encoding": "input"})], ids=str)
+def test_batch_and_padding_change_nothing(case: Case) -> None:
+    """Every scheme and option: alone, in a batch, padded left or right, the same logits."""
+    flags = {"segment_encoding": "head"} | case.flags
+    model = randomized(small_roberta(position_scheme=case.scheme, **flags)).double()
     ids = tokens()
     segments = (torch.arange(9) > 3).long().expand_as(ids)
     expected = model(ids, segments=segments)[0]
@@ -169,6 +173,7 @@ OPTIONS = (
     {"untie_weights_roberta": True},
     {"encoder_layerdrop": 0.4},
     {"activation_fn": "gelu_accurate"},
+    {"quant_noise_pq": 0.2},
 )
 
 
@@ -295,6 +300,40 @@ def test_low_precision_and_compile() -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(ids)[0], expected)
     got = model.bfloat16()(ids)[0].float()
     assert (got - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_layers_to_keep() -> None:
+    """A model of some of a checkpoint's layers, each with its own tables."""
+    whole = randomized(small_roberta(position_scheme="m4", encoder_layers=3))
+    model = small_roberta(position_scheme="m4", encoder_layers_to_keep="0,2")
+    cfg = OmegaConf.create({"_name": "relpos_roberta", "encoder_layers_to_keep": "0,2"})
+    model.load_state_dict(dict(whole.state_dict()), model_cfg=cfg)
+    kept, layers = (m.encoder.sentence_encoder.layers for m in (model, whole))
+    assert len(kept) == 2
+    for one, other in zip(kept, (layers[0], layers[2]), strict=True):
+        for name, value in other.state_dict().items():
+            assert torch.equal(one.state_dict()[name], value), name
+
+
+def test_adaptive_pruning() -> None:
+    """Its losses join fairseq's, and weigh heads and feed-forwards."""
+    task = small_task()
+    task.label_dictionary, task.datasets = task.source_dictionary, {}
+    model = small_roberta(task=task, mha_reg_scale_factor=0.5, ffn_reg_scale_factor=0.25)
+    model.register_classification_head("head", num_classes=2)
+    ids = tokens()
+    sample = {"net_input": {"src_tokens": ids}, "target": torch.tensor([0, 1, 1]), "ntokens": 25}
+    config = SentencePredictionConfig(classification_head_name="head")
+    _, _, logged = SentencePredictionGlueCriterion(config, task)(model, sample)
+    layers = model.encoder.sentence_encoder.layers
+    parts = [p for layer in layers for m in (layer.fc1, layer.fc2) for p in m.parameters()]
+    expected = 0.25 * sum(part.abs().sum() for part in parts)
+    torch.testing.assert_close(logged["ffn_reg_loss"], expected.detach())
+    plain = torch.nn.functional.cross_entropy(
+        model(ids, classification_head_name="head")[0], sample["target"], reduction="sum"
+    )
+    added = logged["ffn_reg_loss"] + logged["mha_reg_loss"]
+    torch.testing.assert_close(logged["loss"], (plain + added).detach())
 
 
 def hidden(model: RelPosRobertaModel, ids: Tensor) -> list[Tensor]:

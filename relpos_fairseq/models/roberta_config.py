@@ -70,7 +70,6 @@ class RelPosRobertaConfig(_Positions):
     quant_noise_pq: float = _help(0.0, "quantisation noise (iterative PQ)")
     quant_noise_pq_block_size: int = _help(8, "its block size")
     quant_noise_scalar: float = _help(0.0, "scalar quantisation noise")
-    spectral_norm_classification_head: bool = _help(False, "spectral norm of classification heads")
     mha_reg_scale_factor: float = _help(0.0, "weight of adaptive pruning's loss of heads")
     ffn_reg_scale_factor: float = _help(0.0, "weight of adaptive pruning's loss of feed-forwards")
     min_params_to_wrap: int = _help(DEFAULT_MIN_PARAMS_TO_WRAP, "smallest layer that FSDP wraps")
