@@ -18,6 +18,7 @@ from relpos_fairseq.positions import Positions
 SCHEMES = (
     "none", "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m4", "deberta", "tupe",
     "abs_scalar", "rel_scalar", "alibi", "kerple", "m2+rel_scalar", "m4+rel_scalar",
+    "m3", "m4m", "m2+m4m", "m3+rel_scalar+shaw",
 )  # fmt: skip
 MASKS = ("none", "padding", "window", "documents", "dead")
 
@@ -65,7 +66,7 @@ def test_equals_the_reference(data: st.DataObject) -> None:
     """Output and all gradients, for any lengths, clip distance, mask, strip and tile size."""
     name = data.draw(st.sampled_from(SCHEMES))
     flags = {"position_clip_distance": str(data.draw(st.integers(0, 20)))}
-    clipped = {"shaw", "shaw_keys", "m2", "m4", "deberta", "rel_scalar", "tupe"}
+    clipped = {"m3", "m4m", "shaw", "shaw_keys", "m2", "m4", "deberta", "rel_scalar", "tupe"}
     flags = flags if clipped & set(name.split("+")) else {}
     tgt_len, causal = data.draw(st.integers(1, 70)), data.draw(st.booleans())
     memory = data.draw(st.integers(0, 40)) if "tupe" not in name and "abs" not in name else 0
@@ -102,7 +103,7 @@ def test_every_mask(scheme: str, mask: str, causal: bool) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("m3"), Case("m4m"), Case("rope+m4"), Case("m4", {"position_reset_cls": "on"}),
+        Case("m4m+m4"), Case("rope+m4"), Case("m4", {"position_reset_cls": "on"}),
         Case("transformer_xl+m2+t5"), Case("m2+m4"),
     ],
     ids=str,

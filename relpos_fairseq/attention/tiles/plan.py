@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.tiles.bands import Band
+from relpos_fairseq.attention.tiles.split import Split, make_split, multiplies
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms, Reset
 
@@ -51,6 +52,7 @@ class Plan:
         vectors: terms with vectors.
         folds: tables (H|1, D) added to the content's query.
         content_free: terms without vectors, each with the places of its fields.
+        split: how terms that multiply the content are served, if there are any.
     """
 
     inputs: AttentionInputs
@@ -59,6 +61,7 @@ class Plan:
     vectors: list[Vectors] = field(default_factory=list)
     folds: list[int] = field(default_factory=list)
     content_free: list[tuple[PositionTerms, dict[str, int]]] = field(default_factory=list)
+    split: Split | None = None
 
     def keep(self, table: Tensor) -> int:
         """Append a table; returns its place."""
@@ -81,17 +84,21 @@ def refusal(inputs: AttentionInputs) -> str | None:
     if inputs.positions.tgt_len < LEAST_ROWS:
         return "so few queries that their products are better kept than formed again"
     rows = tile_rows(inputs)
-    gated = any(term.gate is not None for term in inputs.terms)
+    gated = any(term.gate is not None or multiplies(term) for term in inputs.terms)
     for term in inputs.terms:
-        if term.product or term.trilinear is not None:
-            return "a product of three"
+        if multiplies(term) and not isinstance(term.relation, DistanceRelation):
+            return f"a product over {term.relation}"
         if not _has_vectors(term):
             continue
         if term.reset is not None:
             return "a reset of vectors"
         if not isinstance(term.relation, DistanceRelation):
             return f"vectors over {term.relation}"
-        folds = term.key_vectors is not None and not _is_wide(term.relation, inputs, rows)
+        folds = (
+            term.key_vectors is not None
+            and not term.product
+            and not _is_wide(term.relation, inputs, rows)
+        )
         if gated and (folds or term.content_offset is not None):
             return "a fold beside a gate"
     return None
@@ -105,6 +112,8 @@ def tile_rows(inputs: AttentionInputs) -> int:
 
 
 def _has_vectors(term: PositionTerms) -> bool:
+    if term.product:  # its vectors multiply
+        return term.value_vectors is not None or term.content_offset is not None
     fields = (term.query_vectors, term.key_vectors, term.value_vectors, term.content_offset)
     return any(part is not None for part in fields)
 
@@ -119,9 +128,13 @@ def _is_wide(relation: DistanceRelation, inputs: AttentionInputs, rows: int) -> 
 def make_plan(inputs: AttentionInputs, rows: int) -> Plan:
     """The plan of a call that `refusal` does not refuse."""
     plan = Plan(inputs, rows)
+    if any(multiplies(term) for term in inputs.terms):
+        plan.split = make_split(plan)
     for term in inputs.terms:
         if _has_vectors(term):
             _add_vectors(plan, term)
+        if plan.split is not None and term.gate is not None:
+            term = replace(term, gate=None)
         if term.gate is not None or term.static is not None or term.static_factors is not None:
             _add_content_free(plan, term)
     return plan
@@ -132,8 +145,8 @@ def _add_vectors(plan: Plan, term: PositionTerms) -> None:
     if term.content_offset is not None:
         plan.folds.append(plan.keep(term.content_offset))
     given = {
-        "query": term.query_vectors,
-        "key": term.key_vectors,
+        "query": None if term.product else term.query_vectors,
+        "key": None if term.product else term.key_vectors,
         "value": term.value_vectors,
     }
     given = {name: table.to(exact) for name, table in given.items() if table is not None}
