@@ -289,3 +289,30 @@ def test_prepare_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     (tmp_path / "broken.json").write_text('{"data": 1}')
     status, printed = script(prepare_qa, "--train", "train.json", "--out", "out", *arguments)
     assert status == 2 and printed.splitlines()[-1].startswith("error: ") and message in printed
+
+
+@pytest.mark.parametrize("recipe", ["squad", "squad_v2", "xquad_tiny"])
+def test_recipes_train(data, tmp_path, recipe):
+    """By hydra, one update of a smaller model."""
+    from fairseq.dataclass.initialize import hydra_init
+    from fairseq_cli.hydra_train import _hydra_main
+    from hydra import compose, initialize_config_dir
+
+    folder = ROOT / "examples" / "roberta" / "config"
+    hydra_init(recipe)
+    small = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2}
+    overrides = [
+        *(f"++model.encoder_{name}={number}" for name, number in small.items()),
+        *(f"task.data={data}", "common.cpu=true", f"common.user_dir={USER_DIR}"),
+        *("checkpoint.finetune_from_model=null", f"checkpoint.save_dir={tmp_path}"),
+        *("optimization.max_update=1", "dataset.num_workers=0", "lr_scheduler.warmup_updates=0"),
+    ]
+    with initialize_config_dir(str(folder), version_base="1.1"):
+        cfg = compose(recipe, overrides=overrides)
+    with captured() as stream:
+        _hydra_main(cfg)
+    assert "Stopping training due to num_updates: 1" in stream.getvalue()
+    assert load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]["encoder_embed_dim"] == 16
+    text = (folder / f"{recipe}.yaml").read_text()
+    assert f"--config-name {recipe} " in text.split("\nhydra:")[0]
+    assert f"save_dir: checkpoints/{recipe} " in text
