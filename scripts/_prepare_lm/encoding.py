@@ -100,44 +100,52 @@ def make_encoder(units, symbols: list[str], refuse_unknown: bool):
     encode = units.encoder(symbols)
 
     def encode_chunk(chunk: Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, Counter]:
-        parts, sizes, counts = [], [], Counter()
+        flat: list[int] = []
+        sizes = []
         for piece in chunk.pieces:
-            ids = np.asarray(encode(piece.text), dtype=np.uint32)
-            unknown = int(np.count_nonzero(ids == UNKNOWN))
-            if unknown and refuse_unknown:
-                raise PreparationError(name_unknown(piece, ids))
+            ids = encode(piece.text)
             if piece.ends or not units.exact:
-                ids = np.append(ids, np.uint32(EOS))
-            parts.append(ids)
+                ids.append(EOS)
+            flat += ids
             sizes.append(len(ids))
-            count_piece(counts, piece, unknown)
-        lengths = np.array(sizes, dtype=np.int32)
+        tokens, lengths = np.array(flat, dtype=np.uint32), np.array(sizes, dtype=np.int32)
         ends = np.cumsum(lengths, dtype=np.int64)
-        starts = np.array(chunk.starts, dtype=np.int64)
-        counts["tokens"] = int(ends[-1])
-        return chunk.shard, np.concatenate(parts), lengths, (ends - lengths)[starts], counts
+        unknown = tokens == UNKNOWN
+        if refuse_unknown and unknown.any():
+            raise PreparationError(name_unknown(chunk, ends, int(unknown.argmax())))
+        starts = (ends - lengths)[np.array(chunk.starts, dtype=np.int64)]
+        counts = count_text(chunk.pieces)
+        counts.update(tokens=len(tokens), unknown=int(unknown.sum()))
+        return chunk.shard, tokens, lengths, starts, counts
 
     return encode_chunk
 
 
-def count_piece(counts: Counter, piece: Piece, unknown: int) -> None:
+def count_text(pieces: Sequence[Piece]) -> Counter:
     """Counts what perplexities per word and bits per character are divided by."""
-    text = piece.text
-    raw = text.encode("utf-8") if isinstance(text, str) else text
-    counts["lines"] += piece.begins
-    counts["words"] += len(text.split())
-    counts["bytes"] += len(raw) + piece.ends
-    if isinstance(text, str):
-        counts["characters"] += len(text) + piece.ends
-    else:  # all but the bytes that continue a character
-        continuing = np.count_nonzero((np.frombuffer(raw, dtype=np.uint8) & 0xC0) == 0x80)
-        counts["characters"] += len(raw) + piece.ends - int(continuing)
-    counts["unknown"] += unknown
+    line_feeds = sum(piece.ends for piece in pieces)
+    if isinstance(pieces[0].text, str):
+        text = "\n".join(piece.text for piece in pieces)
+        characters, size = len(text), len(text.encode("utf-8"))
+    else:
+        text = b"\n".join(piece.text for piece in pieces)
+        raw = np.frombuffer(text, dtype=np.uint8)
+        size = len(raw)
+        characters = size - int(np.count_nonzero((raw & 0xC0) == 0x80))  # those that continue one
+    feeds = line_feeds - (len(pieces) - 1)  # those joined in are counted
+    return Counter(
+        lines=sum(piece.begins for piece in pieces),
+        words=len(text.split()),
+        characters=characters + feeds,
+        bytes=size + feeds,
+    )
 
 
-def name_unknown(piece: Piece, ids: np.ndarray) -> str:
-    """Says which character is not in the dictionary, and where."""
-    place = int(np.argmax(ids == UNKNOWN))
+def name_unknown(chunk: Chunk, ends: np.ndarray, token: int) -> str:
+    """Says which character is not in the dictionary, and where: `token` is its place."""
+    number = int(np.searchsorted(ends, token, side="right"))
+    place = token - (int(ends[number - 1]) if number else 0)
+    piece = chunk.pieces[number]
     char = piece.text[place]
     return (
         f"{describe_place(piece)}, character {place + 1}: {char!r} (U+{ord(char):04X}) is not in "

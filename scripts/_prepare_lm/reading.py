@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from _prepare.errors import PreparationError
 from _prepare.lines import BOM, LONGEST, add, decode, describe, open_binary, read_lines
@@ -15,8 +16,7 @@ HEADING = re.compile(r"= (?!= ).*(?<! =) =")  # WikiText: " = Title = ", but not
 DOCUMENTS = ("none", "blank", "heading")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A line, or a part of a very long one.
 
     Attributes:

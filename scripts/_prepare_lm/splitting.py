@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -81,8 +80,8 @@ def place_pieces(
         while exact and done + size_of(piece) > ends[place]:
             cut = ends[place] - done
             if cut:
-                yield place, replace(piece, text=piece.text[:cut], ends=False)
-                piece = replace(piece, text=piece.text[cut:], begins=False)
+                yield place, piece._replace(text=piece.text[:cut], ends=False)
+                piece = piece._replace(text=piece.text[cut:], begins=False)
             done, place = ends[place], place + 1
         if not exact and done == ends[place]:
             place += 1

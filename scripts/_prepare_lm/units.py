@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 from _prepare.errors import PreparationError
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's dictionary begins with these
@@ -34,10 +33,10 @@ class Words:
 
     def count(self, lines: Iterable[str]) -> Counter:
         """Counts the symbols of lines."""
-        return Counter(word for line in lines for word in line.split())
+        return Counter("\n".join(lines).split())
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line to ids.
+        """Returns a function from a line to a new list of ids.
 
         A literal `<s>`, `<pad>` or `</s>` in the text is an unknown word, never a special token.
         """
@@ -58,7 +57,7 @@ class Characters:
         return Counter({char_symbol(char): count for char, count in characters.items()})
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line to ids."""
+        """Returns a function from a line to a new list of ids."""
         index, known = index_of(symbols), {}
 
         def encode(line: str) -> list[int]:
@@ -76,11 +75,11 @@ class Bytes:
     symbols = tuple(str(byte) for byte in range(256) if byte != ord("\n"))
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line of bytes to ids."""
-        table = np.full(256, UNKNOWN, dtype=np.uint32)
+        """Returns a function from a line of bytes to a new list of ids."""
+        table = [UNKNOWN] * 256
         for place, symbol in enumerate(symbols):
             table[int(symbol)] = len(SPECIALS) + place
-        return lambda line: table[np.frombuffer(line, dtype=np.uint8)]
+        return lambda line: [table[byte] for byte in line]
 
 
 class Pieces:
@@ -123,10 +122,10 @@ class Pieces:
         return counts
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line to ids."""
+        """Returns a function from a line to a new list of ids."""
         index = index_of(symbols)
-        table = np.array([index.get(piece, UNKNOWN) for piece in self.pieces], dtype=np.uint32)
-        return lambda line: table[self.ids(line)]
+        table = [index.get(piece, UNKNOWN) for piece in self.pieces]
+        return lambda line: [table[i] for i in self.ids(line)]
 
 
 def index_of(symbols: list[str]) -> dict[str, int]:
