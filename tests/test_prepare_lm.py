@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import random
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import prepare_lm
 import pytest
+from _prepare import files
 from _prepare.command import run_command
 from _prepare.download import Source
 from _prepare.errors import PreparationError
@@ -470,3 +475,45 @@ def test_real_text(shared_data, tmp_path, capsys):
     counts = manifest["splits"]
     assert counts["train"]["tokens"] + counts["valid"]["tokens"] == 217_646  # as published
     assert counts["train"]["documents"] + counts["valid"]["documents"] == 62
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_and_run_again(tmp_path, seed):
+    text = tmp_path / "text"
+    text.write_text("\n\n".join(sentences(50, n) for n in range(300)))
+    options = ["--text", text, "--split", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
+    prepare(tmp_path / "undisturbed", *options, "--workers", 1)
+    command = [sys.executable, prepare_lm.__file__, *options, "--out", tmp_path / "out"]
+    command = [*map(str, command), "--workers", "2"]
+    chance = random.Random(seed)
+    for _ in range(4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            process.communicate(timeout=0.3 + 1.2 * chance.random())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=60)
+    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_a_full_disk_and_then_room(text, tmp_path, capsys, monkeypatch):
+    real, written = files.sync, []
+
+    def full(path):
+        written.append(path)
+        if "valid.bin" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path)
+
+    monkeypatch.setattr(files, "sync", full)
+    options = ["--train", text, "--valid", text]
+    said = refused(capsys, tmp_path / "out", *options)
+    assert said.startswith("no space left on the disk") and str(tmp_path / "out/valid.bin") in said
+    assert not list((tmp_path / "out").rglob("*valid*"))
+    monkeypatch.undo()
+    prepare(tmp_path / "out", *options)
+    assert capsys.readouterr().out.count("unchanged") == 2  # the dictionary, train
+    prepare(tmp_path / "new", *options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "new")
