@@ -141,9 +141,13 @@ def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tenso
 
 
 def _rows(subject: Subject, starts: list[int], width: int, shift: int) -> Tensor:
-    """(B, width) tokens from each start on."""
-    rows = [subject.tokens[start + shift : start + shift + width] for start in starts]
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
+    """(B, width) tokens from each start + shift on; padding before the stream's beginning."""
+    rows = np.full((len(starts), width), subject.pad, np.int64)
+    for row, start in zip(rows, starts, strict=True):
+        first = start + shift
+        missing = min(max(-first, 0), width)
+        row[missing:] = subject.tokens[first + missing : first + width]
+    return torch.from_numpy(rows)
 
 
 @torch.no_grad()
@@ -165,19 +169,20 @@ def score_with_memory(
     nats = seconds = 0.0
     with progress(total=len(targets), description=f"memory {mem_len}", unit=" tokens") as bar:
         for group in _equal_pieces(targets, size):
-            warm = min(group[0].start - 1, mem_len * len(model.decoder.layers))
+            # As far as memory reaches, layer by layer; rows with less before them are padded.
+            warm = min(group[-1].start - 1, mem_len * len(model.decoder.layers))
             memory, length = None, len(group[0])
             begins = [piece.start - 1 for piece in group]
             for start in range(-warm, 0, block):
                 width = min(block, -start)
                 inputs = _rows(subject, begins, width, start)
-                _, extra = model.decoder.extract_features(inputs, memory=memory)
+                _, extra = model.decoder.extract_features(inputs, None, memory=memory)
                 memory = extra["memory"]
             began = time.perf_counter()
             for start in range(0, length, block):
                 width = min(block, length - start)
                 inputs = _rows(subject, begins, width, start)
-                features, extra = model.decoder.extract_features(inputs, memory=memory)
+                features, extra = model.decoder.extract_features(inputs, None, memory=memory)
                 memory = extra["memory"]
                 wanted = _rows(subject, begins, width, start + 1)
                 nats -= float(log_likelihood(subject, features, wanted).double().sum())
@@ -220,7 +225,7 @@ def score_with_windows(
             width = min(context, ends[0] - 1)
             counted = ends[0] - group[0]
             inputs = _rows(subject, [end - 1 - width for end in ends], width, 0)
-            features, _ = model.decoder.extract_features(inputs)
+            features, _ = model.decoder.extract_features(inputs, None)
             wanted = _rows(subject, [end - counted for end in ends], counted, 0)
             scores = log_likelihood(subject, features[:, -counted:], wanted)
             nats -= float(scores.double().sum())

@@ -183,7 +183,7 @@ def train_speed(subject: Subject, options: argparse.Namespace) -> float:
             began, counted = time.perf_counter(), 0
         block = read_block(subject.tokens, plan, number % plan.steps, range(plan.rows), subject.pad)
         more = {"memory": memory} if has_memory else {}
-        features, extra = model.decoder.extract_features(block.inputs, **more)
+        features, extra = model.decoder.extract_features(block.inputs, None, **more)
         memory = extra.get("memory") if has_memory else None
         loss = -log_likelihood(subject, features, block.targets).sum()
         optimizer.zero_grad()

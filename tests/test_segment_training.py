@@ -214,7 +214,7 @@ def test_words_and_subwords(tmp_path):
     ],
 )
 def test_bad_flags(corpus, tmp_path, more, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises(ValueError, match=message):
         train(corpus, tmp_path, *more)
 
 
@@ -247,13 +247,10 @@ def test_documents_hide_what_stands_before(trained, corpus):
 
 def two_processes(corpus, save_dir, *more: str) -> str:
     """Train with torchrun and fairseq's default backend."""
-    parts = arguments(corpus, save_dir, "--batch-size", "1", *more)
-    for flag in ("--distributed-world-size", "--log-interval"):
-        place = parts.index(flag)
-        del parts[place : place + 2]
     return command(
-        *("torchrun", "--standalone", "--nproc_per_node", "2", "-m", "fairseq_cli.train", *parts),
-        *("--distributed-backend", "gloo", "--log-interval", "1"),
+        *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train"),
+        *arguments(corpus, save_dir, "--batch-size", "1", *more),
+        *("--distributed-world-size", "2", "--distributed-backend", "gloo"),
     )
 
 

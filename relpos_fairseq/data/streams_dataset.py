@@ -133,15 +133,14 @@ def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: b
         combine: whether `train1`, `train2` .. follow `train`.
 
     Raises:
-        FileNotFoundError: there is no such split.
-        ValueError: it is empty.
+        ValueError: there is no such split, or it is empty.
     """
     data = path.with_name(path.name + ".bin")
     if data.exists() and data.stat().st_size == 0:
         raise ValueError(f"{path} is empty: binarise a text that has lines")
     dataset = data_utils.load_indexed_dataset(str(path), dictionary, impl, combine=combine)
     if dataset is None:
-        raise FileNotFoundError(f"no split {path} (.bin and .idx): check the data folder")
+        raise ValueError(f"no split {path} (.bin and .idx): check the data folder")
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
     names = [f"{path}{number or ''}" for number in range(len(parts))]
     arrays = [_tokens_of(part, name) for part, name in zip(parts, names, strict=True)]

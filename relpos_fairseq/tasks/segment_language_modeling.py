@@ -83,8 +83,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         """Read a split: of several data folders that of the epoch.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is empty, or its characters or documents do not fit.
+            ValueError: there is none, it is empty, or its characters or documents do not fit.
         """
         paths = utils.split_paths(self.args.data)
         path = Path(paths[(epoch - 1) % len(paths)]) / split
