@@ -37,6 +37,12 @@ def parameters(path) -> dict:
     return load(path)["model"]
 
 
+def exact_loss(path) -> float:
+    """The epoch's mean training loss so far, as a checkpoint keeps it."""
+    meters = {key: state for _, key, _, state in load(path)["extra_state"]["metrics"]["train"]}
+    return float(meters["loss"]["sum"]) / float(meters["loss"]["count"])
+
+
 def assert_equal_runs(one, other, updates: int) -> None:
     """Weights, optimizer and memory of two checkpoints are equal, bit by bit."""
     a, b = load(one), load(other)
@@ -257,14 +263,16 @@ def two_processes(corpus, save_dir, *more: str) -> str:
 @pytest.mark.slow
 def test_two_processes(corpus, tmp_path):
     """Two with batch 1 equal one with batch 2; a resume of two is bit-equal; of one an error."""
-    still = ["--dropout", "0", "--max-update", "12"]
+    still = ["--dropout", "0", "--activation-dropout", "0", "--max-update", "12"]
     one = train(corpus, tmp_path / "one", *still)
     two = two_processes(corpus, tmp_path / "two", *still)
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed to three digits
-    single, double = (parameters(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two"))
-    for name, tensor in single.items():
-        assert torch.allclose(tensor, double[name], atol=1e-5), name
-    two_processes(corpus, tmp_path / "parts", *still[:2], "--max-update", "7")
+    single, double = (tmp_path / name / "checkpoint_last.pt" for name in ("one", "two"))
+    assert exact_loss(double) == pytest.approx(exact_loss(single), abs=1e-5)
+    for name, tensor in parameters(single).items():
+        if "k_proj.bias" not in name:  # softmax ignores it: its gradient is rounding, Adam's fodder
+            torch.testing.assert_close(parameters(double)[name], tensor, atol=1e-4, rtol=1e-3)
+    two_processes(corpus, tmp_path / "parts", *still[:4], "--max-update", "7")
     rest = two_processes(corpus, tmp_path / "parts", *still)
     assert losses(rest) == losses(two)[7:]
     last = "checkpoint_last.pt"
