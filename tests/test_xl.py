@@ -203,11 +203,11 @@ def test_documents_are_apart(scheme: str, backend: str) -> None:
 def test_rows_of_different_lengths(scheme: str, side: str) -> None:
     """A row with padding, alone or in a batch, segment after segment: the same logits."""
     model = randomized(small_xl(position_scheme=scheme, mem_len=5))
-    row, other = stream(1, 12)[0], stream(1, 14, seed=3)[0]
+    row, other = stream(1, 12)[0], stream(1, 18, seed=3)[0]
     alone, kept = chunked(model, row[None], [3, 7])
     memory, found = None, []
     for (begin, end), (first, last) in zip(
-        ((0, 3), (3, 7), (7, 12)), ((0, 5), (5, 9), (9, 14)), strict=True
+        ((0, 3), (3, 7), (7, 12)), ((0, 5), (5, 11), (11, 18)), strict=True
     ):
         width = last - first
         pad = torch.full((width - (end - begin),), PAD)
@@ -264,6 +264,34 @@ def test_backends_agree(scheme: str) -> None:
         out = model(stream(2, 5, seed=1), memory=memory, document_starts=starts)[0]
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
         found.append([out, *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", KINDS)
+@pytest.mark.parametrize("window", [40, 600])
+def test_long_segments(scheme: str, window: int) -> None:
+    """More rows than a block has, the last one alone, in a window that masks or does not."""
+    tokens, earlier = stream(2, 129), stream(2, 40, seed=4)
+    tokens[1, 100:] = PAD
+    starts = torch.zeros(2, 129, dtype=torch.bool)
+    starts[0, 70] = window == 40
+    found = []
+    for backend in ("reference", "auto"):
+        model = randomized(
+            small_xl(
+                position_scheme=scheme,
+                mem_len=window,
+                same_length=True,
+                attention_backend=backend,
+                decoder_layers=1,
+            )
+        )
+        memory = model(earlier)[1]["memory"]
+        plain = model(tokens[:1], memory=memory.reorder(torch.tensor([0])))[0]
+        masked = model(tokens, memory=memory, document_starts=starts)[0]
+        (plain.square().mean() + masked[tokens != PAD].square().mean()).backward()
+        found.append([plain, masked[tokens != PAD], *(p.grad for p in model.parameters())])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 

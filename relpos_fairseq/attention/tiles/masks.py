@@ -54,7 +54,10 @@ def exclusion(inputs: AttentionInputs, tile: Tile) -> Exclusion:
         row = torch.arange(tile.rows, device=device)[:, None]
         corner = torch.arange(tile.slot, tile.keys, device=device) > tile.slot + row
         return Exclusion(corner[None, None], None)
-    cells = inputs.rows(tile.start, tile.stop).excluded()[..., : tile.keys]
+    cells = inputs.rows(tile.start, tile.stop).excluded()
+    if cells is None:  # the last row alone, and a window that reaches the first key
+        return Exclusion(None, None)
+    cells = cells[..., : tile.keys]
     if cells.size(0) > 1:
         cells = cells[slice(*tile.batch)]
     if inputs.key_padding is None:  # then every row sees itself
