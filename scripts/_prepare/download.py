@@ -154,13 +154,8 @@ def run_transfers(
     for source in sources:
         todo.put(source)
     stop = threading.Event()
-    known = [source.size for source in sources]
-    total = None if None in known else sum(known)
-    if progress:
-        names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
-        print(f"downloading {names} to {folder}", flush=True)
-    bar = progress_of(total=total, description="download", unit="B") if progress else None
-    report = bar.update if bar else lambda n: None
+    bar = announce(sources, folder) if progress else None
+    report = bar.update if bar is not None else lambda n: None
     settings["say"] = tqdm.write if progress else lambda line: None  # keeps off the bar
 
     def work() -> None:
@@ -174,11 +169,8 @@ def run_transfers(
             except BaseException as error:  # handed to the main thread
                 done.put((source, [], error))
 
-    threads = [
-        threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(sources)))
-    ]
-    for thread in threads:
-        thread.start()
+    for _ in range(min(workers, len(sources))):
+        threading.Thread(target=work, daemon=True).start()
     errors = {}
     try:
         for _ in sources:
@@ -189,9 +181,18 @@ def run_transfers(
                 errors[source.name] = reasons
     finally:
         stop.set()
-        if bar:
+        if bar is not None:
             bar.close()
     return errors
+
+
+def announce(sources: list[Source], folder: Path):
+    """Prints what is downloaded; returns its progress."""
+    names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
+    print(f"downloading {names} to {folder}", flush=True)
+    known = [source.size for source in sources]
+    total = None if None in known else sum(known)
+    return progress_of(total=total, description="download", unit="B")
 
 
 def download(source: Source, folder: Path, stop, report, settings: dict) -> list[str]:

@@ -1,6 +1,8 @@
 """What prepare_lm.py is made of.
 
-corpora     published corpora           reading   pieces of text, documents, shards
-units       words, pieces, characters   vocabulary  which units there are, dict.txt
-encoding    text to fairseq's binaries  splitting   one text into train, valid, test
+options     the command line       pipeline    the stages
+corpora     published corpora      splitting   one text into train, valid, test
+reading     lines, documents       units       words, pieces, characters, bytes
+vocabulary  dict.txt               encoding    text to fairseq's binaries
+report      manifests, the table
 """

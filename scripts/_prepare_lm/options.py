@@ -19,7 +19,14 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    text = parser.add_argument_group("text (plain, .gz, .bz2 or .xz)")
+    add_text(parser.add_argument_group("text (plain, .gz, .bz2 or .xz)"))
+    add_units(parser.add_argument_group("units"))
+    add_result(parser.add_argument_group("result"))
+    return parser
+
+
+def add_text(text: argparse._ArgumentGroup) -> None:
+    """Adds the options that say which text."""
     for split in SPLITS:
         text.add_argument(f"--{split}", nargs="+", type=Path, metavar="FILE", default=[])
     text.add_argument(
@@ -30,7 +37,10 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     text.add_argument("--downloads", type=Path, metavar="DIR", help="default: OUT/downloads")
     text.add_argument("--from-dir", type=Path, metavar="DIR", help="has the corpus's archive")
     text.add_argument("--on-bad-line", choices=("fail", "drop"), default="fail")
-    units = parser.add_argument_group("units")
+
+
+def add_units(units: argparse._ArgumentGroup) -> None:
+    """Adds the options that say into which units it is cut."""
     units.add_argument("--level", choices=LEVELS, help="default: the corpus's own, else word")
     units.add_argument("--dict", type=Path, metavar="FILE", help="use this dict.txt")
     units.add_argument(
@@ -55,7 +65,10 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         help="lines that sentencepiece learns from",
     )
     units.add_argument("--seed", type=int, default=1, help="chooses those lines")
-    result = parser.add_argument_group("result")
+
+
+def add_result(result: argparse._ArgumentGroup) -> None:
+    """Adds the options that say what is made."""
     result.add_argument("--out", type=Path, required=True, metavar="DIR")
     result.add_argument(
         "--documents",
@@ -66,7 +79,6 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     result.add_argument("--shards", type=int, default=1, metavar="N")
     result.add_argument("--workers", type=int, default=2, metavar="N")
     result.add_argument("--force", action="store_true", help="make everything again")
-    return parser
 
 
 def check_values(args: argparse.Namespace, level: str) -> None:
