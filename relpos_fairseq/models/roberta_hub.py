@@ -168,7 +168,8 @@ class RelPosRobertaHub(nn.Module):
             topk: how many.
 
         Returns:
-            (filled text, probability, the piece's text), best first.
+            (filled text, probability, the piece's text), best first; special symbols, which
+            masked_lm masks and predicts too, are left out.
 
         Raises:
             ValueError: not exactly one <mask>, or a model without one.
@@ -180,7 +181,9 @@ class RelPosRobertaHub(nn.Module):
         with utils.model_eval(self.model), torch.no_grad():
             inputs = self._inputs(tokens, torch.zeros_like(tokens))
             logits, _ = self.model(**inputs, masked_tokens=place[None].to(self.device))
-        values, found = logits.float().softmax(dim=-1)[0].topk(topk)
+        probabilities = logits.float().softmax(dim=-1)[0]
+        probabilities[: self.dictionary.nspecial] = probabilities[mask] = 0.0
+        values, found = probabilities.topk(topk)
         return [
             self._filled(before, after, number, value)
             for number, value in zip(found.tolist(), values.tolist(), strict=True)
