@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import random
 import socket
+import sys
 
 import pytest
 from _prepare import transfer
@@ -226,3 +228,13 @@ def test_what_happens_is_said(server, tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"{server.url}/lost: status 404 Not Found; asking the next address" in said
     assert "200000 more expected); continuing after 100,000 bytes" in said
+
+
+@pytest.mark.parametrize("size", [len(DATA), None])
+def test_on_a_terminal_there_is_a_bar(server, tmp_path, monkeypatch, size):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
+    assert get(tmp_path, source(url, size=size), progress=True) == DATA
+    assert "download: " in terminal.getvalue() and "300k" in terminal.getvalue()

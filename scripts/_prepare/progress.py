@@ -12,13 +12,19 @@ STEPS = 10  # lines of a log for work of known size
 SOON = 2.0  # seconds between two lines, at least
 
 
+class Bar(tqdm):
+    """tqdm's bar without its watching thread: workers are forked beside it."""
+
+    monitor_interval = 0
+
+
 def progress(
     iterable: Iterable | None = None,
     total: int | None = None,
     description: str = "",
     unit: str = "it",
     file: TextIO | None = None,
-) -> "tqdm | LogProgress":
+) -> "Bar | LogProgress":
     """Wraps an iterable, or counts by `update(n)`; also a context manager.
 
     Args:
@@ -33,7 +39,9 @@ def progress(
         total = len(iterable)
     if file.isatty():
         scale = {"unit_scale": True} if unit == "B" or (total or 0) > 100_000 else {}
-        return tqdm(iterable, total=total, desc=description, unit=unit, file=file, **scale)
+        return Bar(
+            iterable, total=total, desc=description, unit=unit, file=file, miniters=1, **scale
+        )
     return LogProgress(iterable, total, description, unit, file)
 
 
