@@ -32,6 +32,8 @@ TRAIN = [
     *("--user-dir", str(USER_DIR), *QUIET),
 ]
 
+CLIP = ("--position-clip-distance", "4")
+
 
 def train(data: Path, save_dir: Path, *more: object) -> str:
     return call("train", data, *MODEL, *TASK, *TRAIN, "--save-dir", save_dir, *map(str, more))
@@ -151,33 +153,50 @@ def test_resumes_bit_equal(data, tmp_path):
         assert torch.equal(tensor, parts["model"][name]), name
 
 
-@pytest.mark.slow
-def test_fine_tunes_what_masked_lm_trained(data, tmp_path):
-    """The head is new, all else comes from the checkpoint; longer input than in pre-training."""
+@pytest.fixture(scope="module")
+def pretrained(data, tmp_path_factory):
+    """Checkpoints of fairseq's masked_lm task by scheme, two updates at 24 tokens."""
     from relpos_fairseq.data.tokenizers import load_tokenizer
 
+    folder = tmp_path_factory.mktemp("pretrained")
     tokenizer = load_tokenizer(data)
     lines = ["The red cat is in Paris today.", "Where is the dog?"] * 10
     text = "".join(" ".join(tokenizer.encode(line).pieces) + "\n" for line in lines)
-    (tmp_path / "text").write_text(text)
+    (folder / "text").write_text(text)
     call(
         "preprocess", "--only-source", "--srcdict", data / "dict.txt", "--workers", "1",
-        "--trainpref", tmp_path / "text", "--validpref", tmp_path / "text",
-        "--destdir", tmp_path / "bin",
+        "--trainpref", folder / "text", "--validpref", folder / "text",
+        "--destdir", folder / "bin",
     )  # fmt: skip
-    sizes = ["--tokens-per-sample", "24", "--position-clip-distance", "4", "--max-update", "2"]
-    call("train", tmp_path / "bin", *MODEL, "--task", "masked_lm", "--criterion", "masked_lm",
-         *TRAIN, *sizes, "--save-dir", tmp_path / "pre")  # fmt: skip
-    before = tmp_path / "pre" / "checkpoint_last.pt"
-    fine = ("--finetune-from-model", before, "--position-clip-distance", "4", "--lr", "0")
-    train(data, tmp_path / "fine", *fine, "--max-update", 1, "--disable-validation")
-    pretrained = load(before)["model"]
-    tuned = load(tmp_path / "fine" / "checkpoint_last.pt")["model"]
-    assert {key for key in tuned if key not in pretrained} == {
+    sizes = ["--tokens-per-sample", "24", "--max-update", "2"]
+    for scheme, more in {"m4": CLIP, "learned": []}.items():
+        call("train", folder / "bin", *MODEL, "--task", "masked_lm", "--criterion", "masked_lm",
+             *TRAIN, *sizes, "--position-scheme", scheme, *more,
+             "--save-dir", folder / scheme)  # fmt: skip
+    return {name: folder / name / "checkpoint_last.pt" for name in ("m4", "learned")}
+
+
+@pytest.mark.slow
+def test_fine_tunes_what_masked_lm_trained(data, pretrained, tmp_path):
+    """The head is new, all else comes from the checkpoint; longer input than in pre-training."""
+    fine = ("--finetune-from-model", pretrained["m4"], *CLIP, "--lr", "0")
+    train(data, tmp_path, *fine, "--max-update", 1, "--disable-validation")
+    before = load(pretrained["m4"])["model"]
+    tuned = load(tmp_path / "checkpoint_last.pt")["model"]
+    assert {key for key in tuned if key not in before} == {
         "span_heads.question_answering.out_proj.weight",
         "span_heads.question_answering.out_proj.bias",
     }
-    assert all(torch.equal(pretrained[key], tuned[key]) for key in pretrained)
+    assert all(torch.equal(before[key], tuned[key]) for key in before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--max-positions", "24")])
+def test_learned_positions_say_what_to_do_about_longer_input(data, pretrained, tmp_path, more):
+    fine = ("--finetune-from-model", pretrained["learned"], "--position-scheme", "learned")
+    with pytest.raises(Exception, match="--max-positions|relative scheme") as caught:
+        train(data, tmp_path, *fine, "--max-update", 1, *more)
+    assert "24" in str(caught.value) and "40" in str(caught.value)
 
 
 @pytest.mark.slow

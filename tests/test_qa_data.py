@@ -126,7 +126,7 @@ def test_every_shared_gold_span_round_trips(fine, name, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_stride_and_length_round_trips(fine, name, data):
     kind = data.draw(st.sampled_from(["bpe", "sentencepiece"]))
@@ -143,7 +143,8 @@ def test_any_stride_and_length_round_trips(fine, name, data):
         assert (exact, overlap) == (1.0, pytest.approx(1.0)), (asked.question, one.text)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["xquad.zh", "xquad.ar"])
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
 def test_subwords_miss_only_answers_that_end_within_a_piece(tmp_path, name, kind):
     """With real vocabularies an answer can end within a piece: then the pieces around it."""
