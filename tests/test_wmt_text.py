@@ -27,6 +27,7 @@ from _wmt import duplicates, subwords  # noqa: E402
 from _wmt.clean import Cleaner, sampled  # noqa: E402
 from _wmt.filters import Filter, Limits  # noqa: E402
 from _wmt.hypotheses import Detokeniser, join_units  # noqa: E402
+from _wmt.memo import Memo  # noqa: E402
 from _wmt.normalise import Normaliser  # noqa: E402
 from _wmt.parallel import LONGEST, Chunk, Text, map_lines  # noqa: E402
 from _wmt.tokenise import FastMoses  # noqa: E402
@@ -95,12 +96,18 @@ def test_runs_depend_on_what_follows_them(tokenisers):
 
 
 def test_forgetting_changes_nothing(monkeypatch):
-    monkeypatch.setattr("_wmt.tokenise.MAX_REMEMBERED", 2)
-    monkeypatch.setattr(subwords, "MAX_REMEMBERED", 2)
-    small, large = FastMoses("en"), MosesTokenizer("en")
-    for line in ("a, b. c; d! e?", "No. 5, a-b", "(f) 'g' \"h\""):
-        assert small(line) == " ".join(large.tokenize(line, aggressive_dash_splits=True))
-        assert len(small.known) <= 2
+    monkeypatch.setattr("_wmt.tokenise.REMEMBERED", 2)
+    small, library = FastMoses("en"), MosesTokenizer("en")
+    for line in ("a, b. c; d! e?", "No. 5, a-b", "(f) 'g' \"h\"", "a, b. c; d! e?"):
+        assert small(line) == " ".join(library.tokenize(line, aggressive_dash_splits=True))
+        assert len(small.known) <= 2 >= len(small.known.older)
+
+
+def test_what_is_used_is_remembered():
+    asked = []
+    memo = Memo(lambda key: asked.append(key) or key.upper(), 2)
+    assert [memo[key] for key in "abacadabaeaf"] == list("ABACADABAEAF")
+    assert asked.count("a") == 1 and asked.count("b") == 2
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,12 @@ from _prepare.pool import ordered_map
 from _prepare.progress import progress
 from subword_nmt.apply_bpe import BPE
 
+from .memo import Memo
 from .parallel import Outputs, map_lines, read_blobs
 
 SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
 FILE_NAME = {SUBWORD_NMT: "bpe.codes", SENTENCEPIECE: "sentencepiece.model"}
-MAX_REMEMBERED = 50_000  # words; then all are forgotten, so that memory is bounded
+REMEMBERED = 12_000  # words
 
 
 def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
@@ -120,30 +121,26 @@ def run_learner(command: list[str], remedy: str) -> None:
         raise PreparationError(f"subword units could not be learned ({said[-1]}): {remedy}")
 
 
-class SubwordNmt(dict):
-    """Cuts words as subword-nmt does; remembers each word's units, joined.
+class SubwordNmt:
+    """Cuts words as subword-nmt does; remembers words' units.
 
     Args:
         codes: The file of merges.
     """
 
     def __init__(self, codes: Path):
-        super().__init__()
         with redirect_stderr(io.StringIO()), codes.open(encoding="utf-8") as file:
             self.library = BPE(file)
+        self.units = Memo(self.cut, REMEMBERED)
 
-    def __missing__(self, word: str) -> str:
-        """Cuts a word that is not remembered."""
-        if len(self) >= MAX_REMEMBERED:
-            self.clear()
-        units = self.library.segment(word)
+    def cut(self, word: str) -> str:
+        """Cuts a word; the library's own memory, which is not bounded, is not used."""
         self.library.cache.clear()
-        self[word] = units
-        return units
+        return self.library.segment(word)
 
     def __call__(self, line: str) -> str:
         """Returns a line's units, separated by spaces."""
-        return " ".join(map(self.__getitem__, line.split(" ")))
+        return " ".join(map(self.units.__getitem__, line.split(" ")))
 
 
 class SentencePiece:

@@ -10,7 +10,9 @@ import re
 
 from sacremoses import MosesTokenizer
 
-MAX_REMEMBERED = 50_000  # runs; then all are forgotten, so that memory is bounded
+from .memo import Memo
+
+REMEMBERED = 8_000  # runs
 # Lines that go to the library whole: what Normaliser never gives, and words of its own inner use.
 UNUSUAL = re.compile("[^\\S ]| {2}|[\x00-\x1f]|^ | $|DOTMULTI")
 
@@ -29,7 +31,7 @@ class FastMoses:
         word = f"[{alnum}]*[^{alnum} ][^ ]*"
         self.runs = re.compile(f"(?<![^ ]){word}(?: {word})*").finditer
         self.small = frozenset(self.library.IsLower)
-        self.known: dict[tuple[str, bool, str], str] = {}
+        self.known = Memo(self.cut, REMEMBERED)
 
     def by_library(self, line: str) -> str:
         """Returns the library's tokens of a line, separated by single spaces."""
@@ -45,7 +47,7 @@ class FastMoses:
             parts.append(line[end:start])
             follower = self.follower(line[stop + 1]) if stop < last else ""
             key = (match.group(), start == 0, follower)
-            parts.append(self.known.get(key) or self.cut(key))
+            parts.append(self.known[key])
             end = stop
         parts.append(line[end:])
         return "".join(parts)
@@ -57,12 +59,8 @@ class FastMoses:
         return "1" if first in "0123456789" else "Z"
 
     def cut(self, key: tuple[str, bool, str]) -> str:
-        """Tokenises a run within its surrounding, and remembers the result."""
+        """Tokenises a run: its text, whether the line begins with it, and what follows it."""
         run, first, follower = key
         text = run if first else f"Z {run}"
         tokens = self.by_library(f"{text} {follower}" if follower else text)
-        tokens = tokens[0 if first else 2 : len(tokens) - (2 if follower else 0)]
-        if len(self.known) >= MAX_REMEMBERED:
-            self.known.clear()
-        self.known[key] = tokens
-        return tokens
+        return tokens[0 if first else 2 : len(tokens) - (2 if follower else 0)]
