@@ -52,7 +52,8 @@ def assert_equal_runs(one, other, updates: int) -> None:
         assert torch.equal(tensor, b["model"][name]), name
     first, second = (state["last_optimizer_state"]["state"] for state in (a, b))
     for number, state in first.items():
-        assert torch.equal(state["exp_avg"], second[number]["exp_avg"])
+        for name, part in state.items():
+            assert torch.equal(torch.as_tensor(part), torch.as_tensor(second[number][name])), name
     ranks = [state["extra_state"]["SegmentLanguageModelingTask"]["ranks"] for state in (a, b)]
     for mine, theirs in zip(*ranks, strict=True):
         assert mine["train"]["next_step"] == theirs["train"]["next_step"] > 0
@@ -263,19 +264,19 @@ def two_processes(corpus, save_dir, *more: str) -> str:
 @pytest.mark.slow
 def test_two_processes(corpus, tmp_path):
     """Two with batch 1 equal one with batch 2; a resume of two is bit-equal; of one an error."""
-    still = ["--dropout", "0", "--activation-dropout", "0", "--max-update", "12"]
+    still = ["--dropout", "0", "--activation-dropout", "0"]  # and Adam would magnify rounding
+    still += ["--optimizer", "sgd", "--lr", "0.3", "--max-update", "12"]
     one = train(corpus, tmp_path / "one", *still)
     two = two_processes(corpus, tmp_path / "two", *still)
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed to three digits
     single, double = (tmp_path / name / "checkpoint_last.pt" for name in ("one", "two"))
     assert exact_loss(double) == pytest.approx(exact_loss(single), abs=1e-5)
     for name, tensor in parameters(single).items():
-        if "k_proj.bias" not in name:  # softmax ignores it: its gradient is rounding, Adam's fodder
-            torch.testing.assert_close(parameters(double)[name], tensor, atol=1e-4, rtol=1e-3)
-    two_processes(corpus, tmp_path / "parts", *still[:4], "--max-update", "7")
+        torch.testing.assert_close(parameters(double)[name], tensor, atol=1e-5, rtol=1e-4)
+    two_processes(corpus, tmp_path / "parts", *still[:-1], "7")
     rest = two_processes(corpus, tmp_path / "parts", *still)
     assert losses(rest) == losses(two)[7:]
     last = "checkpoint_last.pt"
     assert_equal_runs(tmp_path / "parts" / last, tmp_path / "two" / last, 12)
     with pytest.raises(ValueError, match=r"batch size \(1, now 2\), processes \(2, now 1\)"):
-        train(corpus, tmp_path / "two", "--max-update", "15")
+        train(corpus, tmp_path / "two", *still[:-1], "15")
