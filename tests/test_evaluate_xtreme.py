@@ -1,0 +1,185 @@
+"""evaluate_xtreme.py: every language that is there, one table, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from cli import call
+from glue_data import write_tokenizer, write_xnli
+from roberta import ARCH, OPTIMIZE
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import evaluate_qa  # noqa: E402
+import evaluate_xtreme  # noqa: E402
+import prepare_glue  # noqa: E402
+from _prepare.command import run_command  # noqa: E402
+from _xtreme import xnli  # noqa: E402
+from _xtreme.files import question_files  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """XNLI of English and German, prepared."""
+    folder = tmp_path_factory.mktemp("xnli")
+    tokenizer, raw = write_tokenizer(folder / "tokenizer"), write_xnli(folder / "raw", "xtreme")
+    prepare_glue.main(
+        [str(raw), "--tokenizer", str(tokenizer), "--out", str(folder), "--tasks", "XNLI",
+         "--workers", "1"]
+    )  # fmt: skip
+    return folder / "XNLI"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data) -> Path:
+    """A classifier that has learned little, with segments."""
+    folder = tmp_path_factory.mktemp("model")
+    call(
+        *("train", str(data), *ARCH, *OPTIMIZE, "--max-update", "6", "--batch-size", "4"),
+        *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
+        *("--num-classes", "3", "--init-token", "0", "--separator-token", "2"),
+        *("--max-positions", "40", "--segment-encoding", "head", "--save-dir", str(folder)),
+        *("--position-scheme", "rel_scalar", "--classification-head-name", "nli"),
+    )
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, data, model) -> Path:
+    out = tmp_path_factory.mktemp("evaluated") / "out"
+    evaluate_xtreme.main(["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)])
+    return out
+
+
+def test_accuracy_is_fairseqs_own(evaluated, data, model):
+    found = json.loads((evaluated / "xtreme.json").read_text())["XNLI"]
+    assert set(found) == {"en", "de"}
+    for language, accuracy in found.items():
+        output = call(
+            *("validate", str(data), "--user-dir", str(ROOT / "relpos_fairseq")),
+            *("--path", str(model), "--valid-subset", f"test_{language}", "--batch-size", "3"),
+            *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
+            *("--num-classes", "3", "--init-token", "0", "--separator-token", "2", "--cpu"),
+            *("--max-positions", "40", "--classification-head-name", "nli"),
+            *("--log-format", "json", "--num-workers", "0"),
+        )
+        line = next(line for line in output.splitlines() if "valid_accuracy" in line
+                    or f"test_{language}_accuracy" in line or '"accuracy"' in line)  # fmt: skip
+        values = json.loads(line[line.index("{") :])
+        logged = next(value for name, value in values.items() if name.endswith("accuracy"))
+        assert float(logged) == pytest.approx(accuracy, abs=0.01)
+
+
+def test_predictions_are_a_label_a_line(evaluated):
+    lines = (evaluated / "XNLI" / "test-de.tsv").read_text().splitlines()
+    assert len(lines) == 8 and set(lines) <= {"contradiction", "entailment", "neutral"}
+
+
+def test_table_has_english_first_and_zero_shot_means(evaluated):
+    results = {
+        "XNLI": {"en": 80.0, "de": 70.0, "zh": 60.0},
+        "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
+    }
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in evaluate_xtreme.by_language(results).splitlines()]  # fmt: skip
+    assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
+    assert rows[2:] == [
+        ["en", "80.00", "-"],
+        ["ar", "-", "30.00 / 20.00"],
+        ["de", "70.00", "50.00 / 40.00"],
+        ["zh", "60.00", "-"],
+        ["mean", "70.00", "40.00 / 30.00"],
+        ["mean without English", "65.00", "40.00 / 30.00"],
+    ]
+
+
+def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def fake(argv):
+        asked.append(argv)
+        out = Path(argv[argv.index("--out") + 1])
+        names = [Path(part).name for part in argv if part.endswith((".json", ".json.gz"))]
+        numbers = {name.split(".json")[0]: {"f1": 50.0, "exact": 40.0, "total": 3}
+                   for name in names}  # fmt: skip
+        (out / "results.json").write_text(json.dumps(numbers))
+
+    monkeypatch.setattr(evaluate_qa, "main", fake)
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"x")
+    for name in (  # fmt: skip
+        "xquad.en.json",
+        "xquad.de.json.gz",
+        "test-context-de-question-de.json",
+        "dev-context-de-question-de.json",
+        "test-context-de-question-en.json",
+    ):
+        (tmp_path / name).write_text(name)
+    given = ["--out", str(tmp_path / "out"), "--qa-model", str(model),
+             "--xquad", str(tmp_path), "--mlqa", str(tmp_path)]  # fmt: skip
+    for _ in range(2):
+        evaluate_xtreme.main(given)
+    assert len(asked) == 2
+    assert [argv[argv.index("--metric") + 1] for argv in asked] == ["squad", "mlqa"]
+    assert [Path(part).name for part in asked[1] if part.endswith(".json")] == [
+        "test-context-de-question-de.json"
+    ]
+    assert "unchanged" in capsys.readouterr().out
+    (tmp_path / "xquad.de.json.gz").write_text("other")
+    evaluate_xtreme.main(given)
+    assert len(asked) == 3
+
+
+def test_file_names_of_every_data_set(tmp_path):
+    names = {
+        "XQuAD": {"xquad.el.json": "el", "xquad.en.json.gz": "en"},
+        "TyDiQA-GoldP": {"tydiqa.ar.dev.json": "ar", "tydiqa-goldp-dev-korean.json": "ko",
+                         "tydiqa.en.train.json": None, "tydiqa-goldp-v1.1-dev.json": None},
+        "MLQA": {"dev-context-vi-question-vi.json": "vi", "test-context-vi-question-es.json": None},
+    }  # fmt: skip
+    for data_set, files in names.items():
+        folder = tmp_path / data_set
+        (folder / "inner").mkdir(parents=True)
+        for name in files:
+            (folder / "inner" / name).touch()
+        wanted = {language: name for name, language in files.items() if language}
+        found = {key: path.name for key, path in question_files(data_set, folder).items()}
+        assert found == wanted
+
+
+WRONG = {
+    "belong together: give both": ["--xnli-model", "MODEL"],
+    "one of --xquad, --mlqa, --tydiqa": ["--qa-model", "MODEL"],
+    "nothing to evaluate": [],
+    "there is no folder nowhere": ["--qa-model", "MODEL", "--xquad", "nowhere"],
+    "there is no checkpoint nothing.pt": ["--qa-model", "nothing.pt", "--xquad", "."],
+    "has no file of XQuAD's, such as xquad.de.json": ["--qa-model", "MODEL", "--xquad", "."],
+    "has no test_LANGUAGE": ["--xnli-model", "MODEL", "--xnli", "."],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_commands_are_one_line(tmp_path, capsys, monkeypatch, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "MODEL").write_bytes(b"")
+    assert run_command(evaluate_xtreme.main, ["--out", "out", *WRONG[message]]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and message in error[0]
+
+
+def test_another_task_s_checkpoint_is_refused(tmp_path, data, monkeypatch):
+    from argparse import Namespace
+
+    from fairseq import checkpoint_utils
+
+    (tmp_path / "model.pt").write_bytes(b"")
+    loaded = ([None], Namespace(task=Namespace(_name="masked_lm")), None)
+    monkeypatch.setattr(
+        checkpoint_utils, "load_model_ensemble_and_task", lambda *given, **more: loaded
+    )
+    with pytest.raises(ValueError, match="is no fine-tuned classifier.*masked_lm"):
+        xnli.Classifier(tmp_path / "model.pt", data)
