@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from cli import call
 from glue_data import write_glue, write_tokenizer
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ from _glue import runs  # noqa: E402
 from _glue.pretrained import read_pretrained  # noqa: E402
 from _glue.protocols import PROTOCOLS, Result, summarise, updates_of  # noqa: E402
 from _glue.tables import cell  # noqa: E402
-from _glue.tasks import GLUE  # noqa: E402
+from _glue.tasks import GLUE, TASKS  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 from _tools import ToolError  # noqa: E402
 
@@ -84,6 +85,53 @@ def test_protocols_are_the_papers():
     assert chen.learning_rates == (1e-5, 2e-5, 3e-5, 4e-5)
     assert (chen.epochs, len(chen.seeds), chen.checkpoint) == ((5, 10), 5, "best")
     assert updates_of(2490, 3) == 78 * 3
+
+
+CONFIGS = ROOT / "examples" / "roberta" / "config"
+EXAMPLES = {"CoLA": 8551, "MNLI": 392702, "MRPC": 3668, "QNLI": 104743, "QQP": 363846, "RTE": 2490,
+            "SST-2": 67349, "STS-B": 5749, "XNLI": 392702}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_hydra_config_is_a_run_of_the_protocol(name):
+    task = TASKS[name]
+    path = CONFIGS / "glue" / f"{name.lower().replace('-', '_')}.yaml"
+    config = yaml.safe_load(path.read_text())
+    updates = updates_of(EXAMPLES[name], 3)
+    assert config["lr_scheduler"]["total_num_update"] == updates
+    assert config["lr_scheduler"]["warmup_updates"] == round(0.1 * updates)
+    assert config["optimization"]["lr"][0] in PROTOCOLS["huang"].learning_rates
+    assert config["dataset"]["batch_size"] == 32 and config["optimization"]["max_epoch"] == 3
+    assert config["dataset"]["valid_subset"].split(",") == task.valid_splits
+    assert config["checkpoint"]["best_checkpoint_metric"] == task.metrics[0]
+    assert config["task"]["num_classes"] == task.classes
+    criterion = config["criterion"]
+    assert criterion["regression_target"] is task.regression
+    wanted = runs.REPORT.get(task.metrics[0], "--none")[2:].replace("-", "_")
+    assert {key for key in criterion if key.startswith("report")} <= {wanted}
+
+
+# Sequence length, batch, updates, learning rate, warm-up.
+PAPERS = {
+    "huang_base": (512, 160, 1_000_000, 1e-4, 10_000),
+    "m4m_base": (512, 96, 500_000, 1e-4, 10_000),
+    "m4m_large": (512, 192, 500_000, 1e-4, 10_000),
+    "chen_english": (128, 4096, 500_000, 0.0018, 12_500),
+    "chen_multilingual": (512, 4096, 125_000, 0.0018, 3_125),
+    "tiny": (64, 32, 800, 2e-3, 80),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_pre_training_config_has_the_papers_settings(name):
+    config = yaml.safe_load((CONFIGS / "pretraining" / f"{name}.yaml").read_text())
+    optimization, schedule = config["optimization"], config["lr_scheduler"]
+    batch = config["dataset"]["batch_size"] * optimization["update_freq"][0]
+    assert schedule["total_num_update"] == optimization["max_update"]
+    assert PAPERS[name] == (
+        config["task"]["tokens_per_sample"], batch, optimization["max_update"],
+        optimization["lr"][0], schedule["warmup_updates"],
+    )  # fmt: skip
 
 
 def test_huang_takes_the_last_checkpoint_of_the_best_learning_rate():

@@ -23,6 +23,7 @@ import prepare_mlm  # noqa: E402
 from _mlm import documents, encoded, sampling, stages, vocabulary  # noqa: E402
 from _mlm.documents import Reading  # noqa: E402
 from _mlm.packing import document_spans, pack  # noqa: E402
+from _mlm.settings import parse as settings_of  # noqa: E402
 from _mlm.vocabulary import EOS  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
@@ -167,6 +168,20 @@ def test_shards_share_the_documents(tmp_path, text, prepared):
     for name in ("dict.txt", "word_starts.txt", "tokenizer.json"):
         assert {(folder / f"shard{n}" / name).read_bytes() for n in range(3)}.__len__() == 1
     assert (folder / "shard0" / "valid.idx").exists()
+
+
+def test_copies_of_a_document_lie_in_different_shards(tmp_path):
+    (tmp_path / "text").write_text("a\n")
+    args = settings_of(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
+    chosen = [
+        stages.Pipeline(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0})
+        for shard in range(2)
+    ]
+    held_out = stages.Pipeline(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
+    assert [sorted(set(some)) for some in chosen] == [
+        [n for n in range(50) if n not in held_out]
+    ] * 2
+    assert all(len(set(some)) == len(some) for some in chosen)
 
 
 def test_unpacked_is_what_fairseq_packs_alike(tmp_path, text, prepared):
