@@ -14,7 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
 
 from relpos_fairseq.data.tokenizers import train_tokenizer
-from relpos_fairseq.data.word_starts import FILE, word_starts, write_word_starts
+from relpos_fairseq.data.word_starts import FILE, word_starts
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.stack import PositionMismatchError
 
@@ -160,7 +160,7 @@ def whole_words(packed: Path, folder: Path) -> Path:
     dictionary = masked_lm(packed).source_dictionary
     flags = [not dictionary[number].endswith(("1", "3", "5", "7", "9"))
              for number in range(len(dictionary) - 1)]  # fmt: skip
-    write_word_starts(data / FILE, flags)
+    (data / FILE).write_text("".join(f"{int(flag)}\n" for flag in flags))
     return data
 
 

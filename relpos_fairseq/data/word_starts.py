@@ -47,16 +47,6 @@ def word_starts(folder: str | Path, dictionary: Any) -> Tensor:
     )
 
 
-def write_word_starts(path: str | Path, flags: list[bool]) -> None:
-    """Write the file of a folder.
-
-    Args:
-        path: of the file.
-        flags: whether a symbol begins a word, for every id of the dictionary.
-    """
-    Path(path).write_text("".join(f"{int(flag)}\n" for flag in flags), encoding="ascii")
-
-
 def _read(path: Path, dictionary: Any) -> list[bool]:
     lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     wrong = next((n for n, line in enumerate(lines, 1) if line not in ("0", "1")), None)
