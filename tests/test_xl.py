@@ -366,6 +366,9 @@ def test_lengths_of_memory() -> None:
     torch.testing.assert_close(model(stream(2, 4), memory=longer)[0], model(stream(2, 4))[0])
     with pytest.raises(ValueError, match="mem_len must be >= 0, got -1"):
         model.mem_len = -1
+    windowed = small_xl(mem_len=3, same_length=True)
+    windowed.mem_len = 0  # no memory, hence no window of its length
+    torch.testing.assert_close(windowed(stream())[0], small_xl()(stream())[0])
 
 
 @pytest.mark.parametrize(
@@ -427,6 +430,14 @@ def test_positions_cost_linear_time() -> None:
     model(stream(1, 10), memory=memory)
     ((relation, vectors),) = seen
     assert relation.size == vectors.size(1) == 30 + 2 * 10 - 1
+
+
+def test_unclipped_tables_cover_memory_and_segment() -> None:
+    """Every distance that training meets has a row of its own."""
+    scheme = small_xl(position_scheme="m1", mem_len=30).decoder.layers[0].self_attn.position[0]
+    assert scheme.gate_table.size(1) == 30 + 64
+    clipped = small_xl(position_scheme="m4", position_clip_distance="0", mem_len=30)
+    assert clipped.decoder.layers[0].self_attn.position[0].table.size(1) == 2 * 93 + 1
 
 
 def test_sharing_of_u_and_v() -> None:

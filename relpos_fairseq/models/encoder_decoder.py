@@ -40,12 +40,13 @@ def decoder_positions(
     model: str = "translation",
     sides=SIDES,
     length_flag: str = "--max-target-positions",
+    memory: int = 0,
 ) -> StackPositions:
-    """The positions of a decoder described by fairseq's nested config."""
+    """The positions of a decoder described by fairseq's nested config, after `memory` slots."""
     shape = AttentionShape(
         embed_dim=cfg.decoder.embed_dim,
         num_heads=cfg.decoder.attention_heads,
-        max_positions=cfg.max_target_positions,
+        max_positions=memory + cfg.max_target_positions,
         causal=True,
         length_flag=length_flag,
         seed_name="decoder",

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.models.encoder_decoder import decoder_positions
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
 from relpos_fairseq.models.xl_config import check_mem_len, check_memory_flags
 from relpos_fairseq.models.xl_initialisation import initialise
@@ -53,12 +54,15 @@ class RelPosXLDecoder(RelPosLMDecoder):
 
     @staticmethod
     def make_positions(cfg: Any) -> StackPositions:
-        """The positions that the config asks for.
+        """The positions that the config asks for; tables cover memory and segment.
 
         Raises:
             ValueError: a scheme that reads absolute positions.
         """
-        stack = RelPosLMDecoder.make_positions(cfg)
+        flags = "--tokens-per-sample and --mem-len"
+        stack = decoder_positions(
+            cfg, "language_model", sides=(), length_flag=flags, memory=cfg.mem_len
+        )
         absolute = [member.scheme.name for member in stack.plan.members if member.scheme.absolute]
         if absolute:
             raise ValueError(
@@ -76,14 +80,15 @@ class RelPosXLDecoder(RelPosLMDecoder):
 
     @property
     def mem_len(self) -> int:
-        """Slots that a forward pass reads and leaves behind, now: in training or evaluation."""
+        """Slots that a forward pass reads and leaves behind, now: in training or evaluation.
+
+        Setting it sets both.  0 evaluates without memory, where same_length does not apply.
+        """
         return self._mem_lens["training" if self.training else "evaluation"]
 
     @mem_len.setter
     def mem_len(self, length: int) -> None:
         check_mem_len(length)
-        if self.same_length:
-            check_mem_len(length - 1, "with --same-length it must be >= 1")
         self._mem_lens = dict.fromkeys(self._mem_lens, length)
 
     def forward(
@@ -247,7 +252,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         )
         if documents is not None:
             documents = torch.nn.functional.pad(documents, (mem_len, 0))
-        window = self.mem_len if self.same_length else None
+        window = self.mem_len or None if self.same_length else None
         context = self.positions.context(positions, prepared)
         return replace(context, window=window, documents=documents)
 
