@@ -21,7 +21,7 @@ from _glue.binarise import PAIR_EXTRA, write_task
 from _glue.layout import sources_of
 from _glue.reading import read_examples
 from _glue.tasks import GLUE, Task, chosen_tasks
-from _mlm.vocabulary import Vocabulary
+from _mlm.vocabulary import Vocabulary, tokenizer_files
 from _prepare.command import run_command
 from _prepare.errors import PreparationError
 from _prepare.files import open_text_out
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     vocabulary,
                     options | {"workers": args.workers},
                 ),
-                [*sorted(paths), args.tokenizer],
+                [*sorted(paths), *tokenizer_files(args.tokenizer)],
                 [args.out / task.name],
                 options,
             )  # fmt: skip

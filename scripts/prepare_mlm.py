@@ -48,7 +48,7 @@ def languages(pipeline: Pipeline) -> dict[str, dict[str, float]]:
     """Each language's training sentences and how often its documents occur."""
     from _mlm.sampling import repetitions
 
-    sentences = pipeline._sentences()
+    sentences = pipeline.sentences()
     factors = repetitions(sentences, pipeline.args.alpha)
     return {
         language: {"sentences": count, "repetitions": round(factors[language], 4)}

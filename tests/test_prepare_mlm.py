@@ -344,6 +344,11 @@ def test_sentencepiece_of_several_languages(tmp_path, text):
     again = ["--tokenizer-folder", str(folder)]
     prepare_mlm.main(arguments(tmp_path / "again", text, *again))
     assert items(tmp_path / "again" / "data-bin", "train") == items(folder, "train")
+    # The tokenizer of another data-bin brings nothing else of it along.
+    fewer = {"aa": text["aa"]}
+    prepare_mlm.main(arguments(tmp_path / "fewer", fewer, *again))
+    found = sentences(tmp_path / "fewer" / "data-bin", "train")
+    assert all(s.startswith("aa") for block in found for s in block)
 
 
 BAD = {

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from _mlm.vocabulary import BOS, EOS, SPECIAL, UNK, Vocabulary
+from _mlm.vocabulary import BOS, DICTIONARY, EOS, SPECIAL, UNK, Vocabulary
 from _prepare.binarise import write_indexed
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_folder, open_text_out, write_json, write_text
@@ -51,7 +51,7 @@ def write_task(
             found = _write_split(task, split, source, temporary, vocabulary, options)
             counts.update({f"{split}_{name}": value for name, value in found.items()})
         for part in ("input0", "input1") if task.pairs else ("input0",):
-            text = (vocabulary.folder / "dict.txt").read_text(encoding="utf-8")
+            text = (vocabulary.folder / DICTIONARY).read_text(encoding="utf-8")
             write_text(temporary / part / "dict.txt", text)
         if not task.regression:
             write_text(

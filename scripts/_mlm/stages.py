@@ -21,7 +21,7 @@ from _mlm.encoded import Encoded, encode_file
 from _mlm.packing import pack
 from _mlm.sampling import copies, repetitions, shares, uniform
 from _mlm.settings import Source
-from _mlm.vocabulary import EOS, Vocabulary
+from _mlm.vocabulary import EOS, Vocabulary, tokenizer_files
 
 BLOCK = 1 << 16  # random numbers that are drawn at a time
 
@@ -60,9 +60,12 @@ class Pipeline:
         ]  # fmt: skip
         if args.tokenizer_folder is None:
             stages += self._tokenizer_stages(reading)
+        tokenizer = [self.tokenizer]
+        if args.tokenizer_folder:
+            tokenizer = tokenizer_files(self.tokenizer)
         stages += [
             Stage(f"encode-{source.name}", lambda source=source: self.encode(source),
-                  [source.path, self.tokenizer], self._encoded(source),
+                  [source.path, *tokenizer], self._encoded(source),
                   {"reading": reading})
             for source in sources
         ]  # fmt: skip
@@ -72,7 +75,7 @@ class Pipeline:
         parameters["hold_out"] = None if args.valid else args.hold_out
         return stages + [
             Stage(f"assemble-{shard.name}", lambda number=number: self.assemble(number),
-                  [self.counts_file, self.tokenizer, *encoded], [shard],
+                  [self.counts_file, *tokenizer, *encoded], [shard],
                   parameters | {"shard": number})
             for number, shard in enumerate(self.shards)
         ]  # fmt: skip
@@ -113,7 +116,7 @@ class Pipeline:
         })  # fmt: skip
         return dict(sum(found, Counter()))
 
-    def _sentences(self) -> dict[str, int]:
+    def sentences(self) -> dict[str, int]:
         """Training sentences of every language."""
         counts, totals = read_json(self.counts_file), Counter()
         for source in self.args.sources:
@@ -123,7 +126,7 @@ class Pipeline:
 
     def sample(self) -> dict[str, int]:
         """Write the tokenizer's text: every language by its share raised to alpha."""
-        sentences = self._sentences()
+        sentences = self.sentences()
         wanted = min(self.args.tokenizer_sentences, sum(sentences.values()))
         factors = {
             language: share * wanted / sentences[language]
@@ -193,7 +196,7 @@ class Pipeline:
         return counts
 
     def _documents(self, split: str, shard: int, counts: Counter) -> Iterator[list[np.ndarray]]:
-        factors = repetitions(self._sentences(), self.args.alpha)
+        factors = repetitions(self.sentences(), self.args.alpha)
         for source in self.args.sources:
             encoded = Encoded(self.work / source.name)
             chosen = self.choose(source, len(encoded.spans), split, shard, factors)
@@ -234,8 +237,7 @@ class Pipeline:
 
     def _write_vocabulary(self, folder: Path, vocabulary: Vocabulary) -> None:
         """The tokenizer's files, and which symbols begin a word (for --mask-whole-words)."""
-        for file in sorted(vocabulary.folder.iterdir()):
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+        for file in tokenizer_files(vocabulary.folder):
+            shutil.copyfile(file, folder / file.name)
         starts = "".join(f"{int(flag)}\n" for flag in vocabulary.word_starts())
         write_text(folder / "word_starts.txt", starts)
