@@ -19,14 +19,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _glue.pretrained import Pretrained, read_pretrained
-from _glue.protocols import PROTOCOLS, Protocol, Summary, summarise
-from _glue.runs import Run, Settings
-from _glue.tables import choices, scores
-from _glue.tasks import TASKS, Task, chosen_tasks
-from _prepare.command import run_command
-from _prepare.errors import PreparationError
-from _prepare.files import sha256_of, write_json, write_text
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [path for path in (str(HERE), str(HERE.parent)) if path not in sys.path]
+
+from _glue.pretrained import Pretrained, read_pretrained  # noqa: E402
+from _glue.protocols import PROTOCOLS, Protocol, Summary, summarise  # noqa: E402
+from _glue.runs import Run, Settings  # noqa: E402
+from _glue.tables import choices, scores  # noqa: E402
+from _glue.tasks import TASKS, Task, chosen_tasks  # noqa: E402
+from _prepare.command import run_command  # noqa: E402
+from _prepare.errors import PreparationError  # noqa: E402
+from _prepare.files import sha256_of, write_json, write_text  # noqa: E402
 
 NAMED = re.compile(r"(?P<name>[\w+.-]+)=(?P<path>.+)")
 
@@ -51,9 +54,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", help="other seeds")
     add("--max-update", type=int, default=0, help="end runs after so many updates")
     add("--model-flags", default="", metavar="'--FLAG ...'",
-        help="flags of the model beside its own, say '--segment-encoding head'")  # fmt: skip
+        help="the model's, beside its own: --model-flags='--segment-encoding head'")  # fmt: skip
     add("--train-flags", default="", metavar="'--FLAG ...'",
-        help="further flags of fairseq-train, say '--fp16'")  # fmt: skip
+        help="further ones of fairseq-train: --train-flags=--fp16")  # fmt: skip
     add("--keep-models", action="store_true", help="keep each run's model as model.pt")
     add("--threads", type=int, default=1, help="threads of a run (default: %(default)s)")
     args = parser.parse_args(argv)
