@@ -106,6 +106,7 @@ def test_sentencepiece_and_no_manifest(tmp_path):
         ([*range(20), 5], "1 are repeated (5)"),
         (range(21), "1 are unknown (20)"),
     ],
+    ids=["missing", "repeated", "unknown"],
 )
 def test_every_sentence_once(prepared, tmp_path, capsys, numbers, said):
     system = tmp_path / "generated.txt"
