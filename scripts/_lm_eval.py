@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tabulate
 import torch
 from _prepare.progress import progress
 from torch import Tensor
+
+# Digits of a table's columns.
+FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,14 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
         name=f"{cfg.model._name} {scheme}".strip(),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
+
+
+def show(rows: list[dict]) -> str:
+    """A Markdown table of rows with the same keys."""
+    columns = list(rows[0])
+    formats = [FORMATS.get(name, "g") for name in columns]
+    cells = [[row[name] for name in columns] for row in rows]
+    return tabulate.tabulate(cells, columns, tablefmt="github", intfmt=",", floatfmt=formats)
 
 
 def last_targets(subject: Subject, count: int | None) -> range:

@@ -38,10 +38,10 @@ from _lm_eval import (  # noqa: E402
     log_likelihood,
     score_with_memory,
     score_with_windows,
+    show,
 )
 from _prepare.command import run_command  # noqa: E402
 from _prepare.files import write_json  # noqa: E402
-from _prepare.manifest import table  # noqa: E402
 from _prepare.progress import progress  # noqa: E402
 
 from relpos_fairseq.data.streams import StreamPlan, read_block  # noqa: E402
@@ -69,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = evaluation(subject, other, context, memory, options)
     print(f"\nevaluation on the end of {options.split}, {options.batch} row(s) or window(s) at a "
           f"time, {options.threads} thread(s); ratio: of the slowest method's speed")  # fmt: skip
-    print(table([[row[name] for name in HEADERS] for row in rows], HEADERS))
+    print(show([{name: row[name] for name in HEADERS} for row in rows]))
     trained = training([subject, *([other] if other else [])], options)
     if trained:
         print(f"\ntraining, {options.train_batch} rows of {subject.trained_length} tokens, Adam")
-        print(table([list(row.values()) for row in trained], list(trained[0])))
+        print(show(trained))
     if options.out:
         write_json(options.out, {"evaluation": rows, "training": trained})
 

@@ -32,10 +32,10 @@ from _lm_eval import (  # noqa: E402
     load_subject,
     score_with_memory,
     score_with_windows,
+    show,
 )
 from _prepare.command import run_command  # noqa: E402
 from _prepare.files import atomic_path, read_json, sha256_of, write_json, write_text  # noqa: E402
-from _prepare.manifest import table  # noqa: E402
 
 TIMES = (0.5, 1, 2, 4, 8, 16)
 WORSE = 1.05  # perplexity beyond this times that at the trained length: it does not extrapolate
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     writer.writerows(rows)
     write_text(options.out / "length.csv", text.getvalue())
     draw(rows, subject, options.out / "length.png")
-    print(table([[row[name] for name in COLUMNS] for row in rows], COLUMNS))
+    print(show(rows))
     print(f"wrote {options.out / 'length.csv'} and {options.out / 'length.png'}")
 
 

@@ -183,6 +183,15 @@ def test_a_model_without_memory(corpus, tmp_path):
         *("--max-update", "3", "--log-interval", "1", "--distributed-world-size", "1", *QUIET),
     )
     assert len(losses(output)) == 3
+    with pytest.raises(ValueError, match="--reset-memory-at-document needs a model with memory"):
+        call(
+            "train",
+            *(corpus, "--user-dir", USER_DIR, "--save-dir", tmp_path, *model, *QUIET, "--no-save"),
+            *("--task", "segment_language_modeling", "--tokens-per-sample", "8"),
+            *("--reset-memory-at-document", "--document-boundaries", "eos", "--batch-size", "2"),
+            *("--criterion", "cross_entropy", "--optimizer", "adam", "--distributed-world-size"),
+            "1",
+        )
     with pytest.raises(ValueError, match="tokens_per_sample 8 is more than the 4 positions"):
         call(
             "train",
@@ -250,6 +259,18 @@ def test_documents_hide_what_stands_before(trained, corpus):
     assert "12 documents" in lines
     assert value(lines, "predicted") == value(plain, "predicted")
     assert value(lines, "bpc") != value(plain, "bpc")
+
+
+def test_interactive_continues_a_text(trained, corpus, tmp_path):
+    (tmp_path / "prompts").write_text("a b c\nd e f _ a b\n")
+    output = call(
+        "interactive",
+        *(corpus, "--user-dir", USER_DIR, "--path", trained[0], *TASK, *QUIET),
+        *("--beam", "2", "--max-len-b", "12", "--input", tmp_path / "prompts"),
+    )
+    found = re.findall(r"^H-\d+\t\S+\t(.*)$", output, re.MULTILINE)
+    assert len(found) == 2
+    assert found[0].startswith("a b c") and found[1].startswith("d e f _ a b")
 
 
 def two_processes(corpus, save_dir, *more: str) -> str:

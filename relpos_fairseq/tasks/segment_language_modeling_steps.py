@@ -38,10 +38,19 @@ class WithMemory:
 
 
 def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
-    """The sample with memory in its input, where the model carries any."""
+    """The sample with memory in its input, where the model carries any.
+
+    Raises:
+        ValueError: document boundaries for a model without memory.
+    """
     net_input = dict(sample["net_input"])
     if hasattr(model, "mem_len"):
         net_input["memory"] = carrier
+    elif "document_starts" in net_input:
+        raise ValueError(
+            "--reset-memory-at-document needs a model with memory (--arch relpos_transformer_xl); "
+            "leave it out"
+        )
     return {**sample, "net_input": net_input}
 
 
