@@ -1,0 +1,10 @@
+"""Converting pretrained models from one position scheme, and one library's format, to another.
+
+The algebra is in `exact`, `scales` and `approximate`; formats in `sources`, `huggingface` and
+`writer`.  None of them imports fairseq's registry, so that a model may convert what it loads.
+"""
+
+from relpos_fairseq.conversion.convert import Conversion, convert
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+
+__all__ = ["Conversion", "ConversionError", "ConversionReport", "NotExactError", "convert"]

@@ -1,0 +1,204 @@
+"""One model's tensors under another position scheme.
+
+    state (fairseq's names) -> split -> fold the scale -> for each member of the target: a rule of
+    `exact` from a member of the source, or its start -> spread over heads and layers -> join
+
+Every rule says what it loses; a conversion is exact when nothing was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from relpos_fairseq.config import PositionPlan
+from relpos_fairseq.conversion import approximate, exact, scales
+from relpos_fairseq.conversion.heads import merge_layers, spread_heads
+from relpos_fairseq.conversion.layouts import (
+    ENCODER,
+    Params,
+    Place,
+    State,
+    Tables,
+    count_layers,
+    join,
+    places,
+    split,
+)
+from relpos_fairseq.conversion.positions import resize
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+from relpos_fairseq.scheme import PositionScheme
+
+STARTS = ("neutral", "own")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted state, and what happened to it."""
+
+    state: State
+    report: ConversionReport
+
+
+@torch.no_grad()
+def convert(
+    state: State,
+    source: PositionPlan,
+    target: PositionPlan,
+    *,
+    allow_loss: bool = False,
+    start: str = "neutral",
+    fill: str | None = None,
+) -> Conversion:
+    """Say what a model knows of positions in another scheme's tables.
+
+    Args:
+        state: the model, under fairseq's names, with our positions (`layouts`).
+        source: the positions that it was trained with.
+        target: the positions that it shall have.
+        allow_loss: whether what the target cannot express may be dropped.
+        start: where tables that the source has nothing for begin: `neutral` (they change nothing,
+            where the scheme can) or `own` (the scheme's initial values).
+        fill: `tile` or `interpolate`: how absolute positions beyond the source's are filled.
+
+    Raises:
+        NotExactError: something would be lost and `allow_loss` is off; names all of it.
+        ConversionError: the state does not fit `source`.
+        ValueError: unknown `start` or `fill`, or more positions are wanted and `fill` is None.
+    """
+    if start not in STARTS:
+        raise ValueError(f"tables start at one of {', '.join(STARTS)}, got {start}")
+    report = ConversionReport(source.describe(), target.describe())
+    content, tables = split(state, source)
+    content, tables = scales.fold(content, tables, source, target, report)
+    work = _Work(source, target, tables, report, start, fill, count_layers(content))
+    made = work.members()
+    work.report_unused()
+    if report.losses and not allow_loss:
+        raise NotExactError(
+            f"{source.name} -> {target.name} is not exact: {'; '.join(report.losses)}. Convert "
+            f"approximately (--approximate) or choose a target that keeps it"
+        )
+    content = _projections(content, made.fresh, report)
+    dtype = content[f"{ENCODER}.embed_tokens.weight"].dtype
+    for _, _, params in made.tables.every():
+        params.update({name: value.to(dtype) for name, value in params.items()})
+    return Conversion(join(content, made.tables, target), report)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The target's tables, and per layer the schemes that the source had nothing for."""
+
+    tables: Tables
+    fresh: list[tuple[int, PositionScheme]]
+
+
+class _Work:
+    """One conversion under way."""
+
+    def __init__(
+        self,
+        source: PositionPlan,
+        target: PositionPlan,
+        tables: Tables,
+        report: ConversionReport,
+        start: str,
+        fill: str | None,
+        layers: int,
+    ) -> None:
+        self.source, self.target, self.tables = source, target, tables
+        self.report, self.start, self.fill, self.layers = report, start, fill, layers
+        self.old = {place.name: place for place in places(source)}
+        self.new = places(target)
+        self.taken = exact.assign(list(self.old), [place.name for place in self.new])
+
+    def members(self) -> _Made:
+        """Tables of every member of the target."""
+        made, fresh = Tables({}), []
+        for place in self.new:
+            rows = []
+            for layer in range(1 if place.on_input else self.layers):
+                scheme = place.build(self.target, layer)
+                if place.name in self.taken:
+                    params = self._taken_over(place, scheme, layer)
+                else:
+                    params = self._started(scheme)
+                    fresh.append((layer, scheme))
+                rows.append(_checked(spread_heads(params, scheme, self.report), scheme))
+            if place.shared and not place.on_input:
+                rows = merge_layers(rows, place.name, self.report)
+            made.of[place.name] = rows
+        return _Made(made, fresh)
+
+    def _taken_over(self, place: Place, new: PositionScheme, layer: int) -> Params:
+        name = self.taken[place.name]
+        old = self.old[name].build(self.source, layer)
+        params = self._resized(name, self.tables.of[name][layer])
+        if name != place.name:
+            self.report.step(f"{name} as {place.name}")
+        result = exact.rule_for(name, place.name)(params, old, new, self.report)
+        return approximate.complete(result, params, old, new, self.report)
+
+    def _resized(self, name: str, params: Params) -> Params:
+        """Absolute positions as many as the target has."""
+        if name not in exact.BY_POSITION:
+            return params
+        part, axis = exact.BY_POSITION[name]
+        length = self.target.shape.max_positions
+        return params | {part: resize(params[part], length, self.fill, self.report, axis)}
+
+    def _started(self, scheme: PositionScheme) -> Params:
+        values = exact.neutral(scheme)
+        if values is not None and self.start == "neutral":
+            if values:
+                self.report.step(f"{scheme.name} added at neutral values")
+            return values
+        reason = exact.NOT_NEUTRAL.get(scheme.name, "--init own")
+        self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
+        return {name: value.detach().clone() for name, value in scheme.named_parameters()}
+
+    def report_unused(self) -> None:
+        """Say which members of the source the target leaves out."""
+        for name, place in self.old.items():
+            if name in self.taken.values():
+                continue
+            layers = self.tables.of[name]
+            schemes = [place.build(self.source, layer) for layer in range(len(layers))]
+            pairs = zip(schemes, layers, strict=True)
+            if all(exact.is_neutral(scheme, params) for scheme, params in pairs):
+                if layers[0]:
+                    self.report.step(f"{name} left out (its tables are neutral)")
+                continue
+            self.report.lose(approximate.dropped(name, layers))
+
+
+def _checked(params: Params, scheme: PositionScheme) -> Params:
+    for name, parameter in scheme.named_parameters():
+        if params[name].shape != parameter.shape:
+            raise ConversionError(
+                f"{scheme.name}: {name} came out as {tuple(params[name].shape)}, and the target "
+                f"needs {tuple(parameter.shape)}: the models' sizes differ"
+            )
+    return params
+
+
+def _projections(
+    content: State, fresh: list[tuple[int, PositionScheme]], report: ConversionReport
+) -> State:
+    """Add what a new scheme wants in the biases of q and k (M4M) to those that there are."""
+    content = dict(content)
+    for layer, scheme in fresh:
+        width = scheme.shape.embed_dim
+        wanted = {"q_proj": nn.Linear(1, width), "k_proj": nn.Linear(1, width)}
+        for projection in wanted.values():
+            projection.bias.zero_()
+        scheme.initialize_projections(*wanted.values())
+        for name, projection in wanted.items():
+            if projection.bias.any():
+                key = f"{ENCODER}.layers.{layer}.self_attn.{name}.bias"
+                content[key] = content[key] + projection.bias.to(content[key])
+                report.step(f"biases of q and k shifted as {scheme.name} starts")
+    return content

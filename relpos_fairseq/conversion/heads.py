@@ -1,0 +1,61 @@
+"""Who shares a table: copies for those who no longer share, one table for those who now do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion.layouts import Params
+from relpos_fairseq.conversion.report import ConversionReport
+from relpos_fairseq.scheme import PositionScheme
+
+
+def _by_head(name: str, value: Tensor, width: int) -> Tensor:
+    """A parameter with heads as its first axis."""
+    if name == "theta":  # (2, heads)
+        return value.t()
+    if name == "projection":  # Transformer-XL's (heads * D, E)
+        return value.unflatten(0, (-1, width))
+    return value
+
+
+def _stored(name: str, value: Tensor) -> Tensor:
+    """The inverse of `_by_head`."""
+    if name == "theta":
+        return value.t()
+    return value.flatten(0, 1) if name == "projection" else value
+
+
+def spread_heads(params: Params, scheme: PositionScheme, report: ConversionReport) -> Params:
+    """Parameters for the number of tables that `scheme` has: one, or one a head."""
+    result = {}
+    for name, value in params.items():
+        tables = _by_head(name, value, scheme.shape.head_dim)
+        if scheme.own_scale is not None and tables.size(0) != scheme.table_heads:
+            if tables.size(0) == 1:
+                tables = tables.expand(scheme.table_heads, *tables.shape[1:])
+            else:
+                tables = _merged(tables, f"{scheme.name}: {name} of all heads", report)[None]
+        result[name] = _stored(name, tables)
+    return result
+
+
+def merge_layers(layers: list[Params], name: str, report: ConversionReport) -> list[Params]:
+    """One set of tables for all layers."""
+    merged = {
+        part: _merged(
+            torch.stack([p[part] for p in layers]), f"{name}: {part} of all layers", report
+        )
+        for part in layers[0]
+    }
+    return [merged for _ in layers]
+
+
+def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:
+    """The one table that all are, or their mean, which is a loss."""
+    if bool((tables == tables[:1]).all()):
+        return tables[0]
+    mean = tables.mean(0)
+    error = float((tables - mean).abs().max())
+    report.lose(f"{what} become one table, their mean, which moves them by up to {error:.3g}")
+    return mean

@@ -1,0 +1,199 @@
+"""Where a RoBERTa's tensors lie, and its position tables as the algebra sees them.
+
+Names are fairseq's RobertaModel's.  fairseq keeps learned positions in `embed_positions`, two rows
+below position 0 (its padding index and one); here they are the table of the scheme `learned`.
+What a scheme adds lies under `positions.shared` (what layers share, and what acts on the input) or
+`layers.N.self_attn.position`, numbered as the members of the hybrid that live there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.config import PositionPlan
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.scheme import PositionScheme, SchemeOptions
+from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
+from relpos_fairseq.stack import decode_text, encode_text
+
+ENCODER = "encoder.sentence_encoder"
+FAIRSEQ_OFFSET = 2  # rows before position 0 in fairseq's and Hugging Face's RoBERTa tables
+VERSION = f"{ENCODER}.positions.scheme_version"
+
+State = dict[str, Tensor]
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One member of a stack and where its parameters lie.
+
+    Args:
+        name: the scheme's name; `segment_head` and `segment_input` for segments.
+        scheme: its class.
+        options: its options.
+        shared: whether one instance serves all layers.
+        index: its number in the list that it lies in.
+    """
+
+    name: str
+    scheme: type[PositionScheme]
+    options: SchemeOptions
+    shared: bool
+    index: int
+
+    @property
+    def on_input(self) -> bool:
+        """Whether it acts on the input alone, hence has one set of tables."""
+        return self.scheme.own_scale is None
+
+    def prefix(self, layer: int) -> str:
+        """Names of its parameters begin so."""
+        if self.shared:
+            return f"{ENCODER}.positions.shared.{self.index}."
+        return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index}."
+
+    def build(self, plan: PositionPlan, layer: int) -> PositionScheme:
+        """The scheme itself, with the initial values that a model gives it."""
+        where = "shared" if self.shared else str(layer)
+        name = f"{plan.shape.seed_name}.{where}"
+        return self.scheme(replace(plan.shape, seed_name=name), self.options)
+
+
+def places(plan: PositionPlan) -> list[Place]:
+    """Every member of a stack, segments included, in the order of the stack's own lists."""
+    members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
+    segment = SchemeOptions(share=plan.segment_share, scale=plan.scale_constant)
+    if plan.segment_encoding == "head":
+        across = plan.segment_share in ("layers", "both")
+        members.append((SegmentHead.name, SegmentHead, segment, across))
+    elif plan.segment_encoding == "input":
+        members.append((SegmentInput.name, SegmentInput, segment, True))
+    counts = {True: 0, False: 0}
+    found = []
+    for name, scheme, options, shared in members:
+        found.append(Place(name, scheme, options, shared, counts[shared]))
+        counts[shared] += 1
+    return found
+
+
+@dataclass
+class Tables:
+    """Parameters of every member, by name: one dictionary a layer, or one alone on the input."""
+
+    of: dict[str, list[Params]]
+
+    def every(self) -> Iterator[tuple[str, int, Params]]:
+        """(member, layer, parameters)."""
+        for name, layers in self.of.items():
+            for layer, params in enumerate(layers):
+                yield name, layer, params
+
+
+def count_layers(state: State) -> int:
+    """Number of layers of a state.
+
+    Raises:
+        ConversionError: it has none, or its numbers have gaps.
+    """
+    pattern = re.compile(rf"{re.escape(ENCODER)}\.layers\.(\d+)\.")
+    numbers = {int(match.group(1)) for key in state if (match := pattern.match(key))}
+    if not numbers:
+        raise ConversionError(
+            f"the model has no {ENCODER}.layers: give a checkpoint of RoBERTa or BERT"
+        )
+    missing = sorted(set(range(max(numbers) + 1)) - numbers)
+    if missing:
+        raise ConversionError(f"the model lacks layers {missing}: its file is incomplete")
+    return len(numbers)
+
+
+def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
+    """Take the position tables out of a state.
+
+    Args:
+        state: fairseq's names with our positions.
+        plan: the positions that it was trained with.
+
+    Returns:
+        The rest of the state, and the tables; what layers share is listed once a layer.
+
+    Raises:
+        ConversionError: a table is missing or has another shape than the plan says.
+    """
+    content, layers = dict(state), count_layers(state)
+    tables: dict[str, list[Params]] = {}
+    for place in places(plan):
+        reads = 1 if place.on_input else layers
+        found = [_params(state, place, plan, layer) for layer in range(reads)]
+        tables[place.name] = found
+    for key in [key for key in content if _is_position(key)]:
+        del content[key]
+    return content, Tables(tables)
+
+
+def _is_position(key: str) -> bool:
+    return key.startswith(f"{ENCODER}.positions.") or ".self_attn.position." in key
+
+
+def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Params:
+    prefix = place.prefix(layer)
+    expected = dict(place.build(plan, layer).named_parameters())
+    params = {}
+    for name, parameter in expected.items():
+        value = state.get(prefix + name)
+        if value is None:
+            raise ConversionError(
+                f"the source has no {prefix}{name}, which its position scheme {place.name} has"
+            )
+        if value.shape != parameter.shape:
+            raise ConversionError(
+                f"{prefix}{name} is {tuple(value.shape)} in the source, and its flags say "
+                f"{tuple(parameter.shape)}: give the source's own position flags"
+            )
+        params[name] = value
+    return params
+
+
+def join(content: State, tables: Tables, plan: PositionPlan) -> State:
+    """Put tables back where a model under `plan` looks for them.
+
+    The tables of members that layers share are those of the first layer.
+    """
+    state = dict(content)
+    for place in places(plan):
+        for layer, params in enumerate(tables.of[place.name]):
+            if place.shared and layer:
+                break
+            for name, value in params.items():
+                state[place.prefix(layer) + name] = value.clone()
+    state[VERSION] = encode_text(plan.describe())
+    return state
+
+
+def described(state: State) -> str | None:
+    """What a state of ours says of its own positions; None in a plain one."""
+    version = state.get(VERSION)
+    return None if version is None else decode_text(version)
+
+
+def learned_from_fairseq(state: State) -> State:
+    """Fairseq's RoBERTa as ours with `learned` positions (no tensor changes but for its name)."""
+    state = dict(state)
+    key = f"{ENCODER}.embed_positions.weight"
+    if key not in state:
+        raise ConversionError(
+            f"the checkpoint has no {key}: only RoBERTa with learned positions is converted"
+        )
+    state[f"{ENCODER}.positions.shared.0.table"] = state.pop(key)[FAIRSEQ_OFFSET:]
+    return state
+
+
+def embed_positions(table: Tensor) -> Tensor:
+    """The inverse: (N, E) positions as fairseq's table of N + 2 rows."""
+    return torch.cat([table.new_zeros(FAIRSEQ_OFFSET, table.size(1)), table])

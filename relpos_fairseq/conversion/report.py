@@ -1,0 +1,63 @@
+"""What a conversion did, what it lost, and the errors that it ends in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class ConversionError(ValueError):
+    """A source, an option or a file that cannot be converted; one line that says what to do."""
+
+
+class NotExactError(ConversionError):
+    """The target cannot express the source, and only an exact conversion was asked for."""
+
+
+@dataclass
+class ConversionReport:
+    """A conversion in words.
+
+    Args:
+        source: the source's positions (`PositionPlan.describe`).
+        target: the target's.
+        steps: what was done, a line each.
+        losses: what the target cannot express, a line each; empty where the conversion is exact.
+        limits: inputs outside of which an exact conversion is not promised.
+    """
+
+    source: str
+    target: str
+    steps: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the converted model computes what the source computes."""
+        return not self.losses
+
+    def step(self, text: str) -> None:
+        """Remember what was done, once."""
+        _once(self.steps, text)
+
+    def lose(self, text: str) -> None:
+        """Remember what was lost, once."""
+        _once(self.losses, text)
+
+    def limit(self, text: str) -> None:
+        """Remember a condition of exactness, once."""
+        _once(self.limits, text)
+
+    def lines(self) -> list[str]:
+        """The report as it is printed and logged."""
+        lines = [f"from      {self.source}", f"to        {self.target}"]
+        lines += [f"done      {text}" for text in self.steps]
+        lines += [f"lost      {text}" for text in self.losses]
+        lines += [f"holds for {text}" for text in self.limits]
+        lines.append(f"exact     {'yes' if self.exact else 'no'}")
+        return lines
+
+
+def _once(lines: list[str], text: str) -> None:
+    if text not in lines:
+        lines.append(text)

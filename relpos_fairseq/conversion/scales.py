@@ -1,0 +1,79 @@
+"""Another constant C in 1/sqrt(C d), folded into projections and tables.
+
+DeBERTa's C is 3, TUPE's 2, all others' 1.  With f = sqrt(C' / C), the projections of q and k grow by
+f_q and f_k, f_q f_k = f, and every logit stays what it was if tables follow:
+
+    q.a_r            (f_q q).a' = f q.a                 a' = f_k a          (shaw, W_R of XL, deberta W^R)
+    k.b_r            (f_k k).b' = f k.b                 b' = f_q b          (deberta W^T)
+    q.a_r + k.a_r    one table meets both               f_q = f_k           (m4)
+    u.k, v.(W_R R)   (f_q q + u').(f_k k)               u' = f_q u, v' = f_q v
+    (q.k)(q.a)(k.a)  f (f_q f_k) (q.a')(k.a') = f ...   a' = a / sqrt(f)    (m4m)
+    s / sqrt(C d)    s' / sqrt(C' d) = s / sqrt(C d)    s' = f s            (t5, U^Q of tupe)
+
+Tables in logit units (rel_scalar, abs_scalar, TUPE's s, theta, segments) and gates stay.  All of f
+goes to q unless a scheme has one table for q and k.
+"""
+
+from __future__ import annotations
+
+import math
+
+from relpos_fairseq.config import PositionPlan
+from relpos_fairseq.conversion.layouts import ENCODER, State, Tables, count_layers
+from relpos_fairseq.conversion.report import ConversionReport
+
+MEETS_BOTH = ("m4",)  # one table that meets q and k
+
+
+def fold(
+    content: State,
+    tables: Tables,
+    source: PositionPlan,
+    target: PositionPlan,
+    report: ConversionReport,
+) -> tuple[State, Tables]:
+    """Bring a model from the scale of `source` to that of `target`, every logit unchanged."""
+    factor = math.sqrt(target.scale_constant / source.scale_constant)
+    if factor == 1.0:
+        return content, tables
+    members = [place.scheme.name for place in target.members]
+    names = [*tables.of, *members]
+    query = math.sqrt(factor) if any(name in MEETS_BOTH for name in names) else factor
+    key = factor / query
+    content = dict(content)
+    for layer in range(count_layers(content)):
+        for projection, by in (("q_proj", query), ("k_proj", key)):
+            for part in ("weight", "bias"):
+                name = f"{ENCODER}.layers.{layer}.self_attn.{projection}.{part}"
+                content[name] = content[name] * by
+    growth = _growth(factor, query, key)
+    scaled = {
+        name: [
+            {part: value * growth.get((name, part), 1.0) for part, value in params.items()}
+            for params in layers
+        ]
+        for name, layers in tables.of.items()
+    }
+    report.step(
+        f"scale 1/sqrt({source.scale_constant:g}d) -> 1/sqrt({target.scale_constant:g}d), folded "
+        f"into the projection of q (times {query:.6g})"
+        + (f" and of k (times {key:.6g})" if key != 1 else "")
+    )
+    return content, Tables(scaled)
+
+
+def _growth(factor: float, query: float, key: float) -> dict[tuple[str, str], float]:
+    return {
+        ("shaw_keys", "key_table"): key,
+        ("shaw", "key_table"): key,
+        ("m4", "table"): key,
+        ("m4m", "table"): factor**-0.5,
+        ("transformer_xl", "projection"): key,
+        ("transformer_xl", "content_bias"): query,
+        ("transformer_xl", "position_bias"): query,
+        ("deberta", "query_projection"): key,
+        ("deberta", "key_projection"): query,
+        ("t5", "bias_table"): factor,
+        ("tupe_a", "query_projection"): factor,
+        ("tupe", "query_projection"): factor,
+    }
