@@ -3,9 +3,9 @@
 Everything is written for one layer's parameters.  With q, k the projections, r = clip(j - i) and
 C the constant of the target's scale 1/sqrt(C d) (`scales` has brought the source to it):
 
-    same scheme      tables are read again by the target's relation (`reread`): a larger clip repeats
-                     the ends, which is what clipping does; heads or layers that shared a table get
-                     copies of it
+    same scheme      tables are read again by the target's relation (`reread`): a larger clip
+                     repeats the ends, which is what clipping does; heads or layers that shared a
+                     table get copies of it
     shaw_keys -> shaw        a^V = 0
     m1 -> m2                 w_r = w_|r|
     m1, m2 -> m3             w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r
@@ -120,37 +120,46 @@ def relation_of(scheme: PositionScheme) -> DistanceRelation:
 
 
 def reread(
-    table: Tensor, source: DistanceRelation, target: DistanceRelation
-) -> tuple[Tensor, float]:
+    table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
+) -> tuple[Tensor, float, float]:
     """A table over distances for another relation.
 
-    A row of the target that several rows of the source fall into becomes their mean over distances.
+    A row of the target that several distances read becomes the mean of what the source has for
+    them, those that inputs of `length` tokens meet if there are any.
 
     Args:
         table: (H|1, R, ...) of the source.
         source: the relation that it is read by.
         target: the relation that the result is read by.
+        length: longest input that the target is meant for.
 
     Returns:
-        (H|1, R', ...), and the largest difference that any distance sees (0: exact).
+        (H|1, R', ...); the largest difference that a distance of such inputs sees (0: exact); and
+        the largest that a longer distance sees.
     """
     if source == target:
-        return table, 0.0
-    reach = max(-source.lowest, source.highest, -target.lowest, target.highest) + 1
+        return table, 0.0, 0.0
+    # One more than any of them knows: what all further distances read.
+    reach = max(-source.lowest, source.highest, -target.lowest, target.highest, length) + 1
     distance = torch.arange(-reach, reach + 1, device=table.device)
     old, new = source.of_distance(distance), target.of_distance(distance)
-    result = table.new_zeros(table.size(0), target.size, *table.shape[2:])
-    met = torch.zeros(target.size, dtype=torch.long, device=table.device)
-    met.index_add_(0, new, torch.ones_like(new))
-    # The first distance of a row, then the mean of the differences to it: equal rows stay to the bit.
-    first = torch.full((target.size,), len(distance), device=table.device)
-    first.scatter_reduce_(0, new, torch.arange(len(new), device=table.device), "amin")
-    used = met > 0
-    result[:, used] = table[:, old[first[used]]]
-    apart = table[:, old] - result[:, new]
-    total = torch.zeros_like(result).index_add_(1, new, apart)
-    result = result + total / met.clamp(min=1).view(1, -1, *[1] * (table.dim() - 2)).to(table.dtype)
-    return result, float((table[:, old] - result[:, new]).abs().max())
+    met = distance.abs() < length
+    counted = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    counted.index_add_(0, new, met.long())
+    weight = (met | (counted[new] == 0)).to(table.dtype)
+    total = torch.zeros(target.size, dtype=table.dtype, device=table.device)
+    total.index_add_(0, new, weight)
+    # Some distance of a row, then the mean of the differences to it: equal rows stay to the bit.
+    some = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    some[new[weight > 0]] = (weight > 0).nonzero()[:, 0]
+    result = table[:, old[some]]
+    tail = [1] * (table.dim() - 2)
+    apart = (table[:, old] - result[:, new]) * weight.view(1, -1, *tail)
+    mean = torch.zeros_like(result).index_add_(1, new, apart)
+    result = result + mean / total.clamp(min=1).view(1, -1, *tail)
+    error = (table[:, old] - result[:, new]).abs().reshape(table.size(0), len(new), -1)
+    beyond = float(error[:, ~met].max()) if not bool(met.all()) else 0.0
+    return result, float(error[:, met].max()), beyond
 
 
 Rule = Callable[[Params, PositionScheme, PositionScheme, ConversionReport], Params]
@@ -160,12 +169,15 @@ def _across(
     params: Params, name: str, old: PositionScheme, new: PositionScheme, report: ConversionReport
 ) -> Tensor:
     """One table over distances, read again."""
-    table, error = reread(params[name], relation_of(old), relation_of(new))
+    length = new.shape.max_positions
+    table, error, beyond = reread(params[name], relation_of(old), relation_of(new), length)
     if error:
         report.lose(
             f"{old.name}: {name} over {relation_of(old)} does not fit {relation_of(new)}; rows are "
             f"averaged, which moves them by up to {error:.3g}"
         )
+    elif beyond:
+        report.limit(f"inputs of up to {length} tokens ({new.name} reads its ends beyond)")
     return table
 
 

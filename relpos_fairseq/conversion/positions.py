@@ -1,8 +1,8 @@
 """Longer and shorter tables over absolute positions.
 
-Relative tables need nothing: beyond their reach they read their ends, and an unclipped one grows by
-repeating them (`exact.reread`).  A table with a row a position ends where it ends, and is made longer
-by
+Relative tables need nothing: beyond their reach they read their ends, and an unclipped one grows
+by repeating them (`exact.reread`).  A table with a row a position ends where it ends, and is made
+longer by
 
     tile          row i is row i mod N: locally the same pattern, as fairseq users tile RoBERTa
     interpolate   N rows stretched linearly over N' (the first and last rows stay)

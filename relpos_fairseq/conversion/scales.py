@@ -1,14 +1,14 @@
 """Another constant C in 1/sqrt(C d), folded into projections and tables.
 
-DeBERTa's C is 3, TUPE's 2, all others' 1.  With f = sqrt(C' / C), the projections of q and k grow by
-f_q and f_k, f_q f_k = f, and every logit stays what it was if tables follow:
+DeBERTa's C is 3, TUPE's 2, all others' 1.  With f = sqrt(C' / C), the projections of q and k grow
+by f_q and f_k, f_q f_k = f, and every logit stays what it was if tables follow:
 
-    q.a_r            (f_q q).a' = f q.a                 a' = f_k a          (shaw, W_R of XL, deberta W^R)
-    k.b_r            (f_k k).b' = f k.b                 b' = f_q b          (deberta W^T)
-    q.a_r + k.a_r    one table meets both               f_q = f_k           (m4)
+    q.a_r            (f_q q).a' = f q.a                 a' = f_k a    (shaw, XL's W_R, W^R)
+    k.b_r            (f_k k).b' = f k.b                 b' = f_q b    (W^T)
+    q.a_r + k.a_r    one table meets both               f_q = f_k     (m4)
     u.k, v.(W_R R)   (f_q q + u').(f_k k)               u' = f_q u, v' = f_q v
     (q.k)(q.a)(k.a)  f (f_q f_k) (q.a')(k.a') = f ...   a' = a / sqrt(f)    (m4m)
-    s / sqrt(C d)    s' / sqrt(C' d) = s / sqrt(C d)    s' = f s            (t5, U^Q of tupe)
+    s / sqrt(C d)    s' / sqrt(C' d) = s / sqrt(C d)    s' = f s      (t5, TUPE's U^Q)
 
 Tables in logit units (rel_scalar, abs_scalar, TUPE's s, theta, segments) and gates stay.  All of f
 goes to q unless a scheme has one table for q and k.

@@ -1,0 +1,199 @@
+"""The steps of scripts/convert_checkpoint.py: read, convert, measure, and what to write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relpos_fairseq.conversion import hf_export
+from relpos_fairseq.conversion.convert import Conversion, convert
+from relpos_fairseq.conversion.fidelity import Fidelity, Probe, compare, outputs_of
+from relpos_fairseq.conversion.fit import fit
+from relpos_fairseq.conversion.hf_names import FAMILIES
+from relpos_fairseq.conversion.hf_reference import Reference
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.sources import (
+    Source,
+    beside,
+    plan_of,
+    read_source,
+    target_values,
+)
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
+from relpos_fairseq.conversion.writer import CHECKPOINT, build, checkpoint_of
+
+EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for.
+
+    Args:
+        to: position scheme, `same`, `hf-bert` or `hf-roberta`.
+        given: position options of the result by the names of our config; None: not given.
+        approximate: whether something may be lost.
+        init: `neutral`, `own` or `fit`.
+        fill: `tile`, `interpolate` or None.
+        head: the head that a Hugging Face folder gets, or None.
+        seed: of new tables and random input.
+    """
+
+    to: str
+    given: dict[str, Any]
+    approximate: bool = False
+    init: str = "neutral"
+    fill: str | None = None
+    head: str | None = None
+    seed: int = 1
+
+
+def read_job_source(path: Path, data: Path | None) -> Source:
+    """Read the source; its dictionary and tokenizer from `data` where they are not beside it."""
+    source = read_source(path)
+    if data is not None:
+        if source.vocabulary is not None:
+            raise ConversionError(f"--data {data}: a Hugging Face folder has its own vocabulary")
+        source.files = beside(data)
+        if not source.files:
+            raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
+    return source
+
+
+def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
+    """Convert to one of ours; returns what writes it.
+
+    Raises:
+        ValueError: it cannot be converted so.
+    """
+    torch.manual_seed(job.seed)
+    values = target_values(source, job.to, job.given)
+    start = "neutral" if job.init == "fit" else job.init
+    done = convert(
+        source.state,
+        source.plan,
+        plan_of(values),
+        allow_loss=job.approximate,
+        start=start,
+        fill=job.fill,
+    )
+    if job.init == "fit":
+        done = fit(source, values, done, job.seed)
+    for line in done.report.lines():
+        say(line)
+    probe = _probe(job, source, values)
+    before = source.outputs(probe.tokens, probe.segments)
+    after = outputs_of(build(values, done.state), probe.tokens, probe.segments)
+    measured = _measure(before, after, probe, done, say)
+    return _checkpoint_writer(source, values, done, measured)
+
+
+def _probe(job: Job, source: Source, values: dict[str, Any]) -> Probe:
+    longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
+    segments = source.values.get("segment_encoding", "none") != "none"
+    rows = source.rows
+    if source.vocabulary is not None and source.vocabulary.rows[-1] < 0:
+        rows -= 1  # <mask> is new
+    return Probe.draw(rows, longest, segments, job.seed)
+
+
+def _measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say) -> Fidelity:
+    measured = compare(before, after, probe)
+    for line in measured.lines():
+        say(line)
+    if done.report.exact and measured.relative > EXACT:
+        raise ConversionError(
+            f"the conversion should be exact, and differs by {measured.relative:.3g} of the "
+            f"source's values: nothing is written; please report this"
+        )
+    return measured
+
+
+def _checkpoint_writer(
+    source: Source, values: dict[str, Any], done: Conversion, measured: Fidelity
+) -> Callable[[Path], None]:
+    about = {
+        "source": f"{source.kind}: {source.path.name}",
+        "report": done.report.lines(),
+        "differences": measured.largest,
+    }
+    if source.vocabulary is not None:
+        about["rows"] = source.vocabulary.rows
+    checkpoint = checkpoint_of(values, done.state, about)
+
+    def write(path: Path) -> None:
+        if not path.is_dir():
+            torch.save(checkpoint, path)
+            return
+        torch.save(checkpoint, path / CHECKPOINT)
+        for file in source.files:
+            shutil.copyfile(file, path / file.name)
+        if source.vocabulary is not None:
+            text = source.vocabulary.dictionary()
+            (path / "dict.txt").write_text(text, encoding="utf-8")
+        told = {key: value for key, value in about.items() if key != "rows"}
+        text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+        (path / "conversion.json").write_text(text, encoding="utf-8")
+
+    return write
+
+
+def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
+    """Convert to a Hugging Face folder; returns what writes it.
+
+    Raises:
+        ValueError: the architecture cannot express the model, or options of ours are given.
+    """
+    wrong = [name for name, value in job.given.items() if value is not None]
+    if wrong or job.approximate:
+        option = wrong[0].replace("_", "-") if wrong else "approximate"
+        raise ConversionError(f"--{option}: convert to a scheme first, then --to {job.to}")
+    family = FAMILIES[job.to.removeprefix("hf-")]
+    vocabulary = _export_order(source)
+    config, weights, report = hf_export.export(source, family.name, vocabulary, job.head)
+    for line in report.lines():
+        say(line)
+    probe = _probe(job, source, source.values)
+    before = source.outputs(probe.tokens, probe.segments)
+    rows = torch.tensor(vocabulary.rows)
+    types = torch.zeros_like(probe.tokens) if probe.segments is None else probe.segments
+    if config["type_vocab_size"] == 1:
+        types = torch.zeros_like(types)
+    reference = Reference(config, weights, family.prefix)
+    after = reference.outputs(rows[probe.tokens], ~probe.real, types)
+    if "logits" in after:
+        before["logits"] = before["logits"][..., rows >= 0]
+        after["logits"] = after["logits"][..., rows[rows >= 0]]
+    _measure(before, _same_names(after, before), probe, Conversion({}, report), say)
+
+    def write(folder: Path) -> None:
+        hf_export.save(folder, config, weights)
+        for file in vocabulary.files:
+            shutil.copyfile(file, folder / file.name)
+
+    return write
+
+
+def _export_order(source: Source) -> Vocabulary:
+    if source.vocabulary is not None:
+        return source.vocabulary
+    if source.source_rows is not None:
+        files = [path for path in source.files if path.name != "dict.txt"]
+        return Vocabulary([], source.source_rows, files)
+    return of_checkpoint(source.files, source.rows)
+
+
+def _same_names(after: dict, before: dict) -> dict:
+    """A head's output under the name that a model with several heads gives it."""
+    renamed = {}
+    for name, value in after.items():
+        longer = [other for other in before if other.startswith(f"{name} ")]
+        renamed[longer[0] if name not in before and longer else name] = value
+    return renamed

@@ -1,0 +1,267 @@
+"""New tables by least squares, so that the new scheme's logits start near the old model's.
+
+`learned -> m4` drops the absolute table.  What it did to the attention logits is fitted, layer by
+layer from the input on, by what the new scheme can add.  With z the old model's logits, c what the
+new model has without the table (from its own states, which the layers before it gave), and f the
+factor that a table's row meets,
+
+    min over a_r  sum over pairs (i, j) of distance r of  (z_ij - c_ij - m_i - f_ij . a_r)^2
+
+m_i is what softmax does not see, the mean of a row.  f is
+
+    shaw_keys, shaw  q_i / sqrt(d)           m4       (q_i + k_j) / sqrt(d)
+    rel_scalar, tupe's s  1                  t5       1 / sqrt(d)
+    m1, m2           q_i.k_j / sqrt(d)       m3       q_ic k_jc / sqrt(d)
+    deberta          (W^R q_i + W^T k_j) / sqrt(3d)
+
+The mean of a dropped absolute table goes into the token embedding: with the output layer tied to it,
+every logit of a token grows by the same number, which softmax does not see either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.attention import AttentionInputs
+from relpos_fairseq.attention.formula import logits
+from relpos_fairseq.attention.reference import Gathered
+from relpos_fairseq.conversion import exact
+from relpos_fairseq.conversion.convert import Conversion
+from relpos_fairseq.conversion.fidelity import Probe
+from relpos_fairseq.conversion.layouts import ENCODER, Place, places
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport
+from relpos_fairseq.conversion.sources import Source, plan_of
+from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.modules import multihead_attention
+from relpos_fairseq.scheme import PositionScheme
+
+ROUNDS = 3  # of table and row means in turn
+RIDGE = 1e-3  # of the mean square of f
+MOST = 20_000  # pairs of one row of a table that are looked at
+SENTENCES = 4
+LONGEST = 512
+
+Features = Callable[[AttentionInputs, PositionScheme, Tensor, Tensor], Tensor]
+
+
+def _query(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    return inputs.q[:, :, i] * inputs.scale
+
+
+def _both(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    return (inputs.q[:, :, i] + inputs.k[:, :, j]) * inputs.scale
+
+
+def _projected(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    if scheme.options.p2c_index != "paper":
+        raise ConversionError("--init fit: deberta is fitted with --position-p2c-index paper")
+    query = inputs.q[:, :, i] @ scheme.query_projection.transpose(-1, -2)
+    key = inputs.k[:, :, j] @ scheme.key_projection.transpose(-1, -2)
+    return (query + key) * inputs.scale
+
+
+def _channels(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    return inputs.q[:, :, i] * inputs.k[:, :, j] * inputs.scale
+
+
+def _content(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    return _channels(inputs, scheme, i, j).sum(-1, keepdim=True)
+
+
+def _one(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    return torch.ones_like(inputs.q[:, :, i, :1])
+
+
+def _scaled(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
+    return _one(inputs, scheme, i, j) * inputs.scale
+
+
+# The table that is fitted, and what a row of it meets.
+FITTED: dict[str, tuple[str, Features]] = {
+    "shaw_keys": ("key_table", _query),
+    "shaw": ("key_table", _query),
+    "m1": ("gate_table", _content),
+    "m2": ("gate_table", _content),
+    "m3": ("trilinear_table", _channels),
+    "m4": ("table", _both),
+    "deberta": ("table", _projected),
+    "t5": ("bias_table", _scaled),
+    "tupe": ("bias_table", _one),
+    "rel_scalar": ("bias_table", _one),
+}
+
+
+@torch.no_grad()
+def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> Conversion:
+    """Fit the tables that the source had nothing for.
+
+    Args:
+        source: the old model.
+        values: the new model's config.
+        done: the conversion with those tables at neutral values.
+        seed: of the random input that both are run on.
+
+    Raises:
+        ConversionError: the new scheme has no table that is linear in the logits.
+    """
+    report = done.report
+    target = plan_of(values)
+    taken = exact.assign(
+        [place.name for place in places(source.plan)], [place.name for place in places(target)]
+    )
+    fresh = [place for place in places(target) if place.name not in taken]
+    chosen = [place for place in fresh if place.name in FITTED]
+    if report.exact:
+        report.step("nothing is lost, so nothing is fitted")
+        return done
+    if not chosen:
+        names = "+".join(place.name for place in fresh) or target.name
+        raise ConversionError(
+            f"--init fit: {names} has no new table that is linear in the logits (those of "
+            f"{', '.join(FITTED)} are): use --init own or neutral"
+        )
+    state = dict(done.state)
+    _mean_into_tokens(source, values, taken, state, report)
+    old = build(source.values, source.state).float()
+    new = build(values, state).float()
+    longest = min(int(source.values["max_positions"]), int(values["max_positions"]), LONGEST)
+    probe = _full(source, longest, seed)
+    before = _recorded(old, probe)
+    for layer in range(len(before)):
+        wanted = logits(Gathered(before[layer]))
+        for place in chosen:
+            _fit_layer(new, place, layer, wanted, probe, report)
+    fitted = {key: value.to(done.state[key].dtype) for key, value in new.state_dict().items()}
+    return Conversion(fitted, report)
+
+
+def _full(source: Source, longest: int, seed: int) -> Probe:
+    """Random input without padding, as long as the tables."""
+    segments = source.values.get("segment_encoding", "none") != "none"
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(4, source.rows, (SENTENCES, longest), generator=random)
+    division = torch.zeros_like(tokens)
+    division[:, longest // 2 :] = 1
+    return Probe(tokens, division if segments else None)
+
+
+def _mean_into_tokens(
+    source: Source,
+    values: dict[str, Any],
+    taken: dict[str, str],
+    state: dict[str, Tensor],
+    report: ConversionReport,
+) -> None:
+    """Add the mean of a dropped table of positions to every token."""
+    lost = [p for p in places(source.plan) if p.name == "learned" and p.name not in taken.values()]
+    if not lost:
+        return
+    mean = source.state[f"{lost[0].prefix(0)}table"].mean(0)
+    key = f"{ENCODER}.embed_tokens.weight"
+    state[key] = state[key] + mean
+    if not values.get("untie_weights_roberta"):
+        state["encoder.lm_head.weight"] = state[key]
+    report.step("the mean of the dropped positions is added to every token (softmax cancels it)")
+
+
+@contextlib.contextmanager
+def _watching(calls: list[AttentionInputs]) -> Iterator[None]:
+    """Remember what every attention is given."""
+    attend = multihead_attention.attend
+
+    def watch(inputs: AttentionInputs, *args: Any) -> Any:
+        calls.append(inputs)
+        return attend(inputs, *args)
+
+    multihead_attention.attend = watch
+    try:
+        yield
+    finally:
+        multihead_attention.attend = attend
+
+
+def _recorded(model: nn.Module, probe: Probe) -> list[AttentionInputs]:
+    calls: list[AttentionInputs] = []
+    more = {} if probe.segments is None else {"segments": probe.segments}
+    with _watching(calls):
+        model(probe.tokens, features_only=True, **more)
+    return calls
+
+
+def _fit_layer(
+    model: nn.Module,
+    place: Place,
+    layer: int,
+    wanted: Tensor,
+    probe: Probe,
+    report: ConversionReport,
+) -> None:
+    """Fit one layer's table where layers have their own, else the one that all share.
+
+    A shared table is fitted to the first layer, whose input is the old model's.
+    """
+    if place.shared and layer:
+        return
+    inputs = _recorded(model, probe)[layer]
+    encoder = model.encoder.sentence_encoder
+    stack = encoder.positions.shared if place.shared else encoder.layers[layer].self_attn.position
+    scheme = stack[place.index]
+    name, features = FITTED[place.name]
+    residual = wanted - logits(Gathered(inputs))
+    residual = residual - residual.mean(-1, keepdim=True)
+    start = float(residual.square().mean().sqrt())
+    table = getattr(scheme, name)
+    left = residual
+    for _ in range(ROUNDS):
+        added, predicted = _solve(inputs, scheme, table, features, residual)
+        offset = (residual - predicted).mean(-1, keepdim=True)
+        left, residual = residual - predicted - offset, residual - offset
+    table.add_(added.reshape(table.shape))
+    where = "all layers" if place.shared else f"layer {layer}"
+    report.step(
+        f"{place.name} fitted in {where}: attention logits off by {start:.3g} before, "
+        f"{float(left.square().mean().sqrt()):.3g} after (root mean square)"
+    )
+
+
+def _solve(
+    inputs: AttentionInputs,
+    scheme: PositionScheme,
+    table: Tensor,
+    features: Features,
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Rows of the table (H|1, R, D|1), and what they add to the logits (B, H, T, T)."""
+    ids = exact.relation_of(scheme).ids(inputs.positions)[0]
+    heads, rows = table.size(0), table.size(1)
+    found = table.new_zeros(heads, rows, 1 if table.dim() == 2 else table.size(2))
+    predicted = torch.zeros_like(residual)
+    for row in ids.unique().tolist():
+        i, j = (ids == row).nonzero(as_tuple=True)
+        used = torch.arange(len(i)) if len(i) <= MOST else torch.randperm(len(i))[:MOST]
+        met = features(inputs, scheme, i[used], j[used])  # (B, H, P, D)
+        target = residual[:, :, i[used], j[used]]
+        found[:, row] = _least_squares(met, target, heads)
+        for chunk in torch.arange(len(i)).split(MOST):
+            part = features(inputs, scheme, i[chunk], j[chunk])
+            value = (part * found[:, row][None, :, None]).sum(-1)
+            predicted[:, :, i[chunk], j[chunk]] = value
+    return found, predicted
+
+
+def _least_squares(met: Tensor, target: Tensor, heads: int) -> Tensor:
+    """(B, H, P, D) factors and (B, H, P) targets to (H|1, D): ridge regression a head or for all."""
+    groups = met.transpose(0, 1).flatten(1, 2)  # (H, B * P, D)
+    wanted = target.transpose(0, 1).flatten(1)[..., None]
+    if heads == 1:
+        groups, wanted = groups.flatten(0, 1)[None], wanted.flatten(0, 1)[None]
+    groups, wanted = groups.double(), wanted.double()
+    square = groups.transpose(-1, -2) @ groups
+    size = square.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    ridge = torch.eye(square.size(-1), dtype=square.dtype) * (RIDGE * size + 1e-12)
+    return torch.linalg.solve(square + ridge, groups.transpose(-1, -2) @ wanted)[..., 0].to(met)

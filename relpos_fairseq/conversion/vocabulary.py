@@ -1,0 +1,188 @@
+"""A Hugging Face vocabulary in the order of fairseq's dictionary.
+
+fairseq's Dictionary holds <s> <pad> </s> <unk>, then the symbols of dict.txt, and its masked_lm
+task adds <mask> at the end.  BERT's [CLS] [PAD] [SEP] [UNK] [MASK] become those; all others keep
+their order.  RoBERTa's and XLM-R's vocabularies have that order already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.data.tokenizers import SPECIAL, load_tokenizer
+from relpos_fairseq.data.tokenizers.base import FROM_BERT
+
+MASK = "<mask>"
+# Every file from which `load_tokenizer` reads a tokenizer.
+FILES = (
+    "sentencepiece.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.json",
+    "encoder.json",
+    "vocab.bpe",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer_config.json",
+)
+# Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
+_BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
+_ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
+
+
+@dataclass
+class Vocabulary:
+    """The rows of a model in fairseq's order.
+
+    Args:
+        symbols: lines of dict.txt: what stands between the special symbols and <mask>.
+        rows: number, in the source, of each of fairseq's rows; -1 where the source has none.
+        files: the tokenizer's files.
+    """
+
+    symbols: list[str]
+    rows: list[int]
+    files: list[Path] = field(default_factory=list)
+
+    def take(self, table: Tensor) -> Tensor:
+        """(V, ...) rows in the source's order as (V', ...) rows in fairseq's."""
+        rows = torch.tensor(self.rows)
+        taken = table[rows.clamp(min=0)]
+        taken[rows < 0] = 0
+        return taken
+
+    def put(self, table: Tensor) -> Tensor:
+        """The inverse: (V', ...) rows in fairseq's order as (V, ...) in the source's."""
+        rows = torch.tensor(self.rows)
+        known = rows >= 0
+        result = table.new_zeros(int(rows.max()) + 1, *table.shape[1:])
+        result[rows[known]] = table[known]
+        return result
+
+    def dictionary(self) -> str:
+        """The text of dict.txt."""
+        return "".join(f"{symbol} 1\n" for symbol in self.symbols)
+
+
+def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabulary:
+    """The vocabulary of a Hugging Face folder.
+
+    Args:
+        folder: with the tokenizer's files, if there are any.
+        config: its config.json.
+        notes: told what is assumed.
+
+    Raises:
+        ConversionError: the tokenizer has more symbols than the model rows, or lacks a special one.
+    """
+    size = config["vocab_size"]
+    files = [folder / name for name in FILES if (folder / name).is_file()]
+    if not any(path.name != "tokenizer_config.json" for path in files):
+        return _without_files(config, notes)
+    numbers = symbol_numbers(folder)
+    beyond = {symbol: number for symbol, number in numbers.items() if number >= size}
+    if beyond:
+        symbol, number = max(beyond.items(), key=lambda item: item[1])
+        raise ConversionError(
+            f"{folder}: the tokenizer numbers {len(beyond)} symbols beyond the model's {size} rows "
+            f"({symbol!r} is {number}): vocabulary and config.json do not belong together"
+        )
+    lost = [name for name in SPECIAL if name not in numbers]
+    if lost:
+        raise ConversionError(
+            f"{folder}: the tokenizer has no {lost[0]} (BERT's "
+            f"{_bert_name(lost[0])}): it is no vocabulary of BERT or RoBERTa"
+        )
+    if config["model_type"] != "bert" and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
+        notes.append("the special symbols are moved to fairseq's rows")
+    return _ordered(numbers, size, files, notes)
+
+
+def of_checkpoint(files: list[Path], size: int) -> Vocabulary:
+    """The order of rows that a Hugging Face folder of one of our checkpoints shall have.
+
+    Args:
+        files: dict.txt and the tokenizer's files, as far as they lie beside the checkpoint.
+        size: rows of its embedding.
+
+    Returns:
+        The tokenizer's own numbers, so that its files serve both; without them fairseq's order.
+
+    Raises:
+        ConversionError: dict.txt or the tokenizer belong to another model.
+    """
+    named = {path.name: path for path in files}
+    model = [path for path in files if path.name in FILES and path.name != "tokenizer_config.json"]
+    if "dict.txt" not in named or not model:
+        return Vocabulary([], list(range(size)))
+    lines = named["dict.txt"].read_text(encoding="utf-8").splitlines()
+    symbols = [line.rsplit(" ", 1)[0] for line in lines]
+    rows = [*SPECIAL, *symbols, MASK]
+    if len(rows) != size:
+        raise ConversionError(
+            f"{named['dict.txt']} has {len(symbols)} symbols, and the model {size} rows where "
+            f"{len(rows)} are needed: it belongs to another model"
+        )
+    numbers = symbol_numbers(model[0].parent)
+    taken = {numbers[symbol] for symbol in rows if symbol in numbers}
+    free = iter(number for number in range(size + len(numbers)) if number not in taken)
+    order = [numbers[symbol] if symbol in numbers else next(free) for symbol in rows]
+    return Vocabulary(symbols, order, [path for path in files if path.name != "dict.txt"])
+
+
+def symbol_numbers(folder: Path) -> dict[str, int]:
+    """Number of every symbol of a folder's tokenizer, under fairseq's names."""
+    tokenizer = load_tokenizer(folder)
+    if hasattr(tokenizer, "processor"):  # XLM-R counts sentencepiece's pieces after fairseq's own
+        numbers = {name: number for number, name in enumerate(SPECIAL)}
+        numbers |= {name: number for number, name in enumerate(tokenizer.symbols, len(SPECIAL))}
+        return numbers | {MASK: len(numbers)}
+    found = tokenizer.model.get_vocab()
+    return {FROM_BERT.get(piece, piece): number for piece, number in found.items()}
+
+
+def _bert_name(symbol: str) -> str:
+    return next(bert for bert, ours in FROM_BERT.items() if ours == symbol)
+
+
+def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:
+    """No tokenizer: the rows by the numbers that the library's released models have."""
+    size = config["vocab_size"]
+    if config["model_type"] != "bert":
+        numbers = dict(_ROBERTA_IDS) | {MASK: size - 1}
+    elif size > max(_BERT_IDS.values()):
+        numbers = dict(_BERT_IDS)
+    else:
+        numbers = {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, MASK: size - 1}
+    if size < len(SPECIAL) + 1:
+        raise ConversionError(f"vocab_size {size} leaves no room for the special symbols")
+    said = ", ".join(f"{name} {number}" for name, number in numbers.items())
+    notes.append(
+        f"no tokenizer in the folder: dict.txt holds stand-ins, and special rows are taken to be "
+        f"{said}"
+    )
+    return _ordered(numbers, size, [], notes)
+
+
+def _ordered(numbers: dict[str, int], size: int, files: list[Path], notes: list[str]) -> Vocabulary:
+    reserved = {numbers[name] for name in (*SPECIAL, MASK) if name in numbers}
+    named = {number: symbol for symbol, number in numbers.items()}
+    others = [number for number in range(size) if number not in reserved]
+    unnamed = [number for number in others if number not in named]
+    for count, number in enumerate(unnamed):
+        named[number] = f"madeupword{count:04d}"
+        while named[number] in numbers:  # RoBERTa's vocabulary has such symbols of its own
+            named[number] += "_"
+    if unnamed and files:
+        notes.append(f"{len(unnamed)} rows without a symbol are madeupwords in dict.txt")
+    if MASK not in numbers:
+        notes.append("the vocabulary has no mask: a row of zeros is added for <mask>")
+    rows = [numbers[name] for name in SPECIAL] + others + [numbers.get(MASK, -1)]
+    return Vocabulary([named[number] for number in others], rows, files)

@@ -1,0 +1,127 @@
+"""Builds models from tensors, and makes fairseq checkpoints of them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.report import ConversionError
+
+CHECKPOINT = "model.pt"
+
+
+def build(values: dict[str, Any], state: State) -> nn.Module:
+    """A relpos_roberta of some config values and tensors, heads included.
+
+    Raises:
+        ConversionError: tensors are missing, unknown, or of another shape.
+    """
+    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
+    task = _task(state, values)
+    model = RelPosRobertaModel.build_model(_namespace(values), task)
+    return _loaded(model, state)
+
+
+def build_fairseq(values: dict[str, Any], state: State) -> nn.Module:
+    """Fairseq's own RobertaModel of the same sizes."""
+    from fairseq.models.roberta import RobertaModel
+
+    options = _namespace(values)
+    options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
+    model = RobertaModel.build_model(options, _task(state, values))
+    return _loaded(model, state)
+
+
+def _namespace(values: dict[str, Any]) -> Namespace:
+    known = {name: value for name, value in values.items() if value is not None}
+    return Namespace(**known | {"load_checkpoint_heads": True})
+
+
+class _Rows:
+    """What a model asks of a dictionary: how many rows, and where padding and the end are."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def pad(self) -> int:
+        return 1
+
+    def eos(self) -> int:
+        return 2
+
+
+def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:
+    rows = len(state[f"{ENCODER}.embed_tokens.weight"])
+    length = int(values["max_positions"])
+    return SimpleNamespace(source_dictionary=_Rows(rows), max_positions=lambda: length)
+
+
+def _loaded(model: nn.Module, state: State) -> nn.Module:
+    """The model with the tensors in it, on its own copy of them, in evaluation mode."""
+    dtype = state[f"{ENCODER}.embed_tokens.weight"].dtype
+    try:
+        model.to(dtype).load_state_dict({key: value.clone() for key, value in state.items()})
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ConversionError(f"the tensors do not fit: {' '.join(lines[1:3] or lines)}") from None
+    return model.eval()
+
+
+def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -> dict[str, Any]:
+    """A fairseq checkpoint that every tool of fairseq's loads, with default options elsewhere.
+
+    Args:
+        values: our config's values.
+        state: the tensors.
+        about: where the model comes from; kept under `conversion`.
+    """
+    from fairseq.dataclass.configs import FairseqConfig
+    from fairseq.tasks.masked_lm import MaskedLMConfig
+    from omegaconf import OmegaConf, open_dict
+
+    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
+
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        OmegaConf.set_struct(cfg, False)
+        cfg.model = OmegaConf.merge(RelPosRobertaConfig(), _known(values))
+        cfg.model._name = "relpos_roberta"
+        cfg.task = OmegaConf.structured(MaskedLMConfig())
+        cfg.task._name = "masked_lm"
+        cfg.task.data = "."
+        cfg.task.tokens_per_sample = int(values["max_positions"])
+        cfg.criterion = {"_name": "masked_lm", "tpu": False}
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": state,
+        "criterion": {},
+        "optimizer_history": [
+            {
+                "criterion_name": "MaskedLmLoss",
+                "optimizer_name": "none",
+                "lr_scheduler_state": {},
+                "num_updates": 0,
+            }
+        ],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        "last_optimizer_state": None,
+        "conversion": about,
+    }
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
+
+    names = {part.name for part in fields(RelPosRobertaConfig)}
+    return {name: value for name, value in values.items() if name in names and value is not None}
