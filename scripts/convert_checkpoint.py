@@ -3,8 +3,8 @@
 
     python scripts/convert_checkpoint.py SRC --to SCHEME --out DST
 
-SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta, or
-a Hugging Face folder of BERT, RoBERTa or XLM-R (config.json, safetensors or bin, in one file or
+SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
+or a Hugging Face folder of BERT, RoBERTa or XLM-R (config.json, safetensors or bin, in one file or
 several).  SCHEME: a position scheme or hybrid, `same`, or `hf-bert`, `hf-roberta` for the way back.
 
 The conversion is exact where the algebra nests, or refused; --approximate converts all the same.

@@ -151,6 +151,8 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
     Raises:
         ValueError: the architecture cannot express the model, or options of ours are given.
     """
+    if source.vocabulary is not None:
+        raise ConversionError(f"{source.path} is a Hugging Face folder already: give --to a scheme")
     wrong = [name for name, value in job.given.items() if value is not None]
     if wrong or job.approximate:
         option = wrong[0].replace("_", "-") if wrong else "approximate"
@@ -182,8 +184,6 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
 
 
 def _export_order(source: Source) -> Vocabulary:
-    if source.vocabulary is not None:
-        return source.vocabulary
     if source.source_rows is not None:
         files = [path for path in source.files if path.name != "dict.txt"]
         return Vocabulary([], source.source_rows, files)

@@ -78,7 +78,7 @@ def convert(
     work.report_unused()
     if report.losses and not allow_loss:
         raise NotExactError(
-            f"{source.name} -> {target.name} is not exact: {'; '.join(report.losses)}. Convert "
+            f"{source.name} -> {target.name} is not exact: {'; '.join(report.lost)}. Convert "
             f"approximately (--approximate) or choose a target that keeps it"
         )
     content = _projections(content, made.fresh, report)

@@ -173,8 +173,7 @@ def _across(
     table, error, beyond = reread(params[name], relation_of(old), relation_of(new), length)
     if error:
         report.lose(
-            f"{old.name}: {name} over {relation_of(old)} does not fit {relation_of(new)}; rows are "
-            f"averaged, which moves them by up to {error:.3g}"
+            f"{old.name}: {name} over {relation_of(old)} is averaged over {relation_of(new)}", error
         )
     elif beyond:
         report.limit(f"inputs of up to {length} tokens ({new.name} reads its ends beyond)")

@@ -14,8 +14,8 @@ m_i is what softmax does not see, the mean of a row.  f is
     m1, m2           q_i.k_j / sqrt(d)       m3       q_ic k_jc / sqrt(d)
     deberta          (W^R q_i + W^T k_j) / sqrt(3d)
 
-The mean of a dropped absolute table goes into the token embedding: with the output layer tied to it,
-every logit of a token grows by the same number, which softmax does not see either.
+The mean of a dropped absolute table goes into the token embedding: with the output layer tied to
+it, every logit of a token grows by the same number, which softmax does not see either.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
         wanted = logits(Gathered(before[layer]))
         for place in chosen:
             _fit_layer(new, place, layer, wanted, probe, report)
-    fitted = {key: value.to(done.state[key].dtype) for key, value in new.state_dict().items()}
+    made = new.state_dict()
+    fitted = {key: made[key].to(value.dtype) for key, value in done.state.items()}
     return Conversion(fitted, report)
 
 
@@ -255,7 +256,7 @@ def _solve(
 
 
 def _least_squares(met: Tensor, target: Tensor, heads: int) -> Tensor:
-    """(B, H, P, D) factors and (B, H, P) targets to (H|1, D): ridge regression a head or for all."""
+    """Ridge regression a head, or for all: (B, H, P, D) and (B, H, P) to (H|1, D)."""
     groups = met.transpose(0, 1).flatten(1, 2)  # (H, B * P, D)
     wanted = target.transpose(0, 1).flatten(1)[..., None]
     if heads == 1:

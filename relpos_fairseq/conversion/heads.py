@@ -57,5 +57,5 @@ def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:
         return tables[0]
     mean = tables.mean(0)
     error = float((tables - mean).abs().max())
-    report.lose(f"{what} become one table, their mean, which moves them by up to {error:.3g}")
+    report.lose(f"{what} become one table, their mean", error)
     return mean

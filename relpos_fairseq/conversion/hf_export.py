@@ -1,8 +1,8 @@
 """One of ours as a Hugging Face folder, where BERT's or RoBERTa's architecture can say it.
 
-    learned        absolute                 (any other scheme whose tables are neutral beside it)
-    shaw_keys      relative_key             E_{i-j} = a_{-(i-j)}, unclipped to max_position_embeddings
-    m4             relative_key_query       the same
+    learned        absolute             (any other scheme whose tables are neutral beside it)
+    shaw_keys      relative_key         E_{i-j} = a_{-(i-j)}, as far as max_position_embeddings
+    m4             relative_key_query   the same
 
 Heads must share a table, which `convert` sees to: it refuses what is lost.
 """
@@ -57,7 +57,8 @@ def export(
         weights[family.prefix + theirs] = state.pop(ours)
     key = family.prefix + "embeddings.word_embeddings.weight"
     weights[key] = vocabulary.put(weights[key])
-    length = _positions(scheme, state, values, family, weights)
+    offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa counts from padding's row on
+    length = _positions(scheme, state, values, family, weights, offset)
     architecture = _take_head(state, family, vocabulary, head, weights, report)
     config = _config(source, family, vocabulary) | {
         "architectures": [architecture],
@@ -131,6 +132,7 @@ def _positions(
     values: dict[str, Any],
     family: Family,
     weights: dict[str, Tensor],
+    offset: int,
 ) -> int:
     """Write position tables and token types; returns max_position_embeddings."""
     prefix, layers = family.prefix, values["encoder_layers"]
@@ -139,8 +141,8 @@ def _positions(
     length = int(values["max_positions"])
     if scheme == "learned":
         table = state.pop(f"{shared}.0.table")
-        length += family.offset
-        rows = torch.cat([table.new_zeros(family.offset, table.size(1)), table])
+        length += offset
+        rows = torch.cat([table.new_zeros(offset, table.size(1)), table])
         weights[prefix + hf_names.POSITIONS] = rows
     else:
         name = "table" if scheme == "m4" else "key_table"

@@ -25,14 +25,14 @@ class Family:
     Args:
         name: `model_type` of its config.
         prefix: what the encoder's names begin with in a model with a head.
-        offset: rows of the position table before position 0.
+        padded: positions count from the row after padding's, as fairseq's do.
         lm_head: Hugging Face's names of fairseq's `encoder.lm_head.*`.
         classes: classes of a masked LM, a classifier and a span head.
     """
 
     name: str
     prefix: str
-    offset: int
+    padded: bool
     lm_head: dict[str, str]
     classes: tuple[str, str, str]
 
@@ -52,7 +52,7 @@ FAMILIES = {
     "bert": Family(
         "bert",
         "bert.",
-        0,
+        False,
         {
             "cls.predictions.transform.dense": "dense",
             "cls.predictions.transform.LayerNorm": "layer_norm",
@@ -61,8 +61,8 @@ FAMILIES = {
         },
         _classes("Bert"),
     ),
-    "roberta": Family("roberta", "roberta.", 2, _ROBERTA_HEAD, _classes("Roberta")),
-    "xlm-roberta": Family("xlm-roberta", "roberta.", 2, _ROBERTA_HEAD, _classes("XLMRoberta")),
+    "roberta": Family("roberta", "roberta.", True, _ROBERTA_HEAD, _classes("Roberta")),
+    "xlm-roberta": Family("xlm-roberta", "roberta.", True, _ROBERTA_HEAD, _classes("XLMRoberta")),
 }
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"

@@ -65,7 +65,9 @@ class Reference:
         x = self.weights[f"{base}word_embeddings.weight"][tokens]
         x = x + self.weights[f"{base}token_type_embeddings.weight"][types]
         if self.kind == "absolute":
-            offset = 0 if self.config["model_type"] == "bert" else self.config["pad_token_id"] + 1
+            offset = (
+                0 if self.config["model_type"] == "bert" else self.config.get("pad_token_id", 1) + 1
+            )
             index = torch.arange(tokens.size(1)) + offset
             x = x + self.weights[f"{base}position_embeddings.weight"][index]
         x = self._norm(x, f"{base}LayerNorm")

@@ -1,6 +1,6 @@
 """BERT and RoBERTa of Hugging Face's library as models of ours.
 
-    absolute              learned (RoBERTa's table has two rows before position 0)
+    absolute              learned (RoBERTa's table begins after its padding row)
     relative_key          shaw_keys, a_r = E_{-r}: transformers reads its table over i - j
     relative_key_query    m4, the same table in both terms
     token types           --segment-encoding input; a single type, the same for every token, joins
@@ -71,8 +71,13 @@ class HuggingFaceModel:
     @property
     def max_positions(self) -> int:
         """Positions of an input that its tables cover."""
-        reserved = self.family.offset if self.kind == "absolute" else 0
+        reserved = self.offset if self.kind == "absolute" else 0
         return self.config["max_position_embeddings"] - reserved
+
+    @property
+    def offset(self) -> int:
+        """Rows of the position table before position 0."""
+        return self.config.get("pad_token_id", 1) + 1 if self.family.padded else 0
 
     def encoder(self, name: str) -> Tensor:
         """A tensor of the encoder, by its name without the prefix."""
@@ -287,7 +292,7 @@ def _positions(model: HuggingFaceModel, state: State) -> str:
     types, shared = model.encoder(hf_names.TOKEN_TYPES), f"{ENCODER}.positions.shared"
     single, index = len(types) == 1, 0
     if model.kind == "absolute":
-        table = model.encoder(hf_names.POSITIONS)[model.family.offset :]
+        table = model.encoder(hf_names.POSITIONS)[model.offset :]
         if single:
             if types.any():
                 model.notes.append("the only token type is added to the position table")

@@ -21,14 +21,15 @@ class ConversionReport:
         source: the source's positions (`PositionPlan.describe`).
         target: the target's.
         steps: what was done, a line each.
-        losses: what the target cannot express, a line each; empty where the conversion is exact.
+        losses: what the target cannot express, and by how much a table moves at most where that
+            says something; empty where the conversion is exact.
         limits: inputs outside of which an exact conversion is not promised.
     """
 
     source: str
     target: str
     steps: list[str] = field(default_factory=list)
-    losses: list[str] = field(default_factory=list)
+    losses: dict[str, float] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
 
     @property
@@ -40,9 +41,17 @@ class ConversionReport:
         """Remember what was done, once."""
         _once(self.steps, text)
 
-    def lose(self, text: str) -> None:
-        """Remember what was lost, once."""
-        _once(self.losses, text)
+    def lose(self, text: str, moved: float = 0.0) -> None:
+        """Remember what was lost, once, and how far a table moved: the most of all layers."""
+        self.losses[text] = max(moved, self.losses.get(text, 0.0))
+
+    @property
+    def lost(self) -> list[str]:
+        """Losses in words."""
+        return [
+            f"{text} (rows move by up to {moved:.3g})" if moved else text
+            for text, moved in self.losses.items()
+        ]
 
     def limit(self, text: str) -> None:
         """Remember a condition of exactness, once."""
@@ -52,7 +61,7 @@ class ConversionReport:
         """The report as it is printed and logged."""
         lines = [f"from      {self.source}", f"to        {self.target}"]
         lines += [f"done      {text}" for text in self.steps]
-        lines += [f"lost      {text}" for text in self.losses]
+        lines += [f"lost      {text}" for text in self.lost]
         lines += [f"holds for {text}" for text in self.limits]
         lines.append(f"exact     {'yes' if self.exact else 'no'}")
         return lines
