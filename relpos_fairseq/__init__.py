@@ -23,11 +23,13 @@ def _register_with_fairseq() -> None:
         relpos_transformer,
         relpos_transformer_lm,
         relpos_transformer_xl,
+        roberta_loading,
     )
     from relpos_fairseq.tasks import question_answering, segment_language_modeling  # noqa: F401
 
     compat.apply()
     compat_inputs.apply()
+    roberta_loading.install()
     models = (relpos_transformer, relpos_transformer_lm, relpos_transformer_xl, relpos_roberta)
     for name in (name for model in models for name in model.SIZES):
         ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu

@@ -67,6 +67,11 @@ def _options(
             report.lose(f"{new.name}: rank {has} cut to {wants}")
         grown = torch.nn.functional.pad(params[name], (0, max(wants - has, 0)))
         params[name] = grown[..., :wants]
+    if old.options.num_segments != new.options.num_segments:
+        _segments(params, old, new, report)
+    lengths = {old.options.clamp_len, new.options.clamp_len} - {0}
+    if old.options.clamp_len != new.options.clamp_len:
+        report.limit(f"inputs of up to {min(lengths) + 1} tokens (clamp_len)")
     if old.options.p2c_index != new.options.p2c_index:
         table = params["table"]
         if not torch.equal(table, table.flip(1)):
@@ -74,6 +79,25 @@ def _options(
                 f"{new.name}: p2c index {old.options.p2c_index} -> {new.options.p2c_index} reads "
                 f"the key term's table in the other direction"
             )
+
+
+def _segments(
+    params: Params, old: PositionScheme, new: PositionScheme, report: ConversionReport
+) -> None:
+    """More segments start at zero; fewer lose what their rows held."""
+    has, wants = old.options.num_segments, new.options.num_segments
+    for name, value in params.items():
+        pairs = name == "pair_table"  # (heads, segments^2)
+        table = value.unflatten(1, (has, has)) if pairs else value
+        axes = (1, 2) if pairs else (0,)
+        for axis in axes:
+            if table.narrow(axis, min(has, wants), max(has - wants, 0)).any():
+                report.lose(f"{new.name}: {has} segments become {wants}")
+            kept = table.narrow(axis, 0, min(has, wants))
+            shape = list(kept.shape)
+            shape[axis] = wants - kept.size(axis)
+            table = torch.cat([kept, kept.new_zeros(shape)], dim=axis)
+        params[name] = table.flatten(1) if pairs else table
 
 
 def dropped(name: str, layers: list[Params]) -> str:

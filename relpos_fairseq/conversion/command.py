@@ -97,7 +97,7 @@ def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
 
 def _probe(job: Job, source: Source, values: dict[str, Any]) -> Probe:
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
-    segments = source.values.get("segment_encoding", "none") != "none"
+    segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     rows = source.rows
     if source.vocabulary is not None and source.vocabulary.rows[-1] < 0:
         rows -= 1  # <mask> is new

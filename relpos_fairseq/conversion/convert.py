@@ -128,8 +128,9 @@ class _Work:
                     params = self._started(scheme)
                     fresh.append((layer, scheme))
                 rows.append(_checked(spread_heads(params, scheme, self.report), scheme))
-            if place.shared and not place.on_input:
-                rows = merge_layers(rows, place.name, self.report)
+            if not place.on_input:
+                alike = tuple(rows[0]) if place.shared else scheme.common_parameters
+                rows = merge_layers(rows, alike, place.name, self.report)
             made.of[place.name] = rows
         return _Made(made, fresh)
 

@@ -143,7 +143,7 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
 
 def _full(source: Source, longest: int, seed: int) -> Probe:
     """Random input without padding, as long as the tables."""
-    segments = source.values.get("segment_encoding", "none") != "none"
+    segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     random = torch.Generator().manual_seed(seed)
     tokens = torch.randint(4, source.rows, (SENTENCES, longest), generator=random)
     division = torch.zeros_like(tokens)

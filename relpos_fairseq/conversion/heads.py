@@ -40,15 +40,17 @@ def spread_heads(params: Params, scheme: PositionScheme, report: ConversionRepor
     return result
 
 
-def merge_layers(layers: list[Params], name: str, report: ConversionReport) -> list[Params]:
-    """One set of tables for all layers."""
+def merge_layers(
+    layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport
+) -> list[Params]:
+    """Those parameters that all layers have in common, one for all of them."""
     merged = {
         part: _merged(
             torch.stack([p[part] for p in layers]), f"{name}: {part} of all layers", report
         )
-        for part in layers[0]
+        for part in parts
     }
-    return [merged for _ in layers]
+    return [params | merged for params in layers]
 
 
 def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:

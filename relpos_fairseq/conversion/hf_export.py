@@ -153,7 +153,7 @@ def _positions(
     types = state.pop(f"{shared}.{1 if scheme == 'learned' else 0}.table", None)
     if types is None:
         types = embedding.new_zeros(2 if family.name == "bert" else 1, embedding.size(1))
-    elif family.name != "bert" and torch.equal(types[0], types[1]):
+    elif family.name != "bert" and bool((types == types[:1]).all()):
         types = types[:1].clone()
     weights[prefix + hf_names.TOKEN_TYPES] = types
     return length

@@ -118,10 +118,12 @@ _NEEDED = (
     "num_attention_heads",
     "intermediate_size",
     "max_position_embeddings",
+    "type_vocab_size",
 )
 
 
 def _check_config(config: dict[str, Any], folder: Path) -> None:
+    config.setdefault("type_vocab_size", 2 if config["model_type"] == "bert" else 1)
     for key in _NEEDED:
         if not isinstance(config.get(key), int) or config[key] < 1:
             raise ConversionError(
@@ -145,10 +147,6 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
             raise ConversionError(
                 f"{folder}/config.json: {key} {value!r} is none of {', '.join(known)}"
             )
-    if config.get("type_vocab_size", 1) > 2:
-        raise ConversionError(
-            f"{folder}/config.json: {config['type_vocab_size']} token types, and segments are two"
-        )
     if config["model_type"] != "bert" and config.get("hidden_act", "gelu") != "gelu":
         raise ConversionError(
             f"{folder}/config.json: hidden_act {config['hidden_act']!r}: RoBERTa's LM head keeps "
@@ -174,7 +172,7 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
     width, length = config["hidden_size"], config["max_position_embeddings"]
     shapes = {
         prefix + "embeddings.word_embeddings.weight": (config["vocab_size"], width),
-        prefix + hf_names.TOKEN_TYPES: (config.get("type_vocab_size", 1), width),
+        prefix + hf_names.TOKEN_TYPES: (config["type_vocab_size"], width),
     }
     if model.kind == "absolute":
         shapes[prefix + hf_names.POSITIONS] = (length, width)
@@ -219,9 +217,10 @@ def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
     state[key] = model.vocabulary.take(state[key])
     untied = _lm_head(model, state)
     _heads(model, state)
+    segments, types = _positions(model, state), model.encoder(hf_names.TOKEN_TYPES)
     values = {
         "position_scheme": SCHEMES[model.kind],
-        "segment_encoding": _positions(model, state),
+        "segment_encoding": segments,
         "encoder_layers": model.layers,
         "encoder_embed_dim": config["hidden_size"],
         "encoder_ffn_embed_dim": config["intermediate_size"],
@@ -230,6 +229,7 @@ def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
         "layer_norm_eps": config.get("layer_norm_eps", 1e-12),
         "dropout": config.get("hidden_dropout_prob", 0.1),
         "attention_dropout": config.get("attention_probs_dropout_prob", 0.1),
+        "num_segments": None if segments == "none" else str(max(len(types), 2)),
         "max_positions": model.max_positions,
         "untie_weights_roberta": untied,
     }
@@ -305,5 +305,5 @@ def _positions(model: HuggingFaceModel, state: State) -> str:
             state[f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}"] = table
     if single and (model.kind == "absolute" or not types.any()):
         return "none"
-    state[f"{shared}.{index}.table"] = types.expand(2, -1)
+    state[f"{shared}.{index}.table"] = types.expand(max(len(types), 2), -1)
     return "input"

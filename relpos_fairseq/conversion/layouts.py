@@ -68,7 +68,9 @@ class Place:
 def places(plan: PositionPlan) -> list[Place]:
     """Every member of a stack, segments included, in the order of the stack's own lists."""
     members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
-    segment = SchemeOptions(share=plan.segment_share, scale=plan.scale_constant)
+    segment = SchemeOptions(
+        share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments
+    )
     if plan.segment_encoding == "head":
         across = plan.segment_share in ("layers", "both")
         members.append((SegmentHead.name, SegmentHead, segment, across))

@@ -57,6 +57,8 @@ POSITION_FIELDS = tuple(
     if part.name not in ("encoder_position_scheme", "decoder_position_scheme")
 )
 
+_KEPT = ("segment_encoding", "num_segments", "attention_backend")  # of any scheme
+
 
 @dataclass
 class Source:
@@ -130,10 +132,13 @@ def target_values(source: Source, scheme: str, given: dict[str, str | None]) -> 
     kept = {option for member in common for option in member.scheme.takes}
     for name in POSITION_FIELDS:
         option = name.removeprefix("position_")
-        keep = option in kept or name in ("segment_encoding", "attention_backend")
+        keep = option in kept or name in _KEPT
         values[name] = values.get(name) if keep else None
     values["position_scheme"] = scheme
-    return values | {name: value for name, value in given.items() if value is not None}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if values.get("segment_encoding") == "none" and given.get("num_segments") is None:
+        values["num_segments"] = None
+    return values
 
 
 def read_source(path: Path) -> Source:

@@ -24,7 +24,7 @@ def build(values: dict[str, Any], state: State) -> nn.Module:
     from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
     task = _task(state, values)
-    model = RelPosRobertaModel.build_model(_namespace(values), task)
+    model = RelPosRobertaModel.build_model(namespace(values), task)
     return _loaded(model, state)
 
 
@@ -32,13 +32,14 @@ def build_fairseq(values: dict[str, Any], state: State) -> nn.Module:
     """Fairseq's own RobertaModel of the same sizes."""
     from fairseq.models.roberta import RobertaModel
 
-    options = _namespace(values)
+    options = namespace(values)
     options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
     model = RobertaModel.build_model(options, _task(state, values))
     return _loaded(model, state)
 
 
-def _namespace(values: dict[str, Any]) -> Namespace:
+def namespace(values: dict[str, Any]) -> Namespace:
+    """Config values as fairseq's builders read them; heads of a checkpoint are registered."""
     known = {name: value for name, value in values.items() if value is not None}
     return Namespace(**known | {"load_checkpoint_heads": True})
 
@@ -59,10 +60,13 @@ class _Rows:
         return 2
 
 
-def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:
-    rows = len(state[f"{ENCODER}.embed_tokens.weight"])
-    length = int(values["max_positions"])
+def task_of(rows: int, length: int) -> SimpleNamespace:
+    """What a model asks of its task: a dictionary of some rows, and its samples' length."""
     return SimpleNamespace(source_dictionary=_Rows(rows), max_positions=lambda: length)
+
+
+def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:
+    return task_of(len(state[f"{ENCODER}.embed_tokens.weight"]), int(values["max_positions"]))
 
 
 def _loaded(model: nn.Module, state: State) -> nn.Module:

@@ -1,0 +1,154 @@
+"""Training that begins from another model's positions: `--finetune-from-model` converts on load.
+
+A plain RoBERTa, or one of ours with other positions, becomes what the flags say, by the rules of
+`relpos_fairseq.conversion`; every step is logged, and what is lost is a warning.  A resume, and
+`--restore-file`, never convert: one of ours with other positions is an error that names both, and a
+plain RoBERTa one that says how to convert it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils
+from fairseq.trainer import Trainer
+from torch import nn
+
+from relpos_fairseq.conversion import ConversionError, convert, layouts, sources
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
+logger = logging.getLogger(__name__)
+_INSTALLED = "_relpos_converts"
+# Options that decide what the tensors compute, though any other value would load as well.
+_MUST_AGREE = (
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "activation_fn",
+    "layer_norm_eps",
+    "encoder_normalize_before",
+    "no_layernorm_embedding",
+)
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """What the trainer is loading a checkpoint into."""
+
+    model: RelPosRobertaModel
+    converts: bool
+
+
+_loading: ContextVar[_Loading | None] = ContextVar("relpos_roberta_loading", default=None)
+
+
+def install() -> None:
+    """Let fairseq's trainer convert what --finetune-from-model names."""
+    if hasattr(Trainer.load_checkpoint, _INSTALLED):
+        return
+    load, read = Trainer.load_checkpoint, checkpoint_utils.load_checkpoint_to_cpu
+
+    @functools.wraps(load)
+    def load_checkpoint(self: Trainer, filename: str, *args: Any, **kwargs: Any) -> Any:
+        begins = filename == self.cfg.checkpoint.finetune_from_model
+        if begins and os.path.isdir(filename):
+            raise ConversionError(
+                f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
+                f"Face folder is converted by scripts/convert_checkpoint.py first"
+            )
+        with _into(self.get_model(), begins):
+            return load(self, filename, *args, **kwargs)
+
+    @functools.wraps(read)
+    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint = read(path, *args, **kwargs)
+        loading = _loading.get()
+        if loading is not None:
+            prepare(checkpoint, path, loading.model, loading.converts)
+        return checkpoint
+
+    setattr(load_checkpoint, _INSTALLED, True)
+    Trainer.load_checkpoint = load_checkpoint
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+@contextlib.contextmanager
+def _into(model: nn.Module, converts: bool) -> Iterator[None]:
+    if not isinstance(model, RelPosRobertaModel):
+        yield
+        return
+    token = _loading.set(_Loading(model, converts))
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+
+
+def prepare(
+    checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool
+) -> None:
+    """Bring a checkpoint's tensors to a model's positions, where that is asked for.
+
+    Args:
+        checkpoint: as fairseq reads it; its `model` is replaced.
+        path: its file, for messages.
+        model: what it is loaded into.
+        converts: --finetune-from-model names it.
+
+    Raises:
+        ConversionError: it is a plain RoBERTa and may not be converted, or no RoBERTa, or its
+            options contradict the model's.
+        ValueError: it has fewer absolute positions than the model.
+    """
+    plain = layouts.VERSION not in checkpoint["model"]
+    if not converts:
+        if plain:
+            raise ConversionError(
+                f"{path} has no position scheme of relpos_roberta: --finetune-from-model converts "
+                f"fairseq's RoBERTa, a resume and --restore-file never do"
+            )
+        return
+    source = sources.from_checkpoint(checkpoint, Path(path))
+    _check(source, model, path)
+    plan = model.encoder.sentence_encoder.positions.plan
+    done = convert(source.state, source.plan, plan, allow_loss=True)
+    unchanged = not plain and all(
+        key in checkpoint["model"] and checkpoint["model"][key].shape == value.shape
+        for key, value in done.state.items()
+    )
+    if unchanged and source.plan.describe() == plan.describe():
+        return
+    checkpoint["model"] = done.state
+    logger.info("converting %s (%s) on load", path, source.kind)
+    for line in done.report.lines():
+        level = logging.WARNING if line.startswith("lost") else logging.INFO
+        logger.log(level, "conversion: %s", line)
+
+
+def _check(source: sources.Source, model: RelPosRobertaModel, path: str) -> None:
+    for name in _MUST_AGREE:
+        has, wants = source.values[name], getattr(model.args, name)
+        if str(has) != str(wants):
+            raise ConversionError(
+                f"{path} has {name} {has}, and the flags say {wants}: give "
+                f"--{name.replace('_', '-')} {has}"
+            )
+    rows = model.encoder.sentence_encoder.embed_tokens.num_embeddings
+    if source.rows != rows:
+        raise ConversionError(
+            f"{path} has {source.rows} rows of tokens, and this data's dictionary {rows}: binarise "
+            f"the data with the dict.txt that belongs to it"
+        )
+    if source.values.get("untie_weights_roberta") and not model.args.untie_weights_roberta:
+        raise ConversionError(
+            f"{path} has an output projection of its own: give --untie-weights-roberta"
+        )

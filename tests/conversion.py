@@ -1,0 +1,142 @@
+"""Models of the conversion tests: small, random in every table, in fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.models.roberta import RobertaModel
+from torch import Tensor, nn
+
+from relpos_fairseq.conversion import Conversion, convert, writer
+from relpos_fairseq.conversion.fidelity import Probe, compare, outputs_of
+from relpos_fairseq.conversion.sources import plan_of
+
+ROWS, POSITIONS = 23, 20
+SIZES = {
+    "encoder_layers": 2,
+    "encoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "encoder_attention_heads": 2,
+    "activation_fn": "gelu_accurate",  # fairseq's gelu rounds to fp32
+    "pooler_activation_fn": "tanh",
+    "max_positions": POSITIONS,
+    "layer_norm_eps": 1e-5,
+}
+
+
+def config(scheme: str, **values: Any) -> dict[str, Any]:
+    """Values of our config."""
+    return SIZES | {"position_scheme": scheme} | values
+
+
+def random_state(values: dict[str, Any], seed: int = 1) -> dict[str, Tensor]:
+    """The tensors of a model whose every parameter, tables included, is random and of size."""
+    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
+    options = writer.namespace(values)
+    model = RelPosRobertaModel.build_model(options, writer.task_of(ROWS, values["max_positions"]))
+    model.double()
+    shake(model, seed)
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+@torch.no_grad()
+def shake(model: nn.Module, seed: int = 1, size: float = 0.3) -> None:
+    """Add noise to every parameter, so that no table is neutral and no two layers are alike."""
+    random = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+        parameter.add_(size * noise.to(parameter.dtype))
+
+
+def converted(
+    source: dict[str, Any], target: dict[str, Any], **options: Any
+) -> tuple[Conversion, float]:
+    """Convert a random model; returns the conversion and the largest difference of its logits."""
+    state = random_state(source)
+    done = convert(state, plan_of(source), plan_of(target), **options)
+    return done, difference(source, state, target, done.state)
+
+
+def difference(
+    source: dict[str, Any],
+    before: dict[str, Tensor],
+    target: dict[str, Any],
+    after: dict[str, Tensor],
+    longest: int | None = None,
+) -> float:
+    """Largest difference of two models' logits on random input with padding and segments."""
+    longest = longest or min(source["max_positions"], target["max_positions"])
+    segments = "segment_encoding" in source
+    probe = Probe.draw(ROWS, longest, segments)
+    outputs = (
+        outputs_of(writer.build(values, state), probe.tokens, probe.segments)
+        for values, state in ((source, before), (target, after))
+    )
+    return compare(*outputs, probe).largest["logits"]
+
+
+def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, RobertaModel]:
+    """A checkpoint of fairseq's own RoBERTa, as one of its releases wrote it.
+
+    Args:
+        folder: where it is written.
+        style: `argparse` (args, and the names of 2019), `legacy` (a Namespace in cfg, as today's
+            fairseq-train writes for roberta) or `dataclass` (plain values in cfg).
+        seed: of its parameters.
+    """
+    options = writer.namespace(SIZES | {"activation_fn": "gelu_accurate"})
+    for name in ("layer_norm_eps", "load_checkpoint_heads"):
+        delattr(options, name)
+    model = RobertaModel.build_model(options, writer.task_of(ROWS, POSITIONS)).eval()
+    shake(model, seed)
+    with torch.no_grad():
+        model.encoder.sentence_encoder.embed_tokens.weight[1] = 0
+        model.encoder.sentence_encoder.embed_positions.weight[1] = 0
+    model.register_classification_head("sentence_classification_head", num_classes=3)
+    state = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    options.arch = options._name = "roberta"
+    options.task, options.data, options.criterion = "masked_lm", ".", "masked_lm"
+    checkpoint = {
+        "model": state,
+        "args": None,
+        "cfg": None,
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        "optimizer_history": [
+            {
+                "criterion_name": "MaskedLmLoss",
+                "optimizer_name": "FairseqAdam",
+                "lr_scheduler_state": {},
+                "num_updates": 5,
+            }
+        ],
+        "last_optimizer_state": None,
+    }
+    if style == "argparse":
+        checkpoint["args"], checkpoint["model"] = options, names_of_2019(state)
+        del checkpoint["cfg"]
+    else:
+        values = options if style == "legacy" else dict(vars(options))
+        checkpoint["cfg"] = {"model": values, "task": {"_name": "masked_lm", "data": "."}}
+    path = folder / f"{style}.pt"
+    torch.save(checkpoint, path)
+    return path, model
+
+
+def names_of_2019(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as fairseq 0.9 named them: one projection of q, k and v, and a decoder."""
+    old = {}
+    for key, value in state.items():
+        key = key.replace(".layernorm_embedding.", ".emb_layer_norm.")
+        for part in ("weight", "bias"):
+            if key.endswith(f"self_attn.q_proj.{part}"):
+                stem = key.removesuffix(f"q_proj.{part}")
+                pieces = [state[f"{stem}{name}_proj.{part}"] for name in "qkv"]
+                old[f"decoder.{stem.removeprefix('encoder.')}in_proj_{part}"] = torch.cat(pieces)
+        if not any(f"self_attn.{name}_proj." in key for name in "qkv"):
+            old[key.replace("encoder.", "decoder.", 1) if key.startswith("encoder.") else key] = (
+                value
+            )
+    return old
