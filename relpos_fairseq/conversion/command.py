@@ -84,12 +84,18 @@ def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
         start=start,
         fill=job.fill,
     )
-    if job.init == "fit":
+    probe = _probe(job, source, values)
+    before = source.outputs(probe.tokens, probe.segments)
+    unfitted = None
+    if job.init == "fit" and not done.report.exact:
+        start = outputs_of(build(values, done.state), probe.tokens, probe.segments)
+        unfitted = compare(before, start, probe)
         done = fit(source, values, done, job.seed)
     for line in done.report.lines():
         say(line)
-    probe = _probe(job, source, values)
-    before = source.outputs(probe.tokens, probe.segments)
+    if unfitted is not None:
+        for line in unfitted.lines():
+            say(f"Before fitting: {line}")
     after = outputs_of(build(values, done.state), probe.tokens, probe.segments)
     measured = _measure(before, after, probe, done, say)
     return _checkpoint_writer(source, values, done, measured)

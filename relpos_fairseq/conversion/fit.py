@@ -116,9 +116,6 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
     )
     fresh = [place for place in places(target) if place.name not in taken]
     chosen = [place for place in fresh if place.name in FITTED]
-    if report.exact:
-        report.step("nothing is lost, so nothing is fitted")
-        return done
     if not chosen:
         names = "+".join(place.name for place in fresh) or target.name
         raise ConversionError(

@@ -219,6 +219,9 @@ def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> No
     if config["tie_word_embeddings"]:
         for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight"):
             tensors.pop(name, None)
+    for name in ("cls.predictions.bias", "lm_head.bias"):
+        if name in tensors:  # transformers reads either name, by release
+            tensors[name.replace("bias", "decoder.bias")] = tensors[name].clone()
     import_safetensors().save_file(
         tensors, str(folder / "model.safetensors"), metadata={"format": "pt"}
     )
