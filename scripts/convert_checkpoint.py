@@ -16,10 +16,10 @@ the checkpoint alone): --finetune-from-model DST/model.pt trains it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -74,8 +74,12 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Convert, measure, write."""
     args = read_arguments(argv)
-    logging.getLogger("relpos_fairseq").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    with _quiet():
+        convert(args)
+
+
+def convert(args: argparse.Namespace) -> None:
+    """What the command line asks for."""
     sources.check_destination(args.out, args.source)
     given = {name: getattr(args, name, None) for name in sources.POSITION_FIELDS}
     given |= {"position_scheme": None, "attention_backend": None, "max_positions": args.positions}
@@ -108,6 +112,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         with atomic_folder(args.out) as making:
             write(making)
     print(f"wrote {args.out}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Models that are built to be measured say nothing of themselves."""
+    logger = logging.getLogger("relpos_fairseq")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _check_folder(out: Path, to: str) -> None:

@@ -103,7 +103,7 @@ def test_approximations_are_asked_for_and_measured(command, plain, tmp_path, cap
         assert command(path, "--to", "m4", *options) == 0
         text = capsys.readouterr().out
         assert "exact     no" in text and "lost      learned is dropped" in text
-        divergence[init] = float(re.search(r"KL divergence (\S+) nats", text).group(1))
+        divergence[init] = float(re.findall(r"KL divergence (\S+) nats", text)[-1])
     assert divergence["fit"] < divergence["neutral"]
     assert "Before fitting" in text
     before, after = map(
@@ -197,7 +197,6 @@ def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path)
     output = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start)
     assert "(fairseq's roberta) on load" in output
     assert "WARNING | relpos_fairseq.models.roberta_loading | conversion: lost" in output
-    assert "conversion: biases" not in output  # it is a step: `conversion: done      biases ...`
     assert "learned is dropped" in output and "biases of q and k shifted as m4m starts" in output
     again = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start, "--max-update", "3")
     assert "conversion:" not in again, "a resume converts nothing"
@@ -217,7 +216,7 @@ def test_an_exact_conversion_on_load_starts_where_the_source_stood(packed, pretr
     assert "conversion: exact     yes" in output
     kept, made = load(pretrained["plain"])["model"], load(tmp_path / "checkpoint_last.pt")["model"]
     for key, value in kept.items():
-        if "embed_positions" not in key:
+        if "embed_positions" not in key and not key.endswith("sentence_encoder.version"):
             assert torch.equal(value, made[key]), key
     tables = [value for key, value in made.items() if "self_attn.position." in key]
     assert tables and not any(table.any() for table in tables)

@@ -219,6 +219,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
         source_rows=(checkpoint.get("conversion") or {}).get("rows"),
     )
     _check(source)
+    state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     run = _run_ours if ours else _run_fairseq
     kept = state if ours else original
     source.outputs = lambda tokens, segments: run(source, kept, tokens, segments)
