@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from conversion import POSITIONS, config, converted, difference, random_state
@@ -9,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relpos_fairseq.conversion import NotExactError, convert, exact, layouts
+from relpos_fairseq.conversion.fit import FITTED, fit
 from relpos_fairseq.conversion.positions import resize
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.conversion.sources import plan_of
+from relpos_fairseq.conversion.sources import Source, plan_of
 from relpos_fairseq.registry import scheme_names
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
 
@@ -258,6 +262,29 @@ def test_tiles_and_interpolation_by_hand():
     assert stretched[:, 1].tolist() == [10.0, 15.0, 20.0, 30.0, 40.0]
     with pytest.raises(ValueError, match="filled by one of tile, interpolate, got wrap"):
         resize(table, 7, "wrap", report)
+
+
+@pytest.mark.parametrize("source", ["alibi", "kerple"])
+def test_a_fit_finds_what_can_be_found(source):
+    """A penalty on distance is a table of scalars: least squares must find it."""
+    old = Source("ours", Path(), random_state(config(source)), config(source))
+    new = config("rel_scalar")
+    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
+    before = difference(old.values, old.state, new, rough.state)
+    fitted = fit(old, new, rough, seed=1)
+    after = difference(old.values, old.state, new, fitted.state)
+    assert after < before / 100, (before, after)
+    assert fitted.report.losses
+
+
+@pytest.mark.parametrize("scheme", sorted(FITTED))
+def test_a_fit_brings_attention_nearer(scheme):
+    old = Source("ours", Path(), random_state(config("learned")), config("learned"))
+    new = config(scheme)
+    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
+    steps = " ".join(fit(old, new, rough, seed=1).report.steps)
+    found = re.findall(r"off by (\S+) before, (\S+) after", steps)
+    assert found and all(float(after) < float(before) for before, after in found)
 
 
 relations = st.one_of(
