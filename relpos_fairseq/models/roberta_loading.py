@@ -136,6 +136,8 @@ def prepare(
 
 def _check(source: sources.Source, model: RelPosRobertaModel, path: str) -> None:
     for name in _MUST_AGREE:
+        if name == "encoder_layers" and model.args.encoder_layers_to_keep:
+            continue  # fairseq leaves out the others after this
         has, wants = source.values[name], getattr(model.args, name)
         if str(has) != str(wants):
             raise ConversionError(
