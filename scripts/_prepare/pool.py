@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 from .errors import PreparationError
@@ -16,6 +17,7 @@ from .errors import PreparationError
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 AHEAD = 2  # chunks per worker that are read ahead, so that no worker waits
+HELD = (signal.SIGINT, signal.SIGTERM)
 WATCH = 0.5  # seconds between two looks at the parent
 
 _function: Callable | None = None  # a worker's function: sent once, not with every chunk
@@ -52,6 +54,8 @@ def ordered_map(
     )
     done = False
     try:
+        with _signals_held():
+            executor.submit(_nothing)  # forks all workers
         yield from _stream(executor, chunks, AHEAD * workers)
         done = True
     except BrokenProcessPool as error:
@@ -75,6 +79,20 @@ def _stream(executor: ProcessPoolExecutor, chunks: Iterable, ahead: int) -> Iter
         yield pending.popleft().result()
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Lets Ctrl-C and SIGTERM wait: in the middle of a fork Python would print and forget them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _nothing() -> None:
+    """Does nothing, in a worker."""
+
+
 def _end(workers: Iterable) -> None:
     """Ends worker processes that are in the middle of something."""
     for worker in workers:
@@ -89,6 +107,7 @@ def _start_worker(function: Callable, parent: int) -> None:
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
