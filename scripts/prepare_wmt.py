@@ -26,8 +26,7 @@ from _prepare.lines import ON_BAD_LINE
 from _prepare.manifest import table
 from _prepare.stages import run_stages
 from _prepare.transfer import describe_size
-from _wmt import report
-from _wmt.clean import merge
+from _wmt import report, shards
 from _wmt.filters import Limits
 from _wmt.obtain import Plan
 from _wmt.pipeline import Pipeline
@@ -207,29 +206,16 @@ def prepare(settings: Settings, plan: Plan, command: list[str], force: bool) -> 
         number = settings.shard or 1
         made = run_stages(pipeline.shard_stages(number), pipeline.shard_folder(number), force=force)
         if settings.shard is not None:
-            pipeline.write_shard_manifest(number, command, made)
+            shards.write(pipeline, number, command, made)
             print(f"shard {number} of {settings.shards} is ready; join all with "
                   f"--merge {settings.shards}", flush=True)  # fmt: skip
             return
     else:
-        made = joined([manifest["stages"] for manifest in pipeline.read_shard_manifests()])
-    # Stages of a folder stand under one lock and one list of stamps.
+        made = shards.read(pipeline)
     stages |= made | run_stages(pipeline.last_stages(), out, force=force)
     report.write(pipeline, command, stages)
     print(f"\n{report.tables(pipeline, stages)}\n\n{out / 'data-bin'} is what fairseq reads; "
           f"{out / 'manifest.json'} says how it was made", flush=True)  # fmt: skip
-
-
-def joined(shards: list[dict]) -> dict[str, dict]:
-    """Adds up the shards' counts."""
-    total: dict[str, dict] = {"clean": {}}
-    for stages in shards:
-        for name, counts in stages["clean"].items():
-            merge(total["clean"].setdefault(name, {}), counts)
-        for key, number in stages.get("tokenise", {}).items():
-            tokens = total.setdefault("tokenise", {})
-            tokens[key] = tokens.get(key, 0) + number
-    return total
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -248,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.dry_run:
         return
     if not (settings.out / "manifest.json").exists():
-        require_space(settings.out, min(needed, 2**50))
+        require_space(settings.out, needed)
     prepare(settings, plan, ["prepare_wmt.py", *argv], args.force)
 
 

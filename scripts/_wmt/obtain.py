@@ -147,18 +147,27 @@ class Plan:
                 f"{path} has md5 {found}, sacrebleu expects {test.md5}: {remedy}"
             )
 
+    def members(self, archive: Path, wanted: list[str], folder: Path) -> list[Path]:
+        """Extracts members; says what to do about a download that is of no use."""
+        try:
+            return members(archive, wanted, folder)
+        except PreparationError as error:
+            if self.settings.from_dir is not None:
+                raise
+            raise PreparationError(f"{error} (to download it anew, delete it)") from error
+
     def extract(self, archives: dict[str, Path]) -> dict:
         """Extracts the members that are needed and unwraps the test sets."""
         raw = self.settings.out / "raw"
         for corpus in self.corpora:
             wanted = [corpus.members[language] for language in self.settings.languages]
-            found = members(archives[corpus.source.name], wanted, raw / corpus.name)
+            found = self.members(archives[corpus.source.name], wanted, raw / corpus.name)
             for path, language in zip(found, self.settings.languages, strict=True):
                 path.replace(self.member(raw, corpus, language))
         counts = {}
         for split, test in self.tests.items():
             wanted = [test.members[language] for language in self.settings.languages]
-            found = members(archives[test.archive.name], wanted, raw / test.name)
+            found = self.members(archives[test.archive.name], wanted, raw / test.name)
             for sgml, path in zip(found, self.texts.held_out[split].paths, strict=True):
                 lines = segments(sgml.read_bytes().decode("utf-8-sig"))
                 if not lines:

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from _prepare.binarise import preprocess
 from _prepare.errors import PreparationError
-from _prepare.files import read_json
 from _prepare.lines import read_lines
-from _prepare.manifest import write_manifest
 from _prepare.stages import Stage
 
 from .clean import Cleaner, clean
@@ -37,8 +35,6 @@ from .subwords import (
     write_sample,
 )
 from .tokenise import FastMoses
-
-SHARD_MANIFEST = "manifest.json"
 
 
 class Pipeline:
@@ -175,42 +171,6 @@ class Pipeline:
             self.tokenisers(), tuple(cleaned[:2]), ready, self.settings.workers, "tokenise"
         )
         return dict(zip(("pairs", *self.settings.languages), counts, strict=True))
-
-    def write_shard_manifest(self, shard: int, command: list[str], stages: dict) -> None:
-        """Writes what a shard is made of, for the run that joins all of them."""
-        outputs = list(dict.fromkeys([*self.cleaned(shard), *self.ready(shard)]))
-        write_manifest(
-            self.shard_folder(shard) / SHARD_MANIFEST,
-            command=command,
-            inputs=self.texts.paths(),
-            outputs=outputs,
-            stages=stages,
-            extra={"settings": self.settings.cleaning(), "shard": [shard, self.settings.shards]},
-        )
-
-    def read_shard_manifests(self) -> list[dict]:
-        """Reads every shard's manifest.
-
-        Raises:
-            PreparationError: One is missing or was made with other settings.
-        """
-        manifests = []
-        wanted = {**self.settings.cleaning(), "languages": [*self.settings.languages]}
-        for shard in range(1, self.settings.shards + 1):
-            path = self.shard_folder(shard) / SHARD_MANIFEST
-            manifest = read_json(path)
-            option = f"--shard {shard}/{self.settings.shards}"
-            if manifest is None:
-                raise PreparationError(f"{path} is missing: run with {option} first")
-            differing = [key for key in wanted if manifest["settings"].get(key) != wanted[key]]
-            if differing:
-                key = differing[0]
-                raise PreparationError(
-                    f"{path} was made with {key} {manifest['settings'].get(key)}, now it is "
-                    f"{wanted[key]}: run {option} again with these options"
-                )
-            manifests.append(manifest)
-        return manifests
 
     # Stages after the shards
 

@@ -1,0 +1,58 @@
+"""What a shard leaves for the run that joins all of them."""
+
+from _prepare.errors import PreparationError
+from _prepare.files import read_json
+from _prepare.manifest import write_manifest
+
+from .clean import merge
+from .pipeline import Pipeline
+
+MANIFEST = "manifest.json"
+
+
+def write(pipeline: Pipeline, shard: int, command: list[str], stages: dict) -> None:
+    """Writes a shard's manifest."""
+    settings = pipeline.settings
+    outputs = list(dict.fromkeys([*pipeline.cleaned(shard), *pipeline.ready(shard)]))
+    write_manifest(
+        pipeline.shard_folder(shard) / MANIFEST,
+        command=command,
+        inputs=pipeline.texts.paths(),
+        outputs=outputs,
+        stages=stages,
+        extra={"settings": settings.cleaning(), "shard": [shard, settings.shards]},
+    )
+
+
+def read(pipeline: Pipeline) -> dict[str, dict]:
+    """Returns the sum of all shards' counts, by stage.
+
+    Raises:
+        PreparationError: A shard is missing or was made with other settings.
+    """
+    settings = pipeline.settings
+    wanted = {**settings.cleaning(), "languages": [*settings.languages]}
+    total: dict[str, dict] = {"clean": {}}
+    for shard in range(1, settings.shards + 1):
+        path = pipeline.shard_folder(shard) / MANIFEST
+        manifest = read_json(path)
+        option = f"--shard {shard}/{settings.shards}"
+        if manifest is None:
+            raise PreparationError(f"{path} is missing: run with {option} first")
+        for key, value in wanted.items():
+            if manifest["settings"].get(key) != value:
+                raise PreparationError(
+                    f"{path} was made with {key} {manifest['settings'].get(key)}, now it is "
+                    f"{value}: run {option} again with these options"
+                )
+        add(total, manifest["stages"])
+    return total
+
+
+def add(total: dict[str, dict], stages: dict[str, dict]) -> None:
+    """Adds a shard's counts."""
+    for name, counts in stages["clean"].items():
+        merge(total["clean"].setdefault(name, {}), counts)
+    for key, number in stages.get("tokenise", {}).items():
+        tokens = total.setdefault("tokenise", {})
+        tokens[key] = tokens.get(key, 0) + number
