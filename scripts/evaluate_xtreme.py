@@ -13,6 +13,7 @@ data sets that are not given are left out; what is done is kept, and the same co
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--xnli", type=Path, help="XNLI of prepare_glue.py")
     add("--qa-model", type=Path, help="checkpoint fine-tuned on English questions")
     add("--qa-data", type=Path, help="its data folder (default: the one it was trained on)")
+    add("--qa-flags", default="", metavar="'--FLAG ...'",
+        help="more of evaluate_qa.py's: --qa-flags='--on-long-question truncate'")  # fmt: skip
     for name, flag in FLAGS.items():
         add(f"--{flag}", type=Path, metavar="FOLDER", help=f"{name}'s files")
     add("--cpu", action="store_true", help="no GPU for questions")
@@ -95,7 +98,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
                     lambda name=name, files=files: evaluate_questions(args, name, files),
                     [args.qa_model, *files.values()],
                     [args.out / name],
-                    {"metric": METRICS[name]},
+                    {"metric": METRICS[name], "flags": args.qa_flags},
                 )
             )
     return found
@@ -125,6 +128,7 @@ def evaluate_questions(
         command = [*files.values(), "--path", args.qa_model, "--out", folder]
         command += ["--metric", METRICS[name]]
         command += ["--data", args.qa_data] if args.qa_data else []
+        command += shlex.split(args.qa_flags)
         evaluate_qa.main([*map(str, command), *(["--cpu"] if args.cpu else [])])
         numbers = read_json(folder / "results.json")
     results = {}
