@@ -223,6 +223,7 @@ def test_table_stands_beside_the_majority_class(finished):
                         "STS-B (Spearman / Pearson)"]  # fmt: skip
     assert lines[2][0] == "majority class" and lines[2][2:] == ["0.00", "0.00 / 0.00"]
     assert lines[3][0] == "small" and all(cell != "-" for cell in lines[3])
+    assert "learning rate 0.001, 1 epochs" in text or "learning rate 0.01, 1 epochs" in text
     assert len(list(out.rglob("result.json"))) == 6
     assert not list(out.rglob("*.pt"))
 

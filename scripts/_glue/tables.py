@@ -77,8 +77,15 @@ def scores(
 def choices(found: dict[tuple[str, str], Summary]) -> str:
     """What was chosen for each cell, and how far its runs lie apart."""
     rows = [
-        (model, task, f"{one.learning_rate:g}", one.epochs, one.runs, one.lowest, one.highest)
+        (
+            model,
+            task,
+            f"learning rate {one.learning_rate:g}, {one.epochs} epochs",  # a bare 2e-5 would be 0.00
+            one.runs,
+            one.lowest,
+            one.highest,
+        )
         for (model, task), one in found.items()
     ]
-    headers = ("model", "task", "learning rate", "epochs", "runs", "lowest", "highest")
+    headers = ("model", "task", "chosen", "runs", "lowest", "highest")
     return table(rows, headers)
