@@ -80,7 +80,7 @@ def choices(found: dict[tuple[str, str], Summary]) -> str:
         (
             model,
             task,
-            f"learning rate {one.learning_rate:g}, {one.epochs} epochs",  # a bare 2e-5 would be 0.00
+            f"learning rate {one.learning_rate:g}, {one.epochs} epochs",  # bare, it reads 0.00
             one.runs,
             one.lowest,
             one.highest,
