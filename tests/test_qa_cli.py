@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli import QUIET, ROOT, USER_DIR, call, captured, load, value
-from qa import make_data, make_file
+from qa import COLOURS, PLACES, THINGS, make_data, make_file
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import evaluate_qa  # noqa: E402
@@ -132,10 +132,14 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
 
 def test_several_files_make_a_table(data, trained, tmp_path):
     path, _ = trained
+    tydi = tmp_path / "tydi.json"
+    tydi.write_text((data / "few.json").read_text().replace('"id": "0-', '"id": "finnish-0-')
+                    .replace('"id": "1-', '"id": "korean-1-'))  # fmt: skip
     status, printed = script(
-        evaluate_qa, data / "valid.json", data / "few.json", "--path", path, "--data", data,
+        evaluate_qa, data / "valid.json", data / "few.json", tydi, "--path", path, "--data", data,
         "--cpu", "--out", tmp_path,
     )  # fmt: skip
+    assert "| tydi fi" in printed and "| tydi ko" in printed
     assert status == 0 and "| mean" in printed
     assert (tmp_path / "few" / "predictions.json").is_file()
     assert not (tmp_path / "few" / "null_odds.json").exists()
@@ -208,6 +212,43 @@ def test_learns_its_training_set(tmp_path):
     output = train(data, tmp_path / "model", "--max-epoch", 150, "--valid-subset", "again",
                    "--validate-interval", 50, "--save-interval", 50)  # fmt: skip
     assert value(output, "em") == 100 and value(output, "f1") == 100
+
+
+@pytest.mark.slow
+def test_a_converted_bert_is_fine_tuned(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    import convert_checkpoint
+
+    source = tmp_path / "bert"
+    words = ["the", "is", "in", "today", ".", "where", "?", *COLOURS, *THINGS]
+    pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    pieces += [name.lower() for name in PLACES]
+    config = transformers.BertConfig(
+        vocab_size=len(pieces), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=48,
+        position_embedding_type="relative_key_query",
+    )  # fmt: skip
+    transformers.BertForMaskedLM(config).save_pretrained(source)
+    (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    status, printed = script(convert_checkpoint, source, "--to", "same", "--out", tmp_path / "ours")
+    assert status == 0, printed
+    for name, seed in (("train", 1), ("valid", 2)):
+        make_file(tmp_path / f"{name}.json", 8, seed)
+    status, printed = script(
+        prepare_qa, "--train", tmp_path / "train.json", "--valid", tmp_path / "valid.json",
+        "--tokenizer", tmp_path / "ours", "--out", tmp_path / "data",
+    )  # fmt: skip
+    assert status == 0, printed
+    size = ["--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32"]
+    output = call(
+        "train", tmp_path / "data", *TASK, *TRAIN, "--arch", "relpos_roberta_tiny", *size,
+        "--encoder-attention-heads", "2", "--position-scheme", "m4", "--segment-encoding", "input",
+        "--layer-norm-eps", "1e-12", "--max-positions", "48", "--max-update", "2",
+        "--finetune-from-model", tmp_path / "ours" / "model.pt", "--save-dir", tmp_path / "out",
+    )  # fmt: skip
+    assert "wordpiece tokenizer" in output and value(output, "f1") >= 0
+    task = load(tmp_path / "out" / "checkpoint_last.pt")["cfg"]["task"]
+    assert task["_name"] == "question_answering"
 
 
 def test_mlqa_needs_a_language(data, trained):
