@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import wmt_text
+from faulty_server import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -362,12 +365,13 @@ def test_disk_full(text, undisturbed, tmp_path, capsys):
 def wmt(text, monkeypatch):
     """A small WMT of two training archives and two test sets on a server of this machine."""
     files = wmt_text.archives(text)
-    with wmt_text.serving(files) as server:
-        address = f"http://127.0.0.1:{server.server_address[1]}"
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serve())
+        server.stop = stack.close
+        wmt_text.serve_archives(server, files)
+        address = server.url
 
         def corpus(name):
-            import hashlib
-
             urls = (f"{address}/one/{name}.tgz", f"{address}/two/{name}.tgz")
             content = files[f"{name}.tgz"]
             digest = hashlib.sha256(content).hexdigest()
@@ -407,10 +411,9 @@ def downloaded() -> dict:
 def expected(downloaded: dict, wmt, folder: Path) -> dict[str, bytes]:
     """Returns what an undisturbed download makes."""
     if not downloaded:
-        faults, wmt.faults = wmt.faults, {}
         assert download(folder / "undisturbed") == 0
         downloaded.update(final(folder / "undisturbed"))
-        wmt.faults = faults
+        wmt.requests.clear()
     return downloaded
 
 
@@ -424,52 +427,53 @@ def test_from_nothing_to_binary(wmt, downloaded, undisturbed, tmp_path):
 @pytest.mark.parametrize("fault", wmt_text.FAULTS)
 def test_a_mirrors_fault_is_survived(wmt, downloaded, tmp_path, capsys, fault):
     whole = expected(downloaded, wmt, tmp_path)
-    wmt.faults = {"one/first.tgz": [fault] * 9}
+    wmt_text.spoil(wmt, "one/first.tgz", fault)
     assert download(tmp_path / "out") == 0, capsys.readouterr().err
     assert final(tmp_path / "out") == whole
-    assert any(path.startswith("/two/") for path, _ in wmt.requests) or fault == "cut"
+    assert any(path.startswith("/two/") for path, *_ in wmt.requests) or fault == "cut"
 
 
 def test_a_cut_download_is_resumed(wmt, downloaded, tmp_path):
     whole = expected(downloaded, wmt, tmp_path)
-    wmt.faults, wmt.requests = {"one/first.tgz": ["cut", "cut"]}, []
+    wmt_text.spoil(wmt, "one/first.tgz", "cut")
     assert download(tmp_path / "out") == 0
-    assert [r for path, r in wmt.requests if path == "/one/first.tgz"][1].startswith("bytes=")
+    assert wmt.ranges("one/first.tgz")[1].startswith("bytes=")
     assert final(tmp_path / "out") == whole
 
 
 @pytest.mark.parametrize("fault", ["404", "html", "corrupt"])
 def test_a_fault_everywhere_is_one_error_and_a_new_run_continues(
-    wmt, downloaded, tmp_path, capsys, fault
+    wmt, downloaded, text, tmp_path, capsys, fault
 ):
     whole = expected(downloaded, wmt, tmp_path)
     names = ("one/first.tgz", "two/first.tgz", "test.tgz")
-    wmt.faults = {name: [fault] * 9 for name in names}
+    for name in names:
+        wmt_text.spoil(wmt, name, fault)
     capsys.readouterr()
     assert download(tmp_path / "out") == 2
     error(capsys)
     assert not (tmp_path / "out" / "data-bin").exists()
-    wmt.faults = {}
+    wmt_text.serve_archives(wmt, wmt_text.archives(text))
     assert download(tmp_path / "out") == 0
     assert final(tmp_path / "out") == whole
 
 
 def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, capsys, monkeypatch):
     whole = expected(downloaded, wmt, tmp_path)
-    wmt.shutdown()
-    wmt.server_close()
+    wmt.stop()
     assert download(tmp_path / "out") == 2
     said = capsys.readouterr().err
     for name in ("first.tgz", "second.tgz", "wmt15.test.tgz", "wmt13.dev.tgz", "--from-dir"):
         assert name in said, said
     folder = tmp_path / "archives"
     folder.mkdir()
-    for name, content in wmt.files.items():
+    files = wmt_text.archives(text)
+    for name, content in files.items():
         names = {"dev.tgz": "wmt13.dev.tgz", "test.tgz": "wmt15.test.tgz"}
         (folder / names.get(name, name)).write_bytes(content)
     assert download(tmp_path / "out", "--from-dir", str(folder)) == 0
     assert final(tmp_path / "out") == whole
-    (folder / "wmt15.test.tgz").write_bytes(wmt.files["test.tgz"][:-40])
+    (folder / "wmt15.test.tgz").write_bytes(files["test.tgz"][:-40])
     assert download(tmp_path / "out", "--from-dir", str(folder)) == 2
     assert "sacrebleu expects" in capsys.readouterr().err
 
@@ -477,7 +481,7 @@ def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, caps
 def test_an_archive_that_leads_out_of_its_folder(wmt, tmp_path, capsys, monkeypatch):
     (corpus, _) = sources.TRAINING["wmt15", "de"]
     evil = wmt_text.pack({"../../first.de-en.de": "x\n", "first.de-en.en": "y\n"})
-    wmt.files["first.tgz"] = evil
+    wmt_text.serve_archives(wmt, {"first.tgz": evil})
     source = Source("first", corpus.source.urls, "first.tgz")
     only = sources.Corpus("first", source, corpus.members, 10)
     monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (only,))

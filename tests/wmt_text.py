@@ -1,15 +1,15 @@
-"""Small parallel text for tests, as files and as a small WMT's archives, and a faulty server."""
+"""Small parallel text for tests, as files and as the archives of a small WMT."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import random
 import tarfile
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from faulty_server import Server
 
 WORDS = {
     "en": "the house a tree sees old man red dog new day walks under over garden child".split(),
@@ -42,13 +42,13 @@ def write_texts(folder: Path) -> Path:
 def pack(members: dict[str, str]) -> bytes:
     """Makes a .tgz of texts."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in members.items():
             content = text.encode()
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)  # the same bytes whenever it is made
 
 
 def archives(folder: Path) -> dict[str, bytes]:
@@ -78,58 +78,18 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Serves files, from where a Range header says, with the faults that the server still has."""
-
-    def do_GET(self) -> None:
-        name = self.path.rsplit("/", 1)[-1]
-        server = self.server
-        server.requests.append((self.path, self.headers.get("Range")))
-        faults = server.faults.get(self.path.strip("/"), [])
-        fault = faults.pop(0) if faults else None
-        content = server.files.get(name)
-        if fault == "404" or content is None:
-            self.send_error(404)
-            return
-        if fault == "html":
-            self.answer(200, b"<!DOCTYPE html><html><body>Moved.</body></html>", "text/html")
-            return
-        start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
-        body = content[start:]
-        if fault == "corrupt":
-            body = body[:40] + bytes(b ^ 1 for b in body[40:60]) + body[60:]
-        sent = body[: len(body) // 2] if fault == "cut" else body
-        status = 206 if start else 200
-        self.answer(status, sent, "application/gzip", len(body), start, len(content))
-        if fault == "cut":
-            self.close_connection = True
-            self.connection.close()
-
-    def answer(self, status, body, kind, length=None, start=0, total=0) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def log_message(self, *_: object) -> None:
-        pass
+def serve_archives(server: Server, files: dict[str, bytes]) -> None:
+    """Serves training archives from two mirrors, test sets from one, without faults."""
+    for name, data in files.items():
+        for folder in ("one/", "two/") if name in ("first.tgz", "second.tgz") else ("",):
+            server.put(f"{folder}{name}", data)
 
 
-@contextmanager
-def serving(files: dict[str, bytes]):
-    """Runs a server; `faults` takes PATH -> faults of its next requests."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.files, server.faults, server.requests = files, {}, []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def spoil(server: Server, name: str, fault: str) -> None:
+    """Lets a file have a fault from now on."""
+    file = server.files[f"/{name}"]
+    if fault == "corrupt":
+        file.data = file.data[:40] + bytes(byte ^ 1 for byte in file.data[40:60]) + file.data[60:]
+    else:
+        kinds = {"cut": ("stop", len(file.data) // 2), "404": ("status", 404), "html": ("html",)}
+        file.faults = [kinds[fault]] * 9
