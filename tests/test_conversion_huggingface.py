@@ -179,6 +179,37 @@ def test_bert_vocabulary_in_fairseqs_order(tmp_path):
     assert torch.equal(vocabulary.put(vocabulary.take(table)), table)
 
 
+def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
+    """Also after training, which forgets where the checkpoint came from."""
+    from fairseq.data import Dictionary
+
+    from relpos_fairseq.conversion.command import Job, to_huggingface, to_ours
+    from relpos_fairseq.conversion.vocabulary import of_checkpoint
+    from relpos_fairseq.data.tokenizers import load_tokenizer
+
+    folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))
+    model = bert(folder, "relative_key_query")
+    out.mkdir()
+    back.mkdir()
+    source = read_source(folder)
+    to_ours(Job("m4", {}), source, lambda line: None)(out)
+    dictionary = Dictionary.load(str(out / "dict.txt"))
+    tokenizer = load_tokenizer(out)
+    tokenizer.check_dictionary(dictionary.indices, "dict.txt")
+    assert len(dictionary) + 1 == source.rows
+    assert tokenizer.encode("A bad").pieces == ["a", "b", "##a", "##d"]
+    again = read_source(out / "model.pt")
+    assert again.source_rows == source.vocabulary.rows
+    assert of_checkpoint(again.files, again.rows).rows == source.vocabulary.rows
+    to_huggingface(Job("hf-bert", {}), again, lambda line: None)(back)
+    assert (back / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
+    assert not (back / "dict.txt").exists()
+    ids = torch.arange(40)[None, :24]
+    loaded = transformers.BertForMaskedLM.from_pretrained(back).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
 def test_a_vocabulary_without_mask_gets_one():
     vocabulary = Vocabulary(["a"], [0, 1, 2, 3, 4, -1])
     taken = vocabulary.take(torch.ones(5, 2))
