@@ -16,7 +16,7 @@ if not hasattr(transformers.models.bert.modeling_bert, "BertSelfAttention"):
 
 from conversion import shake  # noqa: E402
 
-from relpos_fairseq.conversion import ConversionError, hf_export, huggingface  # noqa: E402
+from relpos_fairseq.conversion import ConversionError, hf_export, hf_model  # noqa: E402
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of  # noqa: E402
 from relpos_fairseq.conversion.hf_reference import Reference  # noqa: E402
 from relpos_fairseq.conversion.sources import read_source  # noqa: E402
@@ -238,12 +238,12 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
-    whole = huggingface.read(saved)
+    whole = hf_model.read(saved)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model = transformers.BertForMaskedLM.from_pretrained(saved)
     model.save_pretrained(tmp_path, safe_serialization=False)
     shutil.copy(saved / "vocab.txt", tmp_path)
-    pickled = huggingface.read(tmp_path)
+    pickled = hf_model.read(tmp_path)
     for name, value in whole.weights.items():
         assert torch.equal(value, pickled.weights[name]), name
 
@@ -306,7 +306,7 @@ def test_what_huggingface_cannot_express_is_refused(tmp_path):
 
 def test_reference_reads_positions_by_query_minus_key(saved):
     """The one sign that decides: a table that differs from its mirror image."""
-    model = huggingface.read(saved)
+    model = hf_model.read(saved)
     tokens, padding = torch.arange(6, 16)[None], torch.zeros(1, 10, dtype=torch.bool)
     first = Reference(model.config, model.weights, "bert.")
     mirrored = dict(model.weights)

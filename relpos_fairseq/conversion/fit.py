@@ -32,6 +32,7 @@ from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.reference import Gathered
 from relpos_fairseq.conversion import exact
 from relpos_fairseq.conversion.convert import Conversion
+from relpos_fairseq.conversion.distances import relation_of
 from relpos_fairseq.conversion.fidelity import Probe
 from relpos_fairseq.conversion.layouts import ENCODER, Place, places
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport
@@ -235,7 +236,7 @@ def _solve(
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Rows of the table (H|1, R, D|1), and what they add to the logits (B, H, T, T)."""
-    ids = exact.relation_of(scheme).ids(inputs.positions)[0]
+    ids = relation_of(scheme).ids(inputs.positions)[0]
     heads, rows = table.size(0), table.size(1)
     found = table.new_zeros(heads, rows, 1 if table.dim() == 2 else table.size(2))
     predicted = torch.zeros_like(residual)

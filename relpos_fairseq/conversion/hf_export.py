@@ -19,8 +19,8 @@ from torch import Tensor
 from relpos_fairseq.conversion import hf_names
 from relpos_fairseq.conversion.convert import convert
 from relpos_fairseq.conversion.hf_files import import_safetensors
+from relpos_fairseq.conversion.hf_model import ACTIVATIONS, SCHEMES
 from relpos_fairseq.conversion.hf_names import FAMILIES, Family
-from relpos_fairseq.conversion.huggingface import ACTIVATIONS, SCHEMES
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.sources import Source, plan_of

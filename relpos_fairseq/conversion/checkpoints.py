@@ -1,0 +1,192 @@
+"""fairseq checkpoints as sources: RoBERTa as its releases wrote it, and ours."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion import layouts
+from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, Outputs, Source
+from relpos_fairseq.conversion.vocabulary import FILES
+
+# Options of ours that are fairseq's RobertaModel's, by its names.
+_SHARED = (
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "activation_fn",
+    "pooler_activation_fn",
+    "encoder_normalize_before",
+    "untie_weights_roberta",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "pooler_dropout",
+    "layer_norm_eps",
+)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A fairseq checkpoint, safely.
+
+    Raises:
+        ConversionError: it is absent, truncated, or another kind of file.
+    """
+    from relpos_fairseq.compat import allow_checkpoint_types
+
+    if not path.is_file():
+        raise ConversionError(f"{path} does not exist: give a checkpoint or a Hugging Face folder")
+    allow_checkpoint_types()
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types for a broken file
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise ConversionError(
+            f"{path} ({path.stat().st_size:,} bytes) is truncated or no checkpoint: copy it again "
+            f"({reason})"
+        ) from None
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+        raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
+    return checkpoint
+
+
+def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
+    """A fairseq checkpoint in memory: ours, or RoBERTa with argparse's or a dataclass's options.
+
+    Raises:
+        ConversionError: another model, or options that contradict its tensors.
+    """
+    options = _options(checkpoint, path)
+    state = _modern(checkpoint["model"])
+    ours = layouts.VERSION in state
+    if not ours and not any(key.startswith(f"{ENCODER}.layers.") for key in state):
+        name = options.get("_name") or options.get("arch")
+        raise ConversionError(f"{path} holds a {name}: only RoBERTa's encoder is converted")
+    values = {name: default for name, default in DEFAULTS.items()}
+    values |= {name: options[name] for name in _SHARED if options.get(name) is not None}
+    values = {name: getattr(value, "value", value) for name, value in values.items()}
+    if ours:
+        values |= {name: str(options[name]) for name in POSITION_FIELDS if name in options}
+        values["no_layernorm_embedding"] = bool(options.get("no_layernorm_embedding", False))
+        values["max_positions"] = _length(options, checkpoint, path)
+    else:
+        if not options.get("encoder_learned_pos", True):
+            raise ConversionError(f"{path}: its positions are not learned, as RoBERTa's are")
+        values["no_layernorm_embedding"] = not options.get("layernorm_embedding", True)
+        original, state = state, layouts.learned_from_fairseq(state)
+        values["position_scheme"] = "learned"
+        values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
+    source = Source(
+        kind="relpos_roberta" if ours else "fairseq's roberta",
+        path=path,
+        state=state,
+        values=values,
+        files=beside(path.parent),
+        source_rows=(checkpoint.get("conversion") or {}).get("rows"),
+    )
+    _check(source)
+    state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
+    run = _run_ours if ours else _run_fairseq
+    kept = state if ours else original
+    source.outputs = lambda tokens, segments: run(source, kept, tokens, segments)
+    return source
+
+
+def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A checkpoint's model options, whichever style wrote them."""
+    from omegaconf import OmegaConf
+
+    cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
+    if cfg is None and args is None:
+        raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
+    model = args if cfg is None else cfg["model"]
+    if OmegaConf.is_config(model):
+        return OmegaConf.to_container(model, resolve=False, enum_to_str=True)
+    if isinstance(model, argparse.Namespace):
+        return dict(vars(model))
+    return dict(model)
+
+
+def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> int:
+    """Positions that a model of ours was built for: its own option, else its task's samples."""
+    length = options.get("max_positions")
+    if not isinstance(length, int):
+        task = dict((checkpoint.get("cfg") or {}).get("task") or {})
+        length = task.get("tokens_per_sample") or task.get("max_positions")
+    if not isinstance(length, int):
+        raise ConversionError(f"{path} does not say how many positions it has (max_positions)")
+    return length
+
+
+def _modern(state: State) -> State:
+    """Names of today's fairseq; old releases said decoder, emb_layer_norm and in_proj."""
+    result = {}
+    for key, value in state.items():
+        if key.startswith("decoder."):
+            key = "encoder." + key.removeprefix("decoder.")
+        key = key.replace(".emb_layer_norm.", ".layernorm_embedding.")
+        if key.endswith(("._float_tensor", "sentence_encoder.version")):
+            continue
+        if ".in_proj_" in key:
+            stem, part = key.split(".in_proj_")
+            for name, third in zip("qkv", value.chunk(3), strict=True):
+                result[f"{stem}.{name}_proj.{part}"] = third
+            continue
+        result[key] = value
+    return result
+
+
+def _check(source: Source) -> None:
+    """Options and tensors belong together.
+
+    Raises:
+        ConversionError: they do not.
+    """
+    state, values = source.state, source.values
+    layers = layouts.count_layers(state)
+    if values["encoder_layers"] != layers:
+        raise ConversionError(
+            f"{source.path} has {layers} layers, and its options say {values['encoder_layers']}"
+        )
+    for name, key, axis in (
+        ("encoder_embed_dim", f"{ENCODER}.embed_tokens.weight", 1),
+        ("encoder_ffn_embed_dim", f"{ENCODER}.layers.0.fc1.weight", 0),
+    ):
+        if key not in state or state[key].size(axis) != values[name]:
+            found = tuple(state[key].shape) if key in state else "missing"
+            raise ConversionError(
+                f"{source.path}: {key} is {found}, and its options say {name} {values[name]}"
+            )
+    described = layouts.described(state)
+    if described is not None and described != source.plan.describe():
+        raise ConversionError(
+            f"{source.path}: its tensors say [{described}] of positions, its options "
+            f"[{source.plan.describe()}]"
+        )
+
+
+def beside(folder: Path) -> list[Path]:
+    """Dict.txt and the tokenizer's files of a folder."""
+    names = ("dict.txt", *FILES)
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _run_ours(source: Source, state: State, tokens: Tensor, segments: Tensor | None) -> Outputs:
+    from relpos_fairseq.conversion.fidelity import outputs_of
+    from relpos_fairseq.conversion.writer import build
+
+    return outputs_of(build(source.values, state), tokens, segments)
+
+
+def _run_fairseq(source: Source, state: State, tokens: Tensor, segments: Tensor | None) -> Outputs:
+    from relpos_fairseq.conversion.fidelity import outputs_of
+    from relpos_fairseq.conversion.writer import build_fairseq
+
+    return outputs_of(build_fairseq(source.values, state), tokens, None)
