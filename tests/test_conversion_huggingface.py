@@ -20,7 +20,7 @@ from relpos_fairseq.conversion import ConversionError, hf_export, hf_model  # no
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of  # noqa: E402
 from relpos_fairseq.conversion.hf_reference import Reference  # noqa: E402
 from relpos_fairseq.conversion.sources import read_source  # noqa: E402
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder  # noqa: E402
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder, symbol_numbers  # noqa: E402
 from relpos_fairseq.conversion.writer import build  # noqa: E402
 
 SIZES = {
@@ -208,6 +208,27 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     loaded = transformers.BertForMaskedLM.from_pretrained(back).eval()
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_sentencepiece_is_counted_as_xlm_roberta_does(tmp_path):
+    """Transformers' XLMRobertaTokenizer is the oracle: fairseq's symbols, pieces, <mask>."""
+    import sentencepiece
+
+    text = tmp_path / "text"
+    text.write_text("the red cat sat on the mat\nwhere is the dog of the old man\n" * 30)
+    model = tmp_path / "folder"
+    model.mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(model / "sentencepiece.bpe"), vocab_size=24
+    )
+    (model / "sentencepiece.bpe.vocab").unlink()
+    numbers = symbol_numbers(model)
+    oracle = transformers.XLMRobertaTokenizer(str(model / "sentencepiece.bpe.model"))
+    for piece in ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "▁the", "▁", "e"):
+        if piece in numbers:
+            assert numbers[piece] == oracle.convert_tokens_to_ids(piece), piece
+    config = {"vocab_size": len(numbers), "model_type": "xlm-roberta"}
+    assert of_folder(model, config, []).rows == list(range(len(numbers)))
 
 
 def test_a_vocabulary_without_mask_gets_one():

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention.formula import logits
@@ -130,7 +131,8 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]), LONGEST)
     probe = _full(source, longest, seed)
     before = _recorded(old, probe)
-    for layer in range(len(before)):
+    # On a terminal alone: the report says what was fitted.
+    for layer in tqdm(range(len(before)), desc="fitting", unit="layer", disable=None):
         wanted = logits(Gathered(before[layer]))
         for place in chosen:
             _fit_layer(new, place, layer, wanted, probe, report)

@@ -44,8 +44,10 @@ def resize(
         return table.narrow(axis, 0, length)
     if fill is None:
         raise ValueError(
-            f"the source knows {known} absolute positions and {length} are wanted: say how to fill "
-            f"the rest, by --fill tile or --fill interpolate"
+            f"the source knows {known} absolute positions and {length} are wanted: fill the rest "
+            f"(scripts/convert_checkpoint.py --positions {length} --fill tile or --fill "
+            f"interpolate), keep to {known} (--max-positions), or choose a relative scheme, which "
+            f"takes any length"
         )
     if fill == "tile":
         report.step(f"absolute positions {known}..{length - 1} repeat those from 0")
