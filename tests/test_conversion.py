@@ -288,6 +288,17 @@ def test_a_fit_brings_attention_nearer(scheme):
     assert found and all(float(after) < float(before) for before, after in found)
 
 
+def test_a_fit_moves_the_table_that_is_left():
+    old = Source(
+        "ours", Path(), random_state(config("alibi+rel_scalar")), config("alibi+rel_scalar")
+    )
+    new = config("rel_scalar")
+    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
+    before = difference(old.values, old.state, new, rough.state)
+    fitted = fit(old, new, rough, seed=1)
+    assert difference(old.values, old.state, new, fitted.state) < before / 100
+
+
 relations = st.one_of(
     st.builds(Clipped, st.integers(1, 12), st.integers(1, 12)),
     st.builds(Folded, st.integers(1, 12)),

@@ -109,7 +109,7 @@ def test_approximations_are_asked_for_and_measured(command, plain, tmp_path, cap
     )
     assert after < before
     assert command(path, "--to", "rope", "--init", "fit", "--out", tmp_path / "no") == 2
-    assert "rope has no new table that is linear" in capsys.readouterr().err
+    assert "rope has no table that is linear" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line(command, plain, tmp_path, capsys):

@@ -100,7 +100,7 @@ FITTED: dict[str, tuple[str, Features]] = {
 
 @torch.no_grad()
 def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> Conversion:
-    """Fit the tables that the source had nothing for.
+    """Fit the tables that the source had nothing for; if there are none, those that it had.
 
     Args:
         source: the old model.
@@ -116,12 +116,11 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
     taken = exact.assign(
         [place.name for place in places(source.plan)], [place.name for place in places(target)]
     )
-    fresh = [place for place in places(target) if place.name not in taken]
-    chosen = [place for place in fresh if place.name in FITTED]
+    linear = [place for place in places(target) if place.name in FITTED]
+    chosen = [place for place in linear if place.name not in taken] or linear
     if not chosen:
-        names = "+".join(place.name for place in fresh) or target.name
         raise ConversionError(
-            f"--init fit: {names} has no new table that is linear in the logits (those of "
+            f"--init fit: {target.name} has no table that is linear in the logits (those of "
             f"{', '.join(FITTED)} are): use --init own or neutral"
         )
     state = dict(done.state)
