@@ -132,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = compare(*systems, reference, args.samples, args.seed)
         results["bootstrap"] = {row[0]: row[1:] for row in rows}
         print(f"paired bootstrap, {args.samples:,} resamples, seed {args.seed}\n")
-        print(table(rows, ["metric", "baseline (mean ± 95 %)", "system (mean ± 95 %)", "p"]))
+        shown = [[*row[:-1], f"p = {row[-1]:.4f}"] for row in rows]
+        print(table(shown, ["metric", "baseline (mean ± 95 %)", "system (mean ± 95 %)", "differ"]))
     if args.json:
         write_json(args.json, results)
 

@@ -6,12 +6,11 @@ Richardson 2018, one model (BPE or unigram) for both languages.
 
 import io
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr
-from itertools import islice
+from itertools import compress
 from pathlib import Path
 
 import sentencepiece
@@ -21,6 +20,7 @@ from _prepare.pool import ordered_map
 from _prepare.progress import progress
 from subword_nmt.apply_bpe import BPE
 
+from .clean import sampled
 from .memo import Memo
 from .parallel import Outputs, map_lines, read_blobs
 
@@ -42,16 +42,11 @@ def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output
     Returns:
         The number of pairs chosen.
     """
-    size = min(size, pairs)
-    chosen = sorted(random.Random(seed).sample(range(pairs), size))
     with Outputs([output]) as (file,):
         for path in paths:
             with path.open("rb") as lines:
-                position = 0
-                for number in chosen:
-                    file.write(next(islice(lines, number - position, None)))
-                    position = number + 1
-    return size
+                file.writelines(compress(lines, sampled(pairs, size, seed)))
+    return min(size, pairs)
 
 
 def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
