@@ -15,8 +15,8 @@ import numpy as np
 from .clean import RECORD
 from .parallel import LINES, Outputs
 
-BUCKET = 1 << 17  # pairs of a bucket, on average
-READ = 1 << 16  # records read at a time
+BUCKET = 1 << 16  # pairs of a bucket, on average
+READ = 1 << 13  # records read at a time, and bytes of bits
 
 
 def read_records(paths: list[Path]) -> Iterator[tuple[int, np.ndarray]]:
