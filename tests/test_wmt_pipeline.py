@@ -129,6 +129,27 @@ def test_shards_change_nothing(text, undisturbed, tmp_path, capsys):
     assert "was made with limits" in capsys.readouterr().err
 
 
+def test_a_shard_that_was_begun_again_is_not_joined(text, tmp_path, capsys):
+    folder, out = shutil.copytree(text, tmp_path / "text"), tmp_path / "out"
+    for shard in ("1/2", "2/2"):
+        assert prepare(folder, out, "--shard", shard) == 0
+    with pytest.MonkeyPatch.context() as patch:  # cut between two stages; the manifest is the old
+        patch.setattr(pipeline.Pipeline, "run_tokenise", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(folder, out, "--shard", "1/2", "--sample", "40")
+    capsys.readouterr()
+    assert prepare(folder, out, "--merge", "2") == 2
+    assert "is not of the files beside it: run --shard 1/2 again" in error(capsys)
+    lines = (folder / "train.de").read_text().splitlines(True)
+    (folder / "train.de").write_text("".join(reversed(lines)))
+    assert prepare(folder, out, "--shard", "1/2") == 0
+    capsys.readouterr()
+    assert prepare(folder, out, "--merge", "2") == 2
+    assert "made of other text than is there now: run --shard 2/2 again" in error(capsys)
+    assert prepare(folder, out, "--shard", "2/2") == 0
+    assert prepare(folder, out, "--merge", "2") == 0
+
+
 def test_shards_of_a_sample_are_the_sample(text, tmp_path):
     options = ("--sample", "40", "--seed", "5")
     assert prepare(text, tmp_path / "whole", *options) == 0

@@ -1,8 +1,10 @@
 """What a shard leaves for the run that joins all of them."""
 
+from pathlib import Path
+
 from _prepare.errors import PreparationError
 from _prepare.files import read_json
-from _prepare.manifest import write_manifest
+from _prepare.manifest import describe_files, labelled, write_manifest
 
 from .clean import merge
 from .pipeline import Pipeline
@@ -13,12 +15,11 @@ MANIFEST = "manifest.json"
 def write(pipeline: Pipeline, shard: int, command: list[str], stages: dict) -> None:
     """Writes a shard's manifest."""
     settings = pipeline.settings
-    outputs = list(dict.fromkeys([*pipeline.cleaned(shard), *pipeline.ready(shard)]))
     write_manifest(
         pipeline.shard_folder(shard) / MANIFEST,
         command=command,
         inputs=pipeline.texts.paths(),
-        outputs=outputs,
+        outputs=outputs(pipeline, shard),
         stages=stages,
         extra={"settings": settings.cleaning(), "shard": [shard, settings.shards]},
     )
@@ -28,11 +29,13 @@ def read(pipeline: Pipeline) -> dict[str, dict]:
     """Returns the sum of all shards' counts, by stage.
 
     Raises:
-        PreparationError: A shard is missing or was made with other settings.
+        PreparationError: A shard is missing, was made with other settings or of other text, or was
+            changed or left unfinished since.
     """
     settings = pipeline.settings
     wanted = {**settings.cleaning(), "languages": [*settings.languages]}
     total: dict[str, dict] = {"clean": {}}
+    inputs = describe_files(labelled(pipeline.texts.paths(), None))
     for shard in range(1, settings.shards + 1):
         path = pipeline.shard_folder(shard) / MANIFEST
         manifest = read_json(path)
@@ -45,8 +48,21 @@ def read(pipeline: Pipeline) -> dict[str, dict]:
                     f"{path} was made with {key} {manifest['settings'].get(key)}, now it is "
                     f"{value}: run {option} again with these options"
                 )
+        again = f"run {option} again"
+        if manifest["inputs"] != inputs:
+            raise PreparationError(f"{path} was made of other text than is there now: {again}")
+        # A shard that was begun again and cut off has a manifest of what is no longer there.
+        paths = labelled(outputs(pipeline, shard), path.parent)
+        whole = all(file.is_file() for file in paths.values())
+        if not whole or manifest["outputs"] != describe_files(paths):
+            raise PreparationError(f"{path} is not of the files beside it: {again}")
         add(total, manifest["stages"])
     return total
+
+
+def outputs(pipeline: Pipeline, shard: int) -> list[Path]:
+    """Returns what a shard makes."""
+    return list(dict.fromkeys([*pipeline.cleaned(shard), *pipeline.ready(shard)]))
 
 
 def add(total: dict[str, dict], stages: dict[str, dict]) -> None:
