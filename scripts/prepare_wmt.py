@@ -21,7 +21,7 @@ from pathlib import Path
 
 from _prepare.command import run_command
 from _prepare.errors import PreparationError
-from _prepare.files import require_space
+from _prepare.files import require_space, size_of
 from _prepare.lines import ON_BAD_LINE
 from _prepare.manifest import table
 from _prepare.stages import run_stages
@@ -176,7 +176,8 @@ def describe(plan: Plan) -> tuple[str, int]:
         )
     text += sum(corpus.expanded for corpus in plan.corpora)
     for path in plan.texts.paths():
-        if path.exists():
+        # What archives expand to is counted already, whether or not it is there by now.
+        if path.exists() and not path.is_relative_to(plan.settings.out / "raw"):
             size = path.stat().st_size
             text += size * (PACKED if path.suffix in (".gz", ".bz2", ".xz") else 1)
             rows.append([path.name, describe_size(size), "", str(path), ""])
@@ -234,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.dry_run:
         return
     if not (settings.out / "manifest.json").exists():
-        require_space(settings.out, needed)
+        there = size_of(settings.out) if settings.out.is_dir() else 0
+        require_space(settings.out, max(0, needed - there))
     prepare(settings, plan, ["prepare_wmt.py", *argv], args.force)
 
 

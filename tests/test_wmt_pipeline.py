@@ -479,6 +479,30 @@ def test_a_fault_everywhere_is_one_error_and_a_new_run_continues(
     assert final(tmp_path / "out") == whole
 
 
+def test_what_was_downloaded_stays(wmt, tmp_path):
+    out = tmp_path / "out"
+    assert download(out) == 0
+    shutil.copytree(out / "downloads", out / "mine")
+    archives = sorted(made(out / "mine"))
+    assert download(out, "--without", "second") == 0
+    assert "second.tgz" in archives and sorted(made(out / "downloads")) == archives
+    assert download(out, "--from-dir", str(out / "mine")) == 0
+    assert download(out, "--from-dir", str(out / "mine"), "--without", "second") == 0
+    assert sorted(made(out / "mine")) == archives
+
+
+def test_a_continued_run_needs_room_for_what_is_missing_alone(wmt, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(prepare_wmt, "require_space", lambda _, size: asked.append(size))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.Pipeline, "run_clean", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            download(tmp_path / "out")
+    there = sum(len(data) for data in made(tmp_path / "out").values())
+    assert download(tmp_path / "out") == 0
+    assert len(asked) == 2 and asked[1] <= max(0, asked[0] - there)
+
+
 def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, capsys, monkeypatch):
     whole = expected(downloaded, wmt, tmp_path)
     wmt.stop()

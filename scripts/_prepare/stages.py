@@ -24,6 +24,7 @@ class Stage:
         inputs: Files and folders that it reads.
         outputs: Files and folders that it makes.
         parameters: All else that the outputs depend on, as JSON values.
+        keeps: Whether outputs that are no longer asked for stay: downloads, a user's own files.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Stage:
     inputs: list[Path]
     outputs: list[Path]
     parameters: dict = field(default_factory=dict)
+    keeps: bool = False
 
 
 def run_stages(
@@ -87,7 +89,8 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_
     print(f"{position} {stage.name} ...", flush=True)
     start = time.monotonic()
     remove(stamp)
-    remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
+    if not stage.keeps:
+        remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
     counts = dict(stage.run() or {})
     absent = [str(path) for path in stage.outputs if not Path(path).exists()]
     if absent:

@@ -107,7 +107,7 @@ class Plan:
         made = [*self.texts.paths(self.from_archives()), *self.texts.paths(self.held_out())]
         paths = list(dict.fromkeys(archives.values()))
         return [
-            Stage("download", download, [], paths, {"sources": described}),
+            Stage("download", download, [], paths, {"sources": described}, keeps=True),
             Stage("extract", lambda: self.extract(archives), paths, made,
                   {"members": [corpus.members for corpus in self.corpora],
                    "tests": {split: test.members for split, test in self.tests.items()}}),
