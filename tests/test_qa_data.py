@@ -358,6 +358,13 @@ def test_batches_do_not_change_scores(folder, tmp_path):
     assert everything["_no_total"] == 9 and everything["_has_total"] == 18
     assert best_thresholds(rows)["best_f1"] >= 100 * everything["_f1"] / 27 - 1e-9
     assert "questions" in str(everything["_table"].tolist())
+    # A question whose windows are more tokens than fit is alone, not an AssertionError.
+    costs = [dataset.num_tokens(n) for n in range(27)]
+    limit = sorted(costs)[13]
+    batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=limit)
+    assert sorted(n for batch in batches for n in batch) == list(range(27))
+    assert all(len(batch) == 1 or max(costs[n] for n in batch) <= limit for batch in batches)
+    assert max(costs) > limit
 
 
 @pytest.mark.parametrize(

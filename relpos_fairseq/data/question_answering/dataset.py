@@ -107,6 +107,31 @@ class QuestionDataset(FairseqDataset):
         """Tokens of many samples."""
         return self.costs[indices]
 
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[np.ndarray]:
+        """As fairseq's, but a question whose windows exceed `max_tokens` is a batch of its own.
+
+        fairseq asserts that no sample does, and a question's windows cannot be parted here.
+        """
+        if self.training or not max_tokens:
+            return super().batch_by_size(
+                indices, max_tokens, max_sentences, required_batch_size_multiple
+            )
+        costs = np.minimum(self.costs, max_tokens)
+        return data_utils.batch_by_size(
+            indices,
+            num_tokens_fn=lambda index: int(costs[index]),
+            num_tokens_vec=costs[indices],
+            max_tokens=max_tokens,
+            max_sentences=max_sentences,
+            required_batch_size_multiple=required_batch_size_multiple,
+        )
+
     def ordered_indices(self) -> np.ndarray:
         """At random in training (fairseq seeds numpy), else by length."""
         if self.training:
