@@ -144,6 +144,16 @@ def test_heads_come_along(tmp_path, make, cls, ours_name, theirs_name):
     assert any("no masked LM head" in note for note in source.notes)
 
 
+def test_heads_have_the_names_that_the_tasks_ask_for():
+    """A head of another name would be left out, and fine-tuning begin with a new one."""
+    from fairseq.criterions.sentence_prediction import SentencePredictionConfig
+
+    from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
+
+    assert hf_model.SPAN_HEAD == QuestionAnsweringConfig().span_head_name
+    assert hf_model.HEAD == SentencePredictionConfig().classification_head_name
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):

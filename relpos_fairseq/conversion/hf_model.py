@@ -24,7 +24,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_accurate",
 }
 HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
-SPAN_HEAD = "question_answering_head"
+SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
 
 
 @dataclass
