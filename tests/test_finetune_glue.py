@@ -168,6 +168,7 @@ def test_cells_are_as_glue_writes_them():
     assert cell(GLUE["MRPC"], {"f1": 81.25, "accuracy": 70.0}) == "81.25 / 70.00"
     assert cell(GLUE["MNLI"], {"accuracy": 80.0, "valid1_accuracy": 81.0}) == "80.00 / 81.00"
     assert cell(GLUE["CoLA"], None) == "-"
+    assert cell(GLUE["STS-B"], {"spearman": float("nan"), "pearson": 8.0}) == "- / 8.00"
 
 
 def log_line(split: str, updates: int, **values: float) -> str:

@@ -44,7 +44,7 @@ def cell(task: Task, values: dict[str, float] | None) -> str:
         return MISSING
     keys = list(task.metrics)
     keys += [f"{split}_{keys[0]}" for split in task.valid_splits[1:]]
-    return " / ".join(f"{values[key]:.2f}" for key in keys if np.isfinite(values[key]))
+    return " / ".join(f"{values[key]:.2f}" if np.isfinite(values[key]) else MISSING for key in keys)
 
 
 def title(task: Task) -> str:
