@@ -98,7 +98,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
                     lambda name=name, files=files: evaluate_questions(args, name, files),
                     [args.qa_model, *files.values()],
                     [args.out / name],
-                    {"metric": METRICS[name], "flags": args.qa_flags},
+                    {"metric": METRICS[name], "flags": args.qa_flags, "data": str(args.qa_data)},
                 )
             )
     return found

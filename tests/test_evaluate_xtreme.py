@@ -137,7 +137,8 @@ def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
 def test_file_names_of_every_data_set(tmp_path):
     names = {
         "XQuAD": {"xquad.el.json": "el", "xquad.en.json.gz": "en"},
-        "TyDiQA-GoldP": {"tydiqa.ar.dev.json": "ar", "tydiqa-goldp-dev-korean.json": "ko",
+        "TyDiQA-GoldP": {"tydiqa.ar.dev.json": "ar", "tydiqa.goldp.fi.dev.json": "fi",
+                         "tydiqa-goldp-dev-korean.json": "ko",
                          "tydiqa.en.train.json": None, "tydiqa-goldp-v1.1-dev.json": None},
         "MLQA": {"dev-context-vi-question-vi.json": "vi", "test-context-vi-question-es.json": None},
     }  # fmt: skip

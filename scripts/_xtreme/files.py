@@ -15,7 +15,7 @@ NAMES = {
         rf"(?P<split>dev|test)-context-(?P<language>\w\w)-question-(?P=language){COMPRESSED}"
     ),
     "TyDiQA-GoldP": re.compile(
-        rf"tydiqa(-goldp)?[.-](dev[.-])?(?P<language>[a-z]+)([.-]dev)?{COMPRESSED}"
+        rf"tydiqa([.-]goldp)?[.-](dev[.-])?(?P<language>[a-z]+)([.-]dev)?{COMPRESSED}"
     ),
 }
 SPOKEN = {
