@@ -27,6 +27,7 @@ from _prepare.files import read_json, write_json  # noqa: E402
 from _prepare.manifest import table  # noqa: E402
 from _prepare.progress import progress  # noqa: E402
 
+from relpos_fairseq.data.question_answering.encoding import LONG_QUESTION  # noqa: E402
 from relpos_fairseq.data.question_answering.reading import read_questions  # noqa: E402
 from relpos_fairseq.metrics.question_answering import (  # noqa: E402
     METRICS,
@@ -38,6 +39,7 @@ from relpos_fairseq.metrics.question_answering import (  # noqa: E402
     summary,
     with_threshold,
 )
+from relpos_fairseq.tasks.question_answering_config import UNANSWERABLE  # noqa: E402
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,9 +60,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--language", help="language for --metric mlqa (default: from the file's name)")
     add("--max-tokens", type=int, default=8192, help="tokens of a batch (default 8192)")
     for name, kind in (("null-threshold", float), ("n-best", int), ("max-answer-length", int),
-                       ("tokens-per-sample", int), ("doc-stride", int), ("max-query-length", int),
-                       ("on-long-question", str), ("unanswerable", str)):  # fmt: skip
+                       ("tokens-per-sample", int), ("doc-stride", int),
+                       ("max-query-length", int)):  # fmt: skip
         add(f"--{name}", type=kind, help="as in training (default: the checkpoint's)")
+    for name, choices in (("on-long-question", LONG_QUESTION), ("unanswerable", UNANSWERABLE)):
+        add(f"--{name}", choices=choices, help="as in training (default: the checkpoint's)")
     add("--cpu", action="store_true", help="no GPU")
     return parser
 
@@ -83,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.out is None:
             raise PreparationError("give --out, where predictions.json is written")
         results = answer_files(args)
-    print_results(results)
+    print_results(results, {name_of(path) for path in args.files})
     if args.out:
         write_json(args.out / "results.json", results)
 
@@ -99,8 +103,16 @@ def score_predictions(args: argparse.Namespace) -> dict[str, dict]:
     """The official script's numbers for a predictions file."""
     path = args.files[0]
     found = read_questions(path)
-    predictions = read_answers(args.predictions)
-    odds = read_answers(args.null_odds) if args.null_odds else None
+    predictions = read_answers(args.predictions, str, "the text of an answer")
+    odds = None
+    if args.null_odds:
+        odds = read_answers(args.null_odds, (int, float), "a number")
+        lost = [name for name in predictions if name not in odds]
+        if lost:
+            raise PreparationError(
+                f"{args.null_odds} lacks {len(lost)} of the ids of {args.predictions}: "
+                f"{', '.join(lost[:5])}"
+            )
     normalised = language_normaliser(path, args.metric or "squad", args.language)
     scored, missing = score_file(predictions, found.questions, normalised, odds)
     if missing:
@@ -111,18 +123,30 @@ def score_predictions(args: argparse.Namespace) -> dict[str, dict]:
     return {path.name: numbers}
 
 
-def read_answers(path: Path) -> dict:
-    """A JSON object by id."""
+def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
+    """A JSON object by id, all of one kind.
+
+    Raises:
+        PreparationError: it is absent or another.
+    """
     found = read_json(path)
     if not isinstance(found, dict):
         raise PreparationError(f"{path} is absent, or no object of id to answer")
+    for name, value in found.items():
+        if not isinstance(value, kind):
+            raise PreparationError(f"{path}: id {name!r} must have {said}, got {value!r:.60}")
     return found
+
+
+def name_of(path: Path) -> str:
+    """What a file is called in results: its name without .json or .json.gz."""
+    return path.name.removesuffix(".gz").removesuffix(".json")
 
 
 def answer_files(args: argparse.Namespace) -> dict[str, dict]:
     """Answer every file's questions; write what was answered."""
     model, task = load(args)
-    names = [path.name.removesuffix(".gz").removesuffix(".json") for path in args.files]
+    names = [name_of(path) for path in args.files]
     if len(set(names)) != len(names):
         raise PreparationError(f"two files have the same name: {', '.join(sorted(names))}")
     results: dict[str, dict] = {}
@@ -240,10 +264,10 @@ def write_answers(folder: Path, answered: list, dataset) -> None:
         write_json(folder / "null_odds.json", {name: min(one.odds, 1e30) for name, one in ids})
 
 
-def print_results(results: dict[str, dict]) -> None:
-    """One row a file or language, and the mean of several files."""
+def print_results(results: dict[str, dict], whole: set[str]) -> None:
+    """One row a file or language, and the mean of several files, whose names are `whole`."""
     rows = [(name, one["total"], one["exact"], one["f1"]) for name, one in results.items()]
-    files = [row for row in rows if " " not in row[0]]
+    files = [row for row in rows if row[0] in whole]
     if len(files) > 1:
         count = len(files)
         means = [sum(row[column] for row in files) / count for column in (2, 3)]

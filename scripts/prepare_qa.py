@@ -123,11 +123,31 @@ def check(args: argparse.Namespace) -> None:
             f"no {args.tokenizer / 'dict.txt'}: put the dictionary of the model that will be "
             f"fine-tuned beside its tokenizer"
         )
+    check_tokenizer_files(args)
     names = [split_name(path) for path in args.eval]
     twice = {name for name in names if names.count(name) > 1 or name in ("train", "valid")}
     if twice:
         raise PreparationError(
             f"--eval: {', '.join(sorted(twice))} would be written twice: rename the files"
+        )
+
+
+def check_tokenizer_files(args: argparse.Namespace) -> None:
+    """Refuses a folder with another tokenizer's files, which the task would read."""
+    if args.tokenizer:
+        written = {name for name in TOKENIZER_FILES if (args.tokenizer / name).is_file()}
+    else:
+        model = (
+            "sentencepiece.model" if args.train_tokenizer == "sentencepiece" else "tokenizer.json"
+        )
+        written = {model, "dict.txt"}
+    foreign = [
+        name for name in TOKENIZER_FILES if name not in written and (args.out / name).is_file()
+    ]
+    if foreign:
+        raise PreparationError(
+            f"--out {args.out} holds another tokenizer's {', '.join(foreign)}: remove it, or "
+            f"choose another folder"
         )
 
 

@@ -146,6 +146,13 @@ def test_several_files_make_a_table(data, trained, tmp_path):
     assert "" not in json.loads((tmp_path / "few" / "predictions.json").read_text()).values()
 
 
+def test_a_file_name_with_a_space_counts_in_the_mean(capsys):
+    one = {"total": 2, "exact": 50.0, "f1": 60.0}
+    found = {"my file": one, "other": {**one, "f1": 80.0}, "other de": {**one, "f1": 0.0}}
+    evaluate_qa.print_results(found, {"my file", "other"})
+    assert "70.00" in capsys.readouterr().out.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_resumes_bit_equal(data, tmp_path):
     more = ["--update-epoch-batch-itr", "True", "--disable-validation"]
@@ -293,10 +300,19 @@ def test_wrong_data_folder(tmp_path):
         (["x.json", "--path", "absent.pt", "--out", "o"], "no such checkpoint: absent.pt"),
         (["x.json", "y.json", "--predictions", "p"], "belongs to one file"),
         (["x.json", "--predictions", "p"], "no such file of questions: x.json"),
+        (["q.json", "--predictions", "n.json"], "n.json: id '0-0' must have the text of an answer"),
+        (
+            ["q.json", "--predictions", "a.json", "--null-odds", "o.json"],
+            "o.json lacks 1 of the ids of a.json: 0-1",
+        ),
     ],
 )
 def test_evaluate_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    make_file(tmp_path / "q.json", 1, 1, unanswerable=True)
+    written = {"n": {"0-0": [{"text": "x"}]}, "a": {"0-0": "x", "0-1": ""}, "o": {"0-0": 0.5}}
+    for name, content in written.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
     status, printed = script(evaluate_qa, *arguments)
     assert status == 2 and printed.splitlines()[-1].startswith("error: ") and message in printed
 
@@ -340,6 +356,10 @@ def test_prepare(tmp_path):
             "short.json has 3 articles",
         ),
         (["--train-tokenizer", "bpe", "--valid", "broken.json"], "broken.json is not SQuAD's"),
+        (
+            ["--train-tokenizer", "bpe", "--train-articles", "2", "--out", "pieces"],
+            "--out pieces holds another tokenizer's sentencepiece.model",
+        ),
     ],
 )
 def test_prepare_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
@@ -347,6 +367,8 @@ def test_prepare_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     make_file(tmp_path / "train.json", 6, 1)
     make_file(tmp_path / "short.json", 3, 1)
     (tmp_path / "broken.json").write_text('{"data": 1}')
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "sentencepiece.model").write_bytes(b"")
     status, printed = script(prepare_qa, "--train", "train.json", "--out", "out", *arguments)
     assert status == 2 and printed.splitlines()[-1].startswith("error: ") and message in printed
 
