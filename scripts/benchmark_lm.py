@@ -5,8 +5,9 @@
         [--context 256] [--tokens 4000] [--sliding-tokens 200] [--train-updates 20]
 
 Every method scores the end of one split with --context tokens of context:
-- memory: segments of the trained length T, memory of context - T; a prediction sees context - T + 1
-  to context tokens at its first layer, and recurrence reaches further, layer by layer;
+- memory: segments of the trained length T (a whole row where rows are shorter), memory of
+  context - T; a prediction sees context - T + 1 to context tokens at its first layer, and recurrence
+  reaches further, layer by layer;
 - sliding window: no memory, the window moves by one token and gives one prediction: every
   prediction sees all of the context. This is what the paper compares with. It is slow, so it scores
   the last --sliding-tokens only, and memory is scored on those as well;
@@ -59,14 +60,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"{options.checkpoint} ({subject.name}) has no memory: give it as "
                          f"--baseline, and a relpos_transformer_xl first")  # fmt: skip
     context = options.context or subject.trained_length + subject.trained_memory
-    memory = context - subject.trained_length
-    if memory < 0:
+    if context < subject.trained_length:
         raise ValueError(f"--context must be >= the trained segment {subject.trained_length}, "
                          f"got {context}")  # fmt: skip
     other = (
         load_subject(options.baseline, options.data, options.split) if options.baseline else None
     )
-    rows = evaluation(subject, other, context, memory, options)
+    rows = evaluation(subject, other, context, options)
     print(f"\nevaluation on the end of {options.split}, {options.batch} row(s) or window(s) at a "
           f"time, {options.threads} thread(s); ratio: of the slowest method's speed")  # fmt: skip
     print(show([{name: row[name] for name in HEADERS} for row in rows]))
@@ -107,14 +107,12 @@ def evaluation(
     subject: Subject,
     other: Subject | None,
     context: int,
-    memory: int,
     options: argparse.Namespace,
 ) -> list[dict]:
     """Every method's row; ratios are to the slowest."""
     segment, batch = subject.trained_length, options.batch
     many = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
     few = many[-min(options.sliding_tokens, len(many)) :]
-    block = min(segment, len(few))
     rows: list[dict] = []
 
     def add(model: Subject, method: str, targets: range, score: Callable[[], Score]) -> None:
@@ -124,8 +122,14 @@ def evaluation(
         rows.append(row_of(model, method, context, score()))
 
     for targets in (many, few):
-        add(subject, "memory", targets,
-            lambda t=targets: score_with_memory(subject, t, block, memory, batch))  # fmt: skip
+        # Where a row is shorter than a segment, more memory makes up the context.
+        block = min(segment, -(-len(targets) // batch))
+        add(
+            subject,
+            "memory",
+            targets,
+            lambda t=targets, b=block: score_with_memory(subject, t, b, context - b, batch),
+        )
     for model in (subject, other) if other else (subject,):
         add(model, "strided window", many,
             lambda m=model: score_with_windows(m, many, context, segment, batch))  # fmt: skip

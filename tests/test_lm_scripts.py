@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import sys
@@ -155,6 +156,21 @@ def test_the_benchmark(recurrent, absolute, corpus, tmp_path, capsys):
     assert {row["context"] for row in found["evaluation"]} == {18}
     assert len(found["training"]) == 2
     assert "cannot: table of 8" in capsys.readouterr().out
+
+
+def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
+    """Of rows that are shorter than a segment, too, and each set of predictions by itself."""
+    asked = []
+
+    def score(subject, targets, block, mem_len, rows):
+        asked.append((len(targets), block, mem_len))
+        return _lm_eval.Score(len(targets), 1.0, 1.0)
+
+    monkeypatch.setattr(benchmark_lm, "score_with_memory", score)
+    monkeypatch.setattr(benchmark_lm, "score_with_windows", lambda *_: _lm_eval.Score(9, 1.0, 1.0))
+    options = argparse.Namespace(tokens=40, sliding_tokens=9, batch=2)
+    benchmark_lm.evaluation(subject, None, 18, options)
+    assert asked == [(40, 8, 10), (9, 5, 13)]
 
 
 @pytest.mark.parametrize(

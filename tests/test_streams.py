@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.logging import metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +18,7 @@ from relpos_fairseq.data.streams_iterator import StreamBatchIterator
 from relpos_fairseq.data.streams_memory import StreamMemory
 from relpos_fairseq.data.streams_text import refuse_unknown_characters, text_level, word_ends
 from relpos_fairseq.modules.memory import Memory
+from relpos_fairseq.tasks.segment_language_modeling_steps import log_units
 
 PAD = 1
 CHEAP = settings(max_examples=40, deadline=None)
@@ -210,6 +214,25 @@ def test_a_repeated_pass_starts_from_the_same_memory():
             raise RuntimeError("out of memory")
     with reading.block(2, "update 6", device) as carrier:
         assert float(carrier.memory.states[0][0, 0, 0]) == 1.0
+
+
+def test_an_attempt_that_outlasts_an_epoch_reads_the_new_one():
+    """Updates that overflow are not counted."""
+    reading, device = StreamMemory(), torch.device("cpu")
+    for epoch in (1.0, 2.0):
+        for step in (0, 1):
+            with reading.block(step, "update 0", device) as carrier:
+                assert step == 0 or float(carrier.memory.states[0][0, 0, 0]) == epoch
+                carrier.memory = memory_of(epoch)
+
+
+def test_bits_are_of_the_likelihood_where_labels_are_smoothed():
+    plain = {"loss": 8 * math.log(2), "ntokens": 4}
+    smoothed = {"loss": 99.0, "nll_loss": 8 * math.log(2), "ntokens": 4}
+    for output in (plain, smoothed):
+        with metrics.aggregate() as logged:
+            log_units([output], "char")
+        assert logged.get_smoothed_values()["bpc"] == 2
 
 
 def test_memory_is_saved_as_plain_tensors():

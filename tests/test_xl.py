@@ -352,6 +352,14 @@ def test_a_carrier_comes_back_with_the_next_memory() -> None:
     assert len(carrier.memory) == 5  # decoding leaves it alone
 
 
+def test_a_carrier_belongs_to_one_model() -> None:
+    """The second model of an ensemble would read what the first remembers of the same segment."""
+    carrier = MemoryCarrier()
+    small_xl()(stream(2, 4), memory=carrier)
+    with pytest.raises(ValueError, match="ensemble cannot share one memory: .* one checkpoint at"):
+        small_xl()(stream(2, 4), memory=carrier)
+
+
 def test_lengths_of_memory() -> None:
     """Training and evaluation have their own; setting one sets both."""
     model = small_xl(mem_len=3, eval_mem_len=6)

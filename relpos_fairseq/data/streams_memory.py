@@ -38,7 +38,7 @@ class StreamMemory:
         Raises:
             ValueError: the block does not follow the last one.
         """
-        if attempt != self._attempt:
+        if attempt != self._attempt or step == 0:  # overflows may last longer than an epoch
             self._attempt, self._before = attempt, {}
         if step == 0:
             memory = None

@@ -142,7 +142,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             return self._decode(tokens, incremental_state, carried(memory), document_starts)
         features, after = self._segment(tokens, carried(memory), document_starts)
         if isinstance(memory, MemoryCarrier):
-            memory.memory = after
+            memory.fill(after, self)
         return features, {"attn": [None], "memory": after}
 
     def _segment(

@@ -171,12 +171,27 @@ class MemoryCarrier:
     """The box that goes to the model with a batch and comes back with the next memory.
 
     fairseq's criterions drop what a model returns beside its logits; a carrier that the task puts
-    into `net_input` survives them.  One carrier belongs to one stream of batches.
+    into `net_input` survives them.  One carrier belongs to one stream of batches and one model.
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
         """Start with `memory`, or with none."""
         self.memory = memory
+        self._filled_by: object = None
+
+    def fill(self, memory: Memory, model: object) -> None:
+        """Put in what a model remembers now.
+
+        Raises:
+            ValueError: another model has filled it: this one read that model's memory, of a segment
+                that it should not know yet.
+        """
+        if self._filled_by not in (None, model):
+            raise ValueError(
+                "models of an ensemble cannot share one memory: evaluate a text with memory by one "
+                "checkpoint at a time (or by their average, scripts/average_checkpoints.py)"
+            )
+        self.memory, self._filled_by = memory, model
 
 
 def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:

@@ -98,12 +98,17 @@ def log_plan(split: str, blocks: StreamBlocks) -> None:
 
 
 def log_units(logging_outputs: list[dict], level: str) -> None:
-    """Count predictions, and log the loss in the unit of the text's level."""
+    """Count predictions, and log their likelihood in the unit of the text's level.
+
+    A criterion that smooths labels reports the likelihood beside its loss, as `nll_loss`.
+    """
+    smoothed = any("nll_loss" in output for output in logging_outputs)
+    likelihood = "nll_loss" if smoothed else "loss"
     total = {
         name: utils.item(sum(output.get(name, 0) for output in logging_outputs))
-        for name in ("loss", "ntokens", "nwords")
+        for name in (likelihood, "ntokens", "nwords")
     }
-    bits = total["loss"] / math.log(2)
+    bits = total[likelihood] / math.log(2)
     metrics.log_scalar_sum("predicted", total["ntokens"], priority=170, round=0)
     if level in UNITS and total["ntokens"]:
         metrics.log_scalar(
