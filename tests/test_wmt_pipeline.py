@@ -281,11 +281,20 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
         (["wmt15", "en-de", "--test", "newstest1999"], "sacrebleu has no test set newstest1999"),
         (["wmt15", "en-de", "--without", "czeng"], "the corpora are europarl-v7"),
         (["en-de", "--shard", "1/2", "--merge", "2"], "give one of them"),
+        (["wmt15", "en-de", "--czeng", "."], "--czeng: the corpora are europarl-v7"),
     ],
 )
 def test_bad_options(tmp_path, capsys, options, said):
     assert run_command(prepare_wmt.main, [*options, "--out", str(tmp_path / "out")]) == 2
     assert said in error(capsys)
+
+
+@pytest.mark.parametrize(
+    "options", ["--czeng .", "--without czeng", "--valid newstest2014", "--test newstest2014"]
+)
+def test_ones_own_text_leaves_nothing_to_choose(text, tmp_path, capsys, options):
+    assert prepare(text, tmp_path / "out", *options.split()) == 2
+    assert f"{options.split()[0]} goes with published sets" in error(capsys)
 
 
 def test_dry_run_names_sources_and_needs(tmp_path, capsys):

@@ -71,6 +71,7 @@ def test_a_normalised_line_is_one_clean_line(normalisers, line, language):
 
 def test_normalising_by_hand(normalisers):
     assert normalisers["en"]("\ufeff“It’s”\t5\u00a0000 e\u0301\u0007…") == '"It\'s" 5.000 é...'
+    assert normalisers["en"]("e\u200b\u0301\u2066 a\u2069") == "é a"
     assert normalisers["de"]("„So“ kostet 5\u00a0000 – ja") == '"So" kostet 5,000 - ja'
 
 

@@ -13,7 +13,7 @@ from sacremoses import MosesPunctNormalizer
 # Separators that Python or C take for a line's or a word's end become spaces; the rest is removed.
 SEPARATOR = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f"
-                       "\u202a-\u202e\u2060-\u2064\ufeff\ufff9-\ufffb]")  # fmt: skip
+                       "\u061c\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")  # fmt: skip
 UNPRINTABLE = re.compile(f"{SEPARATOR.pattern}|{INVISIBLE.pattern}")
 
 # Where a pattern holds one of these, it cannot match a line without it. Earlier ones are sought
@@ -49,8 +49,8 @@ class Normaliser:
 
     def __call__(self, line: str) -> str:
         """Returns the line in NFC, on one line, with single spaces and plain punctuation."""
-        if not line.isascii():
-            line = unicodedata.normalize("NFC", line)
         if UNPRINTABLE.search(line):
             line = INVISIBLE.sub("", SEPARATOR.sub(" ", line))
+        if not line.isascii():  # after that: a letter and its accent may have been kept apart
+            line = unicodedata.normalize("NFC", line)
         return " ".join(self.punctuation(line).split())

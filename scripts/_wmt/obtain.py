@@ -30,10 +30,13 @@ class Plan:
         self.corpora: list[Corpus] = []
         self.tests: dict[str, TestSet] = {}
         if uses_own_files(settings):
+            refuse_choices(settings)
             self.texts = parallel_files(settings.from_dir, *settings.languages)
             return
         corpora = training_set(settings.year, *settings.languages)
         known = [corpus.name for corpus in corpora]
+        if settings.czeng and CZENG not in corpora:
+            raise PreparationError(f"--czeng: the corpora are {', '.join(known)}: leave it out")
         for name in settings.without:
             if name not in known:
                 raise PreparationError(f"--without {name}: the corpora are {', '.join(known)}")
@@ -62,7 +65,7 @@ class Plan:
             Text(corpus.name, tuple(self.member(raw, corpus, lang) for lang in settings.languages))
             for corpus in self.corpora
         ]
-        if settings.czeng and settings.year == "wmt18" and CZENG.name not in settings.without:
+        if settings.czeng and CZENG.name not in settings.without:
             training += czeng(settings.czeng, *settings.languages)
         held_out = {
             split: Text(test.name, settings.sides(settings.out / "raw", split))
@@ -204,6 +207,25 @@ def discard(path: Path) -> None:
     """Removes a download and the hash that was kept of it, so that another run gets another."""
     path.unlink()
     path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
+
+
+def refuse_choices(settings: Settings) -> None:
+    """Refuses options that choose among published sets, where the user's own files are read.
+
+    Raises:
+        PreparationError: One is given.
+    """
+    for option, chosen in (
+        ("--czeng", settings.czeng is not None),
+        ("--without", bool(settings.without)),
+        ("--valid", settings.valid != Settings.valid),
+        ("--test", settings.tests != Settings.tests),
+    ):
+        if chosen:
+            raise PreparationError(
+                f"{option} goes with published sets; {settings.from_dir} has text of your own: "
+                f"leave {option} out"
+            )
 
 
 def uses_own_files(settings: Settings) -> bool:
