@@ -51,7 +51,8 @@ def read_target(args: argparse.Namespace) -> tuple[list[str], Detokeniser]:
     """Returns the reference and what turns a system's lines into text like it.
 
     Raises:
-        PreparationError: Neither --prepared nor --reference says what to score on.
+        PreparationError: Neither --prepared nor --reference says what to score on, or --prepared
+            is another program's folder.
     """
     if bool(args.prepared) == bool(args.reference):
         raise PreparationError("give either --prepared DIR or --reference FILE")
@@ -65,7 +66,11 @@ def read_target(args: argparse.Namespace) -> tuple[list[str], Detokeniser]:
         raise PreparationError(
             f"{args.prepared} has no manifest.json: run prepare_wmt.py to its end"
         )
-    settings = manifest["settings"]
+    settings = manifest.get("settings", {})
+    if "sets" not in manifest or not {"languages", "tokenizer", "bpe"} <= settings.keys():
+        raise PreparationError(
+            f"{args.prepared}/manifest.json is not of a whole run of prepare_wmt.py: name its --out"
+        )
     language = settings["languages"][1]
     reference = args.prepared / "reference" / f"{args.set}.{language}"
     if not reference.is_file():
@@ -116,6 +121,8 @@ def compare(
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command."""
     args = parser().parse_args(argv)
+    if args.samples < 1:
+        raise PreparationError(f"--samples must be >= 1, got {args.samples}")
     reference, detokenise = read_target(args)
     paths = [path for path in (args.baseline, args.system) if path]
     systems = [list(map(detokenise, read_system(path, len(reference)))) for path in paths]

@@ -124,6 +124,12 @@ def test_plain_lines_must_be_as_many(prepared, tmp_path, capsys):
     assert score(system, "--prepared", tmp_path) == 2
     assert score(system, "--prepared", prepared, "--set", "test9") == 2
     assert score(system, "--reference", system) == 2
+    capsys.readouterr()
+    (tmp_path / "manifest.json").write_text('{"settings": {"level": "word"}}')
+    assert score(system, "--prepared", tmp_path) == 2
+    assert "is not of a whole run of prepare_wmt.py" in capsys.readouterr().err
+    assert score(system, "--prepared", prepared, "--samples", "0") == 2
+    assert "--samples must be >= 1, got 0" in capsys.readouterr().err
 
 
 def test_paired_bootstrap(prepared, tmp_path, capsys):
