@@ -453,6 +453,9 @@ def test_long_questions(tmp_path, folder, caplog):
     assert [len(asked) <= 16 for asked in cut.asked] == [True, True]
     fewer = encoder_of(folder, max_query_length=16, on_long_question="drop").encode(source, True)
     assert [q.id for q in fewer.questions] == ["short"]
+    dropping = encoder_of(folder, max_query_length=16, on_long_question="drop")
+    every = dropping.encode(source, False)  # an evaluation without it would flatter the score
+    assert [q.id for q in every.questions] == ["long", "short"] and len(every.asked[0]) == 16
     assert "truncated" in caplog.text and "dropped" in caplog.text
     with pytest.raises(ValueError, match="id 'short': --tokens-per-sample 6 leaves no room"):
         encoder_of(

@@ -30,7 +30,9 @@ class QuestionAnsweringConfig(FairseqDataclass):
     doc_stride: int = _help(128, "pieces from the beginning of one window to that of the next")
     max_query_length: int = _help(64, "pieces of a question at most")
     on_long_question: ChoiceEnum(LONG_QUESTION) = _help(
-        "fail", "what to do with a longer question: fail, truncate it, or drop it"
+        "fail",
+        "what to do with a longer question: fail, truncate it, or drop it (from training; "
+        "validation truncates it, as every question counts)",
     )
     on_bad_answer: ChoiceEnum(BAD_ANSWER) = _help(
         "drop",

@@ -29,7 +29,8 @@ class Shape:
         doc_stride: pieces from one window's beginning to the next's.
         max_query_length: a question's pieces at most.
         separators: `</s>` between question and context: RoBERTa's two, or BERT's one.
-        on_long_question: `fail`, `truncate`, or `drop` the question.
+        on_long_question: `fail`, `truncate`, or `drop` the question (from training; where
+            questions are counted it is truncated).
     """
 
     tokens_per_sample: int = 512
@@ -123,7 +124,8 @@ class QuestionEncoder:
 
         Args:
             source: the file.
-            training: leave out questions whose answer is nowhere, which teach nothing.
+            training: leave out questions whose answer is nowhere, which teach nothing, and those
+                that `drop` drops; an evaluation has every question of its file.
 
         Raises:
             ValueError: a question that is too long, or leaves no room for context.
@@ -140,7 +142,7 @@ class QuestionEncoder:
             pieces = self._numbers(one)
             if len(pieces) > self.shape.max_query_length:
                 long.append(f"{question.id!r} ({len(pieces)} pieces)")
-                if self.shape.on_long_question == "drop":
+                if training and self.shape.on_long_question == "drop":
                     continue
                 pieces = pieces[: self.shape.max_query_length]
             self._add(encoded, question, pieces)
@@ -149,7 +151,7 @@ class QuestionEncoder:
                 for part in (encoded.questions, encoded.asked, encoded.spans):
                     part.pop()
         if long:
-            self._report_long(source, long)
+            self._report_long(source, long, training)
         if unplaced:
             logger.warning(
                 "%s: %d questions left out of training: their answer stands nowhere in their "
@@ -174,15 +176,15 @@ class QuestionEncoder:
         length = len(encoded.contexts[question.context].ids)
         encoded.spans.append(windows(length, room, self.shape.doc_stride))
 
-    def _report_long(self, source: QuestionFile, long: Sequence[str]) -> None:
+    def _report_long(self, source: QuestionFile, long: Sequence[str], training: bool) -> None:
         message = (
             f"{source.path}: {len(long)} questions longer than --max-query-length "
             f"{self.shape.max_query_length}: {', '.join(long[:5])}{', ...' if long[5:] else ''}"
         )
         if self.shape.on_long_question == "fail":
             raise ValueError(f"{message}; raise it, or choose --on-long-question truncate or drop")
-        done = {"truncate": "truncated", "drop": "dropped"}[self.shape.on_long_question]
-        logger.warning("%s; %s", message, done)
+        dropped = training and self.shape.on_long_question == "drop"
+        logger.warning("%s; %s", message, "dropped" if dropped else "truncated")
 
     def _encodings(self, texts: Sequence[str], what: str) -> Iterator[Encoding]:
         shown = sys.stderr.isatty() and len(texts) > _AT_ONCE
