@@ -14,6 +14,7 @@ OUT/manifest.json says what was made of what.
 import argparse
 import contextlib
 import fcntl
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from _prepare.command import run_command
 from _prepare.errors import PreparationError
-from _prepare.files import require_space, size_of
+from _prepare.files import require_space
 from _prepare.lines import ON_BAD_LINE
 from _prepare.manifest import table
 from _prepare.stages import run_stages
@@ -187,6 +188,16 @@ def describe(plan: Plan) -> tuple[str, int]:
     return table(rows, headers), archives + text * (COPIES + 1)
 
 
+def written(folder: Path) -> int:
+    """Returns the bytes below a folder; other shards' temporary files may vanish meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.stat(os.path.join(parent, name)).st_size
+    return size
+
+
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Waits for other shards that download or extract in the same folder."""
@@ -235,8 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.dry_run:
         return
     if not (settings.out / "manifest.json").exists():
-        there = size_of(settings.out) if settings.out.is_dir() else 0
-        require_space(settings.out, max(0, needed - there))
+        require_space(settings.out, max(0, needed - written(settings.out)))
     prepare(settings, plan, ["prepare_wmt.py", *argv], args.force)
 
 

@@ -510,6 +510,8 @@ def test_a_continued_run_needs_room_for_what_is_missing_alone(wmt, tmp_path, mon
     there = sum(len(data) for data in made(tmp_path / "out").values())
     assert download(tmp_path / "out") == 0
     assert len(asked) == 2 and asked[1] <= max(0, asked[0] - there)
+    (tmp_path / "gone").symlink_to("vanished")  # as a file does that another shard renames
+    assert prepare_wmt.written(tmp_path) > there
 
 
 def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, capsys, monkeypatch):
