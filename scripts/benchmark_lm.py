@@ -6,8 +6,8 @@
 
 Every method scores the end of one split with --context tokens of context:
 - memory: segments of the trained length T (a whole row where rows are shorter), memory of
-  context - T; a prediction sees context - T + 1 to context tokens at its first layer, and recurrence
-  reaches further, layer by layer;
+  context - T; a prediction sees context - T + 1 to context tokens at its first layer, and
+  recurrence reaches further, layer by layer;
 - sliding window: no memory, the window moves by one token and gives one prediction: every
   prediction sees all of the context. This is what the paper compares with. It is slow, so it scores
   the last --sliding-tokens only, and memory is scored on those as well;

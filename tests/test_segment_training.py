@@ -176,13 +176,19 @@ def test_a_model_without_memory(corpus, tmp_path):
     sizes = [f"--decoder-{name}-dim" for name in ("embed", "input", "output", "ffn-embed")]
     output = call(
         "train",
-        *(corpus, "--user-dir", USER_DIR, "--save-dir", tmp_path, *model),
+        *(corpus, "--user-dir", USER_DIR, "--save-dir", tmp_path / "save", *model),
         *[part for name in sizes for part in (name, "16")],
         *("--task", "segment_language_modeling", "--tokens-per-sample", "8", "--batch-size", "2"),
-        *("--optimizer", "adam", "--lr", "1e-3", "--criterion", "cross_entropy", "--no-save"),
+        *("--optimizer", "adam", "--lr", "1e-3", "--criterion", "cross_entropy"),
         *("--max-update", "3", "--log-interval", "1", "--distributed-world-size", "1", *QUIET),
+        *("--no-epoch-checkpoints", "--disable-validation"),
     )
     assert len(losses(output)) == 3
+    score = [corpus, "--user-dir", USER_DIR, "--path", tmp_path / "save" / "checkpoint_last.pt"]
+    score += ["--gen-subset", "valid", *TASK, *QUIET]
+    assert "Perplexity" in call("eval_lm", *score)
+    with pytest.raises(ValueError, match="--reset-memory-at-document needs a model with memory"):
+        call("eval_lm", *score, "--reset-memory-at-document", "--document-boundaries", "eos")
     with pytest.raises(ValueError, match="--reset-memory-at-document needs a model with memory"):
         call(
             "train",

@@ -43,6 +43,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary)
         self.level = level
         self.memories: dict[tuple[str, str], StreamMemory] = {}
+        self.newest_model: Any = None  # fairseq-eval-lm's loader is not told whose it is
         self._gathered: list[dict] | None = None
 
     @classmethod
@@ -76,6 +77,11 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         level = streams_text.text_level(folders[0], dictionary, str(args.text_level))
         logger.info("dictionary: %d types, text level %s", len(dictionary), level)
         return cls(args, dictionary, level)
+
+    def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
+        """As fairseq's, and remember it."""
+        self.newest_model = super().build_model(args, from_checkpoint)
+        return self.newest_model
 
     def load_dataset(
         self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
@@ -162,7 +168,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         iterator = self.get_batch_iterator(
             dataset, None, batch_size or 1, max_positions, **options
         ).next_epoch_itr(shuffle=False)
-        return steps.WithMemory(iterator)
+        return steps.WithMemory(iterator, self.newest_model)
 
     def train_step(
         self,

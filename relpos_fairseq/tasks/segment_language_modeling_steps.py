@@ -19,9 +19,9 @@ UNITS = {"char": "bpc", "byte": "bpb"}
 class WithMemory:
     """Samples in order, each with the carrier that the one before filled."""
 
-    def __init__(self, samples: Any) -> None:
-        """Wrap an iterator over the blocks of a split."""
-        self.samples = samples
+    def __init__(self, samples: Any, model: Any) -> None:
+        """Wrap an iterator over the blocks of a split, for a model."""
+        self.samples, self.model = samples, model
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -33,8 +33,7 @@ class WithMemory:
         for sample in self.samples:
             device = sample["target"].device
             with reading.block(sample["step"], sample["step"], device) as carrier:
-                sample["net_input"]["memory"] = carrier
-                yield sample
+                yield with_carrier(sample, self.model, carrier)
 
 
 def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
