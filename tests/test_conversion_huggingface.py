@@ -20,7 +20,12 @@ from relpos_fairseq.conversion import ConversionError, hf_export, hf_model  # no
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of  # noqa: E402
 from relpos_fairseq.conversion.hf_reference import Reference  # noqa: E402
 from relpos_fairseq.conversion.sources import read_source  # noqa: E402
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder, symbol_numbers  # noqa: E402
+from relpos_fairseq.conversion.vocabulary import (  # noqa: E402
+    Vocabulary,
+    of_checkpoint,
+    of_folder,
+    symbol_numbers,
+)
 from relpos_fairseq.conversion.writer import build  # noqa: E402
 
 SIZES = {
@@ -144,6 +149,31 @@ def test_heads_come_along(tmp_path, make, cls, ours_name, theirs_name):
     assert any("no masked LM head" in note for note in source.notes)
 
 
+def test_gpt2_numbers_are_not_taken_for_pieces(tmp_path):
+    """In fairseq's dict.txt "1" is the piece of number 1, though a piece "1" may exist."""
+    pieces = ["a", "0", "b", "1", "ab"]
+    (tmp_path / "encoder.json").write_text(json.dumps({p: n for n, p in enumerate(pieces)}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
+    (tmp_path / "dict.txt").write_text("".join(f"{n} 1\n" for n in (4, 1, 0, 2, 3)))
+    found = of_checkpoint(sorted(tmp_path.iterdir()), 10)
+    assert found.rows == list(range(10)) and not found.files
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for name, text in found.made.items():
+        (folder / name).write_text(text)
+    theirs = transformers.RobertaTokenizer.from_pretrained(folder)
+    assert theirs("ab0")["input_ids"] == [0, 4, 5, 2] and theirs.mask_token_id == 9
+    again = of_folder(folder, {"vocab_size": 10, "model_type": "roberta"}, [])
+    assert again.rows == list(range(10)) and again.symbols == ["ab", "0", "a", "b", "1"]
+
+
+def test_only_newlines_end_a_line_of_the_dictionary(tmp_path):
+    (tmp_path / "dict.txt").write_text("\u2028 1\nb 1\n", encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n\u2028\nb\n")
+    found = of_checkpoint(sorted(tmp_path.iterdir()), 7)
+    assert found.symbols == ["\u2028", "b"] and found.rows == [2, 0, 3, 1, 5, 6, 4]
+
+
 def test_heads_have_the_names_that_the_tasks_ask_for():
     """A head of another name would be left out, and fine-tuning begin with a new one."""
     from fairseq.criterions.sentence_prediction import SentencePredictionConfig
@@ -194,7 +224,6 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     from fairseq.data import Dictionary
 
     from relpos_fairseq.conversion.command import Job, to_huggingface, to_ours
-    from relpos_fairseq.conversion.vocabulary import of_checkpoint
     from relpos_fairseq.data.tokenizers import load_tokenizer
 
     folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))

@@ -185,6 +185,8 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
         hf_export.save(folder, config, weights)
         for file in vocabulary.files:
             shutil.copyfile(file, folder / file.name)
+        for name, text in vocabulary.made.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
     return write
 

@@ -7,6 +7,7 @@ their order.  RoBERTa's and XLM-R's vocabularies have that order already.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,13 @@ class Vocabulary:
         symbols: lines of dict.txt: what stands between the special symbols and <mask>.
         rows: number, in the source, of each of fairseq's rows; -1 where the source has none.
         files: the tokenizer's files.
+        made: name to text of files that stand for some of those.
     """
 
     symbols: list[str]
     rows: list[int]
     files: list[Path] = field(default_factory=list)
+    made: dict[str, str] = field(default_factory=dict)
 
     def take(self, table: Tensor) -> Tensor:
         """(V, ...) rows in the source's order as (V', ...) rows in fairseq's."""
@@ -122,7 +125,8 @@ def of_checkpoint(files: list[Path], size: int) -> Vocabulary:
     model = [path for path in files if path.name in FILES and path.name != "tokenizer_config.json"]
     if "dict.txt" not in named or not model:
         return Vocabulary([], list(range(size)))
-    lines = named["dict.txt"].read_text(encoding="utf-8").splitlines()
+    text = named["dict.txt"].read_text(encoding="utf-8")
+    lines = text.removesuffix("\n").split("\n")  # only \n: U+2028 may be a symbol
     symbols = [line.rsplit(" ", 1)[0] for line in lines]
     rows = [*SPECIAL, *symbols, MASK]
     if len(rows) != size:
@@ -130,11 +134,30 @@ def of_checkpoint(files: list[Path], size: int) -> Vocabulary:
             f"{named['dict.txt']} has {len(symbols)} symbols, and the model {size} rows where "
             f"{len(rows)} are needed: it belongs to another model"
         )
+    if "encoder.json" in named and getattr(
+        load_tokenizer(model[0].parent), "ids_as_symbols", False
+    ):
+        return _of_gpt2(symbols, rows, named)
     numbers = symbol_numbers(model[0].parent)
     taken = {numbers[symbol] for symbol in rows if symbol in numbers}
     free = iter(number for number in range(size + len(numbers)) if number not in taken)
     order = [numbers[symbol] if symbol in numbers else next(free) for symbol in rows]
     return Vocabulary(symbols, order, [path for path in files if path.name != "dict.txt"])
+
+
+def _of_gpt2(symbols: list[str], rows: list[str], named: dict[str, Path]) -> Vocabulary:
+    """GPT-2's files, whose pieces dict.txt names by number, as vocab.json and merges.txt.
+
+    fairseq's order of rows is that of Hugging Face's RoBERTa, so no row moves.
+    """
+    numbers = json.loads(named["encoder.json"].read_text(encoding="utf-8"))
+    pieces = {str(number): piece for piece, number in numbers.items()}
+    vocabulary = {pieces.get(symbol, symbol): row for row, symbol in enumerate(rows)}
+    made = {
+        "vocab.json": json.dumps(vocabulary, ensure_ascii=False),
+        "merges.txt": named["vocab.bpe"].read_text(encoding="utf-8"),
+    }
+    return Vocabulary(symbols, list(range(len(rows))), [], made)
 
 
 def symbol_numbers(folder: Path) -> dict[str, int]:
