@@ -137,6 +137,10 @@ def test_documents_from_a_sidecar_or_line_ends(tmp_path):
         find_documents(tmp_path / "train", tokens, "sidecar", 2)
     np.save(tmp_path / "train.documents.npy", np.array([0, 3], dtype=np.int64))
     assert find_documents(tmp_path / "train", tokens, "sidecar", 2).tolist() == [0, 3]
+    (tmp_path / "train1.bin").touch()
+    assert find_documents(tmp_path / "train", tokens, "sidecar", 2).tolist() == [0, 3]
+    with pytest.raises(ValueError, match=r"knows nothing of .*train1.bin, which is read as well"):
+        find_documents(tmp_path / "train", tokens, "sidecar", 2, combine=True)
     for wrong in ([0, 9], [3, 3], [0.5]):
         with pytest.raises(ValueError, match="positions"):
             check_document_starts(np.array(wrong), 6, "x.npy")

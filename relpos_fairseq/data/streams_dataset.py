@@ -157,7 +157,9 @@ def _tokens_of(dataset: FairseqDataset, path: str) -> np.ndarray:
     return np.concatenate([dataset[line].numpy() for line in range(len(dataset))])
 
 
-def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int) -> np.ndarray:
+def find_documents(
+    path: Path, tokens: np.ndarray, boundaries: str, eos: int, combine: bool = False
+) -> np.ndarray:
     """Positions of tokens that begin a document.
 
     Args:
@@ -165,9 +167,10 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int) ->
         tokens: its tokens.
         boundaries: `sidecar`: `SPLIT.documents.npy` beside it; `eos`: every line is a document.
         eos: id of the end of a line.
+        combine: whether `train1`, `train2` .. were read after `train`.
 
     Raises:
-        ValueError: the sidecar is missing or belongs to other data.
+        ValueError: the sidecar is missing, belongs to other data or to a part of it only.
     """
     if boundaries == "eos":
         starts = np.flatnonzero(tokens[:-1] == eos) + 1
@@ -177,6 +180,12 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int) ->
         raise ValueError(
             f"--reset-memory-at-document needs {sidecar} (scripts/prepare_lm.py writes it), or "
             f"--document-boundaries eos where every line is a document"
+        )
+    second = path.with_name(f"{path.name}1.bin")
+    if combine and second.exists():
+        raise ValueError(
+            f"{sidecar} knows nothing of {second}, which is read as well: remove that, make it a "
+            f"data folder of its own (dir1:dir2), or give --document-boundaries eos"
         )
     starts = np.load(sidecar, allow_pickle=False)
     return check_document_starts(starts, len(tokens), str(sidecar))

@@ -9,7 +9,7 @@ decoder itself keeps none.  Positions are the scheme's, over slots M memory + T 
 
 As the released code: dropout also after the last layer, its initial values (xl_initialisation.py),
 and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it: projections
-of attention have biases, as everywhere in fairseq.
+of attention have biases, as everywhere in fairseq, and no dropout falls on R.
 """
 
 from __future__ import annotations

@@ -99,7 +99,9 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         starts = None
         if self.args.reset_memory_at_document:
             boundaries = str(self.args.document_boundaries)
-            starts = streams_dataset.find_documents(path, tokens, boundaries, self.dictionary.eos())
+            starts = streams_dataset.find_documents(
+                path, tokens, boundaries, self.dictionary.eos(), combine
+            )
             logger.info("%s: %s documents", split, f"{len(starts):,}")
         words = streams_text.word_ends(self.dictionary) if self.level == "subword" else None
         self.datasets[split] = streams_dataset.StreamDataset(
