@@ -266,6 +266,10 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
     (folder / "valid.de").unlink()
     assert prepare(folder, tmp_path / "out") == 2
     assert "has no valid.de" in error(capsys)
+    shutil.copy(text / "valid.de", folder)
+    (folder / "test_2.en").write_text("only in English\n")
+    assert prepare(folder, tmp_path / "out") == 2
+    assert "put it there, or take test_2.en away" in error(capsys)
     assert prepare(tmp_path / "none", tmp_path / "out") == 2
     assert "is not a folder" in error(capsys)
     assert prepare(tmp_path, tmp_path / "out") == 2

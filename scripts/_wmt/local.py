@@ -66,8 +66,10 @@ def parallel_files(folder: Path, source: str, target: str) -> Texts:
         paths = find(folder, name, source), find(folder, name, target)
         for path, language in zip(paths, (source, target), strict=True):
             if path is None:
+                other = target if language == source else source
+                instead = f", or take {name}.{other} away" if name in names else ""
                 raise PreparationError(
-                    f"{folder} has no {name}.{language} (nor .gz, .bz2, .xz): put it there"
+                    f"{folder} has no {name}.{language} (nor .gz, .bz2, .xz): put it there{instead}"
                 )
         texts[name] = Text(name, paths)
     numbered = {f"test{index or ''}": name for index, name in enumerate(names)}
