@@ -142,7 +142,14 @@ class StackPositions(nn.Module):
             rotation=self.shared.rotation(prepared),
         )
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+    def check_before(self, owner: nn.Module) -> None:
+        """Hold checkpoints against this scheme before the layers of `owner` load their tables."""
+        owner.register_load_state_dict_pre_hook(self._check_owner)
+
+    def _check_owner(self, owner: nn.Module, state_dict: dict, prefix: str, *rest: Any) -> None:
+        self._check_identity(state_dict, f"{prefix}positions.")
+
+    def _check_identity(self, state_dict: dict, prefix: str) -> None:
         saved = state_dict.get(f"{prefix}scheme_version")
         if saved is not None and decode_text(saved) != self.plan.describe():
             raise PositionMismatchError(
@@ -150,6 +157,9 @@ class StackPositions(nn.Module):
                 f"checkpoint was trained with [{decode_text(saved)}], the flags say "
                 f"[{self.plan.describe()}]: give the checkpoint's flags"
             )
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+        self._check_identity(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -92,6 +92,7 @@ class RelPosEncoder(TransformerEncoderBase):
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         del self._construction
         self.positions = stack
+        stack.check_before(self)
         self.eos_idx = dictionary.eos()
         initialize_projections(stack, self.layers)
 
@@ -183,6 +184,7 @@ class RelPosDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         del self._construction
         self.positions = stack
+        stack.check_before(self)
         self.eos_idx = dictionary.eos()
         self.initialize(cfg)
         initialize_projections(stack, self.layers)
