@@ -25,8 +25,9 @@ import finetune_glue  # noqa: E402
 import prepare_glue  # noqa: E402
 import prepare_mlm  # noqa: E402
 from _glue import runs  # noqa: E402
-from _glue.pretrained import read_pretrained  # noqa: E402
+from _glue.pretrained import Pretrained, read_pretrained, takes_any_length  # noqa: E402
 from _glue.protocols import PROTOCOLS, Result, summarise, updates_of  # noqa: E402
+from _glue.runs import Run, Settings  # noqa: E402
 from _glue.tables import cell  # noqa: E402
 from _glue.tasks import GLUE, TASKS  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
@@ -162,6 +163,27 @@ def test_what_is_no_number_is_the_worst():
     assert summarise(found, "mcc", "best").values["mcc"] == -3.0
     with pytest.raises(ValueError, match="no run has ended"):
         summarise([], "mcc", "best")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "any_length"),
+    [("m4", True), ("rel_scalar", True), ("m4m", True), ("learned", False), ("learned+m4", False)],
+)
+def test_relative_models_take_longer_examples_than_in_pre_training(tmp_path, scheme, any_length):
+    config = {"position_scheme": scheme, "position_clip_distance": "auto", "max_positions": None}
+    assert takes_any_length(config, 16) is any_length
+    assert not takes_any_length({"encoder_embed_dim": 768}, 512)  # fairseq's own RoBERTa
+    (tmp_path / "RTE").mkdir()
+    known = {"train": 9, "max_length": 20, "init_token": 0, "separator_token": 2}
+    (tmp_path / "RTE" / "task.json").write_text(json.dumps(known))
+    model = Pretrained("x", Path("x.pt"), 16, (), any_length)
+    run = Run(model, GLUE["RTE"], 1e-5, 3, 1)
+    if any_length:
+        flags = run.arguments(Settings(tmp_path, tmp_path, "last"))
+        assert flags[flags.index("--max-positions") + 1] == "20"
+    else:
+        with pytest.raises(ValueError, match="has examples of 20 tokens, x takes 16"):
+            run.arguments(Settings(tmp_path, tmp_path, "last"))
 
 
 def test_cells_are_as_glue_writes_them():

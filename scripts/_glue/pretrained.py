@@ -25,12 +25,14 @@ class Pretrained:
         path: the checkpoint.
         positions: the longest input that it was built for.
         flags: the command line's flags that build its model.
+        any_length: whether its positions reach beyond that: a relative scheme's do.
     """
 
     name: str
     path: Path
     positions: int
     flags: tuple[str, ...]
+    any_length: bool = False
 
 
 def read_pretrained(name: str, path: Path) -> Pretrained:
@@ -71,7 +73,22 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
         elif value not in (None, False):
             flags += [flag, str(value)]
     positions = model.get("max_positions") or task.get("tokens_per_sample")
-    return Pretrained(name, path, int(positions or task.get("max_positions") or 512), tuple(flags))
+    positions = int(positions or task.get("max_positions") or 512)
+    return Pretrained(name, path, positions, tuple(flags), takes_any_length(model, positions))
+
+
+def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:
+    """Whether a model's positions have no end: none of its schemes has a row a position.
+
+    Args:
+        model: its configuration.
+        positions: the longest input that it was built for.
+    """
+    from relpos_fairseq.conversion.source import DEFAULTS, plan_of
+
+    own = {name: _plain(value) for name, value in model.items() if value is not None}
+    named = {"position_scheme": "learned"} | DEFAULTS | own | {"max_positions": positions}
+    return plan_of(named).longest is None
 
 
 def _sections(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

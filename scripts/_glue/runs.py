@@ -70,7 +70,8 @@ class Run:
             raise PreparationError(
                 f"{data} was not made by prepare_glue.py: run it for {self.task.name}"
             )
-        if known["max_length"] > self.model.positions:
+        longest = max(known["max_length"], self.model.positions)
+        if longest > self.model.positions and not self.model.any_length:
             raise PreparationError(
                 f"{self.task.name} has examples of {known['max_length']} tokens, {self.model.name} "
                 f"takes {self.model.positions}: prepare_glue.py --max-length {self.model.positions}"
@@ -82,7 +83,7 @@ class Run:
         return [
             str(data), "--user-dir", str(USER_DIR), "--task", "sentence_prediction",
             "--finetune-from-model", str(self.model.path), *self.model.flags,
-            "--max-positions", str(self.model.positions),
+            "--max-positions", str(longest),
             "--num-classes", str(self.task.classes),
             "--init-token", str(known["init_token"]),
             "--separator-token", str(known["separator_token"]),
