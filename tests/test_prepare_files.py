@@ -335,6 +335,16 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(capsys):
     assert statuses == [0]  # only the main thread may touch signals
 
 
+def test_a_manifest_names_every_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [Path(name) for name in ("a/t", "b/t", "c/b/t")]
+    for path in paths:
+        files.write_text(path, str(path))
+    given = [paths[0], paths[2].absolute(), paths[1], paths[1].absolute()]
+    assert list(manifest.labelled(given, None)) == ["t", "b/t", f"{tmp_path.name}/b/t"]
+    assert len(manifest.describe_files(manifest.labelled(given, tmp_path))) == 3
+
+
 def test_a_manifest_depends_on_the_input_alone(tmp_path):
     written = []
     for name, workers in (("one", "1"), ("two", "8")):

@@ -497,6 +497,9 @@ def test_what_was_downloaded_stays(wmt, tmp_path):
     assert download(out) == 0
     shutil.copytree(out / "downloads", out / "mine")
     archives = sorted(made(out / "mine"))
+    got = json.loads((out / "manifest.json").read_text())["stages"]["download"]["second"]
+    content = (out / "downloads" / "second.tgz").read_bytes()
+    assert got == {"file": "second.tgz", "sha256": hashlib.sha256(content).hexdigest()}
     assert download(out, "--without", "second") == 0
     assert "second.tgz" in archives and sorted(made(out / "downloads")) == archives
     assert download(out, "--from-dir", str(out / "mine")) == 0

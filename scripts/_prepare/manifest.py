@@ -72,10 +72,15 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
     """Gives every file a label that does not depend on where this machine keeps it."""
     if isinstance(files, Mapping):
         return {label: Path(path) for label, path in files.items()}
-    labels = {}
+    labels: dict[str, Path] = {}
     for path in map(Path, files):
         inside = folder is not None and path.is_relative_to(folder)
-        labels[path.relative_to(folder).as_posix() if inside else path.name] = path
+        label, depth = path.relative_to(folder).as_posix() if inside else path.name, 1
+        path = path.absolute()
+        while labels.get(label, path) != path:  # two files of one name in different folders
+            depth += 1
+            label = "/".join(path.parts[-depth:])
+        labels[label] = path
     return labels
 
 

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from _prepare.archives import extract
 from _prepare.download import fetch
 from _prepare.errors import PreparationError
-from _prepare.files import write_text
+from _prepare.files import sha256_of, write_text
 from _prepare.stages import Stage
 
 from .local import Texts, czeng, has_parallel_files, parallel_files
@@ -101,7 +101,10 @@ class Plan:
             )  # fmt: skip
             self.check_tests(found)
             archives.update(found)
-            return {name: str(path.relative_to(folder)) for name, path in found.items()}
+            return {
+                name: {"file": str(path.relative_to(folder)), "sha256": sha256_of(path)}
+                for name, path in found.items()
+            }
 
         if settings.from_dir:
             archives.update(fetch(self.sources(), folder, from_dir=settings.from_dir))
