@@ -105,6 +105,13 @@ def test_type_follows_the_model() -> None:
     assert {state.dtype for state in longer.states} == {torch.float32}
 
 
+def test_it_moves_as_a_whole() -> None:
+    """A reader of samples on the CPU may hand a model its own memory of another device."""
+    value = memory().to(torch.zeros(1, dtype=torch.bfloat16)).on(torch.device("meta"))
+    assert {state.device.type for state in (*value.states, value.valid)} == {"meta"}
+    assert {state.dtype for state in value.states} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize(
     ("layers", "batch", "width", "message"),
     [

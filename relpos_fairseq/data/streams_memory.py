@@ -51,8 +51,7 @@ class StreamMemory:
                 f"block {step} of the stream came where block {self.next_step} follows: memory "
                 f"needs blocks in their order (a checkpoint of another data position?)"
             )
-        if memory is not None and memory.valid.device != device:
-            memory = memory.to(memory.states[0].new_empty(0, device=device))
+        memory = None if memory is None else memory.on(device)
         self._before[step] = memory
         carrier = MemoryCarrier(memory)
         yield carrier

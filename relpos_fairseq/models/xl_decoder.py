@@ -200,7 +200,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             like = next(self.layers.parameters())
             return Memory.empty(self.num_layers, tokens.size(0), width, like)
         memory.check(self.num_layers, tokens.size(0), width)
-        return memory.last(self.mem_len)
+        return memory.last(self.mem_len).on(tokens.device)
 
     def _layers(
         self,

@@ -97,6 +97,10 @@ class Memory:
         states = tuple(state.to(like) for state in self.states)
         return Memory(states, self.valid.to(like.device))
 
+    def on(self, device: torch.device) -> Memory:
+        """The same on a device, in the type that it has."""
+        return Memory(tuple(state.to(device) for state in self.states), self.valid.to(device))
+
     def last(self, mem_len: int) -> Memory:
         """The newest `mem_len` slots."""
         if len(self) <= mem_len:

@@ -160,8 +160,10 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         """What fairseq-eval-lm reads: one row unless --batch-size says more, with memory.
 
         Raises:
-            ValueError: a context window, which memory replaces.
+            ValueError: a context window, which memory replaces, or no model yet.
         """
+        if self.newest_model is None:
+            raise ValueError("build the model by this task before asking for what it is to read")
         if context_window > 0:
             raise ValueError(
                 f"--context-window {context_window}: segment_language_modeling gives context by "

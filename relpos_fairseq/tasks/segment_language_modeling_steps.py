@@ -20,7 +20,7 @@ class WithMemory:
     """Samples in order, each with the carrier that the one before filled."""
 
     def __init__(self, samples: Any, model: Any) -> None:
-        """Wrap an iterator over the blocks of a split, for a model."""
+        """Wrap an iterator over the blocks of a split, for a model that is there already."""
         self.samples, self.model = samples, model
 
     def __len__(self) -> int:
@@ -30,8 +30,8 @@ class WithMemory:
     def __iter__(self) -> Iterator[dict]:
         """Blocks, with an empty memory before the first."""
         reading = StreamMemory()
+        device = next(self.model.parameters()).device  # samples are moved there afterwards
         for sample in self.samples:
-            device = sample["target"].device
             with reading.block(sample["step"], sample["step"], device) as carrier:
                 yield with_carrier(sample, self.model, carrier)
 
