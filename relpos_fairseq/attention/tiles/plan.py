@@ -130,7 +130,7 @@ def make_plan(inputs: AttentionInputs, rows: int) -> Plan:
     """The plan of a call that `refusal` does not refuse."""
     plan = Plan(inputs, rows)
     if any(multiplies(term) for term in inputs.terms):
-        plan.split = make_split(plan)
+        plan.split = make_split(inputs, plan.keep)
     for term in inputs.terms:
         if _has_vectors(term):
             _add_vectors(plan, term)

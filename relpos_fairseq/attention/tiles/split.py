@@ -8,8 +8,8 @@ is formed by the formula itself, as a small call of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from relpos_fairseq.attention.sheared import Sheared
 from relpos_fairseq.attention.tiles.geometry import Tile
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
-
-if TYPE_CHECKING:
-    from relpos_fairseq.attention.tiles.plan import Plan
 
 FIELDS = ("query_vectors", "key_vectors", "gate", "trilinear")
 
@@ -56,18 +53,22 @@ def multiplies(term: PositionTerms) -> bool:
     return term.product or term.trilinear is not None
 
 
-def make_split(plan: Plan) -> Split:
-    """The split of a call with multiplying terms."""
-    inputs = plan.inputs
+def make_split(inputs: AttentionInputs, keep: Callable[[Tensor], int]) -> Split:
+    """The split of a call with multiplying terms.
+
+    Args:
+        inputs: the call.
+        keep: keeps a table and returns its place.
+    """
     terms = [_bare(term) for term in inputs.terms if multiplies(term) or term.gate is not None]
     sides = []
     for tail in ("lowest", "highest"):
         q, k = inputs.q.to(inputs.exact) * inputs.scale, inputs.k.to(inputs.exact)
         for term in terms:
             q, k = _at_tail(term, q, k, inputs, getattr(term.relation, tail))
-        sides.append((plan.keep(q), plan.keep(k)))
+        sides.append((keep(q), keep(k)))
     places = [
-        {name: plan.keep(getattr(term, name)) for name in FIELDS if getattr(term, name) is not None}
+        {name: keep(getattr(term, name)) for name in FIELDS if getattr(term, name) is not None}
         for term in terms
     ]
     return Split(
