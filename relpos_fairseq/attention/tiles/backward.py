@@ -114,7 +114,8 @@ class Backward(Forward):
             add_table_gradient(self.totals[part.value], columns, upstream, tile)
         if self.totals[part.value_left] is not None:
             add_table_gradient(self.totals[part.value_left], mass, upstream, tile)
-        band.add(self.grads, tile, products(upstream, table), mask)
+        found = products(upstream, table)
+        band.add(self.grads, tile, found, mask, found[..., -1:].clone())
         if self.seed is not None:  # without dropout softmax does not see what a whole row gets
             self.grads.of(tile).add_(products(upstream, left))
 

@@ -71,13 +71,24 @@ class Band:
             outside |= key >= tile.slot + bottom + self.right
         return outside
 
-    def add(self, buffer: Buffer, tile: Tile, columns: Tensor, mask: Tensor) -> None:
-        """Add columns (N, n, W), right tail included, to what the buffer holds."""
-        logits, last = buffer.of(tile), columns[..., -1:].clone()
+    def add(
+        self, buffer: Buffer, tile: Tile, columns: Tensor, mask: Tensor, last: Tensor | None
+    ) -> None:
+        """Add to what the buffer holds.
+
+        Args:
+            buffer: logits, or gradients of them.
+            tile: which tile.
+            columns: (N, n, W) of the band; overwritten where the mask is True.
+            mask: the band's.
+            last: (N, n, 1) what each row adds in its right tail, or None.
+        """
         columns.masked_fill_(mask, 0.0)
         buffer.diagonals(tile, self.lowest, self.width).add_(columns)
-        for rows, keys in self.strips(tile):
-            logits[:, rows, keys] += last[:, rows]
+        if last is not None:
+            logits = buffer.of(tile)
+            for rows, keys in self.strips(tile):
+                logits[:, rows, keys] += last[:, rows]
 
     def take(self, buffer: Buffer, tile: Tile, mask: Tensor) -> Tensor:
         """The adjoint of `add`: (N, n, W) new."""

@@ -163,20 +163,18 @@ class Forward:
         if part.band is None:
             self._add_wide(tile, part)
             return
-        columns = None
+        columns = last = None
         if part.query is not None:
             table = tile.of_heads(self.tables[part.query])
             columns = products(self.queries_of(tile, part), table)
+            last = columns[..., -1:].clone()  # the band's mask hides it in most rows
         if keys is not None:
-            diagonals = keys.diagonals(tile)
-            if columns is None:
-                columns, last = diagonals.clone(), None
-            else:
-                last = columns[..., -1:].clone()
-                columns += diagonals
-            self._add_band(tile, part, keys, columns, last)
-        elif columns is not None:
-            part.band.add(self.buffer, tile, columns, self.mask(tile, part))
+            found = keys.diagonals(tile)
+            columns = found.clone() if columns is None else columns.add_(found)
+        if columns is not None:
+            part.band.add(self.buffer, tile, columns, self.mask(tile, part), last)
+        if keys is not None:
+            keys.add_right(self.buffer, tile)
 
     def _add_wide(self, tile: Tile, part: Vectors) -> None:
         """Add the products of queries and of keys with vectors over all distances."""
@@ -195,18 +193,6 @@ class Forward:
         """(1|N, S + n - 1, D): a table's vectors over the distances of a tile to some keys."""
         table = tile.of_heads(self.tables[place])
         return window(table, tile, self.inputs.positions.lowest_distance, keys)
-
-    def _add_band(
-        self, tile: Tile, part: Vectors, keys: KeyProducts, columns: Tensor, last: Tensor | None
-    ) -> None:
-        """Add a band that keys take part in; `last` is the queries' right tail."""
-        band, logits = part.band, self.buffer.of(tile)
-        columns.masked_fill_(self.mask(tile, part), 0.0)
-        self.buffer.diagonals(tile, band.lowest, band.width).add_(columns)
-        if last is not None:
-            for rows, right in band.strips(tile):
-                logits[:, rows, right] += last[:, rows]
-        keys.add_right(self.buffer, tile)
 
     def probabilities(self, tile: Tile, share: Share) -> Tensor:
         """(N, n, S) before dropout, in the buffer."""
