@@ -8,39 +8,23 @@ off.
 """
 
 import argparse
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass
 from typing import Any, Optional
 
-from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
 from omegaconf import II, OmegaConf
 
-from relpos_fairseq.config import PositionConfig
-
-ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
-DEFAULT_LENGTH = 1024
-# A decoder alone: --position-scheme says all.
-_DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
-_Positions = make_dataclass(
-    "_Positions",
-    [
-        (part.name, str, field(default=part.default, metadata=part.metadata))
-        for part in fields(PositionConfig)
-        if part.name not in _DROPPED
-    ],
-    bases=(FairseqDataclass,),
+from relpos_fairseq.models.single_stack_config import (
+    ACTIVATIONS,
+    SingleStackPositions,
+    help_text,
 )
-_Positions.__module__ = __name__
 
-
-def help_text(default: Any, text: str) -> Any:
-    """A field with a default and a help text."""
-    return field(default=default, metadata={"help": text})
+DEFAULT_LENGTH = 1024
 
 
 @dataclass
-class LanguageModelFlags(_Positions):
+class LanguageModelFlags(SingleStackPositions):
     """Every option of a decoder-only transformer, and every option of positions."""
 
     activation_fn: ACTIVATIONS = help_text("relu", "activation of the feed-forward layers")
@@ -108,23 +92,6 @@ class RelPosTransformerLMConfig(LanguageModelFlags):
     """As fairseq's `transformer_lm`, which always puts layer norm before blocks."""
 
     decoder_normalize_before: bool = help_text(True, "layer norm before each block, not after it")
-
-
-def sized(base: type[FairseqDataclass], name: str, values: dict[str, Any]) -> type:
-    """A config class like `base` whose defaults are `values`: a named size.
-
-    Raises:
-        ValueError: if a value names no field.
-    """
-    known = {part.name: part for part in fields(base)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ValueError(f"{name}: unknown fields {', '.join(unknown)}")
-    changed = [
-        (key, known[key].type, field(default=value, metadata=known[key].metadata))
-        for key, value in values.items()
-    ]
-    return make_dataclass(name, changed, bases=(base,))
 
 
 def nested(cfg: Any) -> TransformerConfig:

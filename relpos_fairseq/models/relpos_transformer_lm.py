@@ -16,8 +16,8 @@ from relpos_fairseq.models.lm_config import (
     LanguageModelFlags,
     RelPosTransformerLMConfig,
     nested,
-    sized,
 )
+from relpos_fairseq.models.transformer_config import sized
 from relpos_fairseq.stack import PositionMismatchError, StackPositions
 
 
@@ -148,7 +148,7 @@ def register_sizes(
         title = "".join(part.capitalize() for part in name.split("_"))
         config = base
         if values:
-            config = sized(base, f"{title}Config", values)
+            config = sized(f"{title}Config", base, **values)
             config.__module__ = module
         named = {"__doc__": f"`{name}`.", "__module__": module}
         made[title] = type(title, (model,), named)

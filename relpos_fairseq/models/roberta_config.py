@@ -6,37 +6,23 @@ nested TransformerConfig that its encoder and layers read.
 """
 
 import argparse
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Optional
 
-from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
 from omegaconf import OmegaConf
 
-from relpos_fairseq.config import PositionConfig
-
-ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
-# An encoder alone: --position-scheme says all.
-_DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
-_Positions = make_dataclass(
-    "_Positions",
-    [
-        (part.name, str, field(default=part.default, metadata=part.metadata))
-        for part in fields(PositionConfig)
-        if part.name not in _DROPPED
-    ],
-    bases=(FairseqDataclass,),
+from relpos_fairseq.models.single_stack_config import (
+    ACTIVATIONS,
+    SingleStackPositions,
 )
-_Positions.__module__ = __name__
-
-
-def _help(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+from relpos_fairseq.models.single_stack_config import (
+    help_text as _help,
+)
 
 
 @dataclass
-class RelPosRobertaConfig(_Positions):
+class RelPosRobertaConfig(SingleStackPositions):
     """Every option of fairseq's RoBERTa, and every option of positions."""
 
     position_scheme: str = _help(

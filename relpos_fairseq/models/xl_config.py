@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from relpos_fairseq.models.lm_config import LanguageModelFlags, help_text
+from relpos_fairseq.models.lm_config import LanguageModelFlags
+from relpos_fairseq.models.single_stack_config import help_text
 
 
 @dataclass

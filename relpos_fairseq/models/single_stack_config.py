@@ -1,0 +1,30 @@
+"""What the flat configs of models with a single stack of layers share."""
+
+from dataclasses import field, fields, make_dataclass
+from typing import Any
+
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+
+from relpos_fairseq.config import PositionConfig
+
+ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
+# An encoder or a decoder alone: --position-scheme says all.
+_DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
+
+
+def help_text(default: Any, text: str) -> Any:
+    """A field with a default and a help text."""
+    return field(default=default, metadata={"help": text})
+
+
+SingleStackPositions = make_dataclass(
+    "SingleStackPositions",
+    [
+        (part.name, str, field(default=part.default, metadata=part.metadata))
+        for part in fields(PositionConfig)
+        if part.name not in _DROPPED
+    ],
+    bases=(FairseqDataclass,),
+)
+SingleStackPositions.__module__ = __name__
