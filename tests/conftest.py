@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import Phase
+from hypothesis import settings as hypothesis_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -15,6 +17,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 sys.path.append(str(ROOT / "scripts"))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before anything imports triton
+# The suite draws the same examples every time; `--hypothesis-profile default` draws new ones.
+# A planted bug is to be seen, not understood: shrinking its example can take minutes.
+hypothesis_settings.register_profile("repeatable", derandomize=True)
+hypothesis_settings.register_profile(
+    "planted", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+)
+hypothesis_settings.load_profile("repeatable")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 

@@ -9,12 +9,16 @@ Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer f
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
+import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 TABLE = TESTS / "mutations.md"
+COPIED = "relpos_fairseq scripts examples tests pyproject.toml setup.py README.md".split()
+LIMIT = 100  # seconds for one bug's test; twice that for a second try
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork has only the thread that forked
 tqdm.monitor_interval = 0  # and no thread may run beside it
@@ -66,33 +72,53 @@ def warm_up() -> None:
             importlib.import_module(name)
 
 
-def run_planted(row: Mutation, copy: Path) -> int:
+def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     """In a process of its own: pytest's exit status with the bug planted in a copy."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "quickstart_out", "*.pt")
-    shutil.copytree(ROOT, copy, ignore=ignored)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy / name)
     path = copy / row.file
     path.write_text(path.read_text().replace(row.before, row.after))
     os.chdir(copy)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "planted"]
+    arguments.append(f"tests/{row.test}")
+    if anew:
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+    traces = os.fdopen(os.dup(2), "w")  # pytest takes descriptor 2 for itself
+    faulthandler.dump_traceback_later(LIMIT - 5, file=traces)
     sys.path[:] = [str(copy), *(part for part in sys.path if Path(part) not in (ROOT, TESTS))]
     sys.argv = ["pytest"]
     import pytest
 
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"tests/{row.test}"]))
+    return int(pytest.main(arguments))
 
 
-def start(row: Mutation, folder: Path) -> int:
-    """Fork a process for one row; its output goes to `folder`/log.  Returns its process id."""
-    folder.mkdir()
+def start(row: Mutation, folder: Path, anew: bool) -> int:
+    """Fork a process for one row; its output goes to `folder`/log.
+
+    Args:
+        row: the bug.
+        folder: a new folder of its own.
+        anew: run pytest in a new interpreter, not in the fork of this one.
+
+    Returns:
+        Its process id, which is its process group's too.
+    """
+    (folder / "project").mkdir(parents=True)
     child = os.fork()
     if child:
         return child
     status = 70
     try:
+        os.setsid()
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        status = run_planted(row, folder / "project")
+        status = run_planted(row, folder / "project", anew)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -101,8 +127,39 @@ def start(row: Mutation, folder: Path) -> int:
         os._exit(status)
 
 
+@dataclass
+class Run:
+    """One row's process."""
+
+    row: Mutation
+    place: Path
+    anew: bool
+    deadline: float
+
+    def tail(self) -> str:
+        """The end of what it printed."""
+        return (self.place / "log").read_text(errors="replace")[-8000:]
+
+
+def wait_for_one(running: dict[int, Run]) -> tuple[Run, int | None]:
+    """The next of them to end and its exit status, or one past its deadline, killed, and None."""
+    while True:
+        for child, run in running.items():
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return running.pop(child), os.waitstatus_to_exitcode(status)
+            if time.monotonic() > run.deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return running.pop(child), None
+        time.sleep(0.02)
+
+
 def run_all(rows: list[Mutation], workers: int) -> list[Mutation]:
     """Plant each bug in a fork of this process, `workers` at a time.
+
+    A fork that does not end in time is run once more, in a new interpreter.
 
     Returns:
         The rows whose test passed all the same.
@@ -110,26 +167,36 @@ def run_all(rows: list[Mutation], workers: int) -> list[Mutation]:
     Raises:
         ValueError: A row's test neither passed nor failed.
     """
-    waiting, running, survivors = list(enumerate(rows)), {}, []
+    waiting, running, survivors = [(row, False) for row in rows], {}, []
     with (
         tempfile.TemporaryDirectory() as folder,
         tqdm(total=len(rows), disable=None) as progress,
     ):
-        while waiting or running:
-            while waiting and len(running) < workers:
-                number, row = waiting.pop(0)
-                place = Path(folder) / str(number)
-                running[start(row, place)] = row, place
-            child, status = os.wait()
-            row, place = running.pop(child)
-            code = os.waitstatus_to_exitcode(status)
-            if code not in (0, 1):  # 1: the test failed, as it should
-                text = (place / "log").read_text()[-1200:]
-                raise ValueError(f"{row.bug}: {row.test} did not run (status {code}):\n{text}")
-            if code == 0:
-                survivors.append(row)
-            shutil.rmtree(place)
-            progress.update()
+        try:
+            for number in itertools.count():
+                while waiting and len(running) < workers:
+                    row, anew = waiting.pop(0)
+                    place = Path(folder) / f"{number}-{len(waiting)}"
+                    child = start(row, place, anew)
+                    running[child] = Run(row, place, anew, time.monotonic() + LIMIT * (1 + anew))
+                if not running:
+                    break
+                run, code = wait_for_one(running)
+                if code is None and not run.anew:
+                    print(f"{run.row.bug}: no end in {LIMIT} s:\n{run.tail()}", file=sys.stderr)
+                    waiting.append((run.row, True))
+                    continue
+                if code not in (0, 1):  # 1: the test failed, as it should
+                    how = "did not end" if code is None else f"did not run (status {code})"
+                    raise ValueError(f"{run.row.bug}: {run.row.test} {how}:\n{run.tail()}")
+                if code == 0:
+                    survivors.append(run.row)
+                shutil.rmtree(run.place)
+                progress.update()
+        finally:
+            for child in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
     return survivors
 
 

@@ -130,9 +130,13 @@ def test_short_calls_keep_their_products(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_diverged_call_leaves_nothing_behind() -> None:
-    """Buffers are used again; NaN in one call must not reach the next."""
+    """Buffers are used again, guard cells and all; NaN in one call must not reach the next."""
     inputs, parameters, remake = make_call(Case("shaw"), 37, 0, False, "none")
     attend(replace(inputs, q=inputs.q * float("nan")), "blocked")[0].sum().backward()
+    kept = vars(geometry._STORAGE)["cells"]
+    assert len(kept) >= 2
+    for cells in kept.values():
+        cells.fill_(float("nan"))
     compare(inputs, parameters, remake)
 
 
