@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModelBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
@@ -24,6 +24,8 @@ SMALL = {
     "decoder_attention_heads": 2,
     "dropout": 0.0,
 }
+
+BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias")
 
 
 def small_task(words: int = 20) -> SimpleNamespace:
@@ -67,3 +69,17 @@ def batch(rows: int = 3, length: int = 7, seed: int = 0) -> tuple[Tensor, Tensor
     source[1, :2] = 1
     target[1, -2:] = 1
     return source, target
+
+
+def assert_same_start(plain: nn.Module, model: nn.Module, scheme: str) -> None:
+    """All that a model of a scheme shares with a plain one starts equal.
+
+    M4M alone sets biases of q and k.
+    """
+    without = dict(plain.named_parameters())
+    for name, value in model.named_parameters():
+        biased = "m4m" in scheme and name.endswith(BIASES)
+        if name in without and not biased:
+            assert torch.equal(without[name], value), name
+        else:
+            assert biased or ".position" in name, name

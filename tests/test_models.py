@@ -8,7 +8,14 @@ import pytest
 import torch
 from cases import CASES, Case, plan_of, randomize
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from models import batch, fairseq_model, small_config, small_model, small_task
+from models import (
+    assert_same_start,
+    batch,
+    fairseq_model,
+    small_config,
+    small_model,
+    small_task,
+)
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend
@@ -53,15 +60,8 @@ def test_sinusoidal_is_fairseqs_transformer() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_scheme_changes_no_other_initial_value(scheme: str) -> None:
     """Contract 7: all that two schemes share starts equal; M4M alone sets biases of q and k."""
-    plain = dict(small_model(position_scheme="none").named_parameters())
-    for name, value in small_model(position_scheme=scheme).named_parameters():
-        biased = "m4m" in scheme and name.endswith(
-            ("self_attn.q_proj.bias", "self_attn.k_proj.bias")
-        )
-        if name in plain and not biased:
-            assert torch.equal(plain[name], value), name
-        else:
-            assert biased or ".position" in name, name
+    plain, model = small_model(position_scheme="none"), small_model(position_scheme=scheme)
+    assert_same_start(plain, model, scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

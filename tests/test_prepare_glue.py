@@ -13,6 +13,7 @@ from fairseq.data import Dictionary
 from glue_data import LABELS, LAYOUTS, write_glue, write_tokenizer, write_xnli
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from preparing import contents
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,15 +50,6 @@ def arguments(glue: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
         *(str(glue), "--tokenizer", str(tokenizer), "--out", str(out), "--workers", "1"),
         *more,
     ]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in files
-        if ".stages" not in path.parts
-    }
 
 
 def load(folder: Path, split: str, classes: int):
@@ -150,7 +142,7 @@ def test_lengths_are_kept(tmp_path, glue, tokenizer):
 def test_workers_change_nothing(tmp_path, glue, tokenizer, prepared, monkeypatch):
     monkeypatch.setattr(binarise, "CHUNK", 5)
     prepare_glue.main(arguments(glue, tokenizer, tmp_path / "out", "--workers", "3"))
-    assert tree(tmp_path / "out") == tree(prepared)
+    assert contents(tmp_path / "out", ".stages") == contents(prepared, ".stages")
 
 
 def test_interrupted_run_goes_on(tmp_path, glue, tokenizer, prepared, monkeypatch, capsys):
@@ -168,7 +160,7 @@ def test_interrupted_run_goes_on(tmp_path, glue, tokenizer, prepared, monkeypatc
         assert run_command(prepare_glue.main, given) == 130
     prepare_glue.main(given)
     assert capsys.readouterr().out.count("unchanged") == 3
-    assert tree(tmp_path / "out") == tree(prepared)
+    assert contents(tmp_path / "out", ".stages") == contents(prepared, ".stages")
 
 
 def line_error(number: int, text: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from preparing import contents
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -53,16 +54,6 @@ def arguments(out: Path, paths: dict[str, Path], *more: str) -> list[str]:
         *("--out", str(out), "--train", *named, "--workers", "1", "--vocab-size", "300"),
         *("--hold-out", "0.2", "--tokens-per-sample", "40", "--alpha", "0.5", *more),
     ]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file but the stages' stamps."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in files
-        if ".stages" not in path.parts
-    }
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +227,7 @@ def test_workers_change_nothing(tmp_path, text, monkeypatch):
         monkeypatch.setattr(encoded, "in_chunks", chunks)
         more = ["--workers", workers, "--tokenizer", "wordpiece", "--lowercase"]
         prepare_mlm.main(arguments(tmp_path / workers, text, *more))
-    assert tree(tmp_path / "1") == tree(tmp_path / "3")
+    assert contents(tmp_path / "1", ".stages") == contents(tmp_path / "3", ".stages")
 
 
 @pytest.mark.parametrize("stage", ["count", "sample", "train_tokenizer", "encode", "assemble"])
@@ -253,7 +244,7 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
         assert run_command(prepare_mlm.main, arguments(out, text)) == 130
     assert not (out / "manifest.json").exists()
     assert run_command(prepare_mlm.main, arguments(out, text)) == 0
-    assert tree(out) == tree(prepared)
+    assert contents(out, ".stages") == contents(prepared, ".stages")
 
 
 @pytest.mark.slow
@@ -275,7 +266,7 @@ def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "tokenizer ... unchanged" in done.stdout
-    assert tree(out) == tree(prepared)
+    assert contents(out, ".stages") == contents(prepared, ".stages")
 
 
 def test_second_run_does_nothing_and_another_alpha_only_what_it_must(

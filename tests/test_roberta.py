@@ -12,6 +12,7 @@ from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.criterions.sentence_prediction import SentencePredictionConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta.model import RobertaModel
+from models import BIASES
 from omegaconf import OmegaConf
 from roberta import small_roberta, small_task, tokens
 from torch import Tensor
@@ -25,7 +26,6 @@ from relpos_fairseq.stack import PositionMismatchError, StackPositions
 
 HYBRIDS = ("learned+m4m", "rope+m4", "learned+rel_scalar")
 SCHEMES = (*scheme_names(), *HYBRIDS)
-BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias")
 
 
 def randomized(model: RelPosRobertaModel) -> RelPosRobertaModel:
