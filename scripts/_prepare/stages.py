@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import PreparationError
-from .files import read_json, remove, sha256_of, size_of, write_json
+from .files import files_below, read_json, remove, sha256_of, size_of, write_json
 
 STAMPS = ".stages"
 
@@ -53,7 +53,8 @@ def run_stages(
         Every stage's counts, by its name.
 
     Raises:
-        PreparationError: An input is missing, or another process is at work in the folder.
+        PreparationError: An input is missing, another process is at work in the folder, or someone
+            has put files into a folder that has to be made anew.
     """
     folder = Path(folder)
     names = [stage.name for stage in stages]
@@ -88,6 +89,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_
         return old["counts"]
     print(f"{position} {stage.name} ...", flush=True)
     start = time.monotonic()
+    refuse_strangers(old, folder)
     remove(stamp)
     if not stage.keeps:
         remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
@@ -108,12 +110,36 @@ def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: "_Hashes") -
     outputs = old.get("outputs", {})
     if set(outputs) != {label(path, folder) for path in stage.outputs}:
         return False
-    return all(
-        Path(path).exists()
-        and size_of(path) == outputs[label(path, folder)]["bytes"]
-        and hashes.of(path) == outputs[label(path, folder)]["sha256"]
-        for path in stage.outputs
+    return all(is_same(Path(path), outputs[label(path, folder)], hashes) for path in stage.outputs)
+
+
+def is_same(path: Path, described: dict, hashes: "_Hashes") -> bool:
+    """Tells whether an output is as it was; files that others put into a folder do not matter."""
+    if "files" in described:
+        files = described["files"].items()
+        return path.is_dir() and all(is_same(path / name, file, hashes) for name, file in files)
+    return (
+        path.is_file()
+        and size_of(path) == described["bytes"]
+        and hashes.of(path) == described["sha256"]
     )
+
+
+def refuse_strangers(stamp: dict | None, folder: Path) -> None:
+    """Refuses to make folders anew that hold files which the stage did not put there.
+
+    Raises:
+        PreparationError: There are some; the message names them.
+    """
+    for name, described in (stamp or {}).get("outputs", {}).items():
+        path = folder / name
+        if "files" in described and path.is_dir():
+            found = {file.relative_to(path).as_posix() for file in files_below(path)}
+            if strangers := sorted(found - set(described["files"])):
+                raise PreparationError(
+                    f"{path} has to be made anew, which would remove files that were put there "
+                    f"since: move {', '.join(strangers)} elsewhere and run the same command again"
+                )
 
 
 def remove_others(stages: Sequence[Stage], folder: Path) -> None:
@@ -122,7 +148,9 @@ def remove_others(stages: Sequence[Stage], folder: Path) -> None:
     names = {stage.name for stage in stages}
     for stamp in (folder / STAMPS).glob("*.json"):
         if stamp.stem not in names:
-            remove_outputs(read_stamp(stamp), folder, kept)
+            old = read_stamp(stamp)
+            refuse_strangers(old, folder)
+            remove_outputs(old, folder, kept)
             remove(stamp)
 
 
@@ -134,7 +162,11 @@ def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
 
 
 def describe(path: Path, hashes: "_Hashes") -> dict:
-    """Returns an output's size and hash."""
+    """Returns a file's size and hash, or those of a folder's files."""
+    path = Path(path)
+    if path.is_dir():
+        files = files_below(path)
+        return {"files": {f.relative_to(path).as_posix(): describe(f, hashes) for f in files}}
     return {"bytes": size_of(path), "sha256": hashes.of(path)}
 
 
