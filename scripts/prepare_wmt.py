@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         help="default: moses for subword-nmt, none for sentencepiece",
     )
     add("--bpe", choices=("subword-nmt", "sentencepiece"), default="subword-nmt")
-    add("--model-type", choices=("unigram", "bpe"), default="unigram", help="of sentencepiece")
+    add("--model-type", choices=("unigram", "bpe"), help="of sentencepiece (default: unigram)")
     add(
         "--vocab-size",
         type=positive,
@@ -135,7 +135,11 @@ def read_settings(args: argparse.Namespace) -> Settings:
         raise PreparationError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(args.pair)}")
     if args.shard and args.merge:
         raise PreparationError("--shard makes one part, --merge joins all: give one of them")
-    if args.max_ratio < 1:
+    if args.model_type and args.bpe != "sentencepiece":
+        raise PreparationError(
+            f"--model-type {args.model_type} goes with --bpe sentencepiece, not with {args.bpe}"
+        )
+    if not args.max_ratio >= 1:  # nan is not
         raise PreparationError(f"--max-ratio must be >= 1, got {args.max_ratio}")
     other = languages[1] if languages[0] == "en" else languages[0]
     year = years[0] if years else ("" if args.from_dir else DEFAULT_YEAR.get(other, ""))
@@ -155,7 +159,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
         seed=args.seed,
         tokenizer=args.tokenizer or ("moses" if args.bpe == "subword-nmt" else "none"),
         bpe=args.bpe,
-        model_type=args.model_type,
+        model_type=args.model_type or "unigram",
         vocab_size=args.vocab_size,
         learn_lines=args.learn_lines,
         limits=Limits(max_words=args.max_words, max_ratio=args.max_ratio),
@@ -236,6 +240,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
     settings = read_settings(args)
     settings = replace(settings, out=settings.out.absolute())
+    if "," in str(settings.out):
+        raise PreparationError(
+            f"--out must have no comma, at which fairseq-preprocess and sentencepiece end a path; "
+            f"got {settings.out}"
+        )
     plan = Plan(settings)
     described, needed = describe(plan)
     print(

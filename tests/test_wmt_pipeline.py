@@ -270,6 +270,12 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
     (folder / "test_2.en").write_text("only in English\n")
     assert prepare(folder, tmp_path / "out") == 2
     assert "put it there, or take test_2.en away" in error(capsys)
+    for path in folder.glob("test_2.*"):
+        path.unlink()
+    for language in ("en", "de"):
+        (folder / f"test.{language}").write_text("")
+    assert prepare(folder, tmp_path / "out") == 2
+    assert f"fill {folder}/test.en and {folder}/test.de" in error(capsys)
     assert prepare(tmp_path / "none", tmp_path / "out") == 2
     assert "is not a folder" in error(capsys)
     assert prepare(tmp_path, tmp_path / "out") == 2
@@ -286,10 +292,17 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
         (["wmt15", "en-de", "--without", "czeng"], "the corpora are europarl-v7"),
         (["en-de", "--shard", "1/2", "--merge", "2"], "give one of them"),
         (["wmt15", "en-de", "--czeng", "."], "--czeng: the corpora are europarl-v7"),
+        (
+            ["wmt15", "en-de", "--without", "europarl-v7", "commoncrawl", "news-commentary-v10"],
+            "news-commentary-v10 leaves no training text",
+        ),
+        (["en-de", "--model-type", "bpe"], "--model-type bpe goes with --bpe sentencepiece"),
+        (["en-de", "--max-ratio", "nan"], "--max-ratio must be >= 1, got nan"),
+        (["en-de", "--out", "de,en"], "--out must have no comma"),
     ],
 )
 def test_bad_options(tmp_path, capsys, options, said):
-    assert run_command(prepare_wmt.main, [*options, "--out", str(tmp_path / "out")]) == 2
+    assert run_command(prepare_wmt.main, ["--out", str(tmp_path / "out"), *options]) == 2
     assert said in error(capsys)
 
 

@@ -41,6 +41,9 @@ class Plan:
             if name not in known:
                 raise PreparationError(f"--without {name}: the corpora are {', '.join(known)}")
         self.corpora = [c for c in corpora if c.name not in settings.without and c is not CZENG]
+        if not self.corpora and (settings.czeng is None or CZENG.name in settings.without):
+            left_out = " ".join(settings.without)
+            raise PreparationError(f"--without {left_out} leaves no training text: keep a corpus")
         self.tests = {
             f"{split}{index or ''}": test_set(name, *settings.languages)
             for split, names in (("valid", settings.valid), ("test", settings.tests))

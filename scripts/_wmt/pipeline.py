@@ -119,6 +119,10 @@ class Pipeline:
         tokenisers = self.tokenisers() if self.tokenises else (str, str)
         for split, text in self.texts.held_out.items():
             counts[split] = text.count()
+            if not counts[split]:
+                raise PreparationError(
+                    f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}"
+                )
             with Outputs([*self.held_out(split), *self.references(split)]) as files:
                 for side, path in enumerate(text.paths):
                     for line in read_lines(path, longest=LONGEST):
