@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import preparing
 import pytest
-from _prepare import binarise
+from _prepare import binarise, manifest, stages
 from _prepare.binarise import preprocess, write_indexed
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_folder, read_json, write_text
@@ -231,6 +231,15 @@ def test_only_what_changed_runs_again(small):
     assert small.run() == ["two"]
     (small.folder / ".stages" / "two.json").write_text("{half")
     assert small.run() == ["two"]
+
+
+def test_other_versions_make_it_anew(small, monkeypatch):
+    assert small.run() == ["one", "two"]
+    now = manifest.versions()
+    assert "regex" in now and {"fairseq", "fairseq-fixed"} & set(now)
+    monkeypatch.setattr(stages, "versions", lambda: now | {"sacremoses": "9.9"})
+    assert small.run() == ["one", "two"]
+    assert small.run() == []
 
 
 def test_a_failing_stage_has_no_stamp(small, monkeypatch):

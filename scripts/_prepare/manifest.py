@@ -13,8 +13,8 @@ from .files import sha256_of, size_of, write_json
 # They say where and how fast something is made, not what.
 NEUTRAL_OPTIONS = ("--workers", "--out", "--destdir", "--from-dir", "--downloads")
 NEUTRAL_FLAGS = ("--force", "--no-progress")
-PACKAGES = ("numpy", "requests", "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt",
-            "tokenizers")  # fmt: skip
+PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "regex", "requests", "sacrebleu", "sacremoses",
+            "sentencepiece", "subword-nmt", "tokenizers")  # fmt: skip
 
 
 def write_manifest(

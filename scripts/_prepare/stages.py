@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .errors import PreparationError
 from .files import files_below, read_json, remove, sha256_of, size_of, write_json
+from .manifest import versions
 
 STAMPS = ".stages"
 
@@ -38,7 +39,7 @@ class Stage:
 def run_stages(
     stages: Sequence[Stage], folder: str | Path, *, force: bool = False, prune: bool = False
 ) -> dict[str, dict]:
-    """Runs the stages whose inputs, parameters or outputs are not those of their stamps.
+    """Runs the stages whose inputs, parameters, versions or outputs are not their stamps'.
 
     A stage's stamp is removed before it runs and written after its outputs are complete, so after
     a kill at any moment the same call continues where it was.
@@ -82,6 +83,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_
     key = {
         "parameters": stage.parameters,
         "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
+        "versions": versions(),  # the manifest says that they made it
     }
     old = read_stamp(stamp)
     if not force and old and holds(old, key, stage, folder, hashes):
@@ -104,7 +106,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_
 
 
 def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: "_Hashes") -> bool:
-    """Tells whether a stamp is of these inputs and parameters and its outputs are still there."""
+    """Tells whether a stamp is of this key and its outputs are still there."""
     if {name: old.get(name) for name in key} != as_json(key):
         return False
     outputs = old.get("outputs", {})
