@@ -330,6 +330,13 @@ def test_dry_run_names_sources_and_needs(tmp_path, capsys):
     assert not out.exists()
 
 
+def test_newstest2014_in_full_too(tmp_path, capsys):
+    options = ["wmt15", "en-de", "--valid", "newstest2014", "newstest2014/full", "--dry-run"]
+    assert run_command(prepare_wmt.main, [*options, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "sacrebleu wmt14 " in said and "sacrebleu wmt14/full" in said
+
+
 # Killed
 
 

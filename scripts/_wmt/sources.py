@@ -156,8 +156,9 @@ def test_set(name: str, source: str, target: str) -> TestSet:
     if dataset is None or pair not in dataset.langpairs or not dataset.md5:
         raise PreparationError(f"sacrebleu has no test set {name} for {pair}: try newstest2015")
     url = dataset.data[0]
+    filename = f"{dataset.name.replace('/', '.')}.{Path(url).name}"  # there is a wmt14/full
     archive = Source(
-        f"sacrebleu {dataset.name}", (url,), f"{dataset.name}.{Path(url).name}", None, None,
+        f"sacrebleu {dataset.name}", (url,), filename, None, None,
         "see statmt.org",
     )  # fmt: skip
     members = dict(zip((source, target), dataset.langpairs[pair], strict=False))
