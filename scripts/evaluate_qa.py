@@ -50,7 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("files", nargs="+", type=Path, help="questions, .json or .json.gz")
     add("--path", type=Path, help="checkpoint to answer with")
-    add("--data", type=Path, help="its data folder (default: the one it was trained on)")
+    add("--data", type=Path, help="its data folder (default: the one it was trained on, or "
+        "where convert_checkpoint.py wrote it)")  # fmt: skip
     add("--out", type=Path, help="folder of the files written")
     add("--predictions", type=Path, help="score this file instead of answering")
     add("--null-odds", type=Path, help="with --predictions: odds of 'no answer'")
@@ -192,8 +193,9 @@ def load(args: argparse.Namespace):
              "tokens_per_sample", "doc_stride", "max_query_length", "on_long_question",
              "unanswerable")  # fmt: skip
     overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if args.data:
-        overrides["data"] = str(args.data)
+    converted = (args.path.parent / "conversion.json").is_file()
+    if args.data or converted:
+        overrides["data"] = str(args.data or args.path.parent)
     if not args.path.is_file():
         raise PreparationError(f"no such checkpoint: {args.path}")
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(

@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="more of evaluate_qa.py's: --qa-flags='--on-long-question truncate'")  # fmt: skip
     for name, flag in FLAGS.items():
         add(f"--{flag}", type=Path, metavar="FOLDER", help=f"{name}'s files")
-    add("--cpu", action="store_true", help="no GPU for questions")
+    add("--cpu", action="store_true", help="no GPU")
     add("--force", action="store_true", help="repeat what is done")
     args = parser.parse_args(argv)
     if bool(args.xnli_model) != bool(args.xnli):
@@ -106,13 +106,14 @@ def stages(args: argparse.Namespace) -> list[Stage]:
 
 def evaluate_xnli(args: argparse.Namespace) -> dict[str, float]:
     """Accuracy by language; predictions are written as XTREME takes them, a label a line."""
-    model = xnli.Classifier(args.xnli_model, args.xnli)
+    model = xnli.Classifier(args.xnli_model, args.xnli, args.cpu)
     results = {}
     with atomic_folder(args.out / xnli.NAME) as folder:
         for language, split in xnli.languages(args.xnli).items():
             predicted, right = model.predict(split)
             labels = "".join(f"{label}\n" for label in model.labels(predicted))
-            write_text(folder / f"test-{language}.tsv", labels)
+            stem = "test" if split.startswith("test") else "dev"
+            write_text(folder / f"{stem}-{language}.tsv", labels)
             hits = sum(a == b for a, b in zip(predicted, right, strict=True))
             results[language] = 100 * hits / len(right)
     return results

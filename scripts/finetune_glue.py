@@ -113,16 +113,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     more = (*shlex.split(args.model_flags), *more, *device_flags(more))
     settings = Settings(args.data, args.out, protocol.checkpoint, protocol.interval,
                         args.max_update, args.keep_models, args.threads, more)  # fmt: skip
-    keys = {model.name: sha256_of(model.path) for model in models}
     runs = plan(args, protocol, models, tasks)
     for run in runs:
         run.arguments(settings)  # whatever is wrong with the data is said before hours of work
+    inputs = dict.fromkeys(path for run in runs for path in run.inputs(settings))
+    keys = {path: sha256_of(path) for path in inputs}
     results: dict[tuple[str, str], list] = {}
     for number, run in enumerate(runs, start=1):
         chosen = f"learning rate {run.learning_rate:g}, {run.epochs} epochs, seed {run.seed}"
         where = f"[{number}/{len(runs)}] {run.model.name} on {run.task.name}"
         print(f"{where}, {chosen} ...", flush=True)
-        result = run.finish(settings, keys[run.model.name])
+        result = run.finish(settings, [keys[path] for path in run.inputs(settings)])
         results.setdefault((run.model.name, run.task.name), []).append(result)
         metric = run.task.metrics[0]
         print(f"    {metric} {result.counted(metric, protocol.checkpoint)[metric]:.2f}", flush=True)

@@ -35,13 +35,14 @@ from relpos_fairseq.data.question_answering.reading import (  # noqa: E402
     read_json,
     read_questions,
 )
-from relpos_fairseq.data.tokenizers import KINDS, load_tokenizer, train_tokenizer  # noqa: E402
+from relpos_fairseq.data.tokenizers import (  # noqa: E402
+    FILES,
+    KINDS,
+    load_tokenizer,
+    train_tokenizer,
+)
 
-TOKENIZER_FILES = (
-    "sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.json",
-    "encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json",
-    "dict.txt",
-)  # fmt: skip
+TOKENIZER_FILES = (*FILES, "dict.txt")
 
 
 def make_parser() -> argparse.ArgumentParser:

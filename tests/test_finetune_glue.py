@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -262,6 +263,24 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, capsys)
     assert (out / "huang.md").read_text() == text
     with pytest.raises(AssertionError, match="repeated"):
         finetune_glue.main(arguments(glue, out, [f"small={pretrained}"], *more[:-1], "2"))
+
+
+def test_other_data_are_other_runs(finished, glue, pretrained, tmp_path, monkeypatch):
+    """Though as many and as long."""
+
+    def repeated(*given):
+        raise ToolError("repeated")
+
+    folder, out = tmp_path / "glue", tmp_path / "out"
+    shutil.copytree(glue, folder)
+    shutil.copytree(finished[0], out)
+    path = folder / "bin" / "STS-B" / "label" / "valid.label"
+    path.write_text("".join(sorted(path.read_text().splitlines(keepends=True))))
+    monkeypatch.setattr(runs, "run_tool", repeated)
+    more = ["--tasks", "STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
+    for data, status in ((glue, 0), (folder, 2)):
+        given = arguments(data, out, [f"small={pretrained}"], *more)
+        assert run_command(finetune_glue.main, given) == status
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -26,6 +27,7 @@ from _glue.majority import majority  # noqa: E402
 from _glue.tasks import GLUE, XNLI, chosen_tasks  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 from _prepare.errors import PreparationError  # noqa: E402
+from _xtreme import xnli  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,33 @@ def test_xnli_has_a_split_for_every_language(tmp_path, tokenizer, layout):
     if layout == "release":
         targets = {item["target"].item() for item in load(folder, "train", 3)[1]}
         assert targets == {XNLI.labels.index("contradiction"), XNLI.labels.index("neutral")}
+
+
+def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path, tokenizer):
+    root = tmp_path / "data"
+    folder = root / "XNLI"
+    folder.mkdir(parents=True)
+    rows = [('a "red" cat', "the dog", "neutral"), ("a cat", "old, new", "entailment")]
+    for name, width in (("train-en", 3), ("dev-en", 3), ("test-en", 2), ("test-de", 2)):
+        with (folder / f"{name}.tsv").open("w", newline="") as file:
+            csv.writer(file, delimiter="\t").writerows(row[:width] for row in rows)
+    texts = tmp_path / "text"
+    prepare_glue.main([str(root), "--tasks", "xnli", "--text", str(texts)])
+    assert texts.read_text() == 'a "red" cat\nthe dog\n\na cat\nold, new\n\n'
+    prepare_glue.main(arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
+    found = tmp_path / "out" / "XNLI"
+    assert {path.stem for path in (found / "input1").glob("test_*.idx")} == {"test_en", "test_de"}
+    assert xnli.languages(found) == {"en": "valid_en"}
+
+
+@pytest.mark.parametrize("row", ['"a cat\tb\tneutral', '"a" cat\tb\tneutral'])
+def test_wrong_quotes_are_named(tmp_path, tokenizer, capsys, row):
+    root = write_xnli(tmp_path / "data", "xtreme")
+    path = root / "XNLI" / "dev-en.tsv"
+    path.write_text(path.read_text() + row + "\n")
+    given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli")
+    assert run_command(prepare_glue.main, given) == 2
+    assert f"{path}, line 5: quotes are not as in CSV" in capsys.readouterr().err
 
 
 def bert_truncation(first: list[int], second: list[int], room: int) -> None:

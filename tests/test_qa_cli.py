@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -222,23 +223,55 @@ def test_learns_its_training_set(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_converted_bert_is_fine_tuned(tmp_path):
+def converted_bert(folder: Path, cls: str, positions: int):
+    """A random BERT, saved as `bert` and converted as `ours`."""
     transformers = pytest.importorskip("transformers")
     import convert_checkpoint
 
-    source = tmp_path / "bert"
+    source = folder / "bert"
     words = ["the", "is", "in", "today", ".", "where", "?", *COLOURS, *THINGS]
     pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     pieces += [name.lower() for name in PLACES]
     config = transformers.BertConfig(
         vocab_size=len(pieces), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=48,
+        intermediate_size=32, max_position_embeddings=positions,
         position_embedding_type="relative_key_query",
     )  # fmt: skip
-    transformers.BertForMaskedLM(config).save_pretrained(source)
+    model = getattr(transformers, cls)(config).eval()
+    model.save_pretrained(source)
     (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    status, printed = script(convert_checkpoint, source, "--to", "same", "--out", tmp_path / "ours")
+    status, printed = script(convert_checkpoint, source, "--to", "same", "--out", folder / "ours")
     assert status == 0, printed
+    return model
+
+
+@torch.no_grad()
+def test_a_converted_model_answers_as_it_did(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = converted_bert(tmp_path, "BertForQuestionAnswering", 128)
+    path = make_file(tmp_path / "questions.json", 3, 1)
+    converted = tmp_path / "ours" / "model.pt"
+    status, printed = script(evaluate_qa, path, "--path", converted, "--out", tmp_path / "out")
+    assert status == 0, printed
+    found = json.loads((tmp_path / "out" / "nbest.json").read_text())
+    shutil.copy(path, tmp_path / "ours" / "valid.json")
+    results = json.loads((tmp_path / "out" / "results.json").read_text())["questions"]
+    printed = validate(tmp_path / "ours", converted)
+    assert value(printed, "f1") == pytest.approx(results["f1"], abs=1e-3)
+    tokenizer = transformers.BertTokenizerFast.from_pretrained(tmp_path / "bert")
+    for article in json.loads(path.read_text())["data"]:
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                inputs = tokenizer(asked["question"], paragraph["context"], return_tensors="pt")
+                logits, best = model(**inputs), found[asked["id"]][0]
+                context = torch.tensor([part == 1 for part in inputs.sequence_ids(0)])
+                spans = logits.start_logits[0, context][:, None] + logits.end_logits[0, context]
+                score = best["start_logit"] + best["end_logit"]
+                assert score == pytest.approx(spans.triu().tril(29).max().item(), abs=1e-5)
+
+
+def test_a_converted_bert_is_fine_tuned(tmp_path):
+    converted_bert(tmp_path, "BertForMaskedLM", 48)
     for name, seed in (("train", 1), ("valid", 2)):
         make_file(tmp_path / f"{name}.json", 8, seed)
     status, printed = script(

@@ -13,7 +13,7 @@ from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, Outputs, Source
-from relpos_fairseq.conversion.vocabulary import FILES
+from relpos_fairseq.data.tokenizers import FILES
 
 # Options of ours that are fairseq's RobertaModel's, by its names.
 _SHARED = (

@@ -16,23 +16,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.data.tokenizers import SPECIAL, load_tokenizer
+from relpos_fairseq.data.tokenizers import FILES, MODEL_FILES, SPECIAL, load_tokenizer
 from relpos_fairseq.data.tokenizers.base import FROM_BERT
 
 MASK = "<mask>"
-# Every file from which `load_tokenizer` reads a tokenizer.
-FILES = (
-    "sentencepiece.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.json",
-    "encoder.json",
-    "vocab.bpe",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer_config.json",
-)
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
 _BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
 _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
@@ -87,7 +74,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     """
     size = config["vocab_size"]
     files = [folder / name for name in FILES if (folder / name).is_file()]
-    if not any(path.name != "tokenizer_config.json" for path in files):
+    if not any(path.name in MODEL_FILES for path in files):
         return _without_files(config, notes)
     numbers = symbol_numbers(folder)
     beyond = {symbol: number for symbol, number in numbers.items() if number >= size}
@@ -122,7 +109,7 @@ def of_checkpoint(files: list[Path], size: int) -> Vocabulary:
         ConversionError: dict.txt or the tokenizer belong to another model.
     """
     named = {path.name: path for path in files}
-    model = [path for path in files if path.name in FILES and path.name != "tokenizer_config.json"]
+    model = [path for path in files if path.name in MODEL_FILES]
     if "dict.txt" not in named or not model:
         return Vocabulary([], list(range(size)))
     text = named["dict.txt"].read_text(encoding="utf-8")

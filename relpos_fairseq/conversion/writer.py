@@ -83,13 +83,14 @@ def _loaded(model: nn.Module, state: State) -> nn.Module:
 def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -> dict[str, Any]:
     """A fairseq checkpoint that every tool of fairseq's loads, with default options elsewhere.
 
+    Its task is question_answering where the model has a span head, and else masked_lm.
+
     Args:
         values: our config's values.
         state: the tensors.
         about: where the model comes from; kept under `conversion`.
     """
     from fairseq.dataclass.configs import FairseqConfig
-    from fairseq.tasks.masked_lm import MaskedLMConfig
     from omegaconf import OmegaConf, open_dict
 
     from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
@@ -99,11 +100,12 @@ def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -
         OmegaConf.set_struct(cfg, False)
         cfg.model = OmegaConf.merge(RelPosRobertaConfig(), _known(values))
         cfg.model._name = "relpos_roberta"
-        cfg.task = OmegaConf.structured(MaskedLMConfig())
-        cfg.task._name = "masked_lm"
+        cfg.task = _task_config(state)
         cfg.task.data = "."
         cfg.task.tokens_per_sample = int(values["max_positions"])
-        cfg.criterion = {"_name": "masked_lm", "tpu": False}
+        cfg.criterion = {"_name": cfg.task._name}
+        if cfg.task._name == "masked_lm":
+            cfg.criterion.tpu = False
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -122,6 +124,21 @@ def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -
         "last_optimizer_state": None,
         "conversion": about,
     }
+
+
+def _task_config(state: State) -> Any:
+    from fairseq.tasks.masked_lm import MaskedLMConfig
+    from omegaconf import OmegaConf, open_dict
+
+    from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
+
+    heads = sorted({key.split(".")[1] for key in state if key.startswith("span_heads.")})
+    task = OmegaConf.structured(QuestionAnsweringConfig() if heads else MaskedLMConfig())
+    with open_dict(task):
+        task._name = "question_answering" if heads else "masked_lm"
+    if heads:
+        task.span_head_name = heads[0]
+    return task
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:

@@ -17,15 +17,11 @@ from fairseq import hub_utils, utils
 from torch import Tensor, nn
 
 from relpos_fairseq.data.segments import segments_of_parts
-from relpos_fairseq.data.tokenizers import Tokenizer, load_tokenizer
+from relpos_fairseq.data.tokenizers import MODEL_FILES, Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 MASK = "<mask>"
-_TOKENIZER_FILES = (
-    *("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model"),
-    *("tokenizer.json", "encoder.json", "vocab.json", "vocab.txt"),
-)
 
 
 class RelPosRobertaHub(nn.Module):
@@ -231,7 +227,7 @@ def from_pretrained(
 def _beside(folders: Sequence[Path]) -> Tokenizer | None:
     """The tokenizer that lies in one of the folders, or None; a broken one is an error."""
     for folder in folders:
-        if any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        if any((folder / name).is_file() for name in MODEL_FILES):
             logger.info("tokenizer of %s", folder)
             return load_tokenizer(folder)
     logger.warning(

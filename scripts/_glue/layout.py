@@ -1,8 +1,9 @@
 """Finds the files of GLUE's tasks, and of XNLI in the layouts in which it is handed on.
 
 XNLI: the release's (`xnli.dev.tsv`, `xnli.test.tsv`, all languages in one file, with a header) or
-XTREME's (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, no header). It is trained on
-English: `train-en.tsv` (XTREME), `multinli.train.en.tsv` (XNLI-MT) or GLUE's `MNLI/train.tsv`.
+XTREME's (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, quoted as in CSV, no header; its
+own test files have no label). It is trained on English: `train-en.tsv` (XTREME),
+`multinli.train.en.tsv` (XNLI-MT) or GLUE's `MNLI/train.tsv`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 
 from _prepare.errors import PreparationError
 
-from _glue.reading import Source, languages_of, without_labels
+from _glue.reading import Source, languages_of, width_of, without_labels
 from _glue.tasks import Columns, Task
 
 ENDINGS = ("", ".gz", ".bz2", ".xz")
-XTREME = Columns("0", "1", "2", count=3)
+XTREME = Columns("0", "1", "2", count=3, quoted=True)
+XTREME_TEST = replace(without_labels(XTREME), count=2)
 XNLI_MT = Columns("premise", "hypo", "label")
 BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.bz2|\.xz)?")
 
@@ -72,7 +74,9 @@ def _xnli(task: Task, folder: Path) -> dict[str, Source]:
     for path in sorted(folder.iterdir()):
         if match := BY_LANGUAGE.fullmatch(path.name):
             split = "valid" if match["split"] == "dev" else "test"
-            sources[f"{split}_{match['language']}"] = Source(path, XTREME)
+            unlabelled = split == "test" and width_of(path) == XTREME_TEST.count
+            columns = XTREME_TEST if unlabelled else XTREME
+            sources[f"{split}_{match['language']}"] = Source(path, columns)
     if "valid_en" not in sources:
         raise _missing(task, folder, "xnli.dev.tsv with English rows, or dev-en.tsv")
     return {"train": sources.pop("train"), "valid": replace(sources["valid_en"])} | sources

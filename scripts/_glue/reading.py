@@ -1,7 +1,11 @@
-"""Reads the tab-separated files of GLUE and XNLI: quotes are letters, only newlines end lines."""
+"""Reads the tab-separated files of GLUE and XNLI: only newlines end lines.
+
+Quotes are letters but in XTREME's files, which Python's csv has written.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -67,10 +71,10 @@ def read_examples(
     for number, line in rows:
         if not line.strip():
             continue
-        fields = line.split("\t")
-        if source.language and source.language not in fields[places["language"] :][:1]:
-            continue
         try:
+            fields = _fields(line, source.columns.quoted)
+            if source.language and source.language not in fields[places["language"] :][:1]:
+                continue
             example = _example(fields, width, places, task)
         except PreparationError as error:
             if on_bad_row != "drop":
@@ -82,6 +86,29 @@ def read_examples(
             continue
         counts["rows"] += 1
         yield example
+
+
+def width_of(path: Path) -> int:
+    """The number of columns of a quoted file's first row; 0: it has no rows.
+
+    Raises:
+        PreparationError: its quotes are wrong.
+    """
+    for line in filter(str.strip, read_lines(path)):
+        try:
+            return len(_fields(line, quoted=True))
+        except PreparationError as error:
+            raise PreparationError(f"{path}, first row: {error}") from None
+    return 0
+
+
+def _fields(line: str, quoted: bool) -> list[str]:
+    if not quoted:
+        return line.split("\t")
+    try:
+        return next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error as error:
+        raise PreparationError(f"quotes are not as in CSV ({error})") from None
 
 
 def languages_of(path: Path) -> list[str]:

@@ -115,20 +115,23 @@ class Run:
         name = f"lr{self.learning_rate:g}-epochs{self.epochs}-seed{self.seed}-{key}"
         return settings.out / self.model.name / self.task.name / name
 
-    def finish(self, settings: Settings, pretrained_key: str) -> Result:
+    def inputs(self, settings: Settings) -> tuple[Path, Path]:
+        """The checkpoint and the folder of the data."""
+        return self.model.path, settings.data / self.task.name
+
+    def finish(self, settings: Settings, contents: list[str]) -> Result:
         """Train, or read what a finished run left; an interrupted one goes on.
 
         Args:
             settings: of all runs.
-            pretrained_key: names the content of the checkpoint.
+            contents: hashes of its inputs.
 
         Raises:
             PreparationError: fairseq-train failed; the message names its log.
         """
         arguments = self.arguments(settings)
-        data_key = (settings.data / self.task.name / "task.json").read_text()
         neutral = [part for part in arguments if part not in (str(self.model.path), str(USER_DIR))]
-        key = key_of([neutral[1:], pretrained_key, data_key, settings.checkpoint])
+        key = key_of([neutral[1:], contents, settings.checkpoint])
         folder = self.folder(settings, key)
         found = read_json(folder / "result.json")
         if found is None:

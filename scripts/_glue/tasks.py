@@ -22,12 +22,14 @@ class Columns:
         second: column of the second sentence; empty: there is none.
         label: column of the label.
         count: number of columns where there is no header; the others are then numbers ("3").
+        quoted: whether columns may be quoted as in CSV; else quotes are letters.
     """
 
     first: str
     second: str = ""
     label: str = "label"
     count: int = 0
+    quoted: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,14 @@ BOS, PAD, EOS, UNK = range(4)  # as fairseq's Dictionary numbers them
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 OVERWRITE = "#fairseq:overwrite"
 DICTIONARY = "dict.txt"
-# All that a tokenizer may consist of; other files of its folder (a data-bin's) are not its own.
-FILES = (
-    "sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.json",
-    "encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json",
-    DICTIONARY,
-)  # fmt: skip
 
 
 def tokenizer_files(folder: str | Path) -> list[Path]:
     """The files of a tokenizer and its dictionary that a folder has."""
-    return [path for path in (Path(folder) / name for name in FILES) if path.is_file()]
+    from relpos_fairseq.data.tokenizers import FILES
+
+    names = (*FILES, DICTIONARY)  # other files of the folder (a data-bin's) are not its own
+    return [path for path in (Path(folder) / name for name in names) if path.is_file()]
 
 
 def read_dictionary(path: Path) -> dict[str, int]:

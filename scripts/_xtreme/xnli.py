@@ -12,7 +12,7 @@ NAME = "XNLI"
 
 
 def languages(data: Path) -> dict[str, str]:
-    """Language to split: the test sets, or the validation sets where no test set is.
+    """Language to split: the labelled test sets, or the validation sets where none is.
 
     Args:
         data: `XNLI` of prepare_glue.py.
@@ -33,8 +33,13 @@ def languages(data: Path) -> dict[str, str]:
 class Classifier:
     """A fine-tuned model and its task."""
 
-    def __init__(self, checkpoint: Path, data: Path) -> None:
+    def __init__(self, checkpoint: Path, data: Path, cpu: bool = False) -> None:
         """Load both.
+
+        Args:
+            checkpoint: of finetune_glue.py, or of fairseq-train.
+            data: `XNLI` of prepare_glue.py.
+            cpu: whether to leave a GPU alone.
 
         Raises:
             PreparationError: the checkpoint is none of a sentence_prediction.
@@ -55,7 +60,7 @@ class Classifier:
                 f"{checkpoint} is no fine-tuned classifier: it was trained with task "
                 f"{cfg.task._name}; fine-tune with finetune_glue.py --keep-models"
             )
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model, self.head = models[0].eval().to(self.device), str(name)
 
     def predict(self, split: str) -> tuple[list[int], list[int]]:

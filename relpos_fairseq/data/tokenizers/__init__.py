@@ -10,7 +10,16 @@ this package needs neither of them, and no fairseq.
 """
 
 from relpos_fairseq.data.tokenizers.base import SPECIAL, Encoding, Tokenizer
-from relpos_fairseq.data.tokenizers.loading import load_tokenizer
+from relpos_fairseq.data.tokenizers.loading import FILES, MODEL_FILES, load_tokenizer
 from relpos_fairseq.data.tokenizers.training import KINDS, train_tokenizer
 
-__all__ = ["KINDS", "SPECIAL", "Encoding", "Tokenizer", "load_tokenizer", "train_tokenizer"]
+__all__ = [
+    "FILES",
+    "KINDS",
+    "MODEL_FILES",
+    "SPECIAL",
+    "Encoding",
+    "Tokenizer",
+    "load_tokenizer",
+    "train_tokenizer",
+]

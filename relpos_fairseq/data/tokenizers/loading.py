@@ -95,3 +95,7 @@ _READERS: tuple[tuple[tuple[str, ...], Callable[..., Tokenizer]], ...] = (
     (("vocab.json", "merges.txt"), lambda v, m: _byte_bpe(v, m, ids_as_symbols=False)),
     (("vocab.txt",), _wordpiece),
 )
+
+# All files that a tokenizer may consist of, and those of them that say more than settings.
+MODEL_FILES = tuple(dict.fromkeys(name for names, _ in _READERS for name in names))
+FILES = (*MODEL_FILES, "tokenizer_config.json")
