@@ -41,6 +41,12 @@ from relpos_fairseq.metrics.question_answering import (  # noqa: E402
 )
 from relpos_fairseq.tasks.question_answering_config import UNANSWERABLE  # noqa: E402
 
+MAX_TOKENS = 8192
+# Options of the task; those that are given replace the checkpoint's.
+OVERRIDES = ("metric", "language", "null_threshold", "n_best", "max_answer_length",
+             "tokens_per_sample", "doc_stride", "max_query_length", "on_long_question",
+             "unanswerable")  # fmt: skip
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -55,11 +61,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="folder of the files written")
     add("--predictions", type=Path, help="score this file instead of answering")
     add("--null-odds", type=Path, help="with --predictions: odds of 'no answer'")
-    add("--na-prob-thresh", type=float, default=1.0,
+    add("--na-prob-thresh", type=float,
         help="with --null-odds: above it there is no answer (default 1.0)")  # fmt: skip
     add("--metric", choices=METRICS, help="normalisation (default: the checkpoint's, or squad)")
     add("--language", help="language for --metric mlqa (default: from the file's name)")
-    add("--max-tokens", type=int, default=8192, help="tokens of a batch (default 8192)")
+    add("--max-tokens", type=int, help="tokens of a batch (default 8192)")
     for name, kind in (("null-threshold", float), ("n-best", int), ("max-answer-length", int),
                        ("tokens-per-sample", int), ("doc-stride", int),
                        ("max-query-length", int)):  # fmt: skip
@@ -80,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     if bool(args.path) == bool(args.predictions):
         raise PreparationError("give either --path CHECKPOINT or --predictions FILE")
+    check_unused(args)
     if args.predictions:
         if len(args.files) > 1:
             raise PreparationError("--predictions belongs to one file of questions")
@@ -91,6 +98,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_results(results, {name_of(path) for path in args.files})
     if args.out:
         write_json(args.out / "results.json", results)
+
+
+def check_unused(args: argparse.Namespace) -> None:
+    """Refuses options that would be ignored, and numbers that cannot be.
+
+    Raises:
+        PreparationError: one is given.
+    """
+    if args.path:
+        unused, needs = ("null_odds", "na_prob_thresh"), "--predictions"
+    else:
+        unused = (*(name for name in OVERRIDES if name not in ("metric", "language")),
+                  "data", "max_tokens")  # fmt: skip
+        needs = "--path"
+    given = [name for name in unused if getattr(args, name) is not None]
+    if not args.path and args.na_prob_thresh is not None and not args.null_odds:
+        given, needs = ["na_prob_thresh"], "--null-odds"
+    if given:
+        raise PreparationError(f"--{given[0].replace('_', '-')} needs {needs}: leave it out")
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise PreparationError(f"--max-tokens must be 1 or more, got {args.max_tokens}")
 
 
 def language_normaliser(path: Path, metric: str, language: str | None):
@@ -120,7 +148,8 @@ def score_predictions(args: argparse.Namespace) -> dict[str, dict]:
         print(f"{len(missing)} questions without a prediction: {', '.join(missing[:5])}")
     numbers = summary(scored)
     if odds is not None and found.unanswerable:
-        numbers = summary(with_threshold(scored, args.na_prob_thresh)) | best_thresholds(scored)
+        threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
+        numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
     return {path.name: numbers}
 
 
@@ -153,7 +182,7 @@ def answer_files(args: argparse.Namespace) -> dict[str, dict]:
     results: dict[str, dict] = {}
     for path, name in zip(args.files, names, strict=True):
         dataset = task.read_dataset(path)
-        answered = answer(model, task, dataset, args.max_tokens, name)
+        answered = answer(model, task, dataset, args.max_tokens or MAX_TOKENS, name)
         write_answers(args.out / name if len(names) > 1 else args.out, answered, dataset)
         scored = [score(asked, one) for asked, one in answered]
         numbers = summary([final for final, _ in scored])
@@ -189,10 +218,8 @@ def load(args: argparse.Namespace):
 
     import relpos_fairseq  # noqa: F401
 
-    names = ("metric", "language", "null_threshold", "n_best", "max_answer_length",
-             "tokens_per_sample", "doc_stride", "max_query_length", "on_long_question",
-             "unanswerable")  # fmt: skip
-    overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in OVERRIDES}
+    overrides = {name: value for name, value in given.items() if value is not None}
     converted = (args.path.parent / "conversion.json").is_file()
     if args.data or converted:
         overrides["data"] = str(args.data or args.path.parent)

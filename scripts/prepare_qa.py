@@ -42,6 +42,7 @@ from relpos_fairseq.data.tokenizers import (  # noqa: E402
     train_tokenizer,
 )
 
+VOCABULARY_SIZE = 8000
 TOKENIZER_FILES = (*FILES, "dict.txt")
 
 
@@ -65,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer")
     parser.add_argument("--train-tokenizer", choices=KINDS, help="train one on all contexts")
-    parser.add_argument("--vocab-size", type=int, default=8000, help="its size (default 8000)")
+    parser.add_argument("--vocab-size", type=int, help="its size (default 8000)")
     parser.add_argument("--lowercase", action="store_true", help="wordpiece: uncased")
     parser.add_argument(
         "--on-bad-answer",
@@ -115,6 +116,9 @@ def check(args: argparse.Namespace) -> None:
     """Refuses options that contradict each other."""
     if bool(args.tokenizer) == bool(args.train_tokenizer):
         raise PreparationError("give either --tokenizer FOLDER or --train-tokenizer KIND")
+    if args.tokenizer and (args.lowercase or args.vocab_size is not None):
+        option = "lowercase" if args.lowercase else "vocab-size"
+        raise PreparationError(f"--{option} needs --train-tokenizer: --tokenizer is taken as it is")
     if bool(args.valid) == (args.train_articles is not None):
         raise PreparationError("give either --valid FILES or --train-articles N")
     if args.train_articles is not None and args.train_articles < 1:
@@ -214,7 +218,7 @@ def make_tokenizer(args: argparse.Namespace, splits: dict[str, dict]):
             args.train_tokenizer,
             args.out,
             texts=texts,
-            vocab_size=args.vocab_size,
+            vocab_size=args.vocab_size or VOCABULARY_SIZE,
             lowercase=args.lowercase,
         )
     tokenizer = load_tokenizer(args.tokenizer)

@@ -27,6 +27,7 @@ from relpos_fairseq.conversion.vocabulary import (  # noqa: E402
     symbol_numbers,
 )
 from relpos_fairseq.conversion.writer import build  # noqa: E402
+from relpos_fairseq.data.tokenizers import train_tokenizer  # noqa: E402
 
 SIZES = {
     "vocab_size": 40,
@@ -247,6 +248,31 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     loaded = transformers.BertForMaskedLM.from_pretrained(back).eval()
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
+    """Ours has pieces alone; transformers needs the special symbols where the model has them."""
+    ours, out = tmp_path / "ours", tmp_path / "out"
+    ours.mkdir()
+    out.mkdir()
+    own = train_tokenizer(kind, ours, texts=["the red cat sat on the mat"] * 3, vocab_size=300)
+    rows = ["<s>", "<pad>", "</s>", "<unk>", *own.symbols, "<mask>"]
+    found = of_checkpoint(sorted(ours.iterdir()), len(rows), token_types=True)
+    for name, text in found.made.items():
+        (out / name).write_text(text)
+    assert not found.files and sorted(found.rows) == list(range(len(rows)))
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    middle = ["</s>"] if kind == "wordpiece" else ["</s>", "</s>"]
+    first, second = (own.encode(text).pieces for text in ("the cat", "red mat"))
+    pieces = ["<s>", *first, *middle, *second, "</s>"]
+    encoded = theirs("the cat", "red mat")
+    assert encoded["input_ids"] == [found.rows[rows.index(piece)] for piece in pieces]
+    types = [0] * (1 + len(first) + len(middle)) + [1] * (len(second) + 1)
+    assert encoded["token_type_ids"] == types
+    assert theirs.mask_token_id == found.rows[-1] and theirs.pad_token_id == found.rows[1]
+    again = of_folder(out, {"vocab_size": len(rows), "model_type": "bert"}, [])
+    assert again.rows == found.rows and again.symbols == own.symbols
 
 
 def test_sentencepiece_is_counted_as_xlm_roberta_does(tmp_path):

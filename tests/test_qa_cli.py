@@ -332,6 +332,10 @@ def test_wrong_data_folder(tmp_path):
         (["x.json", "--path", "absent.pt"], "give --out"),
         (["x.json", "--path", "absent.pt", "--out", "o"], "no such checkpoint: absent.pt"),
         (["x.json", "y.json", "--predictions", "p"], "belongs to one file"),
+        (["x.json", "--predictions", "p", "--n-best", "2"], "--n-best needs --path"),
+        (["x.json", "--predictions", "p", "--na-prob-thresh", "0"], "needs --null-odds"),
+        (["x.json", "--path", "p", "--null-odds", "o"], "--null-odds needs --predictions"),
+        (["x.json", "--path", "p", "--max-tokens", "0"], "--max-tokens must be 1 or more, got 0"),
         (["x.json", "--predictions", "p"], "no such file of questions: x.json"),
         (["q.json", "--predictions", "n.json"], "n.json: id '0-0' must have the text of an answer"),
         (
@@ -384,6 +388,7 @@ def test_prepare(tmp_path):
         (["--train-tokenizer", "bpe", "--train-articles", "6"], "leaves none of the 6 articles"),
         (["--train-tokenizer", "bpe", "--train-articles", "0"], "must be 1 or more"),
         (["--tokenizer", "nowhere", "--train-articles", "2"], "no nowhere/dict.txt"),
+        (["--tokenizer", "nowhere", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
         (
             ["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"],
             "short.json has 3 articles",

@@ -195,7 +195,8 @@ def _export_order(source: Source) -> Vocabulary:
     if source.source_rows is not None:
         files = [path for path in source.files if path.name != "dict.txt"]
         return Vocabulary([], source.source_rows, files)
-    return of_checkpoint(source.files, source.rows)
+    types = source.plan.segment_encoding == "input"
+    return of_checkpoint(source.files, source.rows, types)
 
 
 def _same_names(after: dict, before: dict) -> dict:

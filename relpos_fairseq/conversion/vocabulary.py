@@ -17,7 +17,8 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.data.tokenizers import FILES, MODEL_FILES, SPECIAL, load_tokenizer
-from relpos_fairseq.data.tokenizers.base import FROM_BERT
+from relpos_fairseq.data.tokenizers.base import FROM_BERT, UNKNOWN
+from relpos_fairseq.data.tokenizers.library import import_library
 
 MASK = "<mask>"
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
@@ -95,15 +96,17 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     return _ordered(numbers, size, files, notes)
 
 
-def of_checkpoint(files: list[Path], size: int) -> Vocabulary:
+def of_checkpoint(files: list[Path], size: int, token_types: bool = False) -> Vocabulary:
     """The order of rows that a Hugging Face folder of one of our checkpoints shall have.
 
     Args:
         files: dict.txt and the tokenizer's files, as far as they lie beside the checkpoint.
         size: rows of its embedding.
+        token_types: whether the second text of a pair has token type 1.
 
     Returns:
         The tokenizer's own numbers, so that its files serve both; without them fairseq's order.
+        A tokenizer.json without special symbols (ours) gets them behind its pieces.
 
     Raises:
         ConversionError: dict.txt or the tokenizer belong to another model.
@@ -126,10 +129,42 @@ def of_checkpoint(files: list[Path], size: int) -> Vocabulary:
     ):
         return _of_gpt2(symbols, rows, named)
     numbers = symbol_numbers(model[0].parent)
+    made = {}
+    if "tokenizer.json" in named and "<s>" not in numbers:
+        made = _with_specials(model[0].parent, numbers, token_types)
     taken = {numbers[symbol] for symbol in rows if symbol in numbers}
     free = iter(number for number in range(size + len(numbers)) if number not in taken)
     order = [numbers[symbol] if symbol in numbers else next(free) for symbol in rows]
-    return Vocabulary(symbols, order, [path for path in files if path.name != "dict.txt"])
+    kept = [path for path in files if path.name != "dict.txt" and path.name not in made]
+    return Vocabulary(symbols, order, kept, made)
+
+
+def _with_specials(folder: Path, numbers: dict[str, int], token_types: bool) -> dict[str, str]:
+    """Our tokenizer's files as Hugging Face's library reads them; `numbers` gets what is added."""
+    tokenizer = load_tokenizer(folder)
+    model, library = tokenizer.model, import_library()
+    added = [name for name in (*SPECIAL, MASK) if name not in numbers]
+    model.add_special_tokens([library.AddedToken(name, normalized=False) for name in added])
+    numbers |= {name: model.token_to_id(name) for name in added}
+    between = "</s>" if tokenizer.kind == "wordpiece" else "</s> </s>"
+    second = int(token_types)
+    model.post_processor = library.processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair=f"<s> $A {between} $B:{second} </s>:{second}",
+        special_tokens=[(name, numbers[name]) for name in ("<s>", "</s>")],
+    )
+    unknown = next(name for name in ("[UNK]", UNKNOWN) if model.token_to_id(name) is not None)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "cls_token"), "<s>"),
+        **dict.fromkeys(("eos_token", "sep_token"), "</s>"),
+        **{"pad_token": "<pad>", "unk_token": unknown, "mask_token": MASK},
+        "model_input_names": ["input_ids", *["token_type_ids"] * second, "attention_mask"],
+    }
+    return {
+        "tokenizer.json": model.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
+    }
 
 
 def _of_gpt2(symbols: list[str], rows: list[str], named: dict[str, Path]) -> Vocabulary:
