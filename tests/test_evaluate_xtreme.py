@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli import call
+import torch
+from cli import call, load
 from glue_data import write_tokenizer, write_xnli
 from roberta import ARCH, OPTIMIZE
 
@@ -172,15 +173,10 @@ def test_wrong_commands_are_one_line(tmp_path, capsys, monkeypatch, message):
     assert len(error) == 1 and message in error[0]
 
 
-def test_another_task_s_checkpoint_is_refused(tmp_path, data, monkeypatch):
-    from argparse import Namespace
-
-    from fairseq import checkpoint_utils
-
-    (tmp_path / "model.pt").write_bytes(b"")
-    loaded = ([None], Namespace(task=Namespace(_name="masked_lm")), None)
-    monkeypatch.setattr(
-        checkpoint_utils, "load_model_ensemble_and_task", lambda *given, **more: loaded
-    )
+def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
+    """Before its task looks for a dictionary where none is."""
+    state = load(model)
+    state["cfg"]["task"] = {"_name": "masked_lm", "data": "."}
+    torch.save(state, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="is no fine-tuned classifier.*masked_lm"):
         xnli.Classifier(tmp_path / "model.pt", data)

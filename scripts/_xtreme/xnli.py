@@ -51,15 +51,18 @@ class Classifier:
 
         if not checkpoint.is_file():
             raise PreparationError(f"there is no checkpoint {checkpoint}")
-        models, cfg, self.task = checkpoint_utils.load_model_ensemble_and_task(
-            [str(checkpoint)], arg_overrides={"data": str(data)}
-        )
-        name = getattr(cfg.task, "classification_head_name", None)
-        if name is None:
+        overrides = {"data": str(data)}
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), overrides)
+        trained = state["cfg"]["task"]
+        name = getattr(trained, "classification_head_name", None)
+        if name is None:  # said before a task looks for files that are not there
             raise PreparationError(
                 f"{checkpoint} is no fine-tuned classifier: it was trained with task "
-                f"{cfg.task._name}; fine-tune with finetune_glue.py --keep-models"
+                f"{trained._name}; fine-tune with finetune_glue.py --keep-models"
             )
+        models, _, self.task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(checkpoint)], arg_overrides=overrides, state=state
+        )
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model, self.head = models[0].eval().to(self.device), str(name)
 
