@@ -8,7 +8,8 @@ For every length, windows of that many tokens, moved on by half a window (--stri
 predictions: the last --tokens of the split.  For a model with memory, every memory length is
 scored too, with segments of the trained length.  By default both go from half to 16 times what was
 trained.  Writes length.csv and length.png; finished points are kept, so an interrupted run goes on.
-A scheme that cannot read a length is reported so, and so is one that reads it badly.
+A scheme that cannot read a length is reported so, and so is one that reads it badly, compared with
+the trained length, which is always scored.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     subject = load_subject(options.checkpoint, options.data, options.split)
     lengths = options.lengths or multiples(subject.trained_length)
+    lengths = sorted({*lengths, subject.trained_length})  # which the others are judged by
     memories = options.mem_lens
     if subject.trained_memory is None:
         if memories:
@@ -54,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         memories = []
     elif memories is None:
         memories = [0, *multiples(subject.trained_memory or subject.trained_length)]
+    elif memories:
+        memories = sorted({*memories, subject.trained_memory})
     check(lengths, "--lengths", 1)
     check(memories, "--mem-lens", 0)
     targets = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))

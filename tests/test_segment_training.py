@@ -139,6 +139,31 @@ def test_a_resume_with_another_batch_is_one_clear_error(corpus, tmp_path):
     assert "3 row(s)" in output
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--mem-len", "9"], r"--mem-len \(10, now 9\)"),
+        (["--same-length"], r"--same-length \(False, now True\)"),
+        (
+            ["--reset-memory-at-document", "--document-boundaries", "eos"],
+            r"--reset-memory-at-document \(False, now True\)",
+        ),
+    ],
+)
+def test_a_resume_that_remembers_otherwise_is_one_clear_error(corpus, tmp_path, more, message):
+    train(corpus, tmp_path, "--max-update", "3")
+    with pytest.raises(ValueError, match=f"cannot resume: .*{message}.*--reset-dataloader"):
+        train(corpus, tmp_path, "--max-update", "5", *more)
+    assert len(losses(train(corpus, tmp_path, "--max-update", "5", "--eval-mem-len", "4"))) == 2
+    train(corpus, tmp_path, "--max-update", "7", "--reset-dataloader", *more)
+
+
+def test_a_task_without_memory_is_said(corpus, tmp_path):
+    more = ["--task", "language_modeling", "--max-update", "1", "--no-save"]
+    assert "carries no memory" in train(corpus, tmp_path, *more)
+    assert "carries no memory" not in train(corpus, tmp_path, "--max-update", "1", "--no-save")
+
+
 def test_updates_of_several_blocks(corpus, tmp_path):
     whole = train(corpus, tmp_path / "whole", "--max-update", "6", "--update-freq", "2")
     train(corpus, tmp_path / "parts", "--max-update", "4", "--update-freq", "2")
@@ -169,6 +194,12 @@ def test_adaptive_softmax(corpus, tmp_path):
         *("--adaptive-softmax-cutoff", "6", "--ddp-backend", "legacy_ddp"),
     )
     assert len(losses(output)) == 3 and value(output, "predicted") > 0
+
+
+def test_adaptive_softmax_has_its_own_criterion(corpus, tmp_path):
+    flags = ["--adaptive-softmax-cutoff", "6", "--max-update", "2", "--no-save"]
+    with pytest.raises(ValueError, match=r"here \[6, \d+\].*--criterion adaptive_loss"):
+        train(corpus, tmp_path, *flags)
 
 
 def test_a_model_without_memory(corpus, tmp_path):

@@ -59,6 +59,22 @@ class RelPosLanguageModel(FairseqLanguageModel):
         decoder = cls.decoder_class(config, words, embed_tokens, no_encoder_attn=True)
         return cls(decoder)
 
+    def get_normalized_probs(
+        self, net_output: tuple, log_probs: bool, sample: dict | None = None
+    ) -> Tensor:
+        """As fairseq's; an adaptive softmax has no gradient this way.
+
+        Raises:
+            ValueError: a criterion that would train an adaptive softmax by them.
+        """
+        softmax = self.decoder.adaptive_softmax
+        if softmax is not None and self.training:
+            raise ValueError(
+                f"an adaptive softmax (--adaptive-softmax-cutoff; here {softmax.cutoff}) is "
+                f"trained by --criterion adaptive_loss and by no other: give that"
+            )
+        return super().get_normalized_probs(net_output, log_probs, sample)
+
     def load_state_dict(
         self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args=None
     ) -> Any:

@@ -5,6 +5,7 @@ Dai et al. 2019, Transformer-XL (arXiv:1901.02860); sizes from the paper's relea
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
@@ -14,12 +15,26 @@ from relpos_fairseq.models.xl_config import RelPosTransformerXLConfig
 from relpos_fairseq.models.xl_decoder import RelPosXLDecoder
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
+logger = logging.getLogger(__name__)
+
 
 class RelPosTransformerXLModel(RelPosLanguageModel):
     """A causal language model whose layers attend over [memory, segment]."""
 
     flags = RelPosTransformerXLConfig
     decoder_class = RelPosXLDecoder
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> RelPosLanguageModel:
+        """As every language model's; a task that carries no memory is said."""
+        if cfg.mem_len and not getattr(task, "carries_memory", False):
+            logger.warning(
+                "task %s carries no memory: every sample begins without any, whatever --mem-len "
+                "%d says; train and evaluate by --task segment_language_modeling",
+                type(task).__name__,
+                cfg.mem_len,
+            )
+        return super().build_model(cfg, task)
 
     def forward(
         self,

@@ -38,12 +38,15 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         level: what a token is.
     """
 
+    carries_memory = True
+
     def __init__(self, args: Any, dictionary: Dictionary, level: str) -> None:
         """Start without data and without memory."""
         super().__init__(args, dictionary)
         self.level = level
         self.memories: dict[tuple[str, str], StreamMemory] = {}
         self.newest_model: Any = None  # fairseq-eval-lm's loader is not told whose it is
+        self.memory_flags: dict = {}
         self._gathered: list[dict] | None = None
 
     @classmethod
@@ -80,6 +83,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
         """As fairseq's, and remember it."""
+        self.memory_flags = steps.memory_flags(args, self.args)
         self.newest_model = super().build_model(args, from_checkpoint)
         return self.newest_model
 
@@ -225,14 +229,15 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
 
     def get_checkpoint_dict(self) -> dict:
         """What fairseq puts into a checkpoint: {class: every rank's memories}."""
-        return {type(self).__name__: {"ranks": self._gathered or []}}
+        return {type(self).__name__: {"ranks": self._gathered or [], "flags": self.memory_flags}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
         """Continue with this rank's memory.
 
         Raises:
-            ValueError: the checkpoint is of another number of processes.
+            ValueError: the checkpoint is of another number of processes, or remembers otherwise.
         """
+        steps.check_memory_flags(state.get("flags"), self.memory_flags)
         ranks = state["ranks"]
         here, rank = 1, 0
         if torch.distributed.is_available() and torch.distributed.is_initialized():

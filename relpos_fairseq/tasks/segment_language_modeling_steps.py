@@ -53,6 +53,40 @@ def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
     return {**sample, "net_input": net_input}
 
 
+def memory_flags(model: Any, task: Any) -> dict[str, int | bool]:
+    """What a training memory depends on beside the cut of its stream: flags, as they were given.
+
+    Args:
+        model: the model's config.
+        task: the task's config.
+    """
+    found = {name: getattr(model, name, None) for name in ("mem_len", "same_length")}
+    found["reset_memory_at_document"] = bool(task.reset_memory_at_document)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def check_memory_flags(saved: dict | None, here: dict) -> None:
+    """Refuse to go on with a memory that was filled under other flags.
+
+    Args:
+        saved: of the checkpoint; None where it is older than this check.
+        here: of this run.
+
+    Raises:
+        ValueError: names the flags and both values.
+    """
+    differ = [
+        f"--{name.replace('_', '-')} ({saved.get(name)}, now {here.get(name)})"
+        for name in here | (saved or {})
+        if saved is not None and saved.get(name) != here.get(name)
+    ]
+    if differ:
+        raise ValueError(
+            f"cannot resume: the checkpoint's memory was filled with another {', '.join(differ)}. "
+            f"Give the saved values, or --reset-dataloader to start at the beginning of the stream"
+        )
+
+
 def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
     """Rows of a process, from --batch-size or --max-tokens.
 
