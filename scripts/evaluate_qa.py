@@ -23,22 +23,14 @@ sys.path[:0] = [path for path in (str(HERE), str(HERE.parent)) if path not in sy
 
 from _prepare.command import run_command  # noqa: E402
 from _prepare.errors import PreparationError  # noqa: E402
-from _prepare.files import read_json, write_json  # noqa: E402
+from _prepare.files import write_json  # noqa: E402
 from _prepare.manifest import table  # noqa: E402
 from _prepare.progress import progress  # noqa: E402
+from _qa.answers import score, score_predictions, write_answers  # noqa: E402
 
 from relpos_fairseq.data.question_answering.encoding import LONG_QUESTION  # noqa: E402
-from relpos_fairseq.data.question_answering.reading import read_questions  # noqa: E402
-from relpos_fairseq.metrics.question_answering import (  # noqa: E402
-    METRICS,
-    Scored,
-    best_scores,
-    best_thresholds,
-    normaliser,
-    score_file,
-    summary,
-    with_threshold,
-)
+from relpos_fairseq.data.question_answering.reading import split_name  # noqa: E402
+from relpos_fairseq.metrics.question_answering import METRICS, best_thresholds, summary  # noqa: E402
 from relpos_fairseq.tasks.question_answering_config import UNANSWERABLE  # noqa: E402
 
 MAX_TOKENS = 8192
@@ -95,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.out is None:
             raise PreparationError("give --out, where predictions.json is written")
         results = answer_files(args)
-    print_results(results, {name_of(path) for path in args.files})
+    print_results(results, {split_name(path) for path in args.files})
     if args.out:
         write_json(args.out / "results.json", results)
 
@@ -121,62 +113,10 @@ def check_unused(args: argparse.Namespace) -> None:
         raise PreparationError(f"--max-tokens must be 1 or more, got {args.max_tokens}")
 
 
-def language_normaliser(path: Path, metric: str, language: str | None):
-    """The normalisation of a file's answers."""
-    from relpos_fairseq.tasks.question_answering import language_of
-
-    return normaliser(metric, language or language_of(path))
-
-
-def score_predictions(args: argparse.Namespace) -> dict[str, dict]:
-    """The official script's numbers for a predictions file."""
-    path = args.files[0]
-    found = read_questions(path)
-    predictions = read_answers(args.predictions, str, "the text of an answer")
-    odds = None
-    if args.null_odds:
-        odds = read_answers(args.null_odds, (int, float), "a number")
-        lost = [name for name in predictions if name not in odds]
-        if lost:
-            raise PreparationError(
-                f"{args.null_odds} lacks {len(lost)} of the ids of {args.predictions}: "
-                f"{', '.join(lost[:5])}"
-            )
-    normalised = language_normaliser(path, args.metric or "squad", args.language)
-    scored, missing = score_file(predictions, found.questions, normalised, odds)
-    if missing:
-        print(f"{len(missing)} questions without a prediction: {', '.join(missing[:5])}")
-    numbers = summary(scored)
-    if odds is not None and found.unanswerable:
-        threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
-        numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
-    return {path.name: numbers}
-
-
-def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
-    """A JSON object by id, all of one kind.
-
-    Raises:
-        PreparationError: it is absent or another.
-    """
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise PreparationError(f"{path} is absent, or no object of id to answer")
-    for name, value in found.items():
-        if not isinstance(value, kind):
-            raise PreparationError(f"{path}: id {name!r} must have {said}, got {value!r:.60}")
-    return found
-
-
-def name_of(path: Path) -> str:
-    """What a file is called in results: its name without .json or .json.gz."""
-    return path.name.removesuffix(".gz").removesuffix(".json")
-
-
 def answer_files(args: argparse.Namespace) -> dict[str, dict]:
     """Answer every file's questions; write what was answered."""
     model, task = load(args)
-    names = [name_of(path) for path in args.files]
+    names = [split_name(path) for path in args.files]
     if len(set(names)) != len(names):
         raise PreparationError(f"two files have the same name: {', '.join(sorted(names))}")
     results: dict[str, dict] = {}
@@ -194,21 +134,6 @@ def answer_files(args: argparse.Namespace) -> dict[str, dict]:
             part = [one for one, said in zip(scored, languages, strict=True) if said == language]
             results[f"{name} {language}"] = summary([final for final, _ in part])
     return results
-
-
-def score(asked, prediction) -> tuple[Scored, Scored]:
-    """A question's scores as predicted, and without the threshold."""
-    question, v2 = asked.question, asked.unanswerable
-    texts = (prediction.text, prediction.best)
-    return tuple(
-        Scored(
-            *best_scores(text, question.gold, asked.normalised, v2),
-            question.answerable,
-            prediction.odds,
-            bool(text),
-        )
-        for text in texts
-    )
 
 
 def load(args: argparse.Namespace):
@@ -269,28 +194,6 @@ def grouped(order: Sequence[int], dataset, max_tokens: int) -> list[list[int]]:
             batches.append([index])
             rows, width = windows, dataset.size(index)
     return batches
-
-
-def write_answers(folder: Path, answered: list, dataset) -> None:
-    """predictions.json, nbest.json and null_odds.json, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ids = [(asked.question.id, one) for asked, one in answered]
-    write_json(folder / "predictions.json", {name: one.text for name, one in ids})
-    n_best = {
-        name: [
-            {
-                "text": answer.text,
-                "probability": answer.probability,
-                "start_logit": answer.start_logit,
-                "end_logit": answer.end_logit,
-            }
-            for answer in one.n_best
-        ]
-        for name, one in ids
-    }
-    write_json(folder / "nbest.json", n_best)
-    if dataset.unanswerable:
-        write_json(folder / "null_odds.json", {name: min(one.odds, 1e30) for name, one in ids})
 
 
 def print_results(results: dict[str, dict], whole: set[str]) -> None:

@@ -34,6 +34,7 @@ from relpos_fairseq.data.question_answering.reading import (  # noqa: E402
     BAD_ANSWER,
     read_json,
     read_questions,
+    split_name,
 )
 from relpos_fairseq.data.tokenizers import (  # noqa: E402
     FILES,
@@ -154,11 +155,6 @@ def check_tokenizer_files(args: argparse.Namespace) -> None:
             f"--out {args.out} holds another tokenizer's {', '.join(foreign)}: remove it, or "
             f"choose another folder"
         )
-
-
-def split_name(path: Path) -> str:
-    """A file's name without .json or .json.gz."""
-    return path.name.removesuffix(".gz").removesuffix(".json")
 
 
 def read_articles(paths: Sequence[Path], on_bad_answer: str) -> dict:

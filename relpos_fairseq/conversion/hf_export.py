@@ -24,8 +24,8 @@ from relpos_fairseq.conversion.hf_names import FAMILIES, Family
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.sources import Source, plan_of
-from relpos_fairseq.conversion.vocabulary import MASK, Vocabulary
-from relpos_fairseq.data.tokenizers import SPECIAL
+from relpos_fairseq.conversion.vocabulary import Vocabulary
+from relpos_fairseq.data.tokenizers import MASK, SPECIAL
 
 KINDS = {scheme: kind for kind, scheme in SCHEMES.items()}
 

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.data.tokenizers import FILES, MODEL_FILES, SPECIAL, load_tokenizer
+from relpos_fairseq.data.tokenizers import FILES, MASK, MODEL_FILES, SPECIAL, load_tokenizer
 from relpos_fairseq.data.tokenizers.base import FROM_BERT, UNKNOWN
 from relpos_fairseq.data.tokenizers.library import import_library
 
-MASK = "<mask>"
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
 _BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
 _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}

@@ -17,11 +17,9 @@ from fairseq import hub_utils, utils
 from torch import Tensor, nn
 
 from relpos_fairseq.data.segments import segments_of_parts
-from relpos_fairseq.data.tokenizers import MODEL_FILES, Tokenizer, load_tokenizer
+from relpos_fairseq.data.tokenizers import MASK, MODEL_FILES, Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-MASK = "<mask>"
 
 
 class RelPosRobertaHub(nn.Module):

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from _mlm.vocabulary import BOS, DICTIONARY, EOS, SPECIAL, UNK, Vocabulary
+from _mlm.vocabulary import BOS, DICTIONARY, EOS, NSPECIAL, UNK, Vocabulary
 from _prepare.binarise import write_indexed
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_folder, open_text_out, write_json, write_text
@@ -93,9 +93,9 @@ def _write_labels(task: Task, split: str, examples: list[Example], folder: Path)
         with open_text_out(path / f"{split}.label") as file:
             file.writelines(f"{float(example.label)}\n" for example in examples)
         return
-    numbers = {label: len(SPECIAL) + number for number, label in enumerate(task.labels)}
+    numbers = {label: NSPECIAL + number for number, label in enumerate(task.labels)}
     items = ([numbers[example.label], EOS] for example in examples)
-    write_indexed(path / split, items, len(SPECIAL) + len(numbers))
+    write_indexed(path / split, items, NSPECIAL + len(numbers))
 
 
 def _encode(

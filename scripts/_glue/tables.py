@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from _mlm.encoded import Encoded
-from _mlm.vocabulary import SPECIAL
+from _mlm.vocabulary import NSPECIAL
 from _prepare.manifest import table
 
 from _glue.majority import majority
@@ -26,7 +26,7 @@ def read_labels(task: Task, data: Path, split: str) -> list[str]:
     if task.regression:
         return Path(f"{prefix}.label").read_text().split()
     encoded = Encoded(prefix)
-    return [task.labels[int(number) - len(SPECIAL)] for number in encoded.ids[encoded.starts[:-1]]]
+    return [task.labels[int(number) - NSPECIAL] for number in encoded.ids[encoded.starts[:-1]]]
 
 
 def majority_summary(task: Task, data: Path) -> dict[str, float]:

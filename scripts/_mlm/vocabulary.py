@@ -10,7 +10,7 @@ from _prepare.errors import PreparationError
 from _prepare.lines import read_lines
 
 BOS, PAD, EOS, UNK = range(4)  # as fairseq's Dictionary numbers them
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+NSPECIAL = 4  # ids before the first symbol of a dict.txt
 OVERWRITE = "#fairseq:overwrite"
 DICTIONARY = "dict.txt"
 
@@ -32,6 +32,8 @@ def read_dictionary(path: Path) -> dict[str, int]:
     Raises:
         PreparationError: a line has no count, or a symbol twice.
     """
+    from relpos_fairseq.data.tokenizers import SPECIAL
+
     ids = {symbol: number for number, symbol in enumerate(SPECIAL)}
     size = len(ids)
     for number, line in enumerate(read_lines(path), start=1):
@@ -95,6 +97,6 @@ class Vocabulary:
         """Whether each id begins a word; special symbols do."""
         starts = [True] * self.size
         for symbol, number in self.ids.items():
-            if number >= len(SPECIAL) and not symbol.startswith("madeupword"):
+            if number >= NSPECIAL and not symbol.startswith("madeupword"):
                 starts[number] = self.tokenizer.begins_word(symbol)
         return starts

@@ -98,6 +98,11 @@ class QuestionFile:
         return 1 + max((question.article for question in self.questions), default=-1)
 
 
+def split_name(path: str | Path) -> str:
+    """What a file of questions is called: its name without .json or .json.gz."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
+
+
 def read_json(path: Path) -> Any:
     """The JSON of a file, plain or .gz.
 

@@ -9,13 +9,14 @@ Byte-level BPE and WordPiece run in the `tokenizers` library, sentencepiece in i
 this package needs neither of them, and no fairseq.
 """
 
-from relpos_fairseq.data.tokenizers.base import SPECIAL, Encoding, Tokenizer
+from relpos_fairseq.data.tokenizers.base import MASK, SPECIAL, Encoding, Tokenizer
 from relpos_fairseq.data.tokenizers.loading import FILES, MODEL_FILES, load_tokenizer
 from relpos_fairseq.data.tokenizers.training import KINDS, train_tokenizer
 
 __all__ = [
     "FILES",
     "KINDS",
+    "MASK",
     "MODEL_FILES",
     "SPECIAL",
     "Encoding",

@@ -13,13 +13,14 @@ from pathlib import Path
 # What fairseq's Dictionary holds before any piece, and what its masked_lm task adds after them.
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 UNKNOWN = "<unk>"
+MASK = "<mask>"
 # How BERT's vocabularies spell them.
 FROM_BERT = {
     "[CLS]": "<s>",
     "[PAD]": "<pad>",
     "[SEP]": "</s>",
     "[UNK]": UNKNOWN,
-    "[MASK]": "<mask>",
+    "[MASK]": MASK,
 }
 
 

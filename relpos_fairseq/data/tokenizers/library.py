@@ -9,6 +9,7 @@ from typing import Any
 
 from relpos_fairseq.data.tokenizers.base import (
     FROM_BERT,
+    MASK,
     SPECIAL,
     UNKNOWN,
     Tokenizer,
@@ -65,7 +66,7 @@ class LibraryTokenizer(Tokenizer):
             for piece, number in vocabulary
         }
         self._piece_of = {self._symbol_of[number]: piece for piece, number in vocabulary}
-        reserved = {*SPECIAL, "<mask>"}
+        reserved = {*SPECIAL, MASK}
         self.symbols = [
             symbol for symbol in dict.fromkeys(self._symbol_of.values()) if symbol not in reserved
         ]
@@ -78,7 +79,7 @@ class LibraryTokenizer(Tokenizer):
     def begins_word(self, piece: str) -> bool:
         """By the mark of the model: no `##`, or the sign for a space."""
         text = self._piece_of.get(piece, piece)
-        if not text or piece in SPECIAL or piece == "<mask>":
+        if not text or piece in SPECIAL or piece == MASK:
             return True
         if self.kind == "wordpiece":
             return not text.startswith(self.prefix)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.data.tokenizers.base import (
+    MASK,
     SPECIAL,
     UNKNOWN,
     Tokenizer,
@@ -62,7 +63,7 @@ class SentencePieceTokenizer(Tokenizer):
             for n in numbers
             if not (self.processor.is_control(n) or self.processor.is_unknown(n))
         ]
-        self.symbols = [one for one in self.symbols if one not in {*SPECIAL, "<mask>"}]
+        self.symbols = [one for one in self.symbols if one not in {*SPECIAL, MASK}]
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
         """Pieces and the library's own offsets of every text."""
@@ -80,7 +81,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def begins_word(self, piece: str) -> bool:
         """By the sign for a space."""
-        if piece in SPECIAL or piece == "<mask>":
+        if piece in SPECIAL or piece == MASK:
             return True
         return piece.startswith(_SPACE) or is_unspaced(piece[0])
 

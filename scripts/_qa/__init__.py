@@ -1,0 +1,1 @@
+"""What evaluate_qa.py reads, scores and writes."""
