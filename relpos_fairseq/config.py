@@ -245,7 +245,9 @@ def _number(config: PositionConfig, flag: str, least: int, auto: int) -> int:
         value = None
     if value is None or value < least:
         name = flag.removeprefix("position_")
-        raise ValueError(f"{name} must be >= {least}, got {text} (--{flag.replace('_', '-')})")
+        kind = "a whole number " if value is None else ""
+        said = f"{name} must be {kind}>= {least}, got {text} (--{flag.replace('_', '-')})"
+        raise ValueError(said)
     return value
 
 

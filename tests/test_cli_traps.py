@@ -261,7 +261,7 @@ BAD_FLAGS = {
     ),
     "clip_word": (
         ("--position-scheme", "m4", "--position-clip-distance", "far"),
-        "clip_distance must be >= 0, got far",
+        "clip_distance must be a whole number >= 0, got far",
     ),
     "rank": (
         ("--position-scheme", "abs_scalar", "--position-rank", "0"),

@@ -100,7 +100,11 @@ def test_the_readme_has_the_table_of_the_code() -> None:
         ("m2", {"position_reset_cls": "on"}, r"--position-reset-cls on does not apply .* m2"),
         ("rope", {"position_reset_cls": "on"}, r"--position-reset-cls on does not apply"),
         ("m4", {"position_clip_distance": "-3"}, r"clip_distance must be >= 0, got -3"),
-        ("m4", {"position_clip_distance": "x"}, r"clip_distance must be >= 0, got x"),
+        (
+            "m4",
+            {"position_clip_distance": "x"},
+            r"clip_distance must be a whole number >= 0",
+        ),
         ("abs_scalar", {"position_rank": "0"}, r"rank must be >= 1, got 0"),
         ("m4", {"position_share": "all"}, r"--position-share must be .*got all"),
         ("m4", {"position_scale": "-1"}, r"scale must be > 0, got -1"),

@@ -306,6 +306,10 @@ def test_mlqa_needs_a_language(data, trained):
         (("--n-best", "0"), "--n-best must be 1 or more"),
         (("--max-query-length", "2"), "questions longer than --max-query-length 2"),
         (("--tokenizer-folder", "/nowhere"), "no tokenizer folder /nowhere"),
+        (
+            ("--segment-encoding", "head", "--num-segments", "1"),
+            "--num-segments 1: question and context are 2 segments: give --num-segments 2",
+        ),
     ],
 )
 def test_wrong_options(data, tmp_path, more, message):

@@ -20,12 +20,13 @@ from fairseq.tasks import FairseqTask, register_task
 from relpos_fairseq.data.question_answering.dataset import QuestionDataset
 from relpos_fairseq.data.question_answering.encoding import QuestionEncoder, Shape
 from relpos_fairseq.data.question_answering.prediction import PredictionOptions
-from relpos_fairseq.data.question_answering.reading import read_questions
-from relpos_fairseq.data.tokenizers import load_tokenizer
+from relpos_fairseq.data.question_answering.reading import read_questions, split_name
+from relpos_fairseq.data.tokenizers import MASK, load_tokenizer
 from relpos_fairseq.metrics.question_answering import normaliser
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 logger = logging.getLogger(__name__)
+SEGMENTS = 2  # of a sample: the question and its context
 _SUFFIXES = (".json", ".json.gz")
 _MLQA_NAME = re.compile(r"context-([a-z]{2})-question")
 _DOTTED_NAME = re.compile(r"\.([a-z]{2})$")
@@ -79,7 +80,7 @@ class QuestionAnsweringTask(FairseqTask):
                 f"the tokenizer and .json files; scripts/prepare_qa.py makes one"
             )
         dictionary = Dictionary.load(str(path))
-        dictionary.add_symbol("<mask>")  # as masked_lm, whose embedding this model has
+        dictionary.add_symbol(MASK)  # as masked_lm, whose embedding this model has
         tokenizer = load_tokenizer(cfg.tokenizer_folder or cfg.data)
         logger.info("dictionary of %d symbols, %s tokenizer", len(dictionary), tokenizer.kind)
         return cls(cfg, dictionary, tokenizer)
@@ -142,7 +143,7 @@ class QuestionAnsweringTask(FairseqTask):
         """A model with a span head.
 
         Raises:
-            ValueError: the architecture has none.
+            ValueError: the architecture has no span head, or too few segments.
         """
         model = super().build_model(cfg, from_checkpoint)
         if not hasattr(model, "register_question_answering_head"):
@@ -150,6 +151,7 @@ class QuestionAnsweringTask(FairseqTask):
                 f"--task question_answering needs an --arch relpos_roberta..., which has a span "
                 f"head; {type(model).__name__} has none"
             )
+        _check_segments(model)
         model.register_question_answering_head(self.cfg.span_head_name)
         return model
 
@@ -168,6 +170,20 @@ class QuestionAnsweringTask(FairseqTask):
         return self.dictionary
 
 
+def _check_segments(model: Any) -> None:
+    """Refuse a model that reads segments and has too few of them.
+
+    Raises:
+        ValueError: question and context do not fit.
+    """
+    plan = model.encoder.sentence_encoder.positions.plan
+    if plan.segment_encoding != "none" and plan.num_segments < SEGMENTS:
+        raise ValueError(
+            f"--num-segments {plan.num_segments}: question and context are {SEGMENTS} segments: "
+            f"give --num-segments {SEGMENTS}, or --segment-encoding none"
+        )
+
+
 def dict_path(data: str) -> Path:
     """Where the dictionary is."""
     return Path(data) / "dict.txt"
@@ -175,8 +191,6 @@ def dict_path(data: str) -> Path:
 
 def language_of(path: str | Path) -> str:
     """The language that a file's name tells: the context's in MLQA's names, or NAME.xx.json."""
-    name = Path(path).name
-    for suffix in reversed(_SUFFIXES):
-        name = name.removesuffix(suffix)
+    name = split_name(path)
     found = _MLQA_NAME.search(name) or _DOTTED_NAME.search(name)
     return found.group(1) if found else ""
