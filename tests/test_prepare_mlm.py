@@ -50,8 +50,10 @@ def write_text(folder: Path) -> dict[str, Path]:
 
 def arguments(out: Path, paths: dict[str, Path], *more: str) -> list[str]:
     named = [f"{language}={path}" for language, path in paths.items()]
+    if "--tokenizer-folder" not in more:
+        more = ("--vocab-size", "300", *more)
     return [
-        *("--out", str(out), "--train", *named, "--workers", "1", "--vocab-size", "300"),
+        *("--out", str(out), "--train", *named, "--workers", "1"),
         *("--hold-out", "0.2", "--tokens-per-sample", "40", "--alpha", "0.5", *more),
     ]
 
@@ -354,6 +356,19 @@ BAD = {
     "--lowercase belongs to --tokenizer wordpiece": ["--lowercase"],
     "--character-coverage belongs": ["--character-coverage", "1"],
     "documents must be blank, line, file": ["--documents", "("],
+    "--vocab-size belongs to a tokenizer that is trained": [
+        "--tokenizer-folder",
+        ".",
+        "--vocab-size",
+        "90",
+    ],
+    "--tokenizer belongs to a tokenizer that is trained": [
+        "--tokenizer-folder",
+        ".",
+        "--tokenizer",
+        "bpe",
+    ],
+    "--hold-out and --valid": ["--valid", "EMPTY"],
     "no tokenizer in": ["--tokenizer-folder", "."],
     "byte-level BPE needs a vocab_size of": ["--vocab-size", "40"],
 }
