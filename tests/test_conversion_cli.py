@@ -131,6 +131,15 @@ def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
         ((path, "--to", "m5", *out), "unknown position scheme 'm5'"),
         ((path, "--to", "learned+rope", "--position-clip-distance", "3", *out), "does not apply"),
         ((path, "--to", "learned", "--head", "x", *out), "--head chooses"),
+        ((path, "--to", "same", "--fill", "tile", *out), "source has 20 positions, and 20 are"),
+        (
+            (path, "--to", "rope", "--fill", "tile", "--positions", "30", "--approximate", *out),
+            "--fill tile: no table over absolute positions is kept",
+        ),
+        ((path, "--to", "learned+m4", "--init", "fit", *out), "is exact, and nothing is left to"),
+        ((path, "--to", "same", "--init", "own", *out), "--init own: no table is new"),
+        ((path, "--to", "hf-roberta", "--fill", "tile", *out), "--fill: convert to a scheme first"),
+        ((path, "--to", "hf-roberta", "--init", "fit", *out), "--init fit: convert to a scheme"),
         ((path, "--to", "hf-roberta", "--positions", "9", *out), "--max-positions: convert to"),
         ((path, "--to", "learned", "--data", tmp_path / "empty", *out), "holds neither dict.txt"),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ transformers = pytest.importorskip("transformers")
 if not hasattr(transformers.models.bert.modeling_bert, "BertSelfAttention"):
     pytest.skip("this transformers has no BertSelfAttention", allow_module_level=True)
 
-from conversion import shake  # noqa: E402
+from conversion import ROWS, config, random_state, shake  # noqa: E402
 
 from relpos_fairseq.conversion import ConversionError, hf_export, hf_model  # noqa: E402
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of  # noqa: E402
 from relpos_fairseq.conversion.hf_reference import Reference  # noqa: E402
-from relpos_fairseq.conversion.sources import read_source  # noqa: E402
+from relpos_fairseq.conversion.sources import Source, read_source  # noqa: E402
 from relpos_fairseq.conversion.vocabulary import (  # noqa: E402
     Vocabulary,
     of_checkpoint,
@@ -275,6 +276,28 @@ def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
     assert again.rows == found.rows and again.symbols == own.symbols
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_tokenizer_that_bert_does_not_read_is_left_out(tmp_path, named):
+    """Unless its settings name the class that does."""
+    from relpos_fairseq.conversion.command import Job, to_huggingface
+
+    values = config("learned", activation_fn="gelu")
+    files = [tmp_path / name for name in ("vocab.json", "merges.txt", "tokenizer_config.json")]
+    for path in files:
+        path.write_text('{"tokenizer_class": "RobertaTokenizer"}' if named else "{}")
+    for family in ("bert", "roberta"):
+        source = Source("ours", tmp_path, random_state(values), values)
+        source.files, source.source_rows = files, list(range(ROWS))
+        source.outputs = partial(outputs_of, build(source.values, source.state))
+        said: list[str] = []
+        (tmp_path / family).mkdir()
+        to_huggingface(Job(f"hf-{family}", {}), source, said.append)(tmp_path / family)
+        left_out = family == "bert" and not named
+        written = {path.name for path in (tmp_path / family).iterdir()}
+        assert {path.name for path in files}.isdisjoint(written) == left_out
+        assert any("merges.txt" in line and "hf-roberta" in line for line in said) == left_out
+
+
 def test_sentencepiece_is_counted_as_xlm_roberta_does(tmp_path):
     """Transformers' XLMRobertaTokenizer is the oracle: fairseq's symbols, pieces, <mask>."""
     import sentencepiece
@@ -372,10 +395,6 @@ def test_a_broken_folder_is_one_clear_error(saved, tmp_path, number):
 
 
 def test_what_huggingface_cannot_express_is_refused(tmp_path):
-    from conversion import config, random_state
-
-    from relpos_fairseq.conversion.sources import Source
-
     def export(values: dict, family: str = "bert") -> None:
         source = Source("ours", tmp_path, random_state(values), values)
         hf_export.export(source, family, Vocabulary([], list(range(23))), None)

@@ -222,7 +222,6 @@ def test_learns_its_training_set(tmp_path):
     assert value(output, "em") == 100 and value(output, "f1") == 100
 
 
-@pytest.mark.slow
 def converted_bert(folder: Path, cls: str, positions: int):
     """A random BERT, saved as `bert` and converted as `ours`."""
     transformers = pytest.importorskip("transformers")
@@ -289,6 +288,24 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
     assert "wordpiece tokenizer" in output and value(output, "f1") >= 0
     task = load(tmp_path / "out" / "checkpoint_last.pt")["cfg"]["task"]
     assert task["_name"] == "question_answering"
+
+
+def test_a_conversion_keeps_the_options_of_its_task(data, tmp_path):
+    import convert_checkpoint
+
+    given = ("--doc-stride", "10", "--null-threshold", "1.5", "--max-answer-length", "7")
+    train(data, tmp_path, "--max-update", 1, *given)
+    path, out = tmp_path / "checkpoint_last.pt", tmp_path / "out"
+    arguments = (path, "--data", data, "--to", "learned+m4", "--init", "own", "--approximate")
+    status, printed = script(convert_checkpoint, *arguments, "--out", out)
+    assert status == 0, printed
+    before, after = (load(one)["cfg"]["task"] for one in (path, out / "model.pt"))
+    assert after == before | {"data": "."}
+    names = ("doc_stride", "null_threshold", "max_answer_length")
+    assert [after[name] for name in names] == [10, 1.5, 7]
+    asked = (data / "few.json", "--path", out / "model.pt", "--out", tmp_path / "answers", "--cpu")
+    status, printed = script(evaluate_qa, *asked)
+    assert status == 0, printed
 
 
 def test_mlqa_needs_a_language(data, trained):

@@ -89,6 +89,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
         state=state,
         values=values,
         files=beside(path.parent),
+        task=_task_options(checkpoint),
         source_rows=(checkpoint.get("conversion") or {}).get("rows"),
     )
     _check(source)
@@ -101,24 +102,35 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
 
 def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
     """A checkpoint's model options, whichever style wrote them."""
-    from omegaconf import OmegaConf
-
     cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
     if cfg is None and args is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
-    model = args if cfg is None else cfg["model"]
-    if OmegaConf.is_config(model):
-        return OmegaConf.to_container(model, resolve=False, enum_to_str=True)
-    if isinstance(model, argparse.Namespace):
-        return dict(vars(model))
-    return dict(model)
+    return _plain(args if cfg is None else cfg["model"])
+
+
+def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Options of the task that a checkpoint was trained on; old releases keep one list of all."""
+    cfg = checkpoint.get("cfg")
+    if cfg is not None:
+        return _plain(cfg.get("task") or {})
+    options = _plain(checkpoint["args"])
+    return options | {"_name": options.get("task")}
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    """Options as a dict, whichever style wrote them."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_config(options):
+        return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
+    return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)
 
 
 def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> int:
     """Positions that a model of ours was built for: its own option, else its task's samples."""
     length = options.get("max_positions")
     if not isinstance(length, int):
-        task = dict((checkpoint.get("cfg") or {}).get("task") or {})
+        task = _task_options(checkpoint)
         length = task.get("tokens_per_sample") or task.get("max_positions")
     if not isinstance(length, int):
         raise ConversionError(f"{path} does not say how many positions it has (max_positions)")
@@ -173,8 +185,9 @@ def _check(source: Source) -> None:
 
 
 def beside(folder: Path) -> list[Path]:
-    """Dict.txt and the tokenizer's files of a folder."""
-    names = ("dict.txt", *FILES)
+    """Dict.txt (of sentence_prediction's data: input0's) and the tokenizer's files of a folder."""
+    own = (folder / "dict.txt").is_file()
+    names = ("dict.txt" if own else "input0/dict.txt", *FILES)
     return [folder / name for name in names if (folder / name).is_file()]
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from relpos_fairseq.conversion import hf_export
+from relpos_fairseq.conversion import exact, hf_export
 from relpos_fairseq.conversion.convert import Conversion, convert
 from relpos_fairseq.conversion.fidelity import Fidelity, Probe, compare, outputs_of
 from relpos_fairseq.conversion.fit import fit
 from relpos_fairseq.conversion.hf_names import FAMILIES
 from relpos_fairseq.conversion.hf_reference import Reference
+from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.sources import (
     Source,
@@ -27,8 +28,11 @@ from relpos_fairseq.conversion.sources import (
 )
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.writer import CHECKPOINT, build, checkpoint_of
+from relpos_fairseq.data.tokenizers import MODEL_FILES
 
 EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
+# What transformers' BERT tokenizer reads.
+BERT_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
 Say = Callable[[str], object]
 
 
@@ -75,6 +79,7 @@ def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
     """
     torch.manual_seed(job.seed)
     values = target_values(source, job.to, job.given)
+    _check_used(job, source, values)
     start = "neutral" if job.init == "fit" else job.init
     done = convert(
         source.state,
@@ -84,10 +89,14 @@ def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
         start=start,
         fill=job.fill,
     )
+    if job.init == "fit" and done.report.exact:
+        raise ConversionError(
+            "--init fit: the conversion is exact, and nothing is left to be fitted: leave it out"
+        )
     probe = _probe(job, source, values)
     before = source.outputs(probe.tokens, probe.segments)
     unfitted = None
-    if job.init == "fit" and not done.report.exact:
+    if job.init == "fit":
         start = outputs_of(build(values, done.state), probe.tokens, probe.segments)
         unfitted = compare(before, start, probe)
         done = fit(source, values, done, job.seed)
@@ -99,6 +108,28 @@ def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
     after = outputs_of(build(values, done.state), probe.tokens, probe.segments)
     measured = _measure(before, after, probe, done, say)
     return _checkpoint_writer(source, values, done, measured)
+
+
+def _check_used(job: Job, source: Source, values: dict[str, Any]) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        ConversionError: one is given.
+    """
+    target = places(plan_of(values))
+    taken = exact.assign([place.name for place in places(source.plan)], [p.name for p in target])
+    known, wanted = int(source.values["max_positions"]), int(values["max_positions"])
+    if job.fill and wanted <= known:
+        raise ConversionError(
+            f"--fill {job.fill}: the source has {known} positions, and {wanted} are asked for: "
+            f"give more by --positions, or leave it out"
+        )
+    if job.fill and not any(name in exact.BY_POSITION for name in taken.values()):
+        raise ConversionError(
+            f"--fill {job.fill}: no table over absolute positions is kept: leave it out"
+        )
+    if job.init == "own" and all(place.name in taken for place in target):
+        raise ConversionError("--init own: no table is new: leave it out")
 
 
 def _probe(job: Job, source: Source, values: dict[str, Any]) -> Probe:
@@ -132,7 +163,12 @@ def _checkpoint_writer(
     }
     if source.vocabulary is not None:
         about["rows"] = source.vocabulary.rows
-    checkpoint = checkpoint_of(values, done.state, about)
+    task = dict(source.task)
+    if any(file.name in MODEL_FILES for file in source.files):
+        task.pop("tokenizer_folder", None)  # the tokenizer goes along
+    if source.labels:
+        about["labels"] = source.labels
+    checkpoint = checkpoint_of(values, done.state, about, task)
 
     def write(path: Path) -> None:
         if not path.is_dir():
@@ -144,11 +180,25 @@ def _checkpoint_writer(
         if source.vocabulary is not None:
             text = source.vocabulary.dictionary()
             (path / "dict.txt").write_text(text, encoding="utf-8")
+        if checkpoint["cfg"]["task"]["_name"] == "sentence_prediction":
+            _write_dictionaries(path, checkpoint["cfg"]["task"], source.labels)
         told = {key: value for key, value in about.items() if key != "rows"}
         text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
         (path / "conversion.json").write_text(text, encoding="utf-8")
 
     return write
+
+
+def _write_dictionaries(folder: Path, task: dict[str, Any], labels: list[str]) -> None:
+    """Dictionaries where fairseq's sentence_prediction looks for them, so that the folder loads."""
+    if (folder / "dict.txt").is_file():
+        (folder / "input0").mkdir()
+        shutil.copyfile(folder / "dict.txt", folder / "input0" / "dict.txt")
+    if not task["regression_target"]:
+        names = labels or [f"LABEL_{number}" for number in range(task["num_classes"])]
+        (folder / "label").mkdir()
+        text = "".join(f"{name} 1\n" for name in names)
+        (folder / "label" / "dict.txt").write_text(text, encoding="utf-8")
 
 
 def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
@@ -160,11 +210,16 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
     if source.vocabulary is not None:
         raise ConversionError(f"{source.path} is a Hugging Face folder already: give --to a scheme")
     wrong = [name for name, value in job.given.items() if value is not None]
-    if wrong or job.approximate:
-        option = wrong[0].replace("_", "-") if wrong else "approximate"
+    wrong += ["fill"] if job.fill else []
+    wrong += [f"init {job.init}"] if job.init != "neutral" else []
+    wrong += ["approximate"] if job.approximate else []
+    if wrong:
+        option = wrong[0].replace("_", "-")
         raise ConversionError(f"--{option}: convert to a scheme first, then --to {job.to}")
     family = FAMILIES[job.to.removeprefix("hf-")]
     vocabulary = _export_order(source)
+    for line in _leave_unread(vocabulary, family.name):
+        say(f"note      {line}")
     config, weights, report = hf_export.export(source, family.name, vocabulary, job.head)
     for line in report.lines():
         say(line)
@@ -189,6 +244,26 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
             (folder / name).write_text(text, encoding="utf-8")
 
     return write
+
+
+def _leave_unread(vocabulary: Vocabulary, family: str) -> list[str]:
+    """Leave out a tokenizer that the family's own class does not read; returns what to say of it.
+
+    A tokenizer_config.json that names its class makes transformers read whatever lies there.
+    """
+    texts = dict(vocabulary.made)
+    for file in vocabulary.files:
+        if file.name == "tokenizer_config.json":
+            texts.setdefault(file.name, file.read_text(encoding="utf-8"))
+    named = "tokenizer_class" in texts.get("tokenizer_config.json", "")
+    names = sorted({*(file.name for file in vocabulary.files), *vocabulary.made})
+    if family != "bert" or named or set(names) <= BERT_FILES:
+        return []
+    vocabulary.files, vocabulary.made = [], {}
+    return [
+        f"{', '.join(names)} left out: transformers' BERT tokenizer does not read them "
+        f"(--to hf-roberta takes RoBERTa's along)"
+    ]
 
 
 def _export_order(source: Source) -> Vocabulary:

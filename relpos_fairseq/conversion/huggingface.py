@@ -65,6 +65,46 @@ def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
     return state, values
 
 
+def task_of(model: HuggingFaceModel) -> dict[str, Any]:
+    """Options of the task that gives the model's head the input that it was trained on.
+
+    RoBERTa's pairs are `<s> A </s> </s> B </s>`, BERT's `<s> A </s> B </s>`: fairseq's
+    sentence_prediction writes the first with a separator token and the second without one.
+    """
+    if _classes(model) == 0:
+        return {}
+    bert = model.family.name == "bert"
+    if bert:
+        model.notes.append(
+            "pairs have BERT's one </s> between them: sentence_prediction without "
+            "--separator-token; with --separator-token 2, RoBERTa's two, inputs would differ"
+        )
+    return {
+        "_name": "sentence_prediction",
+        "init_token": 0,
+        "separator_token": None if bert else 2,
+        "classification_head_name": HEAD,
+        "regression_target": _classes(model) == 1
+        or model.config.get("problem_type") == "regression",
+    }
+
+
+def labels_of(model: HuggingFaceModel) -> list[str]:
+    """Names of the classes where config.json gives every one its own."""
+    named = model.config.get("id2label")
+    named = named if isinstance(named, dict) else {}
+    labels = [str(named.get(str(number), "")).strip() for number in range(_classes(model))]
+    own = all(labels) and len(set(labels)) == len(labels)
+    return labels if own and not any(name.startswith("LABEL_") for name in labels) else []
+
+
+def _classes(model: HuggingFaceModel) -> int:
+    """Outputs of the classifier; 0: there is none."""
+    names = hf_names.classifier_names(model.family, HEAD)
+    key = next(theirs for theirs, ours in names.items() if ours.endswith("out_proj.weight"))
+    return len(model.weights.get(key, ()))
+
+
 def _lm_head(model: HuggingFaceModel, state: State) -> bool:
     """Take the masked LM's head over; returns whether its projection is its own."""
     names = hf_names.head_names(model.family)

@@ -48,6 +48,9 @@ class Source:
         vocabulary: its rows in fairseq's order, for a Hugging Face folder.
         files: dict.txt and the tokenizer's files, as far as they lie beside it.
         notes: what should be said of it.
+        task: options of the task that it was trained on, `_name` among them; empty: not known, or
+            what its heads are for.
+        labels: names of a classifier's classes, in their order; empty: not known.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
         outputs: runs the original: (tokens, segments) to its outputs by name, in fairseq's order.
     """
@@ -59,6 +62,8 @@ class Source:
     vocabulary: Vocabulary | None = None
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    task: dict[str, Any] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
     source_rows: list[int] | None = None
     outputs: Callable[[Tensor, Tensor | None], Outputs] | None = None
 

@@ -67,6 +67,8 @@ def _from_huggingface(folder: Path) -> Source:
         vocabulary=model.vocabulary,
         files=model.vocabulary.files,
         notes=model.notes,
+        task=huggingface.task_of(model),
+        labels=huggingface.labels_of(model),
     )
     plan = source.plan
     source.state[layouts.VERSION] = layouts.encode_text(plan.describe())

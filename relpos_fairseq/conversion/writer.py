@@ -80,15 +80,22 @@ def _loaded(model: nn.Module, state: State) -> nn.Module:
     return model.eval()
 
 
-def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -> dict[str, Any]:
+def checkpoint_of(
+    values: dict[str, Any],
+    state: State,
+    about: dict[str, Any],
+    task: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """A fairseq checkpoint that every tool of fairseq's loads, with default options elsewhere.
 
-    Its task is question_answering where the model has a span head, and else masked_lm.
+    Its task is sentence_prediction where it trained one of the heads, question_answering where the
+    model has a span head, and else masked_lm.
 
     Args:
         values: our config's values.
         state: the tensors.
         about: where the model comes from; kept under `conversion`.
+        task: options of the task that it was trained on, as far as they are known.
     """
     from fairseq.dataclass.configs import FairseqConfig
     from omegaconf import OmegaConf, open_dict
@@ -100,12 +107,13 @@ def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -
         OmegaConf.set_struct(cfg, False)
         cfg.model = OmegaConf.merge(RelPosRobertaConfig(), _known(values))
         cfg.model._name = "relpos_roberta"
-        cfg.task = _task_config(state)
-        cfg.task.data = "."
-        cfg.task.tokens_per_sample = int(values["max_positions"])
+        cfg.task = _task_config(state, task or {}, int(values["max_positions"]))
         cfg.criterion = {"_name": cfg.task._name}
         if cfg.task._name == "masked_lm":
             cfg.criterion.tpu = False
+        if cfg.task._name == "sentence_prediction":
+            for name in ("classification_head_name", "regression_target"):
+                cfg.criterion[name] = cfg.task[name]
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -126,19 +134,49 @@ def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -
     }
 
 
-def _task_config(state: State) -> Any:
+def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
+    """The task's options: those that are given, and what the tensors and their length say."""
     from fairseq.tasks.masked_lm import MaskedLMConfig
+    from fairseq.tasks.sentence_prediction import SentencePredictionConfig
     from omegaconf import OmegaConf, open_dict
 
     from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
-    heads = sorted({key.split(".")[1] for key in state if key.startswith("span_heads.")})
-    task = OmegaConf.structured(QuestionAnsweringConfig() if heads else MaskedLMConfig())
+    span_heads = _heads(state, "span_heads")
+    if _classifier(given) in _heads(state, "classification_heads"):
+        name, config = "sentence_prediction", SentencePredictionConfig
+        out = state[f"classification_heads.{_classifier(given)}.out_proj.weight"]
+        made = {"regression_target": False} | _own_options(config, given)
+        made |= {"num_classes": len(out), "max_positions": length}
+    elif span_heads:
+        name, config = "question_answering", QuestionAnsweringConfig
+        made = {"span_head_name": span_heads[0], "tokens_per_sample": length}
+        if given.get("_name") == name:
+            made |= _own_options(config, given)
+            made["tokens_per_sample"] = min(made["tokens_per_sample"], length)
+    else:
+        name, config, made = "masked_lm", MaskedLMConfig, {"tokens_per_sample": length}
+    task = OmegaConf.structured(config())
     with open_dict(task):
-        task._name = "question_answering" if heads else "masked_lm"
-    if heads:
-        task.span_head_name = heads[0]
+        task.update(made | {"_name": name, "data": "."})
     return task
+
+
+def _classifier(given: dict[str, Any]) -> str | None:
+    """The head that a sentence_prediction trained."""
+    trained = given.get("_name") == "sentence_prediction"
+    return given.get("classification_head_name") if trained else None
+
+
+def _heads(state: State, kind: str) -> list[str]:
+    return sorted({key.split(".")[1] for key in state if key.startswith(f"{kind}.")})
+
+
+def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Those options of a task that its config knows; references to other options are left out."""
+    names = {part.name for part in fields(config)} & set(given)
+    values = {name: getattr(given[name], "value", given[name]) for name in names}
+    return {name: value for name, value in values.items() if not str(value).startswith("${")}
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
