@@ -32,7 +32,7 @@ from _xtreme.files import METRICS, NAMES, question_files  # noqa: E402
 
 ENGLISH = "en"
 FLAGS = {"XQuAD": "xquad", "MLQA": "mlqa", "TyDiQA-GoldP": "tydiqa"}
-ABSENT = "-"
+ABSENT, UNLABELLED = "-", "no labels"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -104,18 +104,24 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     return found
 
 
-def evaluate_xnli(args: argparse.Namespace) -> dict[str, float]:
-    """Accuracy by language; predictions are written as XTREME takes them, a label a line."""
+def evaluate_xnli(args: argparse.Namespace) -> dict[str, float | None]:
+    """Accuracy by language, None without labels; predictions are written, a label a line.
+
+    That is how XTREME takes them: test sets without labels are predicted for it.
+    """
     model = xnli.Classifier(args.xnli_model, args.xnli, args.cpu)
     results = {}
     with atomic_folder(args.out / xnli.NAME) as folder:
-        for language, split in xnli.languages(args.xnli).items():
-            predicted, right = model.predict(split)
-            labels = "".join(f"{label}\n" for label in model.labels(predicted))
-            stem = "test" if split.startswith("test") else "dev"
-            write_text(folder / f"{stem}-{language}.tsv", labels)
-            hits = sum(a == b for a, b in zip(predicted, right, strict=True))
-            results[language] = 100 * hits / len(right)
+        for language, splits in xnli.languages(args.xnli).items():
+            results[language] = None
+            for split in filter(None, (splits.scored, splits.unlabelled)):
+                predicted, right = model.predict(split)
+                stem = "test" if split.startswith("test") else "dev"
+                labels = "".join(f"{label}\n" for label in predicted)
+                write_text(folder / f"{stem}-{language}.tsv", labels)
+                if split == splits.scored:
+                    hits = sum(a == b for a, b in zip(predicted, right, strict=True))
+                    results[language] = 100 * hits / len(right)
     return results
 
 
@@ -124,6 +130,8 @@ def evaluate_questions(
 ) -> dict[str, list[float]]:
     """F1 and exact match by language, by evaluate_qa.py."""
     import evaluate_qa
+
+    from relpos_fairseq.data.question_answering.reading import split_name
 
     with atomic_folder(args.out / name) as folder:
         command = [*files.values(), "--path", args.qa_model, "--out", folder]
@@ -134,7 +142,7 @@ def evaluate_questions(
         numbers = read_json(folder / "results.json")
     results = {}
     for language, path in files.items():
-        found = numbers[path.name.removesuffix(".gz").removesuffix(".json")]
+        found = numbers[split_name(path)]
         results[language] = [found["f1"], found["exact"]]
     return results
 
@@ -157,22 +165,24 @@ def by_language(results: dict[str, dict]) -> str:
     """One row a language, English first; the last rows are means.
 
     Args:
-        results: data set to language to accuracy, or to F1 and exact match.
+        results: data set to language to accuracy (None: no labels), or to F1 and exact match.
     """
     names = [name for name in (xnli.NAME, *NAMES) if name in results]
     spoken = {language for name in names for language in results[name]}
     order = sorted(spoken, key=lambda language: (language != ENGLISH, language))
-    rows = [[language, *(cell(results[name].get(language)) for name in names)]
+    columns = [results[name] for name in names]
+    rows = [[language, *(cell(found.get(language), language in found) for found in columns)]
             for language in order]  # fmt: skip
     for title, left_out in (("mean", ()), ("mean without English", (ENGLISH,))):
-        rows.append([title, *(cell(mean(results[name], left_out)) for name in names)])
+        rows.append([title, *(cell(mean(found, left_out)) for found in columns)])
     heads = [f"{name} ({'accuracy' if name == xnli.NAME else 'F1 / EM'})" for name in names]
     return table(rows, ["language", *heads])
 
 
 def mean(found: dict, left_out: Sequence[str]) -> float | list[float] | None:
     """The mean over languages; None where none is left."""
-    kept = [value for language, value in found.items() if language not in left_out]
+    kept = [value for language, value in found.items()
+            if language not in left_out and value is not None]  # fmt: skip
     if not kept:
         return None
     if isinstance(kept[0], list):
@@ -180,10 +190,10 @@ def mean(found: dict, left_out: Sequence[str]) -> float | list[float] | None:
     return statistics.fmean(kept)
 
 
-def cell(value: float | Sequence[float] | None) -> str:
-    """A number, or F1 / EM."""
+def cell(value: float | Sequence[float] | None, there: bool = False) -> str:
+    """A number, or F1 / EM; without one it says whether the language is `there`."""
     if value is None:
-        return ABSENT
+        return UNLABELLED if there else ABSENT
     values = value if isinstance(value, (list, tuple)) else [value]
     return " / ".join(f"{number:.2f}" for number in values)
 

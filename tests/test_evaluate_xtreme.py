@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cli import call, load
+from fairseq.data import data_utils
 from glue_data import write_tokenizer, write_xnli
 from roberta import ARCH, OPTIMIZE
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import convert_checkpoint  # noqa: E402
 import evaluate_qa  # noqa: E402
 import evaluate_xtreme  # noqa: E402
 import prepare_glue  # noqa: E402
@@ -78,6 +82,28 @@ def test_accuracy_is_fairseqs_own(evaluated, data, model):
 def test_predictions_are_a_label_a_line(evaluated):
     lines = (evaluated / "XNLI" / "test-de.tsv").read_text().splitlines()
     assert len(lines) == 8 and set(lines) <= {"contradiction", "entailment", "neutral"}
+
+
+def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model):
+    """Beside labelled ones, and alone, where validation sets are scored."""
+    some, none = tmp_path / "some", tmp_path / "none"
+    for folder, languages in ((some, ("de",)), (none, ("de", "en"))):
+        shutil.copytree(data, folder)
+        for name in languages:
+            for path in (folder / "label").glob(f"test_{name}.*"):
+                path.unlink()
+        evaluate_xtreme.main(
+            ["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)]
+        )
+    found = json.loads((some / "out" / "xtreme.json").read_text())["XNLI"]
+    assert found["de"] is None and found["en"] is not None
+    table = (some / "out" / "xtreme.md").read_text()
+    assert re.search(r"\| de +\| no labels +\|", table)
+    assert f"| {found['en']:.2f} " in next(row for row in table.splitlines() if "| mean " in row)
+    written = {path.name for path in (none / "out" / "XNLI").iterdir()}
+    assert written == {"dev-en.tsv", "test-en.tsv", "test-de.tsv"}
+    found = json.loads((none / "out" / "xtreme.json").read_text())["XNLI"]
+    assert found["de"] is None and found["en"] is not None
 
 
 def test_table_has_english_first_and_zero_shot_means(evaluated):
@@ -151,6 +177,66 @@ def test_file_names_of_every_data_set(tmp_path):
         wanted = {language: name for name, language in files.items() if language}
         found = {key: path.name for key, path in question_files(data_set, folder).items()}
         assert found == wanted
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+@torch.no_grad()
+def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, kind):
+    """Its own separators, segments and order of labels; transformers is the oracle."""
+    transformers = pytest.importorskip("transformers")
+    labels = ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]
+    size = len((data / "input0" / "dict.txt").read_text().splitlines()) + 5
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=60, initializer_range=0.5,
+        type_vocab_size=2 if kind == "Bert" else 1, pad_token_id=0 if kind == "Bert" else 1,
+        id2label=dict(enumerate(labels)), label2id={name: n for n, name in enumerate(labels)},
+    )  # fmt: skip
+    theirs = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    given = [str(tmp_path / "theirs"), "--to", "same", "--out", str(tmp_path / "ours")]
+    assert run_command(convert_checkpoint.main, given) == 0
+    path = tmp_path / "ours" / "model.pt"
+    ours = xnli.Classifier(path, data, cpu=True)
+    predicted, right = ours.predict("test_de")
+    rows = load(path)["conversion"]["rows"]
+    first, second = (
+        data_utils.load_indexed_dataset(str(data / part / "test_de"))
+        for part in ("input0", "input1")
+    )
+    for index, answer in enumerate(predicted):
+        start, between = [0, *first[index].tolist()], [] if kind == "Bert" else [2]
+        rest = [*between, *second[index].tolist()]
+        ids = torch.tensor([[rows[number] for number in start + rest]])
+        types = torch.tensor([[0] * len(start) + [int(kind == "Bert")] * len(rest)])
+        logits = theirs(input_ids=ids, token_type_ids=types).logits
+        sample = torch.tensor([start + rest])
+        segments = types if kind == "Bert" else None
+        mine, _ = ours.model(sample, classification_head_name=ours.head, segments=segments)
+        assert torch.allclose(mine, logits, atol=1e-5)
+        assert answer == labels[int(logits.argmax())].lower()
+    assert len(set(predicted)) > 1 and set(right) <= set(ours.names)
+    # The folder is enough for fairseq's tools.
+    alone = xnli.Classifier(path, tmp_path / "ours", cpu=True)
+    assert alone.names == labels
+
+
+def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model):
+    given = [str(model), "--data", str(data), "--to", "learned+rel_scalar", "--approximate"]
+    assert run_command(convert_checkpoint.main, [*given, "--out", str(tmp_path / "out")]) == 0
+    path = tmp_path / "out" / "model.pt"
+    before, after = (load(one)["cfg"]["task"] for one in (model, path))
+    assert after == before | {"data": "."}
+    given[-2:] = ["same"]
+    assert run_command(convert_checkpoint.main, [*given, "--out", str(tmp_path / "same")]) == 0
+    paths = (tmp_path / "same" / "model.pt", model)
+    found, wanted = (xnli.Classifier(one, data).predict("test_de") for one in paths)
+    assert found == wanted
+
+
+def test_a_converted_classifier_of_other_classes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="predicts yes, no, and the data's labels are a, b"):
+        xnli.in_order(["yes", "no"], ["a", "b"], tmp_path)
 
 
 WRONG = {

@@ -131,7 +131,10 @@ def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path
     prepare_glue.main(arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
     found = tmp_path / "out" / "XNLI"
     assert {path.stem for path in (found / "input1").glob("test_*.idx")} == {"test_en", "test_de"}
-    assert xnli.languages(found) == {"en": "valid_en"}
+    assert xnli.languages(found) == {
+        "de": xnli.Splits(None, "test_de"),
+        "en": xnli.Splits("valid_en", "test_en"),
+    }
 
 
 @pytest.mark.parametrize("row", ['"a cat\tb\tneutral', '"a" cat\tb\tneutral'])
