@@ -28,7 +28,7 @@ from _wmt.filters import Filter, Limits  # noqa: E402
 from _wmt.hypotheses import Detokeniser, join_units  # noqa: E402
 from _wmt.memo import Memo  # noqa: E402
 from _wmt.normalise import Normaliser  # noqa: E402
-from _wmt.parallel import LONGEST, Chunk, Text, map_lines  # noqa: E402
+from _wmt.parallel import LONGEST_SIDE, Chunk, Text, map_lines  # noqa: E402
 from _wmt.tokenise import FastMoses  # noqa: E402
 
 LANGUAGES = ("en", "de", "cs", "fr")
@@ -220,10 +220,10 @@ def test_invalid_utf8_is_dropped_and_counted():
 
 
 def test_a_line_cut_inside_a_character_is_too_long_not_invalid():
-    result = cleaner()(chunk("é".encode() * (LONGEST // 2 + 9), b"x", (1,)))
+    result = cleaner()(chunk("é".encode() * (LONGEST_SIDE // 2 + 9), b"x", (1,)))
     assert result.counts["too long"][0] == 1
-    cut = ("a" + "é" * LONGEST).encode()[: LONGEST + 1]
-    assert cleaning.decode(cut).startswith("aé")
+    cut = ("a" + "é" * LONGEST_SIDE).encode()[: LONGEST_SIDE + 1]
+    assert cleaning.decode_cut(cut).startswith("aé")
 
 
 @FEW

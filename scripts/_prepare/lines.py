@@ -12,7 +12,7 @@ from typing import BinaryIO
 from .errors import PreparationError
 
 BOM = b"\xef\xbb\xbf"
-LONGEST = 1 << 26  # bytes of a line; a longer one is no text, and would not fit memory in time
+LONGEST_LINE = 1 << 26  # bytes of a line; a longer one is no text, and would not fit memory in time
 OPENERS: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 ON_BAD_LINE = ("fail", "drop")
 
@@ -21,7 +21,7 @@ def read_lines(
     path: str | Path,
     on_bad_line: str = "fail",
     counts: MutableMapping[str, int] | None = None,
-    longest: int = LONGEST,
+    longest: int = LONGEST_LINE,
 ) -> Iterator[str]:
     r"""Streams the lines of a text file without their ends.
 
@@ -41,12 +41,12 @@ def read_lines(
     if on_bad_line not in ON_BAD_LINE:
         raise PreparationError(f"on_bad_line must be fail or drop, got {on_bad_line!r}")
     for number, raw in enumerate(raw_lines(path, longest), start=1):
-        add(counts, "lines")
-        problem, line = decode(raw, longest)
+        count_line(counts, "lines")
+        problem, line = decode_checked(raw, longest)
         if problem is None:
             yield line
         elif on_bad_line == "drop":
-            add(counts, problem)
+            count_line(counts, problem)
         else:
             raise PreparationError(describe(path, number, raw, problem, longest))
 
@@ -55,7 +55,7 @@ def read_parallel(
     paths: Sequence[str | Path],
     on_bad_line: str = "fail",
     counts: MutableMapping[str, int] | None = None,
-    longest: int = LONGEST,
+    longest: int = LONGEST_LINE,
 ) -> Iterator[tuple[str, ...]]:
     """Streams the lines of files that belong together; a bad line drops its whole row.
 
@@ -76,13 +76,13 @@ def read_parallel(
         if None in row:
             break
         number += 1
-        add(counts, "lines")
-        decoded = [decode(raw, longest) for raw in row]
+        count_line(counts, "lines")
+        decoded = [decode_checked(raw, longest) for raw in row]
         bad = [index for index, (problem, _) in enumerate(decoded) if problem is not None]
         if not bad:
             yield tuple(line for _, line in decoded)
         elif on_bad_line == "drop":
-            add(counts, decoded[bad[0]][0])
+            count_line(counts, decoded[bad[0]][0])
         else:
             first = bad[0]
             problem = decoded[first][0]
@@ -106,7 +106,7 @@ def count_lines(path: str | Path) -> int:
     return count + (last != b"\n")
 
 
-def raw_lines(path: str | Path, longest: int = LONGEST, ends: bool = False) -> Iterator[bytes]:
+def raw_lines(path: str | Path, longest: int = LONGEST_LINE, ends: bool = False) -> Iterator[bytes]:
     r"""Streams lines as bytes; of one that is too long only `longest + 1` bytes.
 
     Args:
@@ -133,7 +133,7 @@ def raw_lines(path: str | Path, longest: int = LONGEST, ends: bool = False) -> I
             yield body[: longest + 1] + (b"\n" if ends and terminated else b"")
 
 
-def decode(raw: bytes, longest: int) -> tuple[str | None, str]:
+def decode_checked(raw: bytes, longest: int) -> tuple[str | None, str]:
     """Returns a line's problem (or None) and its text."""
     if len(raw) > longest:
         return "too_long", ""
@@ -156,7 +156,7 @@ def describe(path: str | Path, number: int, raw: bytes, problem: str, longest: i
     return f"{path}, line {number}: invalid UTF-8 at {where}{hint}; drop such lines or convert it"
 
 
-def add(counts: MutableMapping[str, int] | None, key: str) -> None:
+def count_line(counts: MutableMapping[str, int] | None, key: str) -> None:
     """Counts one."""
     if counts is not None:
         counts[key] = counts.get(key, 0) + 1

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _prepare.errors import PreparationError
-from _prepare.lines import BOM, LONGEST, add, decode, describe, open_binary, read_lines
+from _prepare.lines import (
+    BOM,
+    LONGEST_LINE,
+    count_line,
+    decode_checked,
+    describe,
+    open_binary,
+    read_lines,
+)
 
 CHUNK = 1 << 19  # characters that a worker gets at a time
 PIECE = 1 << 20  # bytes after which a line is cut where line feeds are tokens like any other
@@ -100,13 +108,13 @@ def char_pieces(path: Path, on_bad_line: str, counts: dict | None) -> Iterator[P
                 raw = raw[:-1].removesuffix(b"\r")
             elif read:
                 raw, carry = at_character(raw)
-            problem, text = decode(raw, LONGEST)
+            problem, text = decode_checked(raw, LONGEST_LINE)
             if problem is None:
                 yield Piece(text, path, number, begins, ends)
             elif on_bad_line == "drop":
-                add(counts, problem)
+                count_line(counts, problem)
             else:
-                raise PreparationError(describe(path, number, raw, problem, LONGEST))
+                raise PreparationError(describe(path, number, raw, problem, LONGEST_LINE))
             number, begins = number + ends, ends
 
 

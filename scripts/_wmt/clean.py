@@ -15,7 +15,7 @@ from _prepare.progress import progress
 
 from .filters import REASONS, Filter
 from .normalise import Normaliser
-from .parallel import LONGEST, MALFORMED, Chunk, Outputs, Text, read_chunks
+from .parallel import LONGEST_SIDE, MALFORMED, Chunk, Outputs, Text, read_chunks
 
 INVALID = "invalid UTF-8"
 DROPPED = (INVALID, MALFORMED, *REASONS)
@@ -66,12 +66,12 @@ class Cleaner:
         for source, target in self.decoded(chunk, counts):
             source, target = self.normalisers[0](source), self.normalisers[1](target)
             words = words_of(source), words_of(target)
-            add(counts, "read", *words)
+            count_pair(counts, "read", *words)
             reason = self.filter(source, target)
             if reason is not None:
-                add(counts, reason, *words)
+                count_pair(counts, reason, *words)
                 continue
-            add(counts, "kept", *words)
+            count_pair(counts, "kept", *words)
             kept[0].append(source)
             kept[1].append(target)
             digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
@@ -91,7 +91,7 @@ class Cleaner:
         blobs = (chunk.source.split(b"\n"), chunk.target.split(b"\n"))
         for number, row in zip(chunk.numbers, zip(*blobs, strict=True), strict=True):
             try:
-                yield tuple(decode(line) for line in row)
+                yield tuple(decode_cut(line) for line in row)
             except UnicodeDecodeError as error:
                 if self.on_bad_line == "fail":
                     path = chunk.text.paths[row.index(error.object)]
@@ -100,13 +100,13 @@ class Cleaner:
                         f"{path}, line {number}: invalid UTF-8 at byte "
                         f"{error.start + 1} ({value}); mend it or use --on-bad-line drop"
                     ) from error
-                add(counts, "read", 0, 0)
-                add(counts, INVALID, 0, 0)
+                count_pair(counts, "read", 0, 0)
+                count_pair(counts, INVALID, 0, 0)
 
 
-def decode(line: bytes) -> str:
+def decode_cut(line: bytes) -> str:
     """Decodes a line; one that was cut for its length, perhaps inside a character, is dropped."""
-    return line.decode("utf-8", "ignore" if len(line) > LONGEST else "strict")
+    return line.decode("utf-8", "ignore" if len(line) > LONGEST_SIDE else "strict")
 
 
 def words_of(line: str) -> int:
@@ -114,7 +114,7 @@ def words_of(line: str) -> int:
     return line.count(" ") + 1 if line else 0
 
 
-def add(counts: dict[str, list[int]], key: str, source: int, target: int) -> None:
+def count_pair(counts: dict[str, list[int]], key: str, source: int, target: int) -> None:
     """Counts a pair and its words."""
     entry = counts.setdefault(key, [0, 0, 0])
     entry[0] += 1
@@ -185,15 +185,15 @@ def clean(
         for name, result in ordered_map(labelled, chunks(), workers):
             for file, content in zip(files, result.files, strict=True):
                 file.write(content)
-            merge(counts[name], result.counts)
+            add_counts(counts[name], result.counts)
             bar.update(result.pairs)
     for name, found in malformed.items():
         for reason, pairs in found.items():
-            merge(counts[name], {reason: [pairs, 0, 0], "read": [pairs, 0, 0]})
+            add_counts(counts[name], {reason: [pairs, 0, 0], "read": [pairs, 0, 0]})
     return counts
 
 
-def merge(into: dict[str, list[int]], more: dict[str, list[int]]) -> None:
+def add_counts(into: dict[str, list[int]], more: dict[str, list[int]]) -> None:
     """Adds counts to counts."""
     for key, values in more.items():
         have = into.setdefault(key, [0, 0, 0])

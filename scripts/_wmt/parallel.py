@@ -15,7 +15,7 @@ from _prepare.lines import count_lines, raw_lines
 
 LINES = 2000  # of a chunk
 BYTES = 1 << 22  # of a chunk, so that long lines make short chunks
-LONGEST = 1 << 18  # bytes of a line; what is longer is cut, and then dropped as too long
+LONGEST_SIDE = 1 << 18  # bytes of a training line; what is longer is cut, then dropped as too long
 MALFORMED = "wrong number of columns"
 BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
 
@@ -54,9 +54,9 @@ class Text:
     def rows(self) -> Iterator[tuple[bytes, bytes] | None]:
         """Streams the pairs; None where a line has not enough columns."""
         if not self.columns:
-            yield from zip(*(raw_lines(path, LONGEST) for path in self.paths), strict=True)
+            yield from zip(*(raw_lines(path, LONGEST_SIDE) for path in self.paths), strict=True)
             return
-        for line in raw_lines(self.paths[0], LONGEST):
+        for line in raw_lines(self.paths[0], LONGEST_SIDE):
             cells = line.split(b"\t")
             if len(cells) <= max(self.columns):
                 yield None

@@ -23,7 +23,7 @@ from .duplicates import drop_duplicates
 from .filters import Filter
 from .local import Texts
 from .normalise import Normaliser
-from .parallel import LONGEST, Outputs
+from .parallel import LONGEST_SIDE, Outputs
 from .settings import Settings
 from .subwords import (
     FILE_NAME,
@@ -125,7 +125,7 @@ class Pipeline:
                 )
             with Outputs([*self.held_out(split), *self.references(split)]) as files:
                 for side, path in enumerate(text.paths):
-                    for line in read_lines(path, longest=LONGEST):
+                    for line in read_lines(path, longest=LONGEST_SIDE):
                         normal = self.normalisers[side](line)
                         folded.add(normal.casefold())
                         files[side].write(f"{tokenisers[side](normal)}\n".encode())

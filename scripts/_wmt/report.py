@@ -2,7 +2,7 @@
 
 from _prepare.manifest import table, write_manifest
 
-from .clean import DROPPED, merge
+from .clean import DROPPED, add_counts
 from .pipeline import Pipeline
 
 
@@ -15,7 +15,7 @@ def training_rows(per_corpus: dict[str, dict[str, list[int]]], merged: dict) -> 
     """
     total: dict[str, list[int]] = {}
     for counts in per_corpus.values():
-        merge(total, counts)
+        add_counts(total, counts)
     left = total.get("read", [0, 0, 0])
     rows = [["read", "", *left]]
     for reason in (*DROPPED, "duplicate"):

@@ -6,7 +6,7 @@ from _prepare.errors import PreparationError
 from _prepare.files import read_json
 from _prepare.manifest import describe_files, labelled, write_manifest
 
-from .clean import merge
+from .clean import add_counts
 from .pipeline import Pipeline
 
 MANIFEST = "manifest.json"
@@ -56,7 +56,7 @@ def read(pipeline: Pipeline) -> dict[str, dict]:
         whole = all(file.is_file() for file in paths.values())
         if not whole or manifest["outputs"] != describe_files(paths):
             raise PreparationError(f"{path} is not of the files beside it: {again}")
-        add(total, manifest["stages"])
+        add_shard(total, manifest["stages"])
     return total
 
 
@@ -65,10 +65,10 @@ def outputs(pipeline: Pipeline, shard: int) -> list[Path]:
     return list(dict.fromkeys([*pipeline.cleaned(shard), *pipeline.ready(shard)]))
 
 
-def add(total: dict[str, dict], stages: dict[str, dict]) -> None:
+def add_shard(total: dict[str, dict], stages: dict[str, dict]) -> None:
     """Adds a shard's counts."""
     for name, counts in stages["clean"].items():
-        merge(total["clean"].setdefault(name, {}), counts)
+        add_counts(total["clean"].setdefault(name, {}), counts)
     for key, number in stages.get("tokenise", {}).items():
         tokens = total.setdefault("tokenise", {})
         tokens[key] = tokens.get(key, 0) + number
