@@ -3,16 +3,16 @@
 import hashlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from _prepare.command import last_words
 
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ROOT / "relpos_fairseq"
-EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
 
 
 class ToolError(RuntimeError):
@@ -74,17 +74,17 @@ def run_tool(
 
 
 def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] | None) -> str:
-    """Copies a command's output to its log; returns its last exception, else its last line."""
-    last = error = ""
-    with log.open("a", encoding="utf-8") as file:
+    """Copies a command's output to its log; returns its last words."""
+
+    def copied() -> Iterator[str]:
         for line in process.stdout:
             file.write(line)
-            last = line.strip() or last
-            if EXCEPTION.match(line):
-                error = line.strip()
             if on_line is not None:
                 on_line(line)
-    return error or last
+            yield line
+
+    with log.open("a", encoding="utf-8") as file:
+        return last_words(copied())
 
 
 def key_of(settings: object, files: Iterable[Path] = ()) -> str:

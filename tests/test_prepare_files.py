@@ -323,6 +323,19 @@ def test_a_bug_keeps_its_traceback():
     assert run_command(lambda argv: None, []) == 0
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["at work", "ValueError: bad", "  at the end", ""], "ValueError: bad"),
+        (["KeyError: 1", "a.b.MyError: two\n", "done"], "a.b.MyError: two"),
+        (["said in an Error: no exception", "the end\n", "  "], "the end"),
+        ([], ""),
+    ],
+)
+def test_a_programs_last_words(lines, reason):
+    assert command.last_words(iter(lines)) == reason
+
+
 def test_sigterm_ends_a_command_as_ctrl_c_does(capsys):
     before = signal.getsignal(signal.SIGTERM)
     assert run_command(lambda _: signal.raise_signal(signal.SIGTERM)) == 143

@@ -1,7 +1,6 @@
 """fairseq's binary format: its own command, and a streaming writer of token ids."""
 
 import array
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .command import last_words
 from .errors import PreparationError
 from .files import atomic_folder, atomic_path, write_text
 
@@ -16,7 +16,6 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 # The codes of fairseq's indexed_dataset and the types that its best_fitting_int_dtype chooses.
 CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
-EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
 
 
 def preprocess(arguments: Sequence[str], workers: int) -> Path:
@@ -52,9 +51,7 @@ def preprocess(arguments: Sequence[str], workers: int) -> Path:
         )
         if output.returncode != 0:
             write_text(log, output.stdout)
-            lines = [line for line in output.stdout.splitlines() if line.strip()]
-            errors = [line for line in lines if EXCEPTION.match(line)]
-            reason = (errors or lines or [f"status {output.returncode}"])[-1].strip()
+            reason = last_words(output.stdout.splitlines()) or f"status {output.returncode}"
             raise PreparationError(f"fairseq-preprocess: {reason} (its output: {log})")
         (temporary / "preprocess.log").unlink(missing_ok=True)
     log.unlink(missing_ok=True)

@@ -2,16 +2,18 @@
 
 import errno
 import os
+import re
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CONTINUE = "interrupted; run the same command again to continue"
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
 
 
 class Terminated(KeyboardInterrupt):
@@ -52,6 +54,16 @@ def fail(message: str) -> int:
     """Prints an error's line; returns its exit status."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     return 2
+
+
+def last_words(lines: Iterable[str]) -> str:
+    """Returns why a program failed: its output's last exception, else its last line, else ""."""
+    last = error = ""
+    for line in lines:
+        last = line.strip() or last
+        if EXCEPTION.match(line):
+            error = line.strip()
+    return error or last
 
 
 def describe(error: OSError) -> str | None:

@@ -14,6 +14,7 @@ from itertools import compress
 from pathlib import Path
 
 import sentencepiece
+from _prepare.command import last_words
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_path
 from _prepare.pool import ordered_map
@@ -112,8 +113,8 @@ def run_learner(command: list[str], remedy: str) -> None:
     """
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").replace("\r", "\n").strip().split("\n")
-        raise PreparationError(f"subword units could not be learned ({said[-1]}): {remedy}")
+        said = last_words(done.stderr.decode("utf-8", "replace").splitlines())
+        raise PreparationError(f"subword units could not be learned ({said}): {remedy}")
 
 
 class SubwordNmt:
