@@ -61,38 +61,48 @@ def parser() -> argparse.ArgumentParser:
         help="folder of CzEng 1.6 (its licence forbids fetching)",
     )
     add("--without", nargs="+", default=[], metavar="CORPUS", help="corpora to leave out")
-    add("--valid", nargs="+", default=["newstest2013"], metavar="SET", help="sacrebleu's name")
-    add("--test", nargs="+", default=["newstest2015"], metavar="SET", help="sacrebleu's name")
+    add("--valid", nargs="+", default=[*Settings.valid], metavar="SET", help="sacrebleu's name")
+    add("--test", nargs="+", default=[*Settings.tests], metavar="SET", help="sacrebleu's name")
     add("--sample", type=positive, metavar="N", help="use N training pairs, chosen by --seed")
-    add("--seed", type=int, default=1)
-    add("--workers", type=positive, default=2, metavar="N", help="processes (default: 2)")
+    add("--seed", type=int, default=Settings.seed)
+    add(
+        "--workers",
+        type=positive,
+        default=Settings.workers,
+        metavar="N",
+        help="processes (default: %(default)s)",
+    )
     add(
         "--tokenizer",
         choices=("moses", "none"),
         help="default: moses for subword-nmt, none for sentencepiece",
     )
-    add("--bpe", choices=("subword-nmt", "sentencepiece"), default="subword-nmt")
-    add("--model-type", choices=("unigram", "bpe"), help="of sentencepiece (default: unigram)")
+    add("--bpe", choices=("subword-nmt", "sentencepiece"), default=Settings.bpe)
+    add(
+        "--model-type",
+        choices=("unigram", "bpe"),
+        help=f"of sentencepiece (default: {Settings.model_type})",
+    )
     add(
         "--vocab-size",
         type=positive,
-        default=32000,
+        default=Settings.vocab_size,
         metavar="N",
-        help="merges (subword-nmt) or pieces (sentencepiece), joint (default: 32000)",
+        help="merges (subword-nmt) or pieces (sentencepiece), joint (default: %(default)s)",
     )
     add(
         "--learn-lines",
         type=positive,
-        default=100_000,
+        default=Settings.learn_lines,
         metavar="N",
-        help="pairs that units are learned on, at most (default: 100000)",
+        help="pairs that units are learned on, at most (default: %(default)s)",
     )
-    add("--max-words", type=positive, default=250, metavar="N")
-    add("--max-ratio", type=float, default=3.0, metavar="R")
+    add("--max-words", type=positive, default=Limits.max_words, metavar="N")
+    add("--max-ratio", type=float, default=Limits.max_ratio, metavar="R")
     add(
         "--on-bad-line",
         choices=ON_BAD_LINE,
-        default="fail",
+        default=Settings.on_bad_line,
         help="invalid UTF-8 in training text: stop, or drop the pair and count it",
     )
     add(
@@ -159,7 +169,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
         seed=args.seed,
         tokenizer=args.tokenizer or ("moses" if args.bpe == "subword-nmt" else "none"),
         bpe=args.bpe,
-        model_type=args.model_type or "unigram",
+        model_type=args.model_type or Settings.model_type,
         vocab_size=args.vocab_size,
         learn_lines=args.learn_lines,
         limits=Limits(max_words=args.max_words, max_ratio=args.max_ratio),

@@ -8,7 +8,7 @@ from .filters import Limits
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides the result, and how it is made.
+    """All that decides the result, and how it is made; its defaults are the command line's.
 
     Attributes:
         year: wmt15 or wmt18; "" for parallel files of the user's own.
@@ -52,7 +52,7 @@ class Settings:
     learn_lines: int = 100_000
     limits: Limits = field(default_factory=Limits)
     on_bad_line: str = "fail"
-    workers: int = 1
+    workers: int = 2
     shards: int = 1
     shard: int | None = None
 

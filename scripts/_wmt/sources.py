@@ -125,7 +125,6 @@ TRAINING = {
     ),
 }  # fmt: skip
 DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18"}
-VALID, TESTS = "newstest2013", ("newstest2015",)
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
 
 
