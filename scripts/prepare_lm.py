@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from _prepare.command import run_command
+from _prepare.files import Hashes
 from _prepare.stages import run_stages
 from _prepare_lm.options import make_parser
 from _prepare_lm.pipeline import Preparation
@@ -31,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     work.find_text()
     work.learn_units()
     work.encode()
-    counts = run_stages(work.stages, work.out, force=args.force, prune=True)
-    work.report(counts, ["prepare_lm.py", *argv])
+    hashes = Hashes()
+    counts = run_stages(work.stages, work.out, force=args.force, prune=True, hashes=hashes)
+    work.report(counts, ["prepare_lm.py", *argv], hashes)
     print(f"data: {':'.join(map(str, work.folders))}")
 
 

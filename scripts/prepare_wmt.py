@@ -14,6 +14,7 @@ OUT/manifest.json says what was made of what.
 import argparse
 import contextlib
 import fcntl
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from _prepare.command import run_command
 from _prepare.errors import PreparationError
-from _prepare.files import require_space
+from _prepare.files import Hashes, require_space
 from _prepare.lines import ON_BAD_LINE
 from _prepare.manifest import table
 from _prepare.stages import run_stages
@@ -224,22 +225,23 @@ def alone(folder: Path) -> Iterator[None]:
 def prepare(settings: Settings, plan: Plan, command: list[str], force: bool) -> None:
     """Runs the stages that are asked for."""
     pipeline = Pipeline(settings, plan.texts)
-    out = settings.out
+    out, hashes = settings.out, Hashes()
+    run = functools.partial(run_stages, force=force, hashes=hashes)
     with alone(out):
-        stages = run_stages([*plan.stages(), *pipeline.first_stages()], out, force=force)
+        stages = run([*plan.stages(), *pipeline.first_stages()], out)
     pipeline.counts = stages["count"]
     if settings.shard is not None or settings.shards == 1:
         number = settings.shard or 1
-        made = run_stages(pipeline.shard_stages(number), pipeline.shard_folder(number), force=force)
+        made = run(pipeline.shard_stages(number), pipeline.shard_folder(number))
         if settings.shard is not None:
-            shards.write(pipeline, number, command, made)
+            shards.write(pipeline, number, command, made, hashes)
             print(f"shard {number} of {settings.shards} is ready; join all with "
                   f"--merge {settings.shards}", flush=True)  # fmt: skip
             return
     else:
-        made = shards.read(pipeline)
-    stages |= made | run_stages(pipeline.last_stages(), out, force=force)
-    report.write(pipeline, command, stages)
+        made = shards.read(pipeline, hashes)
+    stages |= made | run(pipeline.last_stages(), out)
+    report.write(pipeline, command, stages, hashes)
     print(f"\n{report.tables(pipeline, stages)}\n\n{out / 'data-bin'} is what fairseq reads; "
           f"{out / 'manifest.json'} says how it was made", flush=True)  # fmt: skip
 

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import signal
 import tarfile
 import threading
@@ -105,6 +106,23 @@ def test_a_folders_hash_sees_names_and_bytes(tmp_path):
 # ----------------------------------------------------------------------------------------- lines
 
 OPEN = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def test_a_hash_is_computed_once_while_the_file_stays_the_same(tmp_path, monkeypatch):
+    path, hashes, read = tmp_path / "folder" / "a", files.Hashes(), []
+    path.parent.mkdir()
+    original = files.hash_file
+    monkeypatch.setattr(files, "hash_file", lambda path: read.append(path) or original(path))
+    for number in range(20):  # faster than a file system's clock, each time of the same size
+        path.write_text(f"{number:02}")
+        assert hashes.of(path) == original(path)
+    read.clear()
+    assert hashes.of(path.parent) == files.sha256_of(path.parent)
+    assert read == [path]  # by sha256_of, which remembers nothing
+    status = path.stat()
+    path.write_text("XX")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its time set back
+    assert hashes.of(path.parent) == files.sha256_of(path.parent)
 
 
 def put(path: Path, data: bytes) -> Path:

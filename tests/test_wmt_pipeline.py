@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,11 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import prepare_wmt  # noqa: E402
+from _prepare import files  # noqa: E402
+from _prepare import manifest as manifests  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 from _prepare.download import Source, fetch  # noqa: E402
 from _prepare.files import atomic_folder  # noqa: E402
 from _prepare.progress import LogProgress  # noqa: E402
-from _wmt import duplicates, obtain, parallel, pipeline, sources  # noqa: E402
+from _wmt import duplicates, obtain, parallel, pipeline, shards, sources  # noqa: E402
 
 UNSEEN = (".stages", ".shards.lock")
 REAL_PREPROCESS = pipeline.preprocess
@@ -127,6 +130,35 @@ def test_shards_change_nothing(text, undisturbed, tmp_path, capsys):
     capsys.readouterr()
     assert prepare(text, out, "--merge", "3", "--max-words", "9") == 2
     assert "was made with limits" in capsys.readouterr().err
+
+
+def test_shards_of_other_versions_are_not_joined(text, tmp_path, capsys):
+    out = tmp_path / "out"
+    now = manifests.versions()
+    for shard in ("1/2", "2/2"):
+        assert prepare(text, out, "--shard", shard) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "versions", lambda: now | {"sacremoses": "9.9"})
+        assert prepare(text, out, "--merge", "2") == 2
+        said = error(capsys)
+        assert f"(sacremoses {now['sacremoses']}, here 9.9)" in said and "--shard 1/2" in said
+        patch.setattr(shards, "versions", lambda: {k: now[k] for k in now if k != "regex"})
+        assert prepare(text, out, "--merge", "2") == 2
+        assert f"(regex {now['regex']}, here absent)" in error(capsys)
+    assert prepare(text, out, "--merge", "2") == 0
+
+
+def test_every_file_is_hashed_once_a_run(text, undisturbed, tmp_path, monkeypatch):
+    read, original = Counter(), files.hash_file
+
+    def hash_file(path: Path) -> str:
+        read[path] += 1
+        return original(path)
+
+    monkeypatch.setattr(files, "hash_file", hash_file)
+    assert prepare(text, tmp_path / "out") == 0
+    assert made(tmp_path / "out") == undisturbed
+    assert read and set(read.values()) == {1}
 
 
 def test_a_shard_that_was_begun_again_is_not_joined(text, tmp_path, capsys):

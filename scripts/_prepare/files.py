@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from .errors import PreparationError
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
 BLOCK = 1 << 20
+TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 
 
 @contextmanager
@@ -152,18 +154,54 @@ def read_json(path: str | Path) -> dict | None:
         raise PreparationError(f"{path} is not JSON ({error}): delete it") from error
 
 
-def sha256_of(path: str | Path) -> str:
-    """Returns the SHA-256 of a file's bytes, or of a folder's names and files in order."""
+def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
+    """Returns the SHA-256 of a file's bytes, or of a folder's names and files in order.
+
+    Args:
+        path: The file or folder.
+        hashes: Remembers files' hashes; None computes them.
+    """
     path = Path(path)
-    digest = hashlib.sha256()
     if path.is_dir():
+        digest = hashlib.sha256()
         for file in files_below(path):
-            digest.update(f"{file.relative_to(path).as_posix()}\0{sha256_of(file)}\n".encode())
+            name = file.relative_to(path).as_posix()
+            digest.update(f"{name}\0{sha256_of(file, hashes)}\n".encode())
         return digest.hexdigest()
+    return hash_file(path) if hashes is None else hashes.of_file(path)
+
+
+def hash_file(path: Path) -> str:
+    """Reads a file; returns its SHA-256."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+class Hashes:
+    """Hashes of files, each computed once while the file stays the same."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple, str] = {}
+
+    def of(self, path: str | Path) -> str:
+        """Returns a file's or folder's SHA-256."""
+        return sha256_of(path, self)
+
+    def of_file(self, path: Path) -> str:
+        """Returns a file's SHA-256."""
+        status = path.stat()
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if key not in self.known:
+            # A write within the clock tick of the last one leaves the times as they are: by
+            # reading after that tick, what is remembered for these times is what they end with.
+            if 0 <= (age := time.time_ns() - changed) < TICK:
+                time.sleep((TICK - age) / 1e9)
+            self.known[key] = hash_file(path)
+        return self.known[key]
 
 
 def size_of(path: str | Path) -> int:

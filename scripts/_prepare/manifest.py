@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tabulate
 
-from .files import sha256_of, size_of, write_json
+from .files import Hashes, sha256_of, size_of, write_json
 
 # They say where and how fast something is made, not what.
 NEUTRAL_OPTIONS = ("--workers", "--out", "--destdir", "--from-dir", "--downloads")
@@ -25,6 +25,7 @@ def write_manifest(
     outputs: Mapping[str, Path] | Iterable[Path],
     stages: Mapping[str, Mapping] | None = None,
     extra: Mapping[str, object] | None = None,
+    hashes: Hashes | None = None,
 ) -> dict:
     """Writes a manifest; the same input and options give the same bytes.
 
@@ -35,6 +36,7 @@ def write_manifest(
         outputs: Files and folders made, by label or by their names seen from the manifest's folder.
         stages: Each stage's counts, as `run_stages` returns them.
         extra: More top-level entries.
+        hashes: Those of files that stages have read; None reads every file.
 
     Returns:
         What was written.
@@ -42,8 +44,8 @@ def write_manifest(
     path = Path(path)
     manifest = {
         "command": command if isinstance(command, str) else shlex.join(neutral(command)),
-        "inputs": describe_files(labelled(inputs, None)),
-        "outputs": describe_files(labelled(outputs, path.parent)),
+        "inputs": describe_files(labelled(inputs, None), hashes),
+        "outputs": describe_files(labelled(outputs, path.parent), hashes),
         "stages": {name: dict(counts) for name, counts in (stages or {}).items()},
         "versions": versions(),
         **(extra or {}),
@@ -84,10 +86,10 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
     return labels
 
 
-def describe_files(files: Mapping[str, Path]) -> dict[str, dict]:
+def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> dict[str, dict]:
     """Returns size and hash of each file or folder."""
     return {
-        label: {"bytes": size_of(path), "sha256": sha256_of(path)}
+        label: {"bytes": size_of(path), "sha256": sha256_of(path, hashes)}
         for label, path in sorted(files.items())
     }
 

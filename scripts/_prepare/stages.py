@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import PreparationError
-from .files import files_below, read_json, remove, sha256_of, size_of, write_json
+from .files import Hashes, files_below, read_json, remove, size_of, write_json
 from .manifest import versions
 
 STAMPS = ".stages"
@@ -37,7 +37,12 @@ class Stage:
 
 
 def run_stages(
-    stages: Sequence[Stage], folder: str | Path, *, force: bool = False, prune: bool = False
+    stages: Sequence[Stage],
+    folder: str | Path,
+    *,
+    force: bool = False,
+    prune: bool = False,
+    hashes: Hashes | None = None,
 ) -> dict[str, dict]:
     """Runs the stages whose inputs, parameters, versions or outputs are not their stamps'.
 
@@ -49,6 +54,7 @@ def run_stages(
         folder: Where the stamps are kept, in `.stages`.
         force: Whether to run all of them.
         prune: Whether to remove what stages made that ran here before and are not among these.
+        hashes: Those of files that other calls have read; None: of this call alone.
 
     Returns:
         Every stage's counts, by its name.
@@ -62,7 +68,7 @@ def run_stages(
     if len(set(names)) != len(names):
         raise PreparationError(f"stages must have different names, got {', '.join(names)}")
     (folder / STAMPS).mkdir(parents=True, exist_ok=True)
-    hashes = _Hashes()
+    hashes = Hashes() if hashes is None else hashes
     counts = {}
     with locked(folder):
         if prune:
@@ -74,7 +80,7 @@ def run_stages(
     return counts
 
 
-def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_Hashes") -> dict:
+def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:
     """Runs a stage or finds it done; returns its counts."""
     missing = [str(path) for path in stage.inputs if not Path(path).exists()]
     if missing:
@@ -105,7 +111,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: "_
     return read_json(stamp)["counts"]  # as a later run will find them
 
 
-def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: "_Hashes") -> bool:
+def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> bool:
     """Tells whether a stamp is of this key and its outputs are still there."""
     if {name: old.get(name) for name in key} != as_json(key):
         return False
@@ -115,7 +121,7 @@ def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: "_Hashes") -
     return all(is_same(Path(path), outputs[label(path, folder)], hashes) for path in stage.outputs)
 
 
-def is_same(path: Path, described: dict, hashes: "_Hashes") -> bool:
+def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
     """Tells whether an output is as it was; files that others put into a folder do not matter."""
     if "files" in described:
         files = described["files"].items()
@@ -163,7 +169,7 @@ def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
             remove(folder / name)
 
 
-def describe(path: Path, hashes: "_Hashes") -> dict:
+def describe(path: Path, hashes: Hashes) -> dict:
     """Returns a file's size and hash, or those of a folder's files."""
     path = Path(path)
     if path.is_dir():
@@ -203,21 +209,3 @@ def locked(folder: Path) -> Iterator[None]:
                 f"another process is preparing {folder}: wait for it or choose another folder"
             ) from error
         yield
-
-
-class _Hashes:
-    """Hashes of files, each computed once a run while the file stays the same."""
-
-    def __init__(self) -> None:
-        self.known: dict = {}
-
-    def of(self, path: str | Path) -> str:
-        """Returns a file's or folder's SHA-256."""
-        path = Path(path)
-        if path.is_dir():
-            return sha256_of(path)
-        status = path.stat()
-        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        if key not in self.known:
-            self.known[key] = sha256_of(path)
-        return self.known[key]

@@ -9,7 +9,7 @@ from pathlib import Path
 from _prepare.archives import extract
 from _prepare.download import fetch
 from _prepare.errors import PreparationError
-from _prepare.files import atomic_path, require_space
+from _prepare.files import Hashes, atomic_path, require_space
 from _prepare.stages import Stage
 
 from .corpora import CORPORA, Corpus
@@ -236,7 +236,7 @@ class Preparation:
                 {},
             )
 
-    def report(self, counts: dict[str, dict], command: Sequence[str]) -> None:
+    def report(self, counts: dict[str, dict], command: Sequence[str], hashes: Hashes) -> None:
         """Writes the manifests and prints the table."""
         symbols = load_dictionary(self.dictionary)
         facts = {
@@ -251,7 +251,7 @@ class Preparation:
             for place, path in enumerate(paths)
         }
         made = {path for stage in self.stages if stage.name not in TEXT for path in stage.outputs}
-        write_manifests(self.folders, self.out, command, texts, sorted(made), counts, facts)
+        write_manifests(self.folders, self.out, command, texts, sorted(made), counts, facts, hashes)
 
 
 def copy(source: Path, *targets: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from _prepare.files import Hashes
 from _prepare.manifest import table, write_manifest
 
 COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
@@ -17,6 +18,7 @@ def write_manifests(
     made: Sequence[Path],
     counts: Mapping[str, Mapping],
     facts: Mapping[str, object],
+    hashes: Hashes,
 ) -> None:
     """Writes `manifest.json`, of the whole and of every shard, and prints the table.
 
@@ -28,6 +30,7 @@ def write_manifests(
         made: What was made of them.
         counts: Every stage's counts; those of `encode-SPLIT` are by shard.
         facts: The level and the size of the vocabulary.
+        hashes: Those of files that stages have read.
     """
     shards = {
         name.removeprefix(ENCODE): list(found.values())
@@ -42,6 +45,7 @@ def write_manifests(
         outputs=made,
         stages={name: found for name, found in counts.items() if not name.startswith(ENCODE)},
         extra={**facts, "splits": splits},
+        hashes=hashes,
     )
     for number, folder in enumerate(folders if len(folders) > 1 else []):
         own = {split: parts[number] for split, parts in shards.items() if number < len(parts)}
@@ -51,6 +55,7 @@ def write_manifests(
             inputs=texts,
             outputs=[path for path in made if path.parent == folder],
             extra={**facts, "shard": number, "splits": own},
+            hashes=hashes,
         )
     columns = [name for name in COLUMNS if any(name in found for found in splits.values())]
     rows = [[split, *(found.get(c, 0) for c in columns)] for split, found in splits.items()]

@@ -1,5 +1,6 @@
 """The table and the manifest: what was made, of what, and why lines were dropped."""
 
+from _prepare.files import Hashes
 from _prepare.manifest import table, write_manifest
 
 from .clean import DROPPED, add_counts
@@ -74,7 +75,7 @@ def tables(pipeline: Pipeline, stages: dict) -> str:
     return "\n\n".join(parts)
 
 
-def write(pipeline: Pipeline, command: list[str], stages: dict) -> None:
+def write(pipeline: Pipeline, command: list[str], stages: dict, hashes: Hashes) -> None:
     """Writes manifest.json."""
     settings = pipeline.settings
     splits = ["train", *pipeline.texts.held_out]
@@ -91,4 +92,5 @@ def write(pipeline: Pipeline, command: list[str], stages: dict) -> None:
             "settings": settings.cleaning() | settings.units(),
             "sets": pipeline.texts.names,
         },
+        hashes=hashes,
     )

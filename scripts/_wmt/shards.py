@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from _prepare.errors import PreparationError
-from _prepare.files import read_json
-from _prepare.manifest import describe_files, labelled, write_manifest
+from _prepare.files import Hashes, read_json
+from _prepare.manifest import describe_files, labelled, versions, write_manifest
 
 from .clean import add_counts
 from .pipeline import Pipeline
@@ -12,7 +12,7 @@ from .pipeline import Pipeline
 MANIFEST = "manifest.json"
 
 
-def write(pipeline: Pipeline, shard: int, command: list[str], stages: dict) -> None:
+def write(pipeline: Pipeline, shard: int, command: list[str], stages: dict, hashes: Hashes) -> None:
     """Writes a shard's manifest."""
     settings = pipeline.settings
     write_manifest(
@@ -22,20 +22,21 @@ def write(pipeline: Pipeline, shard: int, command: list[str], stages: dict) -> N
         outputs=outputs(pipeline, shard),
         stages=stages,
         extra={"settings": settings.cleaning(), "shard": [shard, settings.shards]},
+        hashes=hashes,
     )
 
 
-def read(pipeline: Pipeline) -> dict[str, dict]:
+def read(pipeline: Pipeline, hashes: Hashes) -> dict[str, dict]:
     """Returns the sum of all shards' counts, by stage.
 
     Raises:
-        PreparationError: A shard is missing, was made with other settings or of other text, or was
-            changed or left unfinished since.
+        PreparationError: A shard is missing, was made with other settings, by other versions or of
+            other text, or was changed or left unfinished since.
     """
     settings = pipeline.settings
     wanted = {**settings.cleaning(), "languages": [*settings.languages]}
     total: dict[str, dict] = {"clean": {}}
-    inputs = describe_files(labelled(pipeline.texts.paths(), None))
+    inputs = describe_files(labelled(pipeline.texts.paths(), None), hashes)
     for shard in range(1, settings.shards + 1):
         path = pipeline.shard_folder(shard) / MANIFEST
         manifest = read_json(path)
@@ -49,15 +50,30 @@ def read(pipeline: Pipeline) -> dict[str, dict]:
                     f"{value}: run {option} again with these options"
                 )
         again = f"run {option} again"
+        if others := other_versions(manifest["versions"]):
+            raise PreparationError(
+                f"{path} was made by other versions than are installed here ({others}): install "
+                f"the same everywhere, or {again}"
+            )
         if manifest["inputs"] != inputs:
             raise PreparationError(f"{path} was made of other text than is there now: {again}")
         # A shard that was begun again and cut off has a manifest of what is no longer there.
         paths = labelled(outputs(pipeline, shard), path.parent)
         whole = all(file.is_file() for file in paths.values())
-        if not whole or manifest["outputs"] != describe_files(paths):
+        if not whole or manifest["outputs"] != describe_files(paths, hashes):
             raise PreparationError(f"{path} is not of the files beside it: {again}")
         add_shard(total, manifest["stages"])
     return total
+
+
+def other_versions(shard: dict[str, str]) -> str:
+    """Says which packages had other versions where a shard was made; "" where none had."""
+    here = versions()
+    return ", ".join(
+        f"{name} {shard.get(name, 'absent')}, here {here.get(name, 'absent')}"
+        for name in sorted(shard | here)
+        if shard.get(name) != here.get(name)
+    )
 
 
 def outputs(pipeline: Pipeline, shard: int) -> list[Path]:
