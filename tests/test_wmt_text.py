@@ -255,12 +255,11 @@ def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
     for number, part in enumerate(np.array_split(records, cuts)):
         paths.append(folder / str(number))
         paths[-1].write_bytes(part.tobytes())
-    old = duplicates.BUCKET
-    duplicates.BUCKET = 3  # several buckets
-    try:
-        keep = duplicates.first_occurrences(paths)
-    finally:
-        duplicates.BUCKET = old
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "BUCKET", 3)  # several buckets
+        patch.setattr(duplicates, "SORTED", 4)  # in several goes
+        keep = duplicates.first_occurrences(paths, folder)
+    assert sorted(folder.iterdir()) == sorted(paths)
     assert list(map(bool, islice(duplicates.bits(keep), len(hashes)))) == expected
     kept, dropped = sum(expected), len(expected) - sum(expected)
     counts = duplicates.count(keep, paths)
@@ -268,6 +267,25 @@ def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
         "kept": [kept, kept, 2 * kept],
         "duplicate": [dropped, dropped, 2 * dropped],
     }
+
+
+def test_duplicates_are_found_in_linear_time(tmp_path, monkeypatch):
+    records = np.zeros(4000, cleaning.RECORD)
+    records["hash"] = np.random.default_rng(1).integers(0, 3000, len(records))
+    (tmp_path / "records").write_bytes(records.tobytes())
+    read, original = [], duplicates.read_records
+
+    def read_records(paths, *size):
+        for start, block in original(paths, *size):
+            read.append(len(block))
+            yield start, block
+
+    monkeypatch.setattr(duplicates, "read_records", read_records)
+    monkeypatch.setattr(duplicates, "BUCKET", 10)
+    keep = duplicates.first_occurrences([tmp_path / "records"], tmp_path)
+    kept = np.flatnonzero(np.unpackbits(keep, bitorder="little")[: len(records)])
+    assert kept.tolist() == sorted(np.unique(records["hash"], return_index=True)[1].tolist())
+    assert sum(read) == 2 * len(records)  # whatever the number of buckets
 
 
 def test_blocks_of_lines_keep_empty_lines():
