@@ -1,6 +1,5 @@
 """The quickstart's data: the built-in corpus, or the user's own parallel text."""
 
-import io
 import re
 import shutil
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from _prepare.errors import PreparationError
 from _prepare.lines import read_lines
+from _prepare.pieces import train_pieces
 from _recipes import BPE_UNITS, BPE_WORDS_PER_UNIT, PREPROCESS, as_arguments
 from _tools import ROOT, USER_DIR, find_tool, key_of, run_tool
 
@@ -223,8 +223,6 @@ def train_subwords(paths: list[Path]) -> bytes:
     Raises:
         DataError: sentencepiece finds no way to make a model of this text.
     """
-    import sentencepiece
-
     words, letters = 0, set()
     for path in paths:
         for line in read_lines(path):
@@ -232,16 +230,11 @@ def train_subwords(paths: list[Path]) -> bytes:
             letters.update(line)
     smallest, largest = BPE_UNITS
     size = max(min(words // BPE_WORDS_PER_UNIT, largest), smallest, len(letters) + 100)
-    while True:
-        model = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(line for path in paths for line in read_lines(path)),
-                model_writer=model, model_type="bpe", vocab_size=size, character_coverage=1.0,
-                input_sentence_size=1_000_000, shuffle_input_sentence=True, minloglevel=2,
-            )  # fmt: skip
-            return model.getvalue()
-        except RuntimeError as error:
-            size = size * 3 // 4  # too little text for so many units
-            if size < len(letters):
-                raise DataError(f"no subword units can be learned: {error}") from error
+    try:
+        return train_pieces(
+            (line for path in paths for line in read_lines(path)), size, "their number",
+            model_type="bpe", input_sentence_size=1_000_000, shuffle_input_sentence=True,
+            hard_vocab_limit=False,  # little text has fewer units
+        )  # fmt: skip
+    except PreparationError as error:
+        raise DataError(f"no subword units can be learned: {error}") from error

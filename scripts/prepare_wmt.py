@@ -254,8 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = replace(settings, out=settings.out.absolute())
     if "," in str(settings.out):
         raise PreparationError(
-            f"--out must have no comma, at which fairseq-preprocess and sentencepiece end a path; "
-            f"got {settings.out}"
+            f"--out must have no comma, at which fairseq-preprocess ends a path; got {settings.out}"
         )
     plan = Plan(settings)
     described, needed = describe(plan)

@@ -20,6 +20,8 @@ from subword_nmt.learn_bpe import learn_bpe
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import _quickstart_data  # noqa: E402
+from _prepare import pieces  # noqa: E402
 from _prepare.errors import PreparationError  # noqa: E402
 from _wmt import clean as cleaning  # noqa: E402
 from _wmt import duplicates, subwords  # noqa: E402
@@ -142,13 +144,60 @@ def model(tmp_path_factory):
     return folder / "sentencepiece.model"
 
 
+def test_sentencepieces_model_does_not_depend_on_where_it_is_made(model, tmp_path):
+    (tmp_path / "a,b").mkdir()
+    text = tmp_path / "a,b" / "text"
+    text.write_bytes(model.with_name("text").read_bytes())
+    subwords.learn_sentencepiece(text, 120, "unigram", tmp_path / "made")
+    assert (tmp_path / "made").read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("lines", "size", "limit", "said"),
+    [
+        (["abcdefgh"] * 9, 10, False, r"make 10 pieces .* larger: at least 12$"),
+        (["ab"] * 9, 99, True, r"make 99 pieces .* --size must be smaller: at most 7$"),
+        (["ab"] * 9, 99, False, None),
+        ([], 99, False, "it is empty"),
+        (["", " "], 99, False, "it is empty"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sentencepieces_error_says_which_way_the_size_must_go(kind, lines, size, limit, said):
+    options = {"model_type": kind, "num_threads": 1, "hard_vocab_limit": limit}
+    if said is None:
+        assert pieces.train_pieces(lines, size, "--size", **options)
+        return
+    with pytest.raises(PreparationError, match=said):
+        pieces.train_pieces(lines, size, "--size", **options)
+
+
+def test_sentencepieces_error_comes_from_its_own_process(model, tmp_path):
+    with pytest.raises(PreparationError, match="--vocab-size must be larger: at least"):
+        subwords.learn_sentencepiece(model.with_name("text"), 9, "bpe", tmp_path / "made")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["two words\n", "", "\n\n"])
+def test_the_quickstart_learns_what_units_there_are(tmp_path, text):
+    (tmp_path / "text").write_text(text)
+    if text.strip():
+        made = sentencepiece.SentencePieceProcessor(
+            model_proto=_quickstart_data.train_subwords([tmp_path / "text"])
+        )
+        assert made.decode(made.encode(text.strip())) == text.strip()
+    else:
+        with pytest.raises(_quickstart_data.DataError, match="it is empty"):
+            _quickstart_data.train_subwords([tmp_path / "text"])
+
+
 @FEW
 @given(words=st.lists(st.text("abcäé.,'(-|&%@059", min_size=1, max_size=6), max_size=6))
 def test_sentencepiece_joins_again(model, words):
     line = " ".join(words)
-    pieces = subwords.SentencePiece(model)(line)
+    units = subwords.SentencePiece(model)(line)
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    assert join_units(pieces, "sentencepiece") == library.decode(library.encode(line)) == line
+    assert join_units(units, "sentencepiece") == library.decode(library.encode(line)) == line
 
 
 @FEW

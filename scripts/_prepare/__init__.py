@@ -7,5 +7,5 @@ Plain Python: nothing here imports torch or fairseq.
     download   resumable, checked         archives  tar, zip, gz, safely
     stages     skipped when unchanged     manifest  what was made of what
     progress   terminal or log            pool      several processes, one result
-    binarise   fairseq's binary format
+    binarise   fairseq's binary format            pieces    sentencepiece models
 """

@@ -1,6 +1,5 @@
 """Which units there are: counted by workers, ordered as fairseq orders them, `dict.txt`."""
 
-import io
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_path, write_text
+from _prepare.pieces import train_pieces
 from _prepare.pool import ordered_map
 from _prepare.progress import progress
 
@@ -16,7 +16,6 @@ from .units import SPECIALS, UNKNOWN
 
 UNK = SPECIALS[UNKNOWN]
 SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their number
-LONGEST_SENTENCE = 1 << 16  # bytes; sentencepiece leaves longer lines out of its training
 
 
 def count_symbols(texts: Sequence[Iterable[Piece]], units, workers: int) -> tuple[Counter, int]:
@@ -118,10 +117,8 @@ def train_sentencepiece(path: Path, pieces: Iterable[Piece], options: dict) -> d
         options: model_type, vocab_size, character_coverage, byte_fallback, sample_lines, seed.
 
     Raises:
-        PreparationError: The text is too short for so many pieces, or otherwise unfit.
+        PreparationError: The text is too short for so many pieces, has more characters, or none.
     """
-    import sentencepiece
-
     lines = sample_lines(pieces, options["sample_lines"], options["seed"])
     if not lines:
         raise PreparationError("sentencepiece cannot be trained: the training text is empty")
@@ -129,27 +126,17 @@ def train_sentencepiece(path: Path, pieces: Iterable[Piece], options: dict) -> d
     # training and then spell it. Its own unknown piece gives up the name.
     literal = any(UNK in line for line in lines)
     names = {"unk_piece": "<unk piece>", "user_defined_symbols": [UNK]} if literal else {}
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(" ".join(line.split()) for line in lines),
-            model_writer=model,
-            model_type=options["model_type"],
-            vocab_size=options["vocab_size"],
-            character_coverage=options["character_coverage"],
-            byte_fallback=options["byte_fallback"],
-            normalization_rule_name="identity",  # the text stays what it is
-            max_sentence_length=LONGEST_SENTENCE,
-            num_threads=SPM_THREADS,
-            **names,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        reason = str(error).split("] ", 1)[-1]
-        raise PreparationError(
-            f"sentencepiece cannot make {options['vocab_size']} pieces of this text ({reason}): "
-            "choose another --vocab-size"
-        ) from error
+    model = train_pieces(
+        (" ".join(line.split()) for line in lines),
+        options["vocab_size"],
+        "--vocab-size",
+        model_type=options["model_type"],
+        character_coverage=options["character_coverage"],
+        byte_fallback=options["byte_fallback"],
+        normalization_rule_name="identity",  # the text stays what it is
+        num_threads=SPM_THREADS,
+        **names,
+    )
     with atomic_path(path) as temporary:
-        temporary.write_bytes(model.getvalue())
+        temporary.write_bytes(model)
     return {"sampled lines": len(lines)}

@@ -5,7 +5,6 @@ Richardson 2018, one model (BPE or unigram) for both languages.
 """
 
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ import sentencepiece
 from _prepare.command import last_words
 from _prepare.errors import PreparationError
 from _prepare.files import atomic_path
+from _prepare.pieces import train_pieces
 from _prepare.pool import ordered_map
 from _prepare.progress import progress
 from subword_nmt.apply_bpe import BPE
@@ -66,16 +66,6 @@ def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
             raise PreparationError(f"no merges were learned on {sample}: is there enough text?")
 
 
-LEARN_SENTENCEPIECE = """
-import sys, sentencepiece
-sample, prefix, size, kind = sys.argv[1:]
-sentencepiece.SentencePieceTrainer.train(
-    input=sample, model_prefix=prefix, vocab_size=int(size), model_type=kind,
-    character_coverage=1.0, num_threads=1, input_sentence_size=0, max_sentence_length=1 << 16,
-    hard_vocab_limit=False, shuffle_input_sentence=False, minloglevel=1)
-"""
-
-
 def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> None:
     """Trains a sentencepiece model, with one thread: more may change the order of sums.
 
@@ -86,23 +76,21 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
         output: The model.
 
     Raises:
-        PreparationError: The text is too small or too large for that many pieces.
+        PreparationError: The text has more characters than that many pieces, or is empty.
     """
+
+    def train(sample: Path) -> bytes:
+        with sample.open(encoding="utf-8", newline="\n") as lines:
+            return train_pieces(
+                (line.removesuffix("\n") for line in lines), size, "--vocab-size", model_type=kind,
+                num_threads=1, input_sentence_size=0, hard_vocab_limit=False,
+                shuffle_input_sentence=False,
+            )  # fmt: skip
+
+    # In a process of its own for its memory's sake, which workers=1 would not be.
+    [model] = ordered_map(train, [sample], workers=2)
     with atomic_path(output) as temporary:
-        run_learner(
-            [
-                sys.executable,
-                "-c",
-                LEARN_SENTENCEPIECE,
-                str(sample),
-                str(temporary),
-                str(size),
-                kind,
-            ],
-            "choose another --vocab-size",
-        )
-        os.replace(f"{temporary}.model", temporary)
-        Path(f"{temporary}.vocab").unlink()
+        temporary.write_bytes(model)
 
 
 def run_learner(command: list[str], remedy: str) -> None:
