@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from _prepare_lm import corpora, reading
 from _prepare_lm.splitting import parse_fractions
 from _prepare_lm.units import SPECIALS, char_symbol
 from _prepare_lm.vocabulary import choose, load_dictionary, sample_lines
+from faulty_server import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import contents
@@ -362,6 +364,12 @@ BAD = {
     "cannot make 5000 pieces of this text": [
         *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
     ],
+    "has not so many, so --vocab-size must be smaller: at most": [
+        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
+    ],
+    "so --vocab-size must be larger: at least": [
+        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5")
+    ],
     "too short for 900 shards": ["--train", "T", "--shards", "900"],
     "--split leaves train empty: the text has 200 lines": ["--text", "T", "--split", "0.001,0.999"],
     "--workers must be >= 1, got 0": ["--train", "T", "--workers", "0"],
@@ -438,6 +446,21 @@ def test_wikitext_from_a_folder(tmp_path, monkeypatch):
     assert set(manifest["splits"]) == {"train", "valid", "test"}
     assert manifest["splits"]["test"]["documents"] == 3  # the first line's, and two titles
     assert "archive 0: wikitext-2-v1.zip" in manifest["inputs"]
+
+
+def test_downloads_go_where_they_are_told(tmp_path, monkeypatch):
+    data = {f"wikitext-2/wiki.{s}.tokens": b"some text\n" for s in ("train", "valid", "test")}
+    archives = corpus(tmp_path, monkeypatch, "wikitext-2", data)
+    downloads = tmp_path / "a, b"  # fairseq ends paths at commas; here none ends
+    changed = corpora.CORPORA["wikitext-2"]
+    name = changed.source.filename
+    with serve() as server:
+        source = replace(changed.source, urls=[server.put(name, (archives / name).read_bytes())])
+        monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, source=source))
+        out = tmp_path / "out, too"
+        manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads)
+    assert (downloads / name).is_file()
+    assert manifest["splits"]["train"]["tokens"] == 3 and str(downloads) not in str(manifest)
 
 
 def test_enwik8_is_split_as_everybody_does(tmp_path, monkeypatch, capsys):
