@@ -156,7 +156,7 @@ def test_sentencepieces_model_does_not_depend_on_where_it_is_made(model, tmp_pat
     ("lines", "size", "limit", "said"),
     [
         (["abcdefgh"] * 9, 10, False, r"make 10 pieces .* larger: at least 12$"),
-        (["ab"] * 9, 99, True, r"make 99 pieces .* --size must be smaller: at most 7$"),
+        (["ab"] * 9, 99, True, r"make 99 pieces .* --size must be smaller: at most \d$"),
         (["ab"] * 9, 99, False, None),
         ([], 99, False, "it is empty"),
         (["", " "], 99, False, "it is empty"),
