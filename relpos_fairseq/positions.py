@@ -9,7 +9,9 @@ real tokens came before, which is what ``token_index`` holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ class Positions:
     sentence_index: Tensor | None = None
     segments: Tensor | None = None
     device: torch.device = torch.device("cpu")
+    _formed: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse lengths that contradict each other."""
@@ -71,6 +74,21 @@ class Positions:
     def is_step(self) -> bool:
         """One query that stands on the last key: a step of incremental decoding."""
         return self.tgt_len == 1 and self.query_start == self.src_len - 1
+
+    def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
+        """What `form` returns, formed for the first layer that asks and kept for the others.
+
+        All layers of a forward pass are handed the same positions.  Positions outlive no pass, but
+        the recomputation of a layer reads them again: what is formed may depend on `key` and on
+        these positions alone, never on a parameter.
+
+        Args:
+            key: whose it is, and all that it depends on beside the positions.
+            form: makes it.
+        """
+        if key not in self._formed:
+            self._formed[key] = form()
+        return self._formed[key]
 
     def rows(self, start: int, stop: int) -> Positions:
         """The same keys seen from query rows [start, stop)."""

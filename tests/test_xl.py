@@ -10,6 +10,9 @@ from torch import Tensor
 
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.schemes import transformer_xl
+from relpos_fairseq.schemes.transformer_xl import sinusoid_of_distance
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 PAD = 1
@@ -306,6 +309,33 @@ def test_recomputed_layers_see_the_same_memory(checkpointed: bool) -> None:
         one(tokens, memory=memory)[0].square().sum().backward()
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_sinusoid_is_formed_once_a_pass(checkpointed: bool, monkeypatch) -> None:
+    """For all layers, and for their recomputation; values are those of layers on their own."""
+    formed = []
+
+    def counted(offset: Tensor, dim: int) -> Tensor:
+        formed.append(len(offset))
+        return sinusoid_of_distance(offset, dim)
+
+    model = small_xl(decoder_layers=3, checkpoint_activations=checkpointed).train()
+    tokens, memory = stream(2, 5), model(stream(2, 4, seed=1))[1]["memory"]
+    found = []
+    for alone in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(transformer_xl, "sinusoid_of_distance", counted)
+            if alone:
+                patch.setattr(Positions, "once", lambda self, key, form: form())
+            formed.clear()
+            out = model(tokens, memory=memory)[0]
+            model.zero_grad()
+            out.square().sum().backward()
+        assert formed == [13] * ((6 if checkpointed else 3) if alone else 1)
+        found.append([out, *(p.grad.clone() for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_layer_drop_keeps_layers_and_memory_together() -> None:

@@ -4,13 +4,14 @@
 
     R -> sinusoid(i - j), fixed;  W_R -> `projection`;  u -> `content_bias`;  v -> `position_bias`
 
-W_R R is projected once a forward pass for the T + S - 1 distances that occur (O(length), never
-O(length^2)); the result is the term's query_vectors over an unclipped relation.  R has the released
-code's layout, [sin(p f_0..), cos(p f_0..)] with f_m = 10000^(-2m/E) and p = i - j: negative for
-future keys, which an encoder has and the paper's decoder has not.  The released code can tie u and
-v across layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared;
---position-share layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs
-longer than those of training.  It starts u and v from N(0, 0.02), we from 0.
+R is formed once a forward pass for all layers, and projected by each, for the T + S - 1 distances
+that occur (O(length), never O(length^2)); the result is the term's query_vectors over an unclipped
+relation.  R has the released code's layout, [sin(p f_0..), cos(p f_0..)] with
+f_m = 10000^(-2m/E) and p = i - j: negative for future keys, which an encoder has and the paper's
+decoder has not.  The released code can tie u and v across layers and keep W_R a layer's own
+(untie_r=False): --position-query-bias shared; --position-share layers ties W_R too.  Its
+clamp_len, past which R no longer changes, is for inputs longer than those of training.  It starts
+u and v from N(0, 0.02), we from 0.
 000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them.
 """
 
@@ -66,15 +67,21 @@ class TransformerXL(PositionScheme):
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
         relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
+        weight = self.projection
+        key = (self.name, self.shape.embed_dim, self.options.clamp_len, weight.dtype)
+        waves = positions.once(key, lambda: self._waves(relation, positions))
+        vectors = waves @ weight.t()  # (R, heads*D)
+        split = vectors.view(relation.size, self.table_heads, self.shape.head_dim)
+        return relation, split.transpose(0, 1)
+
+    def _waves(self, relation: Clipped, positions: Positions) -> Tensor:
+        """R of the relation's distances in the weights' type: (R, E)."""
         distance = torch.arange(-relation.past, relation.future + 1, device=positions.device)
         if self.options.clamp_len:
             distance = distance.clamp(-self.options.clamp_len, self.options.clamp_len)
-        weight = self.projection
-        offset = -distance.double() if weight.dtype == torch.float64 else -distance
-        waves = sinusoid_of_distance(offset, self.shape.embed_dim)
-        vectors = waves.to(weight.dtype) @ weight.t()  # (R, heads*D)
-        split = vectors.view(relation.size, self.table_heads, self.shape.head_dim)
-        return relation, split.transpose(0, 1)
+        dtype = self.projection.dtype
+        offset = -distance.double() if dtype == torch.float64 else -distance
+        return sinusoid_of_distance(offset, self.shape.embed_dim).to(dtype)
 
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
