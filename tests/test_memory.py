@@ -97,6 +97,17 @@ def test_gradients_end_in_memory() -> None:
         Memory((leaf,), torch.ones(1, 3, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mem_len", [0, 2, 5, 6, 9])
+def test_nothing_is_kept_beside_the_slots(padded: bool, mem_len: int) -> None:
+    """A view of all slots would keep those that are forgotten."""
+    padding = torch.tensor([[False, True], [False, False]]) if padded else None
+    longer = memory(4).extend(states(2, 2, 1), mem_len, padding=padding)
+    assert len(longer) == min(mem_len, 6)
+    for part in (*longer.states, longer.valid):
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
 def test_type_follows_the_model() -> None:
     value = memory().to(torch.zeros(1, dtype=torch.bfloat16))
     assert {state.dtype for state in value.states} == {torch.bfloat16}

@@ -142,16 +142,14 @@ class Memory:
             number = torch.cat([torch.zeros_like(self.valid, dtype=documents.dtype), documents], 1)
             last = number.masked_fill(~kept, 0).amax(dim=1, keepdim=True)
             kept = kept & (number == last)
-        joined = [
-            torch.cat([old.to(new), new.detach()])
-            for old, new in zip(self.states, states, strict=True)
-        ]
         start = max(kept.size(1) - mem_len, 0)
+        pairs = zip(self.states, states, strict=True)
         if padding is None:  # real slots end the row already
-            return Memory(tuple(x[start:] for x in joined), kept[:, start:])
+            return Memory(tuple(_joined(*pair, start) for pair in pairs), kept[:, start:].clone())
         order = kept.long().argsort(dim=1, stable=True)[:, start:]  # (B, M'), real slots last
         rows = torch.arange(order.size(0), device=order.device)
-        return Memory(tuple(x[order.t(), rows] for x in joined), kept.gather(1, order))
+        selected = (_joined(*pair)[order.t(), rows] for pair in pairs)
+        return Memory(tuple(selected), kept.gather(1, order))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors: `states` (L, M, B, C) and `valid` (B, M)."""
@@ -169,6 +167,12 @@ class Memory:
                 f"a saved memory has states (L, M, B, C) and valid (B, M), got {sorted(state)}"
             )
         return cls(tuple(state["states"].unbind(0)), state["valid"].bool())
+
+
+def _joined(old: Tensor, new: Tensor, start: int = 0) -> Tensor:
+    """[old ; SG(new)] from slot `start` on, as a tensor of its own: a view would keep all slots."""
+    new = new[max(start - len(old), 0) :]
+    return torch.cat([old[start:].to(new), new.detach()])
 
 
 class MemoryCarrier:
