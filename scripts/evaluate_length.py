@@ -47,19 +47,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate every point, write the table and the picture."""
     options = parse(argv)
     subject = load_subject(options.checkpoint, options.data, options.split)
-    lengths = options.lengths or multiples(subject.trained_length)
-    lengths = sorted({*lengths, subject.trained_length})  # which the others are judged by
-    memories = options.mem_lens
-    if subject.trained_memory is None:
-        if memories:
-            raise ValueError(f"--mem-lens: {subject.name} has no memory; leave it out")
-        memories = []
-    elif memories is None:
-        memories = [0, *multiples(subject.trained_memory or subject.trained_length)]
-    elif memories:
-        memories = sorted({*memories, subject.trained_memory})
-    check(lengths, "--lengths", 1)
-    check(memories, "--mem-lens", 0)
+    if subject.trained_memory is None and options.mem_lens:
+        raise ValueError(f"--mem-lens: {subject.name} has no memory; leave it out")
+    lengths = chosen(options.lengths or None, "--lengths", 1, subject.trained_length)
+    memories = []
+    if subject.trained_memory is not None:
+        default = [0, *multiples(subject.trained_memory or subject.trained_length)]
+        memories = chosen(options.mem_lens, "--mem-lens", 0, subject.trained_memory, default)
     targets = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
     print(
         f"{subject.name}: {subject.parameters:,} parameters, trained with "
@@ -114,10 +108,26 @@ def multiples(trained: int) -> list[int]:
     return sorted({max(1, int(trained * times)) for times in TIMES})
 
 
-def check(values: list[int], flag: str, least: int) -> None:
-    """Refuse lengths below the least."""
-    if any(value < least for value in values):
-        raise ValueError(f"{flag} must be >= {least}, got {min(values)}")
+def chosen(
+    given: list[int] | None, flag: str, least: int, trained: int, default: list[int] | None = None
+) -> list[int]:
+    """Lengths to score in rising order, the trained one, by which others are judged, among them.
+
+    Args:
+        given: those of the command line; None: the default; empty: none at all.
+        flag: where they were given.
+        least: the shortest that makes sense.
+        trained: the length in training.
+        default: where none are given; None: half to 16 times the trained one.
+
+    Raises:
+        ValueError: one is too short.
+    """
+    if given is None:
+        given = multiples(trained) if default is None else default
+    if any(value < least for value in given):
+        raise ValueError(f"{flag} must be >= {least}, got {min(given)}")
+    return sorted({*given, trained}) if given else []
 
 
 class Points:

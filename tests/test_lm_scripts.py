@@ -144,6 +144,13 @@ def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
     assert found == [("context", "8"), ("context", "16"), ("memory", "10"), ("memory", "20")]
 
 
+def test_lengths_are_chosen_one_way() -> None:
+    assert evaluate_length.chosen([16, 4, 16], "--lengths", 1, 8) == [4, 8, 16]
+    assert evaluate_length.chosen(None, "--lengths", 1, 8) == [4, 8, 16, 32, 64, 128]
+    assert evaluate_length.chosen(None, "--mem-lens", 0, 6, [0, 12]) == [0, 6, 12]
+    assert evaluate_length.chosen([], "--mem-lens", 0, 6) == []
+
+
 def test_what_gets_worse_is_said(subject):
     rows = [
         {"kind": "context", "length": length, "perplexity": perplexity, "status": "ok"}
