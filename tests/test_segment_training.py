@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 
+import numpy as np
 import pytest
 import torch
 from cli import USER_DIR, call, command, load, losses, value
@@ -18,6 +20,9 @@ from segment_corpus import (
     write_corpus,
     write_lines,
 )
+
+from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingTask
+from relpos_fairseq.tasks.segment_language_modeling_steps import check_memory_flags
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,15 @@ def test_a_resumed_run_equals_one_that_never_stopped(trained, corpus, tmp_path, 
     assert_equal_runs(tmp_path / "checkpoint_last.pt", trained[0], 27)
 
 
+@pytest.mark.parametrize("flag", ["--memory-efficient-bf16", "--memory-efficient-fp16"])
+def test_a_resumed_run_without_fp32_copies(corpus, tmp_path, flag):
+    for name, updates in (("whole", [12]), ("parts", [7, 12])):
+        for stop in updates:
+            train(corpus, tmp_path / name, "--max-update", stop, flag)
+    last = "checkpoint_last.pt"
+    assert_equal_runs(tmp_path / "whole" / last, tmp_path / "parts" / last, 12)
+
+
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_equal(trained, corpus, tmp_path):
     assert killed_after(17, corpus, tmp_path, "--max-update", "27") == -9
@@ -144,6 +158,7 @@ def test_a_resume_with_another_batch_is_one_clear_error(corpus, tmp_path):
     [
         (["--mem-len", "9"], r"--mem-len \(10, now 9\)"),
         (["--same-length"], r"--same-length \(False, now True\)"),
+        (["--clamp-len", "4"], r"--clamp-len \(0, now 4\)"),
         (
             ["--reset-memory-at-document", "--document-boundaries", "eos"],
             r"--reset-memory-at-document \(False, now True\)",
@@ -156,6 +171,44 @@ def test_a_resume_that_remembers_otherwise_is_one_clear_error(corpus, tmp_path, 
         train(corpus, tmp_path, "--max-update", "5", *more)
     assert len(losses(train(corpus, tmp_path, "--max-update", "5", "--eval-mem-len", "4"))) == 2
     train(corpus, tmp_path, "--max-update", "7", "--reset-dataloader", *more)
+
+
+def test_a_resume_reads_documents_as_before(corpus, tmp_path):
+    starts = ["--reset-memory-at-document", "--document-boundaries"]
+    train(corpus, tmp_path, "--max-update", "3", *starts, "eos")
+    data = tmp_path / "data"  # the same stream with other documents
+    shutil.copytree(corpus, data)
+    np.save(data / "train.documents.npy", np.array([0, 20]))
+    message = r"cannot resume: .*--document-boundaries \(eos, now sidecar\).*--reset-dataloader"
+    with pytest.raises(ValueError, match=message):
+        train(data, tmp_path, "--max-update", "5", *starts, "sidecar")
+    with pytest.raises(ValueError, match=r"--reset-memory-at-document \(True, now False\)\. Give"):
+        train(data, tmp_path, "--max-update", "5")
+    again = train(corpus, tmp_path, "--max-update", "5", *starts, "eos", "--clamp-len", "0")
+    assert len(losses(again)) == 2
+
+
+def test_flags_that_an_older_checkpoint_does_not_hold_are_not_compared():
+    here = {"mem_len": 10, "clamp_len": 4}
+    check_memory_flags(None, here)
+    check_memory_flags({"mem_len": 10}, here)
+    with pytest.raises(ValueError, match=r"with another --mem-len \(9, now 10\)\. Give"):
+        check_memory_flags({"mem_len": 9}, here)
+
+
+def test_the_memory_of_validation_ends_with_the_split(corpus, tmp_path, monkeypatch):
+    """Training goes on without it, and a second validation starts anew."""
+    tasks, setup = [], SegmentLanguageModelingTask.setup_task
+    monkeypatch.setattr(
+        SegmentLanguageModelingTask,
+        "setup_task",
+        lambda *args, **more: tasks.append(setup(*args, **more)) or tasks[-1],
+    )
+    flags = arguments(corpus, tmp_path, "--max-update", "4", "--no-save")
+    flags.remove("--disable-validation")
+    output = call("train", *flags, "--validate-interval-updates", "2")
+    assert len(losses(output, "valid")) == 2
+    assert list(tasks[-1].memories) == [("train", "train")]
 
 
 def test_a_task_without_memory_is_said(corpus, tmp_path):
@@ -202,7 +255,7 @@ def test_adaptive_softmax_has_its_own_criterion(corpus, tmp_path):
         train(corpus, tmp_path, *flags)
 
 
-def test_a_model_without_memory(corpus, tmp_path):
+def test_a_model_without_memory(corpus, tmp_path, monkeypatch):
     model = ["--arch", "transformer_lm", "--decoder-layers", "1", "--decoder-attention-heads", "2"]
     sizes = [f"--decoder-{name}-dim" for name in ("embed", "input", "output", "ffn-embed")]
     output = call(
@@ -218,9 +271,13 @@ def test_a_model_without_memory(corpus, tmp_path):
     score = [corpus, "--user-dir", USER_DIR, "--path", tmp_path / "save" / "checkpoint_last.pt"]
     score += ["--gen-subset", "valid", *TASK, *QUIET]
     assert "Perplexity" in call("eval_lm", *score)
-    with pytest.raises(ValueError, match="--reset-memory-at-document needs a model with memory"):
+    needs = (
+        "--reset-memory-at-document needs a model with memory .* TransformerLanguageModel has none"
+    )
+    with pytest.raises(ValueError, match=needs):
         call("eval_lm", *score, "--reset-memory-at-document", "--document-boundaries", "eos")
-    with pytest.raises(ValueError, match="--reset-memory-at-document needs a model with memory"):
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=needs):
+        patch.setattr(SegmentLanguageModelingTask, "load_dataset", None)  # before data is read
         call(
             "train",
             *(corpus, "--user-dir", USER_DIR, "--save-dir", tmp_path, *model, *QUIET, "--no-save"),

@@ -13,7 +13,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.tasks import register_task
@@ -63,29 +62,24 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
                 "--add-bos-token: a stream has no sentence starts; leave it out (or train with "
                 "--task language_modeling)"
             )
-        folders = [Path(path) for path in utils.split_paths(args.data or "")]
-        if not folders:
-            raise ValueError("segment_language_modeling needs a data folder; none was given")
-        texts = {}
-        for folder in folders:
-            if not (folder / "dict.txt").exists():
-                raise ValueError(f"{folder} has no dict.txt: give a folder of binarised text")
-            texts[folder] = (folder / "dict.txt").read_bytes()
-        other = [folder for folder in folders if texts[folder] != texts[folders[0]]]
-        if other:
-            raise ValueError(
-                f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one"
-            )
-        dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
-        level = streams_text.text_level(folders[0], dictionary, str(args.text_level))
-        logger.info("dictionary: %d types, text level %s", len(dictionary), level)
+        dictionary, level = steps.read_dictionary(args.data or "", str(args.text_level))
         return cls(args, dictionary, level)
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
-        """As fairseq's, and remember it."""
-        self.memory_flags = steps.memory_flags(args, self.args)
-        self.newest_model = super().build_model(args, from_checkpoint)
-        return self.newest_model
+        """As fairseq's, and remember it.
+
+        Raises:
+            ValueError: document boundaries for a model without memory.
+        """
+        model = super().build_model(args, from_checkpoint)
+        if self.args.reset_memory_at_document and not hasattr(model, "mem_len"):
+            raise ValueError(
+                f"--reset-memory-at-document needs a model with memory (--arch "
+                f"relpos_transformer_xl), and {type(model).__name__} has none; leave it out"
+            )
+        self.memory_flags = steps.memory_flags(args, self.args, model)
+        self.newest_model = model
+        return model
 
     def load_dataset(
         self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
@@ -207,6 +201,10 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             loss, size, output = super().valid_step(sample, model, criterion, **more)
         return loss, size, {**output, "nwords": sample["nwords"]}
 
+    def post_validate(self, *unused: Any) -> None:
+        """Drop the memory of a split that is read: training has a use for the room."""
+        self.memories = {key: kept for key, kept in self.memories.items() if key[0] != "valid"}
+
     def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
         """Log fairseq's numbers, predictions counted, and the loss in the level's own unit."""
         super().reduce_metrics(logging_outputs, criterion)
@@ -219,13 +217,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             for (mode, split), reading in self.memories.items()
             if mode == "train"
         }
-        gathered: list = [None] * world_size
-        if world_size > 1:
-            torch.distributed.gather_object(
-                own, gathered if rank == 0 else None, dst=0, group=group
-            )
-        gathered[rank] = own
-        self._gathered = gathered
+        self._gathered = steps.gather(own, group, rank, world_size)
 
     def get_checkpoint_dict(self) -> dict:
         """What fairseq puts into a checkpoint: {class: every rank's memories}."""
@@ -238,15 +230,6 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             ValueError: the checkpoint is of another number of processes, or remembers otherwise.
         """
         steps.check_memory_flags(state.get("flags"), self.memory_flags)
-        ranks = state["ranks"]
-        here, rank = 1, 0
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            here, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-        if len(ranks) != here:
-            raise ValueError(
-                f"cannot resume: the checkpoint holds the memory of {len(ranks)} processes, and "
-                f"here are {here}: start as many, or give --reset-dataloader"
-            )
-        for split, saved in ranks[rank].items():
+        for split, saved in steps.own_part(state["ranks"]).items():
             self.memories["train", split] = StreamMemory.from_state_dict(saved)
-        logger.info("restored the memory of %d process(es)", here)
+        logger.info("restored the memory of %d process(es)", len(state["ranks"]))

@@ -1,19 +1,52 @@
-"""What the task does with one batch: memory in, numbers out."""
+"""What the task is made of: its dictionary, a batch with its memory, numbers, and a resume."""
 
 import logging
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import utils
+from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
+from relpos_fairseq.data import streams_text
 from relpos_fairseq.data.streams_dataset import StreamBlocks
 from relpos_fairseq.data.streams_memory import StreamMemory
 from relpos_fairseq.modules.memory import MemoryCarrier
 
 logger = logging.getLogger(__name__)
 UNITS = {"char": "bpc", "byte": "bpb"}
+
+
+def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
+    """The dictionary that all data folders have, and what a token is.
+
+    Args:
+        data: folders joined by colons.
+        level: --text-level.
+
+    Raises:
+        ValueError: no folder, one without dictionary, or several dictionaries.
+    """
+    folders = [Path(path) for path in utils.split_paths(data)]
+    if not folders:
+        raise ValueError("segment_language_modeling needs a data folder; none was given")
+    texts = {}
+    for folder in folders:
+        if not (folder / "dict.txt").exists():
+            raise ValueError(f"{folder} has no dict.txt: give a folder of binarised text")
+        texts[folder] = (folder / "dict.txt").read_bytes()
+    other = [folder for folder in folders if texts[folder] != texts[folders[0]]]
+    if other:
+        raise ValueError(
+            f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one"
+        )
+    dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
+    level = streams_text.text_level(folders[0], dictionary, level)
+    logger.info("dictionary: %d types, text level %s", len(dictionary), level)
+    return dictionary, level
 
 
 class WithMemory:
@@ -37,54 +70,81 @@ class WithMemory:
 
 
 def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
-    """The sample with memory in its input, where the model carries any.
-
-    Raises:
-        ValueError: document boundaries for a model without memory.
-    """
+    """The sample with memory in its input, where the model carries any."""
     net_input = dict(sample["net_input"])
     if hasattr(model, "mem_len"):
         net_input["memory"] = carrier
-    elif "document_starts" in net_input:
-        raise ValueError(
-            "--reset-memory-at-document needs a model with memory (--arch relpos_transformer_xl); "
-            "leave it out"
-        )
     return {**sample, "net_input": net_input}
 
 
-def memory_flags(model: Any, task: Any) -> dict[str, int | bool]:
-    """What a training memory depends on beside the cut of its stream: flags, as they were given.
+def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]:
+    """What a training memory depends on beside the cut of its stream: flags, every `auto` resolved.
 
     Args:
-        model: the model's config.
+        cfg: the model's config.
         task: the task's config.
+        model: the model; one without memory depends on nothing.
     """
-    found = {name: getattr(model, name, None) for name in ("mem_len", "same_length")}
-    found["reset_memory_at_document"] = bool(task.reset_memory_at_document)
-    return {name: value for name, value in found.items() if value is not None}
+    if not hasattr(model, "mem_len"):
+        return {}
+    members = model.decoder.positions.plan.members
+    found = {
+        "mem_len": cfg.mem_len,
+        "same_length": bool(cfg.same_length),
+        "clamp_len": max(member.options.clamp_len for member in members),
+        "reset_memory_at_document": bool(task.reset_memory_at_document),
+    }
+    if task.reset_memory_at_document:
+        found["document_boundaries"] = str(task.document_boundaries)
+    return found
 
 
 def check_memory_flags(saved: dict | None, here: dict) -> None:
     """Refuse to go on with a memory that was filled under other flags.
 
     Args:
-        saved: of the checkpoint; None where it is older than this check.
+        saved: of the checkpoint; None, or without a flag, where it is older than the check of it.
         here: of this run.
 
     Raises:
         ValueError: names the flags and both values.
     """
     differ = [
-        f"--{name.replace('_', '-')} ({saved.get(name)}, now {here.get(name)})"
-        for name in here | (saved or {})
-        if saved is not None and saved.get(name) != here.get(name)
+        f"--{name.replace('_', '-')} ({saved[name]}, now {here[name]})"
+        for name in here
+        if saved is not None and name in saved and saved[name] != here[name]
     ]
     if differ:
         raise ValueError(
             f"cannot resume: the checkpoint's memory was filled with another {', '.join(differ)}. "
             f"Give the saved values, or --reset-dataloader to start at the beginning of the stream"
         )
+
+
+def gather(own: dict, group: Any, rank: int, world_size: int) -> list[dict | None]:
+    """Every rank's memories on rank 0; on the others there is only their own."""
+    gathered: list = [None] * world_size
+    if world_size > 1:
+        torch.distributed.gather_object(own, gathered if rank == 0 else None, dst=0, group=group)
+    gathered[rank] = own
+    return gathered
+
+
+def own_part(ranks: list[dict]) -> dict:
+    """This rank's part of what `gather` gave.
+
+    Raises:
+        ValueError: it was gathered from another number of processes.
+    """
+    here, rank = 1, 0
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        here, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    if len(ranks) != here:
+        raise ValueError(
+            f"cannot resume: the checkpoint holds the memory of {len(ranks)} processes, and "
+            f"here are {here}: start as many, or give --reset-dataloader"
+        )
+    return ranks[rank]
 
 
 def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
