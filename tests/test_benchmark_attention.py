@@ -20,7 +20,7 @@ TINY = ["--heads", "2", "--head-dim", "8", "--clip", "3", "--rounds", "2", "--se
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "wait_until_idle", lambda: False)
+    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
 
 
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

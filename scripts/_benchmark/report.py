@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -51,3 +52,71 @@ def write_csv(path: Path, rows: list[dict]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     partial.replace(path)
+
+
+class Log:
+    """Rows of results, kept in a CSV file as they come, so that a run may be continued.
+
+    Args:
+        path: the file, or None: rows are in memory only.
+        resume: keep the rows that the file has.
+    """
+
+    def __init__(self, path: Path | None, resume: bool = False) -> None:
+        """Read the file, where it is to be continued."""
+        self.path, self.rows = path, []
+        if resume and path is not None and path.exists():
+            self.rows = read_csv(path)
+
+    def add(self, rows: Iterable[dict]) -> None:
+        """Append rows; the file has them when this returns."""
+        self.rows += rows
+        if self.path is not None:
+            write_csv(self.path, self.rows)
+
+    def those(self, setting: dict) -> list[dict]:
+        """The rows whose columns say the same as `setting`."""
+        wanted = {name: str(value) for name, value in setting.items()}
+        return [
+            row
+            for row in self.rows
+            if all(str(row.get(name, "")) == value for name, value in wanted.items())
+        ]
+
+
+def read_csv(path: Path) -> list[dict]:
+    """Rows of a CSV file; numbers are numbers, empty cells are left out."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: _value(text) for name, text in row.items() if text} for row in rows]
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+class _Silent:
+    """Progress where tqdm is not installed: nothing is shown."""
+
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """Nothing is counted."""
+
+
+def progress(total: int, description: str):
+    """A context manager whose `update()` counts one more of `total`; needs tqdm to be seen."""
+    try:
+        from _prepare.progress import progress as shown
+    except ModuleNotFoundError:
+        return _Silent()
+    return shown(total=total, description=description, unit="sample")

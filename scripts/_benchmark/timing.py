@@ -6,12 +6,17 @@ import ctypes
 import gc
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+SAMPLE = 0.02  # seconds that one sample lasts at least
+WARM = 0.25  # runs that last longer than this fill the caches themselves
+WAITING = 30.0  # seconds that a column waits for an idle machine in all
 
 
 def busy_share(seconds: float = 0.05) -> float:
@@ -34,10 +39,11 @@ def _processor_time() -> tuple[int, int]:
 def wait_until_idle(patience: float = 1.5, limit: float = 0.2) -> bool:
     """Wait for the machine to be idle; False where it was not within `patience` seconds."""
     end = time.monotonic() + patience
-    while time.monotonic() < end:
+    while True:
         if not busy_share() > limit:
             return True
-    return False
+        if time.monotonic() >= end:
+            return False
 
 
 def synchronise(device: torch.device) -> None:
@@ -48,9 +54,15 @@ def synchronise(device: torch.device) -> None:
 
 @dataclass
 class Times:
-    """Milliseconds of one candidate."""
+    """Milliseconds of one candidate.
+
+    Args:
+        samples: each the mean of some runs.
+        noisy: how many of them were taken on a machine that was not idle.
+    """
 
     samples: list[float]
+    noisy: int = 0
 
     @property
     def median(self) -> float:
@@ -72,39 +84,69 @@ class Times:
 
 
 def time_in_turns(
-    runs: dict[str, Callable[[], object]], device: torch.device, rounds: int, seconds: float
+    runs: dict[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    seconds: float,
+    tick: Callable[[], object] = lambda: None,
 ) -> tuple[dict[str, Times], int]:
     """Time every run once a round, for `rounds` rounds or until `seconds` are over.
+
+    Three rounds are made (or `rounds`, if fewer) whatever they last.
+
+    Args:
+        runs: what to time, by name.
+        device: where it runs.
+        rounds: samples of each.
+        seconds: about how long all of it may last.
+        tick: called after each run's sample, and after each run's first call.
 
     Returns:
         Times by name, and how many samples were taken on a machine that was not idle.
     """
-    repeats, noisy, begun = {}, 0, time.monotonic()
+    begun, waited = time.monotonic(), 0.0
+    lasts = {}
     for name, run in runs.items():
-        run()
-        synchronise(device)
-        start = time.perf_counter()
-        run()
-        synchronise(device)
-        repeats[name] = max(1, min(200, int(0.02 / (time.perf_counter() - start))))
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+        lasts[name] = _first(run, device)
+        tick()
+    times = {name: Times([]) for name in runs}
     for number in range(rounds):
         for name, run in runs.items():
-            noisy += not wait_until_idle()
-            run()  # warms the cache again
-            synchronise(device)
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                run()
-            synchronise(device)
-            samples[name].append((time.perf_counter() - start) * 1e3 / repeats[name])
+            before = time.monotonic()
+            times[name].noisy += not wait_until_idle(1.5 if waited < WAITING else 0.0)
+            waited += time.monotonic() - before
+            repeats = max(1, min(200, int(SAMPLE / lasts[name])))
+            if lasts[name] < WARM:
+                _seconds(run, device)
+            times[name].samples.append(_seconds(run, device, repeats) * 1e3)
+            tick()
         if number >= 2 and time.monotonic() - begun > seconds:
             break
-    return {name: Times(values) for name, values in samples.items()}, noisy
+    return times, sum(found.noisy for found in times.values())
+
+
+def _first(run: Callable[[], object], device: torch.device) -> float:
+    """About how long a run lasts; its first call may compile and allocate."""
+    lasted = _seconds(run, device)
+    return lasted if lasted > 2 else _seconds(run, device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Seconds a run, the mean of `repeats`."""
+    synchronise(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    synchronise(device)
+    return (time.perf_counter() - start) / repeats
 
 
 def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
-    """Largest memory beyond what was there before a run, in MiB."""
+    """Largest memory beyond what was there before a run, in MiB; nan where that is unknown.
+
+    On a CPU it is resident memory, of a thread that begins for it: what a backend keeps for a
+    thread's next call counts as well.
+    """
     run()
     gc.collect()
     if device.type == "cuda":
@@ -113,14 +155,28 @@ def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
         run()
         synchronise(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    found: list[float | Exception] = []
+    thread = threading.Thread(target=_resident_peak, args=(run, found))
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _resident_peak(run: Callable[[], object], found: list[float | Exception]) -> None:
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = _status("VmRSS")
+    except OSError:  # not Linux
+        found.append(math.nan)
+        return
+    try:
         run()
-        return (_status("VmHWM") - before) / 1024
-    except OSError:
-        return math.nan
+        found.append((_status("VmHWM") - before) / 1024)
+    except Exception as error:  # for the thread that waits
+        found.append(error)
 
 
 def _status(key: str) -> int:
