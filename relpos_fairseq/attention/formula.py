@@ -96,7 +96,7 @@ def _position_logits(
     if term.static is not None:
         yield products.scalars(term.static, term)
     if term.static_factors is not None:
-        query, key = (factor.to(q.dtype) for factor in term.static_factors)
+        query, key = (factor.to(products.inputs.exact) for factor in term.static_factors)
         yield query @ key.transpose(-1, -2)
 
 

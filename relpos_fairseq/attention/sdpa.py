@@ -52,7 +52,8 @@ def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     excluded = inputs.excluded()
     if bias is None:
         return (None if excluded is None else ~excluded), False
-    bias = bias.to(inputs.q.dtype)
+    if inputs.q.is_cuda:  # its kernels want a mask in q's type; on a CPU the bias stays unrounded
+        bias = bias.to(inputs.q.dtype)
     if excluded is not None:
         bias = bias.masked_fill(excluded, float("-inf"))
     return bias.expand(-1, -1, positions.tgt_len, positions.src_len), False
