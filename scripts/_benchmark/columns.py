@@ -1,0 +1,79 @@
+"""A column of a table: candidates timed in turns, relative to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from _benchmark.report import progress
+from _benchmark.timing import Times, time_in_turns
+
+
+def timed_rows(
+    column: str,
+    baseline: str,
+    runs: dict[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    seconds: float,
+) -> list[dict]:
+    """Time candidates in turns.
+
+    Args:
+        column: what is measured, for rows and messages.
+        baseline: name of the candidate that ratios are relative to.
+        runs: candidates by name.
+        device: where they run.
+        rounds: samples of each.
+        seconds: about how long that may take.
+
+    Returns:
+        A row each: name, column, ms, ratio of medians and of minima, spread, samples, noisy.
+    """
+    with progress(len(runs) * (rounds + 1), column) as bar:
+        times, noisy = time_in_turns(runs, device, rounds, seconds, tick=bar.update)
+    base = times[baseline]
+    samples = sum(len(found.samples) for found in times.values())
+    print(
+        f"{column}: {len(runs)} candidates, {len(base.samples)} rounds, {noisy} of {samples} "
+        f"samples on a machine that was not idle",
+        flush=True,
+    )
+    return [
+        {"name": name, "column": column, **_numbers(found, base)} for name, found in times.items()
+    ]
+
+
+def _numbers(found: Times, base: Times) -> dict[str, float]:
+    return {
+        "ms": found.median,
+        "ratio": found.median / base.median,
+        "least": found.least / base.least,
+        "spread": found.spread,
+        "samples": len(found.samples),
+        "noisy": found.noisy,
+    }
+
+
+def cell(row: dict | None, baseline: str) -> str:
+    """A row's numbers in a table's cell."""
+    if row is None:
+        return "-"
+    if "MiB" in row:
+        return f"{row['MiB']:.0f} MiB"
+    if row["name"] == baseline:
+        return f"{row['ms']:.1f} ms ±{row['spread']:.0%}"
+    return f"{row['ratio']:.2f} ({row['least']:.2f}) ±{row['spread']:.0%}"
+
+
+def versions(names: Sequence[str]) -> str:
+    """Versions of the packages that are installed."""
+    found = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)

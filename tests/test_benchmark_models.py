@@ -1,0 +1,159 @@
+"""Whole models and layers as the benchmark runs them: alike where they must be, and reported."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import benchmark_models as benchmark  # noqa: E402
+from _benchmark import timing, translation  # noqa: E402
+from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noqa: E402
+from _benchmark.peers import LEAST_TABLE, PEERS  # noqa: E402
+from _prepare.command import run_command  # noqa: E402
+
+CPU = torch.device("cpu")
+ONCE = ["--rounds", "1", "--threads", str(torch.get_num_threads())]
+TINY = translation.Translation("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
+LAYER = Layer(16, 32, 2, 2, 9, 3, 0.0, torch.float32, CPU)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
+
+
+def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The baseline in milliseconds, schemes as ratios; files are written, sections once."""
+    page = tmp_path / "README.md"
+    page.write_text("# Numbers\n")
+    for _ in range(2):
+        benchmark.main(
+            [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--rows"]
+            + ["2", "--length", "4", "--vocabulary", "40", "--beam", "2", "--write", str(page)]
+            + ["--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "bars.png")]
+        )
+    text, out = page.read_text(), capsys.readouterr().out
+    assert "train: 3 candidates, 1 rounds, 3 of 3 samples on a machine that was not idle" in out
+    assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
+    assert "| model | train | generate |" in text and "size tiny, 2 sentences of 3-4 tokens" in text
+    rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    assert [row["name"] for row in rows] == ["fairseq", "shaw", "m4"] * 2
+    assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("*partial*"))
+
+
+def test_the_baseline_of_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More schemes than are in memory at a time: the baseline is reported once."""
+    monkeypatch.setattr(benchmark, "TOGETHER", 1)
+    flags = [*ONCE, "--parts", "translation", "--modes", "train", "--size", "tiny", "--rows", "2"]
+    flags += ["--length", "4", "--vocabulary", "40", "--schemes", "t5,alibi"]
+    rows = list(benchmark.measure_translation(benchmark.parse(flags, "")))
+    assert [row["name"] for row in rows] == ["fairseq", "t5", "alibi"]
+    assert rows[0]["ratio"] == 1.0
+
+
+def test_fairseq_and_sinusoidal_are_one_model() -> None:
+    """Same seed, same batch: losses after steps of Adam agree, and so do the hypotheses."""
+    steps = [translation.training_step(name, TINY) for name in ("fairseq", "sinusoidal")]
+    for _ in range(3):
+        ours, theirs = (step() for step in steps)
+        torch.testing.assert_close(ours, theirs)
+    found = [translation.generation(name, TINY)() for name in ("fairseq", "sinusoidal")]
+    for one, other in zip(*found, strict=True):
+        assert len(one[0]["tokens"]) == TINY.length + 1  # and the sentence's end
+        assert one[0]["tokens"].tolist() == other[0]["tokens"].tolist()
+
+
+def test_sentences_are_padded_on_fairseqs_sides() -> None:
+    """Sources left, targets right, no row empty, no token outside the vocabulary."""
+    batch = translation.sentences(TINY)
+    source, target = batch["net_input"]["src_tokens"], batch["target"]
+    assert source.shape == (3, max(batch["net_input"]["src_lengths"]))
+    assert (source[:, -1] == 2).all() and not (target[:, 0] == 1).any()
+    assert source.max() < 44 and (source != 1).sum(1).min() >= 6
+
+
+def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Every library that is installed has a row; the others are named."""
+    pytest.importorskip("transformers")
+    sizes = ["--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3", "--tokens", "18"]
+    benchmark.main(
+        [*ONCE, "--parts", "layers", "--schemes", "none,learned,shaw,tupe", "--lengths", "9,5"]
+        + [*sizes, "--csv", str(tmp_path / "rows.csv")]
+    )
+    out = capsys.readouterr().out
+    assert "| layer | train 9 | forward 9 | memory 9 | train 5 |" in out and "nan" not in out
+    assert "| BERT relative_key (transformers), as `shaw_keys` |" in out
+    assert "| `fairseq` |" in out and "| `learned` |" not in out and " MiB" in out
+    for peer in PEERS:
+        reason = peer.absence(CPU)
+        assert (peer.name if reason is None else reason) in out
+
+
+def test_our_layer_without_positions_is_fairseqs() -> None:
+    """The baseline of the table is what fairseq computes."""
+    torch.manual_seed(0)
+    ours, theirs = OurLayer("none", LAYER), FairseqLayer(LAYER)
+    theirs.layer.load_state_dict(ours.layers[0].state_dict())
+    (found, *gradients), (wanted, *others) = (
+        (layer_runner(layer, LAYER, "forward")(), *layer_runner(layer, LAYER, "train")())
+        for layer in (ours, theirs)
+    )
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients[0], others[0])
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_peers_have_our_sizes(peer) -> None:
+    """A peer's layer has our projections and feed-forward; what it has beyond them is known."""
+    if reason := peer.absence(CPU):
+        pytest.skip(reason)
+    width, ffn, heads, head_dim = LAYER.width, LAYER.ffn, LAYER.heads, LAYER.width // LAYER.heads
+    biases = 4 * width + ffn + width
+    beyond = {
+        "BERT relative_key (transformers)": (2 * LEAST_TABLE - 1) * head_dim,
+        "BERT relative_key_query (transformers)": (2 * LEAST_TABLE - 1) * head_dim,
+        "DeBERTa-v2 (transformers)": (LEAST_TABLE + 2) * width,
+        "T5 (transformers)": 32 * heads - biases - 2 * width,
+        # u, v and W_R; the four projections have no biases
+        "Transformer-XL, causal (transformers)": 2 * width + width**2 - 4 * width,
+        "T5's bias (x-transformers)": 32 * heads - 4 * width - width,
+        "rotary (x-transformers)": -4 * width - width,
+        "ALiBi (x-transformers)": -4 * width - width,
+    }
+    torch.manual_seed(0)
+    layer = peer.build(LAYER)
+    plain = benchmark.count(OurLayer("none", LAYER))
+    assert benchmark.count(layer) == plain + beyond.get(peer.name, 0)
+    out = layer_runner(layer, LAYER, "forward", peer.time_first)()
+    rows = (LAYER.length, LAYER.batch) if peer.time_first else (LAYER.batch, LAYER.length)
+    assert out.shape == (*rows, width) and bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lengths", "12,x"], "--lengths must be whole numbers separated by commas, got 12,x"),
+        (["--parts", "layer"], "--parts must be of translation, layers, got 'layer'"),
+        (["--parts", "layers", "--modes", "generate"], "--parts layers has the modes train"),
+        (["--schemes", "m5"], "unknown position scheme 'm5'"),
+        (["--rows", "0"], "--rows must be >= 1, got 0"),
+        (["--width", "20", "--heads", "3"], "--width 20 must be a multiple of --heads 3"),
+        (["--peers", "keras"], "--peers must be of fairseq, transformers"),
+        (["--dropout", "1"], "--dropout must be in [0, 1), got 1.0"),
+    ],
+)
+def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    """One line that names flag, value and the way out, and status 2."""
+    assert run_command(benchmark.main, flags) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ") and message in line
