@@ -1,0 +1,202 @@
+"""Ways to attend that are timed side by side, and what is timed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from _benchmark.settings import DECODED, Setting, draw, draw_heads, flags_of
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.attention.step import tail_products
+from relpos_fairseq.config import resolve
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.stack import StackPositions, prepare_cached
+
+BASELINE = "no positions"
+MODES = ("train", "forward", "decode", "memory")
+
+
+class Candidate:
+    """One way to attend over the queries, keys and values of a setting.
+
+    Args:
+        label: the row's name.
+        setting: what is measured.
+    """
+
+    def __init__(self, label: str, setting: Setting) -> None:
+        """Keep both."""
+        self.label, self.setting = label, setting
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, T, D)."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+    def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+        """One step of decoding, q (B, H, 1, D), with what earlier steps left in the cache."""
+        raise NotImplementedError(f"{type(self).__name__} must define decoder")
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What a call takes."""
+        return draw_heads(self.setting)
+
+    def parameters(self) -> list[Tensor]:
+        """What training takes gradients of, beside the inputs."""
+        return []
+
+    def refusal(self, mode: str) -> str | None:
+        """Why a mode cannot be measured, or None."""
+        return None
+
+
+class NoPositions(Candidate):
+    """Torch's own attention; where it decodes, two products and a softmax."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, T, D)."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal)
+
+    def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+        """Scaled products of one query."""
+        return lambda: ((q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+class Scheme(Candidate):
+    """A position scheme, by a backend.
+
+    Args:
+        name: scheme or hybrid.
+        setting: what is measured.
+        backend: how; `reference` is the papers' formula, with a (T, S) matrix a head.
+        dtype: the setting's, or another that its rounded parameters are given in.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        setting: Setting,
+        backend: str = "auto",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Build the scheme."""
+        super().__init__(f"{name}, naive" if backend == "reference" else name, setting)
+        self.name, self.backend = name, backend
+        shape = AttentionShape(
+            setting.embed_dim,
+            setting.heads,
+            max(setting.length, 2),
+            causal=setting.causal,
+            seed_name="benchmark",
+        )
+        self.stack = StackPositions(resolve(flags_of(name, setting), shape, "translation"))
+        self.layer = self.stack.layer_schemes(0)
+        for number, parameter in enumerate(self.parameters()):
+            _stir(parameter, number)
+        for module in (self.stack, self.layer):
+            module.to(setting.device, setting.dtype).to(dtype=dtype or setting.dtype)
+        # As all layers of a forward pass share it.
+        self.positions = Positions(setting.length, setting.length, device=setting.device)
+
+    def parameters(self) -> list[Tensor]:
+        """The scheme's parameters."""
+        both = [*self.stack.parameters(), *self.layer.parameters()]
+        return list({id(part): part for part in both if part.requires_grad}.values())
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        """The call of a whole sequence, its terms formed anew."""
+        context = self.stack.context(self.positions)
+        terms = context.shared + self.layer.terms(
+            self.layer.prepare(self.positions), self.positions
+        )
+        made = AttentionInputs(
+            q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal
+        )
+        if context.rotation is None:
+            return made
+        scheme, prepared = context.rotation
+        turned = scheme.transform_query(q, prepared, 0), scheme.transform_key(k, prepared, 0)
+        if any(term.meets_vectors for term in terms):
+            return replace(made, content_q=turned[0], content_k=turned[1])
+        return replace(made, q=turned[0], k=turned[1])
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, T, D)."""
+        return attend(self.call(q, k, v), self.backend)[0]
+
+    def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+        """A step: its terms, what it caches of the new key, and attention."""
+        positions = Positions(1, k.size(2), k.size(2) - 1, device=q.device)
+        cache: dict = {}
+        with torch.no_grad():
+            context = self.stack.context(positions, {})
+            terms = context.shared + self.layer.terms(
+                prepare_cached(self.layer, positions, cache), positions
+            )
+            tails = tail_products(terms, k)
+            turned = k
+            if context.rotation is not None:
+                turned = context.rotation[0].transform_key(k, context.rotation[1], 0)
+
+        def step() -> Tensor:
+            terms = context.shared + self.layer.terms(
+                prepare_cached(self.layer, positions, cache), positions
+            )
+            tail_products(terms, k[:, :, -1:])
+            made = AttentionInputs(
+                q, k, v, terms, positions, self.stack.plan.scale, True, key_tails=tails
+            )
+            if context.rotation is not None:
+                scheme, prepared = context.rotation
+                query = scheme.transform_query(q, prepared, positions.query_start)
+                scheme.transform_key(k[:, :, -1:], prepared, positions.query_start)
+                if any(term.meets_vectors for term in terms):
+                    made = replace(made, content_q=query, content_k=turned)
+                else:
+                    made = replace(made, q=query, k=turned)
+            return attend(made, self.backend)[0]
+
+        return step
+
+    def table_mebibytes(self) -> float:
+        """MiB of the tables that the scheme's terms hold."""
+        q, k, v = self.inputs()
+        with torch.no_grad():
+            terms = self.call(q, k, v).terms
+        tables: dict[int, Tensor] = {}
+        for term in terms:
+            values = [getattr(term, part.name) for part in fields(term)]
+            values += term.static_factors or ()
+            tables |= {id(value): value for value in values if isinstance(value, Tensor)}
+        return sum(part.numel() * part.element_size() for part in tables.values()) / 2**20
+
+
+def _stir(parameter: Tensor, number: int) -> None:
+    """Move a parameter off its neutral start, where a wrong row of a table would not be seen."""
+    generator = torch.Generator().manual_seed(number)
+    noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+    with torch.no_grad():
+        parameter.copy_(torch.where(parameter == 0, noise, parameter * noise.exp()))
+
+
+def runner(candidate: Candidate, mode: str) -> Callable[[], object]:
+    """What is timed: forward and backward pass, a forward pass, or a step of decoding."""
+    setting = candidate.setting
+    if mode == "decode":
+        many = replace(setting, batch=max(setting.batch, DECODED))
+        return torch.no_grad()(candidate.decoder(*draw_heads(many, queries=1)))
+    given = candidate.inputs()
+    if mode == "forward":
+        return torch.no_grad()(lambda: candidate(*given))
+    upstream = draw(setting, *given[0].shape, seed=9)  # outputs have the queries' shape
+
+    def train() -> None:
+        leaves = [part.detach().requires_grad_() for part in given]
+        wanted = [*leaves, *candidate.parameters()]
+        torch.autograd.grad(candidate(*leaves), wanted, upstream, allow_unused=True)
+
+    return train
