@@ -9,8 +9,12 @@ gradient; the shear itself copies nothing.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
+
+_TRITON = find_spec("triton") is not None
 
 
 def _sheared_view(wide: Tensor, rows: int, width: int) -> Tensor:
@@ -113,4 +117,8 @@ def _overlap(rows: int, keys: int, m: int, first: int) -> tuple[int, int, int]:
 
 def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
     """Products of three over a range of distances: (B, H, n, M)."""
+    if q.is_cuda and _TRITON:
+        from relpos_fairseq.attention.triton import trilinear
+
+        return trilinear.trilinear_band(q, k, w, first)
     return _TrilinearBand.apply(q, k, w, first)
