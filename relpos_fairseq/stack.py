@@ -134,11 +134,11 @@ class StackPositions(nn.Module):
             positions: where queries and keys stand.
             cache: decoding's store for content-free parts, or None outside decoding.
         """
-        prepared = prepare_cached(self.shared, positions, cache)
+        prepared, terms = cached_terms(self.shared, positions, cache)
         return PositionContext(
             positions=positions,
             causal=self.plan.shape.causal,
-            shared=self.shared.terms(prepared, positions),
+            shared=terms,
             rotation=self.shared.rotation(prepared),
         )
 
@@ -168,10 +168,34 @@ def prepare_cached(schemes: SchemeStack, positions: Positions, cache: dict | Non
     if cache is None:
         return schemes.prepare(positions)
     if cache.get("capacity", 0) < positions.src_len:
-        capacity = max(LEAST_CAPACITY, 1 << (positions.src_len - 1).bit_length())
+        capacity = capacity_for(positions.src_len)
         ahead = replace(positions, src_len=capacity, query_start=capacity - positions.tgt_len)
         cache.update(capacity=capacity, prepared=schemes.prepare(ahead))
     return cache["prepared"]
+
+
+def cached_terms(
+    schemes: SchemeStack, positions: Positions, cache: dict | None
+) -> tuple[tuple, tuple[PositionTerms, ...]]:
+    """What the schemes prepare, and their terms; in decoding both are kept.
+
+    Only factors and a reset depend on where the query stands: terms without them are the same at
+    every step that the prepared parts serve.
+    """
+    earlier = None if cache is None else cache.get("prepared")
+    prepared = prepare_cached(schemes, positions, cache)
+    if cache is None:
+        return prepared, schemes.terms(prepared, positions)
+    if prepared is not earlier or any(
+        term.static_factors is not None or term.reset is not None for term in cache["terms"]
+    ):
+        cache["terms"] = schemes.terms(prepared, positions)
+    return prepared, cache["terms"]
+
+
+def capacity_for(length: int) -> int:
+    """How many tokens decoding makes room for, once it holds `length`."""
+    return max(LEAST_CAPACITY, 1 << (length - 1).bit_length())
 
 
 def _check_segments(segments: Tensor, count: int) -> None:

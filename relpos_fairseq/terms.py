@@ -15,6 +15,7 @@ products: a backend forms q.a per block, per decoding step, or folds a constant 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 from torch import Tensor
 
@@ -88,7 +89,7 @@ class PositionTerms:
         if self.query_offset is not None and self.query_vectors is None:
             raise ValueError("query_offset needs query_vectors")
 
-    @property
+    @cached_property
     def present(self) -> tuple[str, ...]:
         """Names of the fields that are given, for error messages and a backend's choice."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

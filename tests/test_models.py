@@ -328,4 +328,4 @@ def test_rope_caches_its_keys_once() -> None:
             target[:, :1], encoder_out=model.encoder(source, None), incremental_state=state
         )
         cache = model.decoder.layers[0].self_attn._get_input_buffer(state)
-        assert ("prev_content_key" in cache) == both
+        assert ("content_key" in cache.kept) == both

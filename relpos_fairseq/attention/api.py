@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -49,12 +51,18 @@ def attend(
         )
     if chosen == "sdpa":
         return sdpa.attend(inputs)
-    # Autocast would take logits to half precision, where a product of three overflows.
-    with torch.autocast(inputs.q.device.type, enabled=False):
+    with _full_precision(inputs.q.device.type):
         if chosen == "reference":
             out, probs = reference.attend(inputs)
             return out, probs if need_weights else None
         return blocked.attend(inputs, need_weights)
+
+
+def _full_precision(device: str) -> AbstractContextManager:
+    """Autocast would take logits to half precision, where a product of three overflows."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:

@@ -16,7 +16,7 @@ from relpos_fairseq.attention import tiles
 from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.attention.sheared import Sheared
-from relpos_fairseq.attention.step import attend_step
+from relpos_fairseq.attention.step import attend_step, serves
 from relpos_fairseq.attention.toeplitz import unshear
 from relpos_fairseq.relations import DistanceRelation
 
@@ -40,10 +40,10 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """Output (B, H, T, Dv) and, where asked, probabilities (B, H, T, S) after dropout."""
+    if serves(inputs.terms, inputs.positions):
+        return _kept(attend_step(inputs), need_weights)
     rows = block_rows(inputs)
     tgt_len = inputs.positions.tgt_len
-    if inputs.positions.is_step and _all_distances(inputs):
-        return _kept(attend_step(inputs), need_weights)
     if not need_weights and tiles.refusal(inputs) is None:
         return tiles.attend(inputs), None
     if rows >= tgt_len:
@@ -67,11 +67,6 @@ def block_rows(inputs: AttentionInputs) -> int:
     budget = BLOCK_ELEMENTS.get(inputs.q.device.type, BLOCK_ELEMENTS["cuda"])
     rows = budget // (batch * heads * inputs.k.size(2))
     return tgt_len if rows >= tgt_len else max(rows // LEAST_ROWS * LEAST_ROWS, LEAST_ROWS)
-
-
-def _all_distances(inputs: AttentionInputs) -> bool:
-    relations = (term.relation for term in inputs.terms if term.relation is not None)
-    return all(isinstance(relation, DistanceRelation) for relation in relations)
 
 
 def _kept(result: tuple[Tensor, Tensor], need_weights: bool) -> tuple[Tensor, Tensor | None]:

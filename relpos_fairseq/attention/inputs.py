@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
+
+if TYPE_CHECKING:
+    from relpos_fairseq.attention.step import StepTables
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class AttentionInputs:
         key_tails: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None.
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
+        step_tables: the terms' tables as decoding keeps them between steps, or None.
     """
 
     q: Tensor
@@ -47,6 +52,7 @@ class AttentionInputs:
     key_tails: Tensor | None = None
     window: int | None = None
     documents: Tensor | None = None
+    step_tables: StepTables | None = None
 
     def __post_init__(self) -> None:
         """Refuse a window that shows nothing."""

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.step import tail_products
+from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.scheme import SchemeStack
-from relpos_fairseq.stack import PositionContext, prepare_cached
+from relpos_fairseq.stack import PositionContext, cached_terms
+
+SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model
 
 
 class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
@@ -96,8 +99,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
                 f"layer makes one), got {type(attn_mask).__name__}"
             )
         cache = self._cache(incremental_state)
-        prepared = prepare_cached(self.position, context.positions, cache)
-        terms = context.shared + self.position.terms(prepared, context.positions)
+        store = None if cache is None else cache.prepared
+        terms = context.shared + cached_terms(self.position, context.positions, store)[1]
         source = query
         if context.memory is not None:
             source = torch.cat([context.memory.to(query), query])
@@ -110,8 +113,12 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         keys = {"key": k, "content_key": content_k, "value": v}
         if cache is not None:
             keys["key_tails"] = tail_products(terms, k)
-            keys, key_padding_mask = _append(cache, keys, key_padding_mask)
-            _check_cached(keys["key"].size(2), context.positions.src_len)
+            _check_cached(cache.length + k.size(2), context.positions.src_len)
+            keys = cache.append(keys, key_padding_mask)
+            key_padding_mask = cache.padding
+        tables = None
+        if cache is not None:
+            tables = cache.tables(terms, context.positions, q, self.scale)
         inputs = AttentionInputs(
             q=q,
             k=keys["key"],
@@ -127,6 +134,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             key_tails=keys.get("key_tails"),
             window=context.window,
             documents=context.documents,
+            step_tables=tables,
         )
         out, probs = attend(inputs, self.backend, need_weights)
         tgt_len, batch = query.shape[:2]
@@ -138,28 +146,26 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         length, batch, _ = x.shape
         return x.view(length, batch, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
-    def _cache(self, incremental_state: dict | None) -> dict | None:
+    def _cache(self, incremental_state: dict | None) -> DecodingCache | None:
         """This attention's own store in fairseq's incremental state."""
         if incremental_state is None:
             return None
         cache = self._get_input_buffer(incremental_state)
-        self._set_input_buffer(incremental_state, cache)
+        if cache is None:
+            cache = DecodingCache()
+            self.set_incremental_state(incremental_state, "attn_state", cache)
         return cache
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Select the rows of the batch that beam search keeps."""
         cache = self._get_input_buffer(incremental_state)
-        for name, part in cache.items():
-            if isinstance(part, Tensor):
-                cache[name] = part.index_select(0, new_order)
-        self._set_input_buffer(incremental_state, cache)
+        if cache is not None:
+            cache.reorder(new_order, incremental_state.setdefault(SPARES, {}))
         return incremental_state
 
-    def _get_input_buffer(self, incremental_state: dict | None) -> dict:
-        return self.get_incremental_state(incremental_state, "attn_state") or {}
-
-    def _set_input_buffer(self, incremental_state: dict, buffer: dict) -> dict:
-        return self.set_incremental_state(incremental_state, "attn_state", buffer)
+    def _get_input_buffer(self, incremental_state: dict | None) -> DecodingCache | None:
+        """What `_cache` keeps, which fairseq's decoder layer asks for too (and does not read)."""
+        return self.get_incremental_state(incremental_state, "attn_state")
 
 
 def _rotated(
@@ -183,32 +189,3 @@ def _check_cached(cached: int, src_len: int) -> None:
             f"incremental_state holds {cached} tokens with this step's, and prev_output_tokens has "
             f"{src_len}: pass one more token a step, or a fresh state for another batch"
         )
-
-
-def _append(
-    cache: dict, new: dict[str, Tensor | None], padding: Tensor | None
-) -> tuple[dict[str, Tensor | None], Tensor | None]:
-    """Join the new keys to those of earlier steps, and remember all of them.
-
-    Args:
-        cache: this attention's store; keeps `prev_` and each name of `new`.
-        new: (B, H, T, ...) tensors of the new tokens.
-        padding: (B, T) True at padding of the new tokens, or None.
-
-    Returns:
-        (B, H, S, ...) tensors of all tokens under the names of `new`, and their padding.
-    """
-    earlier = cache["prev_key"].size(2) if "prev_key" in cache else 0
-    for name, part in new.items():
-        if part is not None:
-            past = cache.get(f"prev_{name}")
-            cache[f"prev_{name}"] = part if past is None else torch.cat([past, part], dim=2)
-    past = cache.get("prev_key_padding_mask")
-    if padding is not None or past is not None:
-        key = new["key"]
-        if padding is None:
-            padding = key.new_zeros(key.size(0), key.size(2), dtype=torch.bool)
-        if past is None:
-            past = key.new_zeros(key.size(0), earlier, dtype=torch.bool)
-        cache["prev_key_padding_mask"] = torch.cat([past, padding.bool()], dim=1)
-    return {name: cache.get(f"prev_{name}") for name in new}, cache.get("prev_key_padding_mask")

@@ -26,7 +26,7 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
-from relpos_fairseq.schemes.tupe import gather_rows
+from relpos_fairseq.schemes.tupe import rows_of_keys, rows_of_queries
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -50,8 +50,8 @@ class AbsScalar(PositionScheme):
         """Both factors are rows of P."""
         self.check_length(positions)
         factors = (
-            gather_rows(self.position_table, positions.query_index()),
-            gather_rows(self.position_table, positions.key_index()),
+            rows_of_queries(self.position_table, positions),
+            rows_of_keys(self.position_table, positions),
         )
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
 

@@ -15,22 +15,41 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
     """Rotate pairs of channels.
 
     Args:
         x: (B, H, L, D).
-        cosine: (L, D // 2), in at least fp32.
-        sine: (L, D // 2).
+        turn: (L, D // 2) complex numbers of absolute value 1, in at least single precision.
 
     Returns:
         (B, H, L, D) in x's type.
     """
-    even = 2 * cosine.size(-1)
-    pairs = x[..., :even].to(torch.promote_types(x.dtype, cosine.dtype)).unflatten(-1, (-1, 2))
-    a, b = pairs.unbind(-1)
-    turned = torch.stack([a * cosine - b * sine, a * sine + b * cosine], dim=-1)
-    return torch.cat([turned.flatten(-2).to(x.dtype), x[..., even:]], dim=-1)
+    even = 2 * turn.size(-1)
+    pairs = x[..., :even].to(torch.promote_types(x.dtype, turn.real.dtype)).unflatten(-1, (-1, 2))
+    if even < x.size(-1):  # complex numbers must lie a whole number of them apart
+        pairs = pairs.contiguous()
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2).to(x.dtype)
+    return turned if even == x.size(-1) else torch.cat([turned, x[..., even:]], dim=-1)
+
+
+class Turns:
+    """What every slot is multiplied by, cos + i sin of its angles: exact for any length.
+
+    Args:
+        angle: (S, D // 2) in fp64.
+    """
+
+    def __init__(self, angle: Tensor) -> None:
+        """Form them in double precision."""
+        self._by_type = {torch.complex128: torch.polar(torch.ones_like(angle), angle)}
+
+    def of(self, dtype: torch.dtype) -> Tensor:
+        """(S, D // 2) for queries of a type, in at least single precision; kept for all layers."""
+        kind = torch.complex128 if dtype == torch.float64 else torch.complex64
+        if kind not in self._by_type:
+            self._by_type[kind] = self._by_type[torch.complex128].to(kind)
+        return self._by_type[kind]
 
 
 @register_scheme("rope")
@@ -40,20 +59,17 @@ class Rope(PositionScheme):
     card = SchemeCard("Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
     rotates = True
 
-    def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every slot: (S, D // 2) in fp64, exact for any length."""
+    def prepare(self, positions: Positions) -> Turns:
+        """The rotations of every slot."""
         pairs = self.shape.head_dim // 2
         channel = torch.arange(pairs, device=positions.device, dtype=torch.float64)
         slot = torch.arange(positions.src_len, device=positions.device, dtype=torch.float64)
-        angle = slot[:, None] * 10000 ** (-channel / max(pairs, 1))
-        return angle.cos(), angle.sin()
+        return Turns(slot[:, None] * 10000 ** (-channel / max(pairs, 1)))
 
-    def transform_query(self, q: Tensor, prepared: tuple[Tensor, Tensor], start: int) -> Tensor:
+    def transform_query(self, q: Tensor, prepared: Turns, start: int) -> Tensor:
         """Rotate each row by its slot."""
-        exact = torch.promote_types(q.dtype, torch.float32)
-        cosine, sine = (part[start : start + q.size(2)].to(exact) for part in prepared)
-        return rotate(q, cosine, sine)
+        return rotate(q, prepared.of(q.dtype)[start : start + q.size(2)])
 
-    def transform_key(self, k: Tensor, prepared: tuple[Tensor, Tensor], start: int) -> Tensor:
+    def transform_key(self, k: Tensor, prepared: Turns, start: int) -> Tensor:
         """Rotate each row by its slot."""
         return self.transform_query(k, prepared, start)

@@ -29,9 +29,18 @@ from relpos_fairseq.scheme import (
 from relpos_fairseq.terms import PositionTerms
 
 
-def gather_rows(table: Tensor, index: Tensor) -> Tensor:
-    """(heads, n, r) read by (B, L) indices: (B, heads, L, r)."""
-    return table[:, index].transpose(0, 1)
+def rows_of_keys(table: Tensor, positions: Positions) -> Tensor:
+    """(heads, n, r) read for every key: (B|1, heads, S, r), a view where no row is padded."""
+    if positions.token_index is None:
+        return table[None, :, : positions.src_len]
+    return table[:, positions.token_index].transpose(0, 1)
+
+
+def rows_of_queries(table: Tensor, positions: Positions) -> Tensor:
+    """(heads, n, r) read for every query: (B|1, heads, T, r), a view where no row is padded."""
+    if positions.token_index is None:
+        return table[None, :, positions.query_start : positions.query_stop]
+    return table[:, positions.query_index()].transpose(0, 1)
 
 
 @register_scheme("tupe_a")
@@ -71,8 +80,8 @@ class TupeAbsolute(PositionScheme):
         self.check_length(positions)
         query, key = prepared
         factors = (
-            gather_rows(query, positions.query_index()),
-            gather_rows(key, positions.key_index()),
+            rows_of_queries(query, positions),
+            rows_of_keys(key, positions),
         )
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
 

@@ -1,0 +1,140 @@
+"""What one self-attention keeps between the steps of incremental decoding.
+
+Keys and values stand in buffers (B, H, capacity, ...) that grow by doubling: a step writes its own
+slot and copies nothing else, where joining tensors anew would read and write all of them at every
+step, several times the cost of attention itself.  Slots from `length` on are never read.  Where
+gradients are wanted, nothing is written in place and tensors are joined.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.step import StepTables, serves
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.stack import capacity_for
+from relpos_fairseq.terms import PositionTerms
+
+
+class DecodingCache:
+    """Keys, values and what goes with them, of all tokens so far.
+
+    Attributes:
+        length: slots that are filled.
+        padding: (B, length) True at padding, or None where there is none.
+        prepared: content-free parts of the layer's schemes (`stack.cached_terms`).
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.length = 0
+        self.padding: Tensor | None = None
+        self.prepared: dict = {}
+        self._tables: StepTables | None = None
+        self._buffers: dict[str, Tensor] = {}
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the batch, or None while empty."""
+        return next((buffer.size(0) for buffer in self._buffers.values()), None)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of what is kept a key."""
+        return tuple(self._buffers)
+
+    def tables(
+        self, terms: tuple[PositionTerms, ...], positions: Positions, like: Tensor, scale: float
+    ) -> StepTables | None:
+        """The terms' tables for the last query; None where no step of decoding is evaluated.
+
+        Args:
+            terms: of this step.
+            positions: where its query and keys stand.
+            like: the query, whose type and device count.
+            scale: factor of the content.
+        """
+        if torch.is_grad_enabled() or not serves(terms, positions):
+            return None
+        if self._tables is None or not self._tables.fit(terms, positions.src_len):
+            exact = torch.promote_types(like.dtype, torch.float32)
+            length = capacity_for(positions.src_len)
+            self._tables = StepTables(terms, scale, exact, like.device, length)
+        return self._tables
+
+    def append(
+        self, new: dict[str, Tensor | None], padding: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        """Add the new tokens' keys and values.
+
+        Args:
+            new: (B, H, T, ...) tensors by name; the same names at every step.
+            padding: (B, T) True at padding among the new tokens, or None.
+
+        Returns:
+            (B, H, S, ...) tensors of all tokens by name: views, until the next append.
+        """
+        start, stop = self.length, self.length + new["key"].size(2)
+        for name, part in new.items():
+            if part is None:
+                continue
+            buffer = self._buffers.get(name)
+            if part.requires_grad:
+                past = [] if buffer is None else [buffer[:, :, :start]]
+                self._buffers[name] = torch.cat([*past, part], dim=2)
+                continue
+            if buffer is None or buffer.size(2) < stop:
+                self._buffers[name] = buffer = _grown(buffer, part, start, stop)
+            buffer[:, :, start:stop] = part
+        self._append_padding(padding, new["key"], start)
+        self.length = stop
+        return {
+            name: None if part is None else self._buffers[name][:, :, :stop]
+            for name, part in new.items()
+        }
+
+    def _append_padding(self, padding: Tensor | None, key: Tensor, earlier: int) -> None:
+        if padding is None and self.padding is None:
+            return
+        if padding is None:
+            padding = key.new_zeros(key.size(0), key.size(2), dtype=torch.bool)
+        if self.padding is None:
+            self.padding = key.new_zeros(key.size(0), earlier, dtype=torch.bool)
+        self.padding = torch.cat([self.padding, padding.bool()], dim=1)
+
+    def reorder(self, order: Tensor, spares: dict) -> None:
+        """Select rows of the batch, as beam search does.
+
+        Args:
+            order: (B',) row that each new row continues.
+            spares: buffers that the layers of a model lend each other: rows are copied from one
+                buffer to another, which then becomes the next one's spare.
+        """
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = _selected(buffer, order, self.length, spares)
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, order)
+
+
+def _grown(buffer: Tensor | None, part: Tensor, filled: int, needed: int) -> Tensor:
+    """A buffer for at least `needed` slots, the first `filled` of them copied."""
+    batch, heads, _, *rest = part.shape
+    grown = part.new_empty(batch, heads, capacity_for(needed), *rest)
+    if buffer is not None:
+        grown[:, :, :filled] = buffer[:, :, :filled]
+    return grown
+
+
+def _selected(buffer: Tensor, order: Tensor, filled: int, spares: dict) -> Tensor:
+    """Rows of a buffer, in the spare one of its kind if that is large enough."""
+    if buffer.requires_grad:
+        return buffer[:, :, :filled].index_select(0, order)
+    kind = (*buffer.shape[1:], buffer.dtype)
+    spare = spares.pop(kind, None)
+    if spare is None or spare.size(0) < len(order):
+        spare = buffer.new_empty(len(order), *buffer.shape[1:])
+    fresh = spare[: len(order)]
+    torch.index_select(buffer[:, :, :filled], 0, order, out=fresh[:, :, :filled])
+    spares[kind] = buffer
+    return fresh
