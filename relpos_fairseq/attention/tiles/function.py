@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.tiles.backward import Backward
@@ -40,9 +39,31 @@ class _Tiles(torch.autograd.Function):
         return Forward(plan, seed, q, k, v, list(tables)).run()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
-        q, k, v, *tables = ctx.saved_tensors
+        q, k, v, *tables = saved = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[5:])
-        run = Backward(ctx.plan, ctx.seed, q, k, v, tables, wanted)
-        return None, None, *run.run(grad)
+        # A backward pass may be called under autocast, which would round every product.
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+            found = Backward(ctx.plan, ctx.seed, q, k, v, tables, wanted).run(grad)
+        if torch.is_grad_enabled():  # create_graph=True
+            given = [part for part in found if part is not None]
+            kept = iter(_Once.apply(len(given), *given, grad, *saved))
+            found = [None if part is None else next(kept) for part in found]
+        return None, None, *found
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that depend on all that they came from, and whose own gradient is an error.
+
+    Torch's once_differentiable would take queries and tables for constants, without a word.
+    """
+
+    @staticmethod
+    def forward(ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.view_as(part) for part in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "attention by tiles has no second derivative: use --attention-backend reference"
+        )

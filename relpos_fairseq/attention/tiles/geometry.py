@@ -97,7 +97,8 @@ class Buffer:
         self._key = name, like.dtype, like.device
         kept = vars(_STORAGE).setdefault("cells", {}).pop(self._key, None)
         if kept is None or kept.numel() < elements + 2 * guard:
-            kept = like.new_empty(elements + 2 * guard)
+            with torch.inference_mode(False):  # whose tensors no later training could write
+                kept = like.new_empty(elements + 2 * guard)
         self.cells = kept
 
     def give_back(self) -> None:
