@@ -12,7 +12,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from relpos_fairseq.attention import banded
 
 _TRITON = find_spec("triton") is not None
 
@@ -71,54 +74,24 @@ def spread(vector: Tensor, rows: int) -> Tensor:
     return shear(vector[..., None, :].expand(*vector.shape[:-1], rows, vector.size(-1)))
 
 
-class _TrilinearBand(torch.autograd.Function):
-    """X[t, m] = sum_c q_tc k_jc w_mc with j = t + m - (n - 1) + first, one distance at a time.
-
-    Args: q (B, H, n, D), k (B, H, S, D), w (H|1, M, D), `first`: key slot that row 0 and column
-    n - 1 would meet.  Memory is that of q and k whatever M is; keys outside 0..S-1 count as 0.
-    """
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
-        ctx.save_for_backward(q, k, w)
-        ctx.first = first
-        rows, span = q.size(2), w.size(1)
-        out = q.new_zeros(*q.shape[:3], span)
-        for m in range(span):
-            begin, end, shift = _overlap(rows, k.size(2), m, first)
-            if begin < end:
-                part = q[:, :, begin:end] * w[:, None, m]
-                out[:, :, begin:end, m] = (part * k[:, :, begin + shift : end + shift]).sum(-1)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, w = ctx.saved_tensors
-        dq, dk, dw = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(w)
-        heads = (0, 2) if w.size(0) > 1 else (0, 1, 2)
-        for m in range(w.size(1)):
-            begin, end, shift = _overlap(q.size(2), k.size(2), m, ctx.first)
-            if begin >= end:
-                continue
-            g = grad[:, :, begin:end, m : m + 1]
-            qs, ks = q[:, :, begin:end], k[:, :, begin + shift : end + shift]
-            weighted = g * w[:, None, m]
-            dq[:, :, begin:end].addcmul_(weighted, ks)
-            dk[:, :, begin + shift : end + shift].addcmul_(weighted, qs)
-            dw[:, m] += (g * qs * ks).sum(heads)
-        return dq, dk, dw, None
-
-
-def _overlap(rows: int, keys: int, m: int, first: int) -> tuple[int, int, int]:
-    """Rows [begin, end) whose key slot row + shift exists, for column m."""
-    shift = m - (rows - 1) + first
-    return max(0, -shift), min(rows, keys - shift), shift
-
-
 def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
-    """Products of three over a range of distances: (B, H, n, M)."""
+    """X[t, m] = sum_c q_tc k_jc w_mc with j = t + m - (n - 1) + first; keys that are none count 0.
+
+    Args:
+        q: (B, H, n, D).
+        k: (B, H, S, D).
+        w: (H|1, M, D).
+        first: key slot that row 0 and column n - 1 would meet.
+
+    Returns:
+        (B, H, n, M).
+    """
     if q.is_cuda and _TRITON:
         from relpos_fairseq.attention.triton import trilinear
 
         return trilinear.trilinear_band(q, k, w, first)
-    return _TrilinearBand.apply(q, k, w, first)
+    rows, start = q.size(2), first - q.size(2) + 1
+    near = F.pad(k, (0, 0, -start, start + rows + w.size(1) - 1 - k.size(2)))
+    w = w if w.size(0) == 1 else w.repeat(q.size(0), 1, 1)
+    band = banded.trilinear_band(q.flatten(0, 1), near.flatten(0, 1), w)
+    return band.unflatten(0, q.shape[:2])

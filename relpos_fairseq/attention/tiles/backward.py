@@ -16,7 +16,6 @@ from relpos_fairseq.attention.tiles.geometry import (
     products_back,
 )
 from relpos_fairseq.attention.tiles.plan import Plan, Vectors
-from relpos_fairseq.attention.tiles.split import Split
 from relpos_fairseq.attention.tiles.wide import (
     chunks,
     falling,
@@ -73,6 +72,8 @@ class Backward(Forward):
         self.buffer.give_back()
         self.grads.give_back()
         self._through_keys()
+        if self.plan.split is not None:
+            self.multiplied.finish()
         shape = (self.batch, self.heads)
         inner = (part.unflatten(0, shape) for part in (self.dq, self.dk, self.dv))
         return (*inner, *self.totals)
@@ -132,7 +133,10 @@ class Backward(Forward):
                 _add_reduced(share.gate_grad, tile.apart(self.content.mul_(logits)))
             tile.apart(logits).mul_(share.gate.detach())
         if self.plan.split is not None:
-            self.dq[tile.query] = self._through_split(tile, self.plan.split, logits)
+            queries = self.multiplied.back(tile, logits)
+            if self.query_grad is not None:
+                queries.add_(self.query_grad, alpha=self.scale)
+            self.dq[tile.query] = queries
             return
         queries = torch.bmm(logits, self.k[tile.key])
         self.dk[tile.key].baddbmm_(logits.transpose(1, 2), self.queries(tile))
@@ -141,30 +145,6 @@ class Backward(Forward):
         if self.query_grad is not None:
             queries += self.query_grad
         self.dq[tile.query] = queries.mul_(self.scale)
-
-    def _through_split(self, tile: Tile, split: Split, logits: Tensor) -> Tensor:
-        """Through a content that terms multiply; returns the queries' whole gradient (N, n, D)."""
-        left, centre, right = split.columns(tile)
-        for keys, places in zip((left, right), split.sides, strict=True):
-            if keys.start == keys.stop:
-                continue
-            grad, cells = logits[:, :, keys], (tile.query, (tile.matrices, keys))
-            pairs = list(zip(places, cells, strict=True))
-            q, k = (self.tables[place].flatten(0, 1)[at] for place, at in pairs)
-            found = torch.bmm(grad, k), torch.bmm(grad.transpose(1, 2), q)
-            for (place, at), part in zip(pairs, found, strict=True):
-                if self.totals[place] is not None:
-                    self.totals[place].flatten(0, 1)[at] += part
-        formed, self.centre = self.centre, None
-        upstream = tile.apart(logits)[..., centre]
-        found = torch.autograd.grad(formed.values, formed.leaves, upstream)
-        self.dk[tile.matrices, centre] += found[1].flatten(0, 1)
-        for place, part in zip(formed.places, found[2:], strict=True):
-            self.totals[place] += part
-        queries = found[0].flatten(0, 1)
-        if self.query_grad is not None:
-            queries = queries + self.query_grad * self.scale
-        return queries
 
     def _through_vectors(
         self, tile: Tile, part: Vectors, keys: KeyProducts | None, logits: Tensor

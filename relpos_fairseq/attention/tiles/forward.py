@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from relpos_fairseq.attention.tiles.bands import KeyProducts
 from relpos_fairseq.attention.tiles.content_free import Share, depends_on_batch, make_share
 from relpos_fairseq.attention.tiles.geometry import Buffer, Tile, products
 from relpos_fairseq.attention.tiles.masks import Exclusion, exclusion, visible_keys
+from relpos_fairseq.attention.tiles.multiplied import Multiplied
 from relpos_fairseq.attention.tiles.plan import ELEMENTS, Plan, Vectors
-from relpos_fairseq.attention.tiles.split import Split, make_centre
 from relpos_fairseq.attention.tiles.wide import (
     chunks,
     falling,
@@ -128,11 +129,16 @@ class Forward:
             q = q + tile.of_heads(self.tables[part.offset])[:, None]
         return q * self.scale
 
+    @cached_property
+    def multiplied(self) -> Multiplied:
+        """The content where terms multiply it."""
+        return Multiplied(self)
+
     def logits(self, tile: Tile, share: Share) -> Tensor | None:
         """Fill the buffer; returns the content before its gate, where it has one."""
         logits, content = self.buffer.of(tile), None
         if self.plan.split is not None:
-            self._fill_split(tile, self.plan.split)
+            self.multiplied.fill(tile)
         else:
             torch.bmm(self.queries(tile), self.k[tile.key].transpose(1, 2), out=logits)
         if share.gate is not None:
@@ -143,21 +149,6 @@ class Forward:
         if share.bias is not None:
             tile.apart(logits).add_(share.bias.detach())
         return content
-
-    def _fill_split(self, tile: Tile, split: Split) -> None:
-        """The content of a call whose terms multiply it."""
-        logits = self.buffer.of(tile)
-        left, centre, right = split.columns(tile)
-        for keys, (query, key) in zip((left, right), split.sides, strict=True):
-            if keys.start < keys.stop:
-                q, k = (self.tables[place].flatten(0, 1) for place in (query, key))
-                found = torch.bmm(q[tile.query], k[tile.matrices, keys].transpose(1, 2))
-                logits[:, :, keys] = found
-        self.centre = make_centre(
-            split, self.scale, tile, self.q[tile.query], self.k[tile.matrices, centre],
-            self.tables, self.wanted,
-        )  # fmt: skip
-        tile.apart(logits)[..., centre] = self.centre.values.detach()
 
     def _add_vectors(self, tile: Tile, part: Vectors, keys: KeyProducts | None) -> None:
         if part.band is None:

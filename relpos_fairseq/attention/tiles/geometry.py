@@ -8,6 +8,7 @@ band's mask).  Cells before the first and after the last row are guards of the b
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 
@@ -116,6 +117,17 @@ class Buffer:
         rows, keys = tile.rows, tile.keys
         first = self.guard + tile.slot + lowest
         return self.cells.as_strided((tile.count, rows, width), (rows * keys, keys + 1, 1), first)
+
+
+def scratch(like: Tensor, name: str, *shape: int) -> Tensor:
+    """Storage of a shape, type and device for use within one tile; its cells hold anything."""
+    size = math.prod(shape)
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    kept, key = vars(_STORAGE).setdefault("cells", {}), (name, like.dtype, like.device)
+    if key not in kept or kept[key].numel() < size:
+        kept[key] = like.new_empty(size)
+    return kept[key][:size].view(shape)
 
 
 def products(x: Tensor, table: Tensor) -> Tensor:

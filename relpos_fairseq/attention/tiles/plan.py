@@ -81,8 +81,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
     """Why these inputs are not for tiles, or None."""
     if inputs.rotated:
         return "vectors beside rotated content"
-    centred = any(multiplies(term) for term in inputs.terms)  # the centre of a short call is all
-    if inputs.positions.tgt_len < LEAST_ROWS * (1 + centred):
+    if inputs.positions.tgt_len < LEAST_ROWS:
         return "so few queries that their products are better kept than formed again"
     rows = tile_rows(inputs)
     gated = any(term.gate is not None or multiplies(term) for term in inputs.terms)
