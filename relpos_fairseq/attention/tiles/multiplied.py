@@ -94,7 +94,8 @@ class Multiplied:
         found = self.run.k[tile.matrices, keys]
         if self.factors is None:
             return found
-        return found * self.factors.detach()[tile.matrices, keys, side, None]
+        factor = self.factors.detach()[tile.matrices, keys, side, None]
+        return torch.mul(found, factor, out=scratch(found, "keys", *found.shape))
 
     def _near_of(self, tile: Tile) -> Near:
         if tile.start not in self._near:
@@ -185,9 +186,10 @@ class Multiplied:
         """From the sides' keys to the keys and the tails' vectors, once for all tiles."""
         if self.factors is None:
             return
-        upstream = torch.stack([(grad * self.run.k).sum(-1) for grad in self.grads], -1)
-        for grad, factor in zip(self.grads, self.factors.detach().unbind(-1), strict=True):
-            self.run.dk.addcmul_(grad, factor[..., None])
+        upstream = torch.empty_like(self.factors)
+        for side, grad in enumerate(self.grads):
+            self.run.dk.addcmul_(grad, self.factors.detach()[..., side, None])
+            upstream[..., side] = grad.mul_(self.run.k).sum(-1)
         (keys,) = self._close(self.of_keys, [self.factors], [upstream])
         self.run.dk += keys
 
