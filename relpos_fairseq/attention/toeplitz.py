@@ -90,8 +90,10 @@ def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
         from relpos_fairseq.attention.triton import trilinear
 
         return trilinear.trilinear_band(q, k, w, first)
-    rows, start = q.size(2), first - q.size(2) + 1
-    near = F.pad(k, (0, 0, -start, start + rows + w.size(1) - 1 - k.size(2)))
+    start, count = first - q.size(2) + 1, q.size(2) + w.size(1) - 1  # the keys that rows meet
+    met = k[:, :, max(start, 0) : max(start + count, 0)]
+    before = min(max(-start, 0), count)
+    near = F.pad(met, (0, 0, before, count - before - met.size(2)))
     w = w if w.size(0) == 1 else w.repeat(q.size(0), 1, 1)
     band = banded.trilinear_band(q.flatten(0, 1), near.flatten(0, 1), w)
     return band.unflatten(0, q.shape[:2])

@@ -17,6 +17,7 @@ from relpos_fairseq.terms import PositionTerms, Reset
 
 ROWS = 128  # of a tile
 LEAST_ROWS = 96  # queries of a call
+WIDEST = 160  # distances between the tails of terms that multiply the content
 ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 25}  # of a tile's logits
 
 
@@ -88,6 +89,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
     for term in inputs.terms:
         if multiplies(term) and not isinstance(term.relation, DistanceRelation):
             return f"a product over {term.relation}"
+        if multiplies(term) and _reach(term.relation, inputs) > WIDEST:
+            return f"a product over {WIDEST} distances or more"
         if not _has_vectors(term):
             continue
         if term.reset is not None:
@@ -123,6 +126,14 @@ def _is_wide(relation: DistanceRelation, inputs: AttentionInputs, rows: int) -> 
     causal = inputs.causal
     everything = inputs.positions.src_len * (1 if causal else 2) // 2 + rows
     return Band.of(relation, causal, rows).width >= everything
+
+
+def _reach(relation: DistanceRelation, inputs: AttentionInputs) -> int:
+    """How many of a relation's distances between its tails occur."""
+    positions = inputs.positions
+    highest = 0 if inputs.causal else positions.highest_distance
+    low = max(relation.lowest, positions.lowest_distance)
+    return min(relation.highest, highest) - low
 
 
 def make_plan(inputs: AttentionInputs, rows: int) -> Plan:
