@@ -15,6 +15,11 @@ from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, ne
 class RelPosTransformerModel(TransformerModelBase):
     """fairseq's TransformerModel whose self-attention has a position scheme."""
 
+    @property
+    def plain_softmax(self) -> bool:
+        """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
+        return self.decoder.adaptive_softmax is None
+
     @classmethod
     def add_args(cls, parser: Any) -> None:
         """Every field of the named size's config; defaults are the config's, not argparse's."""

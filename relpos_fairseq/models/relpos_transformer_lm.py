@@ -40,6 +40,11 @@ class RelPosLanguageModel(FairseqLanguageModel):
     flags: type = LanguageModelFlags
     decoder_class: type[RelPosDecoder] = RelPosLMDecoder
 
+    @property
+    def plain_softmax(self) -> bool:
+        """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
+        return self.decoder.adaptive_softmax is None
+
     @classmethod
     def add_args(cls, parser: Any) -> None:
         """Every field of the config; defaults are those of the named size, not argparse's."""
