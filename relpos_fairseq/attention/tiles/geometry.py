@@ -126,7 +126,8 @@ def scratch(like: Tensor, name: str, *shape: int) -> Tensor:
         return like.new_empty(shape)
     kept, key = vars(_STORAGE).setdefault("cells", {}), (name, like.dtype, like.device)
     if key not in kept or kept[key].numel() < size:
-        kept[key] = like.new_empty(size)
+        with torch.inference_mode(False):
+            kept[key] = like.new_empty(size)
     return kept[key][:size].view(shape)
 
 
