@@ -246,6 +246,28 @@ def test_what_was_changed_since_is_seen(scheme: str) -> None:
         out.sum().backward()
 
 
+def test_long_sums_round_little() -> None:
+    """A table's gradient is a sum over all queries, yet rounds about as the formula's does."""
+    exact, call = Call("shaw", 130), Call("shaw", 130)
+    for schemes in (exact.stack, exact.layer, call.stack, call.layer):
+        schemes.float()
+    for schemes in (exact.stack, exact.layer):
+        schemes.double()
+    generator = torch.Generator().manual_seed(5)
+    q, k, v, upstream = torch.randn(4, 96, 2, 130, 4, generator=generator).unbind()
+
+    def gradients(call: Call, backend: str) -> list[Tensor]:
+        dtype = call.parameters[0].dtype
+        out = call.attend(*(part.to(dtype) for part in (q, k, v)), backend)
+        found = torch.autograd.grad(out, call.parameters, upstream.to(dtype))
+        return [part.double() for part in found]
+
+    truth, eager = gradients(exact, "reference"), gradients(call, "reference")
+    for one, other, value in zip(gradients(call, "blocked"), eager, truth, strict=True):
+        rounding = 4 * torch.finfo(torch.float32).eps * value.abs().max()
+        assert (one - value).abs().max() <= 2 * ((other - value).abs().max() + rounding)
+
+
 # --- modes ---------------------------------------------------------------------------------------
 
 

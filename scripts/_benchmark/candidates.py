@@ -13,9 +13,10 @@ from _benchmark.settings import DECODED, Setting, draw, draw_heads, flags_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.config import resolve
+from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import StackPositions, prepare_cached
+from relpos_fairseq.stack import StackPositions, cached_terms
 
 BASELINE = "no positions"
 MODES = ("train", "forward", "decode", "memory")
@@ -62,8 +63,14 @@ class NoPositions(Candidate):
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal)
 
     def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-        """Scaled products of one query."""
-        return lambda: ((q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
+        """Scaled products of one query; the new key and value are written into the cache."""
+        keys, values, scale = k.clone(), v.clone(), q.size(-1) ** -0.5
+
+        def step() -> Tensor:
+            keys[:, :, -1:], values[:, :, -1:] = k[:, :, -1:], v[:, :, -1:]
+            return ((q * scale) @ keys.transpose(-1, -2)).softmax(-1) @ values
+
+        return step
 
 
 class Scheme(Candidate):
@@ -129,38 +136,40 @@ class Scheme(Candidate):
         return attend(self.call(q, k, v), self.backend)[0]
 
     def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-        """A step: its terms, what it caches of the new key, and attention."""
-        positions = Positions(1, k.size(2), k.size(2) - 1, device=q.device)
-        cache: dict = {}
+        """A step as the plugin's attention makes it: terms, the new key into the cache, attention.
+
+        The last of the keys is new at every step.
+        """
+        length = k.size(2)
+        positions = Positions(1, length, length - 1, device=q.device)
+        cache = DecodingCache()
         with torch.no_grad():
             context = self.stack.context(positions, {})
-            terms = context.shared + self.layer.terms(
-                prepare_cached(self.layer, positions, cache), positions
-            )
-            tails = tail_products(terms, k)
-            turned = k
-            if context.rotation is not None:
-                turned = context.rotation[0].transform_key(k, context.rotation[1], 0)
 
-        def step() -> Tensor:
-            terms = context.shared + self.layer.terms(
-                prepare_cached(self.layer, positions, cache), positions
-            )
-            tail_products(terms, k[:, :, -1:])
-            made = AttentionInputs(
-                q, k, v, terms, positions, self.stack.plan.scale, True, key_tails=tails
-            )
+        def advance(first: int) -> AttentionInputs:
+            cache.length = first
+            terms = context.shared + cached_terms(self.layer, positions, cache.prepared)[1]
+            new = {"key": k[:, :, first:], "content_key": None, "value": v[:, :, first:]}
+            query, content_q = q, None
             if context.rotation is not None:
                 scheme, prepared = context.rotation
-                query = scheme.transform_query(q, prepared, positions.query_start)
-                scheme.transform_key(k[:, :, -1:], prepared, positions.query_start)
+                turned = scheme.transform_key(new["key"], prepared, first)
                 if any(term.meets_vectors for term in terms):
-                    made = replace(made, content_q=query, content_k=turned)
+                    new["content_key"] = turned
+                    content_q = scheme.transform_query(q, prepared, length - 1)
                 else:
-                    made = replace(made, q=query, k=turned)
-            return attend(made, self.backend)[0]
+                    new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
+            new["key_tails"] = tail_products(terms, new["key"])
+            kept, scale = cache.append(new, None), self.stack.plan.scale
+            return AttentionInputs(
+                query, kept["key"], kept["value"], terms, positions, scale, True,
+                content_q=content_q, content_k=kept["content_key"], key_tails=kept["key_tails"],
+                step_tables=cache.tables(terms, positions, query, scale),
+            )  # fmt: skip
 
-        return step
+        with torch.no_grad():
+            advance(0)
+        return lambda: attend(advance(length - 1), self.backend)[0]
 
     def table_mebibytes(self) -> float:
         """MiB of the tables that the scheme's terms hold."""

@@ -97,7 +97,7 @@ def checked(run: Run, candidates: list[Candidate], modes: list[str]) -> list[Can
             if isinstance(candidate, Flex) and not _compiles(run, candidate):
                 continue
             if getattr(candidate, "backend", "") != "reference":
-                error = check(candidate)
+                error = check(candidate, bool({"train", "memory"} & set(modes)))
                 if "decode" in modes and not isinstance(candidate, Flex):
                     error = max(error, check_step(candidate))
                 run.worst = max(run.worst, (error, candidate.label))

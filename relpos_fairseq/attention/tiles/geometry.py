@@ -147,8 +147,12 @@ def products_back(grad: Tensor, table: Tensor) -> Tensor:
 
 def add_table_gradient(total: Tensor, grad: Tensor, x: Tensor, tile: Tile) -> None:
     """Add the gradient of `products` by its table to total (H|1, W, D)."""
-    if total.size(0) == 1:
+    if total.size(0) == 1 and grad.size(-1) > 1:
         total[0].addmm_(grad.reshape(-1, grad.size(-1)).t(), x.reshape(-1, x.size(-1)))
         return
+    # One column over all rows at once would be summed one by one: rounding grows with their number.
     found = torch.bmm(grad.transpose(1, 2), x)
-    total[slice(*tile.heads)] += tile.apart(found).sum(0)
+    if total.size(0) == 1:
+        total[0] += found.sum(0)
+    else:
+        total[slice(*tile.heads)] += tile.apart(found).sum(0)
