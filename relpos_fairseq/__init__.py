@@ -14,7 +14,7 @@ __all__ = ["__version__"]
 def _register_with_fairseq() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from relpos_fairseq import compat, compat_inputs
+    from relpos_fairseq import compat, compat_inputs, fused_adam
     from relpos_fairseq.criterions import label_smoothing
     from relpos_fairseq.criterions import question_answering as _criterion  # noqa: F401
     from relpos_fairseq.criterions import sentence_prediction_glue as _glue  # noqa: F401
@@ -31,6 +31,7 @@ def _register_with_fairseq() -> None:
     compat.apply()
     compat_inputs.apply()
     label_smoothing.install()
+    fused_adam.install()
     roberta_loading.install()
     models = (relpos_transformer, relpos_transformer_lm, relpos_transformer_xl, relpos_roberta)
     for name in (name for model in models for name in model.SIZES):
