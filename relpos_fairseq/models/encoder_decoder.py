@@ -6,11 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
+from relpos_fairseq.modules.cross_attention import SOURCES
 from relpos_fairseq.modules.transformer_layer import (
     RelPosDecoderLayer,
     RelPosEncoderLayer,
@@ -160,6 +162,22 @@ class RelPosEncoder(TransformerEncoderBase):
             x = self.quant_noise(x)
         return x, embedding
 
+    def reorder_encoder_out(
+        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor
+    ) -> dict[str, list[Tensor]]:
+        """As fairseq's: rows selected; nothing is copied where each row still reads its source.
+
+        `sources` (B,) numbers the source sentence that each row holds: all beams of one are equal.
+        """
+        known = encoder_out.get("sources")
+        if not known:
+            batch = encoder_out["encoder_out"][0].size(1)
+            known = [torch.arange(batch, device=new_order.device)]
+        sources = known[0].index_select(0, new_order)
+        if torch.equal(sources, known[0]):
+            return encoder_out
+        return super().reorder_encoder_out(encoder_out, new_order) | {"sources": [sources]}
+
     def max_positions(self) -> int:
         """The longest input that the position scheme takes."""
         return limit_of(self.positions)
@@ -214,7 +232,9 @@ class RelPosDecoder(TransformerDecoderBase):
         """As fairseq's: (B, T) tokens to (B, T, E) features; the last one only when incremental."""
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
-        enc, enc_padding = _encoder_parts(encoder_out)
+        enc, enc_padding, sources = _encoder_parts(encoder_out)
+        if incremental_state is not None:
+            incremental_state[SOURCES] = sources
         context = self._context(prev_output_tokens, incremental_state, full_context_alignment)
         tokens = prev_output_tokens[:, context.positions.query_start :]
         x = self.embed(tokens, self.positions.embed(context.positions)).transpose(0, 1)
@@ -244,6 +264,16 @@ class RelPosDecoder(TransformerDecoderBase):
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         return x, {"attn": [attn], "inner_states": inner_states}
+
+    def reorder_incremental_state_scripting(
+        self, incremental_state: dict, new_order: Tensor
+    ) -> None:
+        """As fairseq's, without asking every module of the decoder at every step."""
+        for index in range(self.num_layers):  # iterating over layers would drop some at random
+            layer = self.layers[index]
+            layer.self_attn.reorder_incremental_state(incremental_state, new_order)
+            if layer.encoder_attn is not None:
+                layer.encoder_attn.reorder_incremental_state(incremental_state, new_order)
 
     def _context(
         self, tokens: Tensor, incremental_state: dict | None, full_context: bool
@@ -279,9 +309,9 @@ class RelPosDecoder(TransformerDecoderBase):
 
 
 def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
-    """The encoder's output and its padding, where given."""
+    """The encoder's output, its padding, and which source each row holds, where given."""
     parts = []
-    for key in ("encoder_out", "encoder_padding_mask"):
+    for key in ("encoder_out", "encoder_padding_mask", "sources"):
         part = encoder_out.get(key) if encoder_out is not None else None
         parts.append(part[0] if part else None)
     return tuple(parts)

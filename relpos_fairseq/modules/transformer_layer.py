@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.stack import PositionContext, StackPositions
 
@@ -109,11 +110,24 @@ class _DecoderLayer(TransformerDecoderLayerBase):
             cfg, dim, cfg.decoder.attention_heads, stack, layer
         )
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
+        self.need_attn = False  # but where the decoder asks for it: it drops all other layers'
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> RelPosMultiheadAttention:
         return self._make_attention(embed_dim)
+
+    def build_encoder_attention(self, embed_dim: int, cfg: Any) -> CrossAttention:
+        return CrossAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            kdim=cfg.encoder.embed_dim,
+            vdim=cfg.encoder.embed_dim,
+            dropout=cfg.attention_dropout,
+            encoder_decoder_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
 
 
 class RelPosEncoderLayer(_Checkpointed, _EncoderLayer):

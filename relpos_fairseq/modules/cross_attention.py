@@ -1,0 +1,173 @@
+"""fairseq's attention of decoder over encoder, evaluated faster: its parameters, its results.
+
+fairseq forms all probabilities here, always.  This one forms them where they are asked for, and in
+training on a CPU, where torch's scaled_dot_product_attention with dropout would form them too, more
+slowly; otherwise it is that function.  In generation the source is projected and kept once for all
+beams of a sentence, whose queries then meet it together: reordering beams copies nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+SOURCES = "relpos_sources"  # in fairseq's incremental state: (B,) source that each row reads
+
+
+def repeats(sources: Tensor | None, rows: int) -> int:
+    """How many rows in succession read the same source, everywhere in the batch.
+
+    Args:
+        sources: (B,) number of each row's source, or None where nothing is known of them.
+        rows: B.
+    """
+    if sources is None or len(sources) != rows:
+        return 1
+    counts = torch.unique_consecutive(sources, return_counts=True)[1]
+    return math.gcd(*counts.tolist())
+
+
+def regroup(order: Tensor, beams: int, sources: int) -> tuple[Tensor | None, int]:
+    """Which sources are kept when rows are selected, each read by `beams` rows in succession.
+
+    Args:
+        order: (B',) row that each new row continues.
+        beams: rows of each source so far.
+        sources: number of sources so far.
+
+    Returns:
+        (U',) sources to select, or None where all stay in place; and the rows of each from now on.
+    """
+    kept = order // beams
+    if len(order) % beams:
+        return kept, 1
+    by_source = kept.view(-1, beams)
+    if not bool((by_source == by_source[:, :1]).all()):
+        return kept, 1
+    kept = by_source[:, 0]
+    still = len(kept) == sources and torch.equal(kept, torch.arange(sources, device=kept.device))
+    return (None if still else kept), beams
+
+
+class CrossAttention(MultiheadAttention):
+    """Attention of (T, B, E) queries over (S, B, E') encoder outputs."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = True,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As fairseq's, of static keys.
+
+        Args:
+            query: (T, B, E).
+            key: (S, B, E') encoder outputs, read by the first step of decoding only.
+            value: unused beyond fairseq's signature: the same tensor.
+            key_padding_mask: (B, S) True at padding.
+            incremental_state: fairseq's decoding cache.
+            need_weights: return probabilities, the mean over heads (B, T, S).
+            static_kv: unused beyond fairseq's signature.
+            attn_mask: refused.
+            before_softmax: refused.
+            need_head_weights: return the probabilities of each head (H, B, T, S).
+
+        Raises:
+            ValueError: a mask, or logits asked for.
+        """
+        if attn_mask is not None or before_softmax:
+            raise ValueError("cross-attention takes no attn_mask and gives no logits")
+        tgt_len, batch, _ = query.shape
+        k, v, padding, beams = self._source(key, key_padding_mask, incremental_state, batch)
+        q = self.q_proj(query).view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
+        q = q.permute(1, 3, 2, 0, 4).flatten(2, 3)  # (U, H, beams T, D)
+        out, probs = self._attend(q, k, v, padding, need_weights or need_head_weights)
+        by_row = (batch // beams, self.num_heads, beams, tgt_len, -1)
+        out = out.view(by_row).permute(3, 0, 2, 1, 4).reshape(tgt_len, batch, self.embed_dim)
+        if probs is not None:
+            probs = probs.view(by_row).permute(1, 0, 2, 3, 4).flatten(1, 2)  # (H, B, T, S)
+            probs = probs if need_head_weights else probs.mean(dim=0)
+        return self.out_proj(out), probs
+
+    def _source(
+        self, key: Tensor | None, padding: Tensor | None, state: dict | None, batch: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """Keys and values (U, H, S, D) of U sources, their padding (U, S), and the rows of each."""
+        cache = self._get_input_buffer(state) if state is not None else {}
+        if not cache:
+            beams = 1 if state is None else repeats(state.get(SOURCES), batch)
+            key = key[:, ::beams]
+            if padding is not None:
+                padding = padding[::beams].bool()
+            k, v = (self._heads(projection(key)) for projection in (self.k_proj, self.v_proj))
+            if state is None:
+                return k, v, padding, beams
+            cache = {"prev_key": k.contiguous(), "prev_value": v.contiguous(), "beams": beams}
+            cache["prev_key_padding_mask"] = padding
+            self._set_input_buffer(state, cache)
+        return (
+            cache["prev_key"],
+            cache["prev_value"],
+            cache["prev_key_padding_mask"],
+            cache["beams"],
+        )
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(S, U, E) to (U, H, S, D)."""
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(U, H, L, D) output, and probabilities (U, H, L, S) before dropout where asked."""
+        active = self.training or self.dropout_module.apply_during_inference
+        dropout = self.dropout_module.p if active else 0.0
+        if need_weights or (dropout and q.device.type == "cpu"):
+            return self._explicit(q, k, v, padding, dropout)
+        mask = None if padding is None else ~padding[:, None, None]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scaling
+        )
+        return out, None
+
+    def _explicit(
+        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same by products of matrices; logits and softmax in at least fp32, as fairseq's."""
+        sources, heads, rows, dim = q.shape
+        q, k, v = (part.reshape(sources * heads, -1, dim) for part in (q, k, v))
+        if padding is None:
+            logits = torch.bmm(q * self.scaling, k.transpose(1, 2))
+        else:
+            bias = q.new_zeros(sources, 1, 1, k.size(1))
+            bias = bias.masked_fill(padding[:, None, None], float("-inf"))
+            bias = bias.expand(-1, heads, 1, -1).reshape(sources * heads, 1, -1)
+            logits = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=self.scaling)
+        probs = logits.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+        kept = F.dropout(probs, dropout) if dropout else probs
+        out = torch.bmm(kept.to(v.dtype), v).view(sources, heads, rows, dim)
+        return out, probs.view(sources, heads, rows, -1)
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
+        """Select the rows of the batch that beam search keeps."""
+        cache = self._get_input_buffer(incremental_state)
+        if not cache:
+            return incremental_state
+        kept, beams = regroup(new_order, cache["beams"], cache["prev_key"].size(0))
+        if kept is not None:
+            for name in ("prev_key", "prev_value", "prev_key_padding_mask"):
+                if cache[name] is not None:
+                    cache[name] = cache[name].index_select(0, kept)
+        self._set_input_buffer(incremental_state, cache | {"beams": beams})
+        return incremental_state
