@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,12 +29,12 @@ logging.basicConfig(level=logging.WARNING)
 
 import torch  # noqa: E402
 from _benchmark import layers as encoder_layers  # noqa: E402
-from _benchmark.columns import cell, timed_rows, versions  # noqa: E402
+from _benchmark.columns import Rows, cell, timed_rows, versions  # noqa: E402
 from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noqa: E402
 from _benchmark.models_options import PARTS, parse  # noqa: E402
 from _benchmark.peers import PEERS  # noqa: E402
 from _benchmark.pictures import draw_ratios  # noqa: E402
-from _benchmark.report import machine, write_csv, write_section  # noqa: E402
+from _benchmark.report import Log, machine, write_section  # noqa: E402
 from _benchmark.timing import peak_mebibytes  # noqa: E402
 from _benchmark.translation import (  # noqa: E402
     FAIRSEQ,
@@ -56,7 +56,7 @@ def timing(args: argparse.Namespace) -> tuple[torch.device, int, float]:
 # --- translation ---------------------------------------------------------------------------------
 
 
-def measure_translation(args: argparse.Namespace) -> Iterator[dict]:
+def measure_translation(args: argparse.Namespace, rows: Rows) -> None:
     """Rows of whole models; the baseline is timed again with each handful of schemes."""
     setting = Translation(
         args.size, args.vocabulary, args.rows, args.length, args.beam, args.dropout,
@@ -66,9 +66,9 @@ def measure_translation(args: argparse.Namespace) -> Iterator[dict]:
     for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
         for start in range(0, len(args.schemes), TOGETHER):
             names = [FAIRSEQ, *args.schemes[start : start + TOGETHER]]
-            runs = {name: makers[mode](name, setting) for name in names}
-            rows = timed_rows(mode, FAIRSEQ, runs, *timing(args))
-            yield from rows if start == 0 else rows[1:]
+            if rows.lacks(mode, names):
+                runs = {name: makers[mode](name, setting) for name in names}
+                rows.add(mode, timed_rows(mode, FAIRSEQ, runs, *timing(args)))
 
 
 # --- layers --------------------------------------------------------------------------------------
@@ -97,28 +97,30 @@ def layer_makers(args: argparse.Namespace) -> dict[str, tuple[Callable[[Layer], 
     return makers
 
 
-def measure_layers(args: argparse.Namespace) -> Iterator[dict]:
+def measure_layers(args: argparse.Namespace, rows: Rows) -> None:
     """Rows of layers at every length."""
-    device = torch.device(args.device)
+    makers = layer_makers(args)
+    modes = [mode for mode in PARTS["layers"] if mode in args.modes]
     for length in args.lengths:
+        missing = [mode for mode in modes if rows.lacks(f"{mode} {length}", makers)]
         setting, built = layer_setting(args, length), {}
-        for name, (build, time_first) in layer_makers(args).items():
+        for name, (build, time_first) in makers.items() if missing else ():
             torch.manual_seed(1)
             built[name] = (build(setting), time_first)
-        for mode in (mode for mode in PARTS["layers"] if mode in args.modes):
+        for mode in missing:
             runs = {
                 name: layer_runner(layer, setting, "train" if mode == "memory" else mode, first)
                 for name, (layer, first) in built.items()
             }
-            if mode != "memory":
-                column = f"{mode} {length}"
-                rows = timed_rows(column, encoder_layers.BASELINE, runs, *timing(args))
-                weights = {name: count(layer) for name, (layer, _) in built.items()}
-                yield from ({**row, "parameters": weights[row["name"]]} for row in rows)
+            column = f"{mode} {length}"
+            if mode == "memory":
+                device = torch.device(args.device)
+                peaks = {name: peak_mebibytes(run, device) for name, run in runs.items()}
+                rows.add(column, ({"name": name, "MiB": peak} for name, peak in peaks.items()))
                 continue
-            for name, run in runs.items():
-                peak = peak_mebibytes(run, device)
-                yield {"name": name, "column": f"memory {length}", "MiB": peak}
+            timed = timed_rows(column, encoder_layers.BASELINE, runs, *timing(args))
+            weights = {name: count(layer) for name, (layer, _) in built.items()}
+            rows.add(column, ({**row, "parameters": weights[row["name"]]} for row in timed))
 
 
 def count(layer: torch.nn.Module) -> int:
@@ -127,6 +129,11 @@ def count(layer: torch.nn.Module) -> int:
 
 
 # --- the report ----------------------------------------------------------------------------------
+
+
+def chosen(rows: list[dict], args: argparse.Namespace) -> list[dict]:
+    """Those of this command line's modes; a continued file may have more."""
+    return [row for row in rows if row["column"].split()[0] in args.modes]
 
 
 def table(rows: list[dict], heading: str, baseline: str) -> str:
@@ -145,33 +152,29 @@ def table(rows: list[dict], heading: str, baseline: str) -> str:
     return "\n".join(lines)
 
 
-def texts(args: argparse.Namespace, rows: dict[str, list[dict]], head: str) -> dict[str, str]:
-    """Each part's description and table."""
-    how = "Median relative to {}'s (in brackets: minimum to minimum) ± half the quartile distance."
-    found = {}
-    if rows.get("translation"):
-        libraries = versions(["fairseq-fixed", "fairseq"])
-        found["translation"] = (
+HOW = "Median relative to {}'s (in brackets: minimum to minimum) ± half the quartile distance."
+
+
+def describe(part: str, args: argparse.Namespace, head: str) -> str:
+    """Machine, versions, sizes: what a part's table is of."""
+    libraries = versions(["fairseq-fixed", "fairseq"])
+    if part == "translation":
+        return (
             f"{head}; {libraries}; size {args.size}, {args.rows} sentences of "
             f"{args.length * 3 // 4}-{args.length} tokens, {args.vocabulary} words, {args.dtype}, "
             f"dropout {args.dropout:g}; generate: beam {args.beam}, {args.length} tokens. "
-            f"{how.format('fairseq')}\n\n{table(rows['translation'], 'model', FAIRSEQ)}"
+            f"{HOW.format('fairseq')}"
         )
-    if rows.get("layers"):
-        libraries = versions(["fairseq-fixed", "fairseq", *sorted({p.package for p in PEERS})])
-        absent = dict.fromkeys(
-            reason
-            for peer in PEERS
-            if (reason := peer.absence(torch.device(args.device))) is not None
-        )
-        found["layers"] = (
-            f"{head}; {libraries}; {args.width} wide, {args.ffn} in the feed-forward layer, "
-            f"{args.heads} heads, {args.tokens} tokens a batch, clip {args.clip}, {args.dtype}, "
-            f"dropout {args.dropout:g}. {how.format('`none`')} Memory: peak of a training step "
-            f"beyond weights.{' Not measured: ' if absent else ''}{'; '.join(absent)}"
-            f"{'.' if absent else ''}\n\n{table(rows['layers'], 'layer', encoder_layers.BASELINE)}"
-        )
-    return found
+    packages = versions(sorted({peer.package for peer in PEERS}))
+    reasons = (peer.absence(torch.device(args.device)) for peer in PEERS)
+    absent = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
+    return (
+        f"{head}; {libraries}{', ' if packages else ''}{packages}; {args.width} wide, {args.ffn} "
+        f"in the feed-forward layer, {args.heads} heads, {args.tokens} tokens a batch, clip "
+        f"{args.clip}, {args.dtype}, dropout {args.dropout:g}. {HOW.format('`none`')} Memory: "
+        f"peak of a training step beyond weights.{' Not measured: ' if absent else ''}{absent}"
+        f"{'.' if absent else ''}"
+    )
 
 
 def picture(path: Path, rows: dict[str, list[dict]], head: str) -> None:
@@ -191,15 +194,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     head = machine(torch.device(args.device), args.threads)
     print(head, flush=True)
     measures = {"translation": measure_translation, "layers": measure_layers}
-    rows = {part: list(measures[part](args)) for part in args.parts}
-    found = texts(args, rows, head)
-    print("\n" + "\n\n".join(found.values()))
-    if args.csv:
-        write_csv(args.csv, [{"part": part, **row} for part in rows for row in rows[part]])
+    baselines = {"translation": FAIRSEQ, "layers": encoder_layers.BASELINE}
+    log, found, texts = Log(args.csv, args.resume), {}, {}
+    for part in args.parts:
+        words = describe(part, args, head)
+        rows = Rows(log, f"{part}: {words}")
+        measures[part](args, rows)
+        found[part] = chosen(rows.found, args)
+        texts[part] = f"{words}\n\n{table(found[part], part, baselines[part])}"
+        print(f"\n{texts[part]}\n", flush=True)
     if args.plot:
-        picture(args.plot, rows, head)
+        picture(args.plot, found, head)
     if args.write:
-        for part, text in found.items():
+        for part, text in texts.items():
             kind = f"size {args.size}" if part == "translation" else f"clip {args.clip}"
             write_section(args.write, f"models {part} {args.device} {args.dtype} {kind}", text)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ sys.path[:0] = [path for path in (str(HERE), str(HERE.parent)) if path not in sy
 logging.basicConfig(level=logging.WARNING)
 
 import torch  # noqa: E402
-from _benchmark.columns import cell, timed_rows, versions  # noqa: E402
+from _benchmark.columns import Rows, cell, timed_rows, versions  # noqa: E402
 from _benchmark.masked_lm import (  # noqa: E402
     MaskedLM,
     inference,
@@ -46,7 +46,7 @@ from _benchmark.published import (  # noqa: E402
     Formula,
     Sizes,
 )
-from _benchmark.report import machine, progress, write_csv, write_section  # noqa: E402
+from _benchmark.report import Log, machine, progress, write_section  # noqa: E402
 from _benchmark.timing import peak_mebibytes  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
@@ -59,15 +59,18 @@ TOGETHER = 6  # models in memory beside the baseline
 HEADS = ("`--position-scheme`", "parameters", "000 Table 1", "003 Table 5")
 
 
-def count_parameters(args: argparse.Namespace) -> Iterator[dict]:
+def count_parameters(args: argparse.Namespace, rows: Rows) -> None:
     """Parameters that positions add to the whole model, a row a scheme."""
+    column = "parameters"
+    if not rows.lacks(column, args.schemes):
+        return
     whole = replace(setting(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
     whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
     without = parameters(masked_lm("none", whole))
-    with progress(len(args.schemes), "parameters") as bar:
+    with progress(len(args.schemes), column) as bar:
         for scheme in args.schemes:
             added = parameters(masked_lm(scheme, whole)) - without
-            yield {"name": scheme, "column": "parameters", "parameters": added, "without": without}
+            rows.add(column, [{"name": scheme, "parameters": added, "without": without}])
             bar.update()
 
 
@@ -79,23 +82,27 @@ def setting(args: argparse.Namespace, length: int) -> MaskedLM:
     )  # fmt: skip
 
 
-def measure(args: argparse.Namespace) -> Iterator[dict]:
+def measure(args: argparse.Namespace, rows: Rows) -> None:
     """Time and memory; `learned` is timed again with each handful of schemes."""
     others = [scheme for scheme in args.schemes if scheme != BASELINE]
     groups = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
+    device = torch.device(args.device)
     for length in args.lengths:
-        what, device = setting(args, length), torch.device(args.device)
+        what = setting(args, length)
         for mode, make in MODES.items():
-            for number, group in enumerate(groups or [[]]):
-                runs = {scheme: make(scheme, what) for scheme in (BASELINE, *group)}
-                rows = timed_rows(
-                    f"{mode} {length}", BASELINE, runs, device, args.rounds, args.seconds
-                )
-                yield from rows if number == 0 else rows[1:]
-        with progress(len(args.schemes), f"memory {length}") as bar:
-            for scheme in dict.fromkeys((BASELINE, *args.schemes)):
-                peak = peak_mebibytes(training_step(scheme, what), device)
-                yield {"name": scheme, "column": f"memory {length}", "MiB": peak}
+            column = f"{mode} {length}"
+            for group in groups or [[]]:
+                names = (BASELINE, *group)
+                if rows.lacks(column, names):
+                    runs = {scheme: make(scheme, what) for scheme in names}
+                    timed = timed_rows(column, BASELINE, runs, device, args.rounds, args.seconds)
+                    rows.add(column, timed)
+        column, names = f"memory {length}", list(dict.fromkeys((BASELINE, *args.schemes)))
+        with progress(len(names), column) as bar:
+            for scheme in names:
+                if rows.lacks(column, [scheme]):
+                    peak = peak_mebibytes(training_step(scheme, what), device)
+                    rows.add(column, [{"name": scheme, "MiB": peak}])
                 bar.update()
 
 
@@ -154,26 +161,33 @@ def chen_table(rows: list[dict], size: str) -> str:
     return "\n".join(lines)
 
 
-def report(args: argparse.Namespace, rows: list[dict], head: str) -> str:
-    """Description and tables."""
+def describe(args: argparse.Namespace, head: str) -> str:
+    """Machine, versions, sizes: what the tables are of."""
     size = sizes_of(args.model)
     whole = size["encoder_layers"]
-    sizes = Sizes(whole, size["encoder_embed_dim"], size["encoder_attention_heads"], BERT_POSITIONS)
-    without = next(row["without"] for row in rows if "without" in row)
     clip = "unclipped" if args.clip in (None, 0) else f"clip {args.clip}"
     timed = args.layers or whole
-    shape = (
-        f"BERT-{args.model}: {whole} layers, {sizes.width} wide, {sizes.heads} heads, {without:,} "
-        f"parameters without positions ({BERT_WORDS:,} words). Parameters: what positions add, "
-        f"tables of {BERT_POSITIONS} positions; the papers' by their formulas (000: a table a "
-        f"head; 003: one for all heads). Timed are **{timed} of {whole} layers** and "
-        f"{args.vocabulary:,} words, {args.batch} x {', '.join(map(str, args.lengths))} tokens, "
-        f"{args.dtype}, {clip}, dropout {args.dropout:g}; relative to `{BASELINE}`: median "
-        f"(minimum to minimum) ± half the quartile distance; memory: peak of a training step "
-        f"beyond weights and Adam's state."
+    return (
+        f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. BERT-{args.model}: {whole} layers, "
+        f"{size['encoder_embed_dim']} wide, {size['encoder_attention_heads']} heads. Parameters: "
+        f"what positions add to the whole model, tables of {BERT_POSITIONS} positions; the "
+        f"papers' by their formulas (000: a table a head; 003: one for all heads). Timed are "
+        f"**{timed} of {whole} layers** and {args.vocabulary:,} words, {args.batch} rows of "
+        f"{', '.join(map(str, args.lengths))} tokens, {args.dtype}, {clip}, dropout "
+        f"{args.dropout:g}; relative to `{BASELINE}`: median (minimum to minimum) ± half the "
+        f"quartile distance; memory: peak of a training step beyond weights and Adam's state."
     )
-    parts = [f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. {shape} {IN_WORDS}"]
-    parts += [cost_table(rows, args.schemes, sizes), chen_table(rows, args.model)]
+
+
+def report(args: argparse.Namespace, rows: list[dict], words: str) -> str:
+    """Description and tables."""
+    size = sizes_of(args.model)
+    widths = (size[f"encoder_{name}"] for name in ("layers", "embed_dim", "attention_heads"))
+    without = next(row["without"] for row in rows if "without" in row)
+    total = f"Without positions the model has {without:,} parameters ({BERT_WORDS:,} words)."
+    parts = [f"{words} {total} {IN_WORDS}"]
+    parts += [cost_table(rows, args.schemes, Sizes(*widths, BERT_POSITIONS))]
+    parts += [chen_table(rows, args.model)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -199,7 +213,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0, help="of some schemes, about")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--csv", type=Path, help="write all rows to this file")
+    parser.add_argument("--csv", type=Path, help="all rows, as they come")
+    parser.add_argument("--resume", action="store_true", help="measure what --csv lacks")
     parser.add_argument("--write", type=Path, help="put the tables into this markdown file")
     args = parser.parse_args(argv)
     try:
@@ -220,6 +235,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError(
             f"--lengths must be >= 1 and --dropout in [0, 1), got {args.lengths}, {args.dropout}"
         )
+    if args.resume and args.csv is None:
+        raise ValueError("--resume continues a file: add --csv FILE")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
     args.schemes = scheme_names() if args.schemes == "all" else args.schemes.split(",")
@@ -234,11 +251,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     head = machine(torch.device(args.device), args.threads)
     print(head, flush=True)
-    rows = [*count_parameters(args), *measure(args)]
-    text = report(args, rows, head)
+    words = describe(args, head)
+    rows = Rows(Log(args.csv, args.resume), words)
+    count_parameters(args, rows)
+    measure(args, rows)
+    text = report(args, rows.found, words)
     print(f"\n{text}")
-    if args.csv:
-        write_csv(args.csv, rows)
     if args.write:
         write_section(args.write, f"costs {args.model} {args.device} {args.dtype}", text)
 

@@ -15,8 +15,10 @@ sys.path.insert(0, str(SCRIPTS))
 
 import benchmark_models as benchmark  # noqa: E402
 from _benchmark import timing, translation  # noqa: E402
+from _benchmark.columns import Rows  # noqa: E402
 from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noqa: E402
 from _benchmark.peers import LEAST_TABLE, PEERS  # noqa: E402
+from _benchmark.report import Log  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -43,9 +45,13 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     text, out = page.read_text(), capsys.readouterr().out
     assert "train: 3 candidates, 1 rounds, 3 of 3 samples on a machine that was not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
-    assert "| model | train | generate |" in text and "size tiny, 2 sentences of 3-4 tokens" in text
+    assert (
+        "| translation | train | generate |" in text
+        and "size tiny, 2 sentences of 3-4 tokens" in text
+    )
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert [row["name"] for row in rows] == ["fairseq", "shaw", "m4"] * 2
+    assert {row["column"] for row in rows} == {"train", "generate"}
     assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob("*partial*"))
@@ -56,9 +62,31 @@ def test_the_baseline_of_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "TOGETHER", 1)
     flags = [*ONCE, "--parts", "translation", "--modes", "train", "--size", "tiny", "--rows", "2"]
     flags += ["--length", "4", "--vocabulary", "40", "--schemes", "t5,alibi"]
-    rows = list(benchmark.measure_translation(benchmark.parse(flags, "")))
+    rows = Rows(Log(None), "here")
+    benchmark.measure_translation(benchmark.parse(flags, ""), rows)
+    rows = rows.found
     assert [row["name"] for row in rows] == ["fairseq", "t5", "alibi"]
     assert rows[0]["ratio"] == 1.0
+
+
+def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file has of the same setting is not measured again; another setting is."""
+    path = tmp_path / "rows.csv"
+    flags = [*ONCE, "--parts", "layers", "--peers", "none", "--width", "16", "--ffn", "32"]
+    flags += ["--heads", "2", "--tokens", "6", "--csv", str(path), "--modes", "train,forward"]
+    benchmark.main([*flags, "--lengths", "3", "--schemes", "t5"])
+    before = path.read_text()
+    measured = []
+    honest = benchmark.timed_rows
+    monkeypatch.setattr(
+        benchmark,
+        "timed_rows",
+        lambda column, *rest: measured.append(column) or honest(column, *rest),
+    )
+    benchmark.main([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
+    assert measured == ["train 2", "forward 2"] and path.read_text().startswith(before)
+    benchmark.main([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--tokens", "9"])
+    assert measured[2:] == ["train 3", "forward 3"]
 
 
 def test_fairseq_and_sinusoidal_are_one_model() -> None:
@@ -91,7 +119,7 @@ def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         + [*sizes, "--csv", str(tmp_path / "rows.csv")]
     )
     out = capsys.readouterr().out
-    assert "| layer | train 9 | forward 9 | memory 9 | train 5 |" in out and "nan" not in out
+    assert "| layers | train 9 | forward 9 | memory 9 | train 5 |" in out and "nan" not in out
     assert "| BERT relative_key (transformers), as `shaw_keys` |" in out
     assert "| `fairseq` |" in out and "| `learned` |" not in out and " MiB" in out
     for peer in PEERS:
@@ -149,6 +177,7 @@ def test_peers_have_our_sizes(peer) -> None:
         (["--rows", "0"], "--rows must be >= 1, got 0"),
         (["--width", "20", "--heads", "3"], "--width 20 must be a multiple of --heads 3"),
         (["--peers", "keras"], "--peers must be of fairseq, transformers"),
+        (["--resume"], "--resume continues a file: add --csv FILE"),
         (["--dropout", "1"], "--dropout must be in [0, 1), got 1.0"),
     ],
 )

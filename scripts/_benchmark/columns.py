@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from _benchmark.report import progress
+from _benchmark.report import Log, progress
 from _benchmark.timing import Times, time_in_turns
+
+
+class Rows:
+    """Rows of one setting, written as they come; those that a continued file has are kept.
+
+    Args:
+        log: where rows go.
+        setting: what must be the same for rows of an earlier run to count.
+    """
+
+    def __init__(self, log: Log, setting: str) -> None:
+        """Take up what the log has."""
+        self.log, self.setting = log, setting
+
+    @property
+    def found(self) -> list[dict]:
+        """The rows so far."""
+        return self.log.those({"setting": self.setting})
+
+    def lacks(self, column: str, names: Iterable[str]) -> bool:
+        """Whether any of these rows is yet to be measured."""
+        had = {row["name"] for row in self.found if row["column"] == column}
+        return not had.issuperset(names)
+
+    def add(self, column: str, rows: Iterable[dict]) -> None:
+        """Append rows of a column; a name that it has already stays as it is."""
+        had = {row["name"] for row in self.found if row["column"] == column}
+        self.log.add(
+            {"setting": self.setting, "column": column, **row}
+            for row in rows
+            if row["name"] not in had
+        )
 
 
 def timed_rows(
@@ -30,7 +62,7 @@ def timed_rows(
         seconds: about how long that may take.
 
     Returns:
-        A row each: name, column, ms, ratio of medians and of minima, spread, samples, noisy.
+        A row each: name, ms, ratio of medians and of minima, spread, samples, noisy.
     """
     with progress(len(runs) * (rounds + 1), column) as bar:
         times, noisy = time_in_turns(runs, device, rounds, seconds, tick=bar.update)
@@ -41,9 +73,7 @@ def timed_rows(
         f"samples on a machine that was not idle",
         flush=True,
     )
-    return [
-        {"name": name, "column": column, **_numbers(found, base)} for name, found in times.items()
-    ]
+    return [{"name": name, **_numbers(found, base)} for name, found in times.items()]
 
 
 def _numbers(found: Times, base: Times) -> dict[str, float]:

@@ -50,7 +50,8 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     timing.add_argument("--rounds", type=int, default=5)
     timing.add_argument("--seconds", type=float, default=60.0, help="of a column, about")
     timing.add_argument("--threads", type=int, default=torch.get_num_threads())
-    timing.add_argument("--csv", type=Path, help="write all rows to this file")
+    timing.add_argument("--csv", type=Path, help="all rows, as they come")
+    timing.add_argument("--resume", action="store_true", help="measure what --csv lacks")
     timing.add_argument("--plot", type=Path, help="draw all ratios into this file (.png, .svg)")
     timing.add_argument("--write", type=Path, help="put the tables into this markdown file")
     args = parser.parse_args(argv)
@@ -61,6 +62,8 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         if unknown or not (chosen or name == "peers"):
             raise ValueError(f"--{name} must be of {', '.join(known)}, got {', '.join(unknown)!r}")
         setattr(args, name, chosen)
+    if args.resume and args.csv is None:
+        raise ValueError("--resume continues a file: add --csv FILE")
     for part in args.parts:
         if not set(PARTS[part]) & set(args.modes):
             raise ValueError(
