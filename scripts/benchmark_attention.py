@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     what.add_argument("--schemes", default="all", help="names separated by commas, or all")
     what.add_argument("--lengths", default="128,512,2048", help="T = S, by commas, or all")
-    what.add_argument("--tokens", type=int, default=2048, help="batch = tokens / length, >= 1")
+    what.add_argument("--tokens", type=int, help="batch = tokens / length; 2048, on a GPU 16384")
     what.add_argument("--batch", type=int, help="this batch at every length, whatever --tokens is")
     what.add_argument("--heads", type=int, default=12)
     what.add_argument("--head-dim", type=int, default=64)
@@ -100,6 +100,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in args.schemes:
         parse_hybrid(name)
     args.clip = 0 if args.unclipped else args.clip
+    if args.tokens is None:
+        args.tokens = 2048 if args.device == "cpu" else 16384
     if args.published:
         set_shape(args)
     for name in ("tokens", "batch", "heads", "head_dim", "rounds", "threads"):
@@ -194,6 +196,7 @@ def key_of(args: argparse.Namespace) -> str:
         return "published deberta"
     parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
     parts += [f"clip {args.clip}" if args.clip else "unclipped", "layer" if args.layer else ""]
+    parts.append("FlexAttention" if args.flex else "")
     if set(args.modes) & {"decode", "memory"}:
         parts.append(" ".join(args.modes))
     return " ".join(part for part in parts if part)

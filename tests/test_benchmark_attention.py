@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -322,6 +323,21 @@ def test_flex_is_compiled(capsys: pytest.CaptureFixture) -> None:
     if "not compiled on this machine" in out:
         pytest.skip("torch.compile does not work here")
     assert "2 candidates right against fp64" in out and "| m4, FlexAttention |" in out
+
+
+def test_what_a_gpu_cannot_hold_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the column is measured."""
+
+    def full(*_) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(turns, "runner", lambda *_: full)
+    notes: list[str] = []
+    run = turns.Run(None, {}, report.Log(None), notes.append)
+    there = SimpleNamespace(label="m4, naive", setting=setting(64, device=torch.device("cuda")))
+    assert not turns._fits(run, there, "train")
+    assert notes == ["m4, naive, train: not at 64, out of memory"]
+    assert turns._fits(run, SimpleNamespace(setting=setting()), "train")
 
 
 # --- times, memory, tables -----------------------------------------------------------------------

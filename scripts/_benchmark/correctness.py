@@ -21,6 +21,7 @@ from relpos_fairseq.registry import parse_hybrid
 
 ODD_LENGTH = 130
 MOST = 2.0  # errors, in units of what the formula in the same precision errs
+OTHERS_MOST = 100.0  # of FlexAttention, whose captured tensors are rounded to half precision
 ELEMENTS = 1 << 26  # of the formula's largest tensor
 ROWS = 16
 
@@ -38,7 +39,7 @@ def check(candidate: Candidate, gradients: bool = True) -> float:
         Its largest error, in units of what the formula errs in the same precision (with rounding).
 
     Raises:
-        ValueError: it errs more than twice that.
+        ValueError: it errs more than MOST, FlexAttention more than OTHERS_MOST.
     """
     if isinstance(candidate, NoPositions):
         return 0.0
@@ -95,7 +96,8 @@ def _error(candidate: Scheme, rows: Rows, gradients: bool) -> float:
         return [out[:, :, start:stop] for start, stop in rows]
 
     found = _results(candidate, given, outputs, gradients)
-    return _compared(candidate.label, truth, eager, found, setting)
+    most = OTHERS_MOST if isinstance(candidate, Flex) else MOST
+    return _compared(candidate.label, truth, eager, found, setting, most)
 
 
 def _formula(
@@ -140,7 +142,12 @@ def _results(
 
 
 def _compared(
-    label: str, truth: list[Tensor], eager: list[Tensor], found: list[Tensor], setting: Setting
+    label: str,
+    truth: list[Tensor],
+    eager: list[Tensor],
+    found: list[Tensor],
+    setting: Setting,
+    most: float = MOST,
 ) -> float:
     worst, place = 0.0, 0
     for number, (exact, one, other) in enumerate(zip(truth, eager, found, strict=True)):
@@ -149,7 +156,7 @@ def _compared(
         error = float((other.double() - exact).abs().max()) / allowed
         if not error <= worst:  # NaN is no number that is smaller
             worst, place = error, number
-    if not worst <= MOST:
+    if not worst <= most:
         raise ValueError(
             f"{label} at length {setting.length}: result {place + 1} of {len(found)} (rows of the "
             f"output, then gradients of q, k, v, parameters) errs {worst:.1f} times what the "
