@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_backends import EXACT, gradients, remaker
 
 from relpos_fairseq.attention import AttentionInputs, attend, tiles
-from relpos_fairseq.attention.tiles import forward, geometry, plan
+from relpos_fairseq.attention.tiles import forward, geometry, plan, planning
 from relpos_fairseq.positions import Positions
 
 SCHEMES = (
@@ -37,11 +37,16 @@ def make_call(case: Case, tgt_len: int, memory: int, causal: bool, mask: str, ba
     def draw(length: int) -> torch.Tensor:
         return torch.randn(batch, 3, length, 4, generator=generator, dtype=torch.float64)
 
-    positions = Positions(tgt_len, src_len, memory)
+    segments = (torch.arange(src_len) > src_len // 2).long().expand(batch, -1)
+    index = torch.arange(src_len).expand(batch, -1).clone()
+    if mask == "padding" and not causal:  # one row is padded on the left
+        index[2] = (index[2] - src_len // 4).clamp(min=0)
+    positions = Positions(tgt_len, src_len, memory, token_index=index, segments=segments)
     chosen = {}
     if mask == "padding":
         padding = torch.zeros(batch, src_len, dtype=torch.bool)
         padding[1, src_len - src_len // 3 :] = True
+        padding[2, : 0 if causal else src_len // 4] = True
         chosen["key_padding"] = padding
     elif mask == "dead":
         chosen["key_padding"] = torch.zeros(batch, src_len, dtype=torch.bool)
@@ -74,11 +79,10 @@ def test_equals_the_reference(data: st.DataObject) -> None:
     rows = data.draw(st.sampled_from([1, 5, 16, 33, 128]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles.function, "tile_rows", lambda _: rows)
-        patch.setattr(plan, "tile_rows", lambda _: rows)
         patch.setitem(forward.ELEMENTS, "cpu", data.draw(st.sampled_from([1, 2000, 1 << 20])))
         patch.setattr(tiles.wide, "CHUNK", data.draw(st.sampled_from([7, 128])))
-        strip = data.draw(st.sampled_from([4, 32]))
-        for module in (geometry, tiles.bands):
+        strip = data.draw(st.sampled_from([4, 32, 256]))
+        for module in (tiles.bands, tiles.vectors):
             patch.setattr(module, "STRIP", strip)
         compare(*call)
 
@@ -100,18 +104,29 @@ def test_every_mask(scheme: str, mask: str, causal: bool) -> None:
     compare(*make_call(Case(scheme), 37, 9, causal, mask))
 
 
+def test_rotated_content_is_still_served() -> None:
+    """A call that tiles refuse says why, and goes the general way."""
+    inputs, parameters, remake = make_call(Case("rope+m4"), 40, 0, False, "none")
+    assert "rotated" in tiles.refusal(inputs)
+    compare(inputs, parameters, remake)
+
+
+@pytest.mark.parametrize("mask", ["none", "padding"])
 @pytest.mark.parametrize(
     "case",
     [
-        Case("m4m+m4"), Case("rope+m4"), Case("m4", {"position_reset_cls": "on"}),
-        Case("transformer_xl+m2+t5"), Case("m2+m4"),
+        Case("m4m+m4"), Case("m4", {"position_reset_cls": "on"}), Case("transformer_xl+m2+t5"),
+        Case("m2+m4"), Case("transformer_xl", {"position_reset_cls": "on"}),
+        Case("tupe", {"position_reset_cls": "off"}), Case("tupe", {"position_share": "none"}),
+        Case("shaw+t5", {"position_reset_cls": "on"}), Case("m1+m2+alibi+kerple"),
+        Case("m4", {"segment_encoding": "head"}), Case("m2", {"segment_encoding": "head"}),
     ],
     ids=str,
 )  # fmt: skip
-def test_what_tiles_refuse_is_still_served(case: Case) -> None:
-    """Those calls say why they are not for tiles, and go the general way."""
-    inputs, parameters, remake = make_call(case, 40, 0, False, "none")
-    assert tiles.refusal(inputs)
+def test_folds_resets_and_segments(case: Case, mask: str) -> None:
+    """What cannot be folded, a reset and segments become factors of the logits."""
+    inputs, parameters, remake = make_call(case, 40, 0, False, mask)
+    assert tiles.refusal(inputs) is None
     compare(inputs, parameters, remake)
 
 
@@ -150,10 +165,9 @@ def test_far_keys_give_no_denormal_probabilities(dtype: torch.dtype) -> None:
     context = stack.context(positions)
     terms = context.shared + layer.terms(layer.prepare(positions), positions)
     inputs = AttentionInputs(q, k, v, terms, positions, 0.5)
-    run = forward.Forward(plan.make_plan(inputs, 64), None, q, k, v, [])
-    run.tables = run.plan.tables
-    tile, share = next(run.tiles())
-    probs = run.probabilities(tile, share)
+    made = planning.make_plan(inputs, 64)
+    run = forward.Forward(made, None, q, k, v, made.tables)
+    probs = run.probabilities(next(run.tiles()))
     smallest = probs[probs > 0].min()
     assert smallest >= torch.finfo(dtype).tiny / torch.finfo(dtype).eps ** 2
     torch.testing.assert_close(probs.sum(-1), torch.ones_like(probs.sum(-1)))

@@ -6,6 +6,6 @@ distances are a diagonal band of that buffer, addressed in place as a view.
 """
 
 from relpos_fairseq.attention.tiles.function import attend
-from relpos_fairseq.attention.tiles.plan import make_plan, refusal
+from relpos_fairseq.attention.tiles.plan import refusal
 
-__all__ = ["attend", "make_plan", "refusal"]
+__all__ = ["attend", "refusal"]

@@ -8,7 +8,8 @@ from torch import Tensor
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.tiles.backward import Backward
 from relpos_fairseq.attention.tiles.forward import Forward
-from relpos_fairseq.attention.tiles.plan import Plan, make_plan, tile_rows
+from relpos_fairseq.attention.tiles.plan import Plan, tile_rows
+from relpos_fairseq.attention.tiles.planning import make_plan
 
 
 def attend(inputs: AttentionInputs, rows: int | None = None) -> Tensor:
@@ -34,21 +35,25 @@ class _Tiles(torch.autograd.Function):
     def forward(
         ctx, plan: Plan, seed: int | None, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor
     ) -> Tensor:
-        ctx.plan, ctx.seed = plan, seed
-        ctx.save_for_backward(q, k, v, *tables)
-        return Forward(plan, seed, q, k, v, list(tables)).run()
+        run = Forward(plan, seed, q, k, v, list(tables))
+        out = run.run()
+        kept = [tensor for part in run.vectors for tensor in part.kept()]
+        ctx.plan, ctx.seed, ctx.count = plan, seed, len(tables)
+        ctx.save_for_backward(q, k, v, *tables, *kept)
+        return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
-        q, k, v, *tables = saved = ctx.saved_tensors
+        q, k, v, *others = saved = ctx.saved_tensors
+        tables, kept = others[: ctx.count], others[ctx.count :]
         wanted = list(ctx.needs_input_grad[5:])
         # A backward pass may be called under autocast, which would round every product.
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-            found = Backward(ctx.plan, ctx.seed, q, k, v, tables, wanted).run(grad)
+            found = Backward(ctx.plan, ctx.seed, q, k, v, tables, wanted).run(grad, kept)
         if torch.is_grad_enabled():  # create_graph=True
             given = [part for part in found if part is not None]
-            kept = iter(_Once.apply(len(given), *given, grad, *saved))
-            found = [None if part is None else next(kept) for part in found]
+            tied = iter(_Once.apply(len(given), *given, grad, *saved))
+            found = [None if part is None else next(tied) for part in found]
         return None, None, *found
 
 

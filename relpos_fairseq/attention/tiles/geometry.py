@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from relpos_fairseq.attention.tiles.bands import Band
+
 _STORAGE = threading.local()
-STRIP = 32  # rows that share one right edge of the band: right of it a tail is added as one slice
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,10 @@ class Buffer:
         size = tile.count * tile.rows * tile.keys
         return self.cells[self.guard : self.guard + size].view(tile.count, tile.rows, tile.keys)
 
-    def diagonals(self, tile: Tile, lowest: int, width: int) -> Tensor:
-        """View (count, n, width): row t's keys at the distances lowest, lowest + 1, ..."""
-        rows, keys = tile.rows, tile.keys
-        first = self.guard + tile.slot + lowest
+    def diagonals(self, tile: Tile, band: Band, columns: slice) -> Tensor:
+        """View (count, n, w): row t's keys at the distances of some columns of a band."""
+        rows, keys, width = tile.rows, tile.keys, columns.stop - columns.start
+        first = self.guard + tile.slot + band.lowest + columns.start
         return self.cells.as_strided((tile.count, rows, width), (rows * keys, keys + 1, 1), first)
 
 
@@ -145,12 +148,17 @@ def products_back(grad: Tensor, table: Tensor) -> Tensor:
     return torch.bmm(grad, table)
 
 
+def add_products(total: Tensor, x: Tensor, table: Tensor, scale: float = 1.0) -> None:
+    """Add to total (N, n, E) the products of x (N, n, W) with a table (1|N, W, E)."""
+    if table.size(0) == 1 and x.is_contiguous() and total.is_contiguous():
+        total.view(-1, total.size(-1)).addmm_(x.view(-1, x.size(-1)), table[0], alpha=scale)
+    else:
+        total.baddbmm_(x, table.expand(x.size(0), -1, -1), alpha=scale)
+
+
 def add_table_gradient(total: Tensor, grad: Tensor, x: Tensor, tile: Tile) -> None:
     """Add the gradient of `products` by its table to total (H|1, W, D)."""
-    if total.size(0) == 1 and grad.size(-1) > 1:
-        total[0].addmm_(grad.reshape(-1, grad.size(-1)).t(), x.reshape(-1, x.size(-1)))
-        return
-    # One column over all rows at once would be summed one by one: rounding grows with their number.
+    # A product over all rows of all matrices at once would be slower, and rounds far worse.
     found = torch.bmm(grad.transpose(1, 2), x)
     if total.size(0) == 1:
         total[0] += found.sum(0)

@@ -1,8 +1,6 @@
-"""Keys that a tile's rows may not see."""
+"""Keys that a tile's rows may not see: their logits get a number that no other logit outweighs."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,28 +9,9 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.tiles.geometry import Tile
 
 
-@dataclass(frozen=True)
-class Exclusion:
-    """Excluded keys of a tile.
-
-    Args:
-        cells: (batch|1, 1, n, S') True where excluded, for the last S' keys; None: none is.
-        dead: (batch|1, 1, n, 1) True where a row has no key left, or None: no such row.
-    """
-
-    cells: Tensor | None
-    dead: Tensor | None
-
-    def fill(self, logits: Tensor) -> None:
-        """Give excluded cells of (batch, heads, n, S) the least logit."""
-        if self.cells is not None:
-            part = logits[..., logits.size(-1) - self.cells.size(-1) :]
-            part.masked_fill_(self.cells, torch.finfo(logits.dtype).min)
-
-    def clear(self, probs: Tensor) -> None:
-        """Rows without any key get probability 0 everywhere."""
-        if self.dead is not None:
-            probs.masked_fill_(self.dead, 0.0)
+def least_logit(dtype: torch.dtype) -> float:
+    """What an excluded key gets; a cell that several masks exclude stays finite."""
+    return torch.finfo(dtype).min / 8
 
 
 def visible_keys(inputs: AttentionInputs, stop: int) -> int:
@@ -43,24 +22,64 @@ def visible_keys(inputs: AttentionInputs, stop: int) -> int:
     return min(positions.src_len, positions.query_start + stop)
 
 
-def exclusion(inputs: AttentionInputs, tile: Tile) -> Exclusion:
-    """What a tile's rows may not see of the keys that the tile has."""
-    masks = (inputs.key_padding, inputs.window, inputs.documents)
-    if all(mask is None for mask in masks):
-        # Causal rows see all keys up to the first row's, so only the last corner is excluded.
-        if not inputs.causal or tile.rows == 1:
-            return Exclusion(None, None)
-        device = inputs.q.device
-        row = torch.arange(tile.rows, device=device)[:, None]
-        corner = torch.arange(tile.slot, tile.keys, device=device) > tile.slot + row
-        return Exclusion(corner[None, None], None)
-    cells = inputs.rows(tile.start, tile.stop).excluded()
-    if cells is None:  # the last row alone, and a window that reaches the first key
-        return Exclusion(None, None)
-    cells = cells[..., : tile.keys]
-    if cells.size(0) > 1:
-        cells = cells[slice(*tile.batch)]
-    if inputs.key_padding is None:  # then every row sees itself
-        return Exclusion(cells, None)
-    dead = cells.all(-1, keepdim=True)
-    return Exclusion(cells, dead if dead.any() else None)
+def excluding(inputs: AttentionInputs) -> Tensor | None:
+    """(1, L) what a causal mask and a window add at each distance, or None without either."""
+    if not inputs.causal and inputs.window is None:
+        return None
+    low, high = inputs.positions.lowest_distance, inputs.positions.highest_distance
+    distance = torch.arange(low, high + 1, device=inputs.positions.device)
+    hidden = distance > (0 if inputs.causal else high)
+    if inputs.window is not None:
+        hidden |= distance <= -inputs.window
+    return hidden.to(inputs.exact)[None] * least_logit(inputs.exact)
+
+
+class Masks:
+    """One pass over the masks of all tiles.
+
+    Args:
+        inputs: the call.
+        masked: whether causality and window are added elsewhere.
+    """
+
+    def __init__(self, inputs: AttentionInputs, masked: bool) -> None:
+        """Look where padding is."""
+        self.inputs, self.corner = inputs, inputs.causal and not masked
+        self.least = least_logit(inputs.exact)
+        self._corner: Tensor | None = None
+        if inputs.key_padding is not None:
+            self.padded = inputs.key_padding.any(1).tolist()
+            self.padding = inputs.key_padding.to(inputs.exact)[:, None, None] * self.least
+
+    def add(self, logits: Tensor, tile: Tile) -> Tensor | None:
+        """Exclude keys.
+
+        Args:
+            logits: (batch, heads, n, S) of the tile.
+            tile: the tile.
+
+        Returns:
+            (batch, heads, n, 1) True where a row has no key left, or None: there is no such row.
+        """
+        if self.corner and tile.rows > 1:  # rows see all keys up to the first row's
+            logits[..., tile.slot :] += self._corner_of(tile.rows)
+        if self.inputs.documents is not None:
+            logits += self._other_documents(tile)
+        if self.inputs.key_padding is None or not any(self.padded[slice(*tile.batch)]):
+            return None  # then every row sees itself
+        logits += self.padding[slice(*tile.batch), ..., : tile.keys]
+        dead = logits.amax(-1, keepdim=True) <= self.least / 2
+        return dead if dead.any() else None
+
+    def _corner_of(self, rows: int) -> Tensor:
+        if self._corner is None or self._corner.size(0) != rows:
+            full = torch.full((rows, rows), self.least, dtype=self.inputs.exact)
+            self._corner = full.triu_(1).to(self.inputs.q.device)
+        return self._corner
+
+    def _other_documents(self, tile: Tile) -> Tensor:
+        """(batch, 1, n, S)."""
+        documents = self.inputs.documents[slice(*tile.batch)]
+        ours = documents[:, tile.slot : tile.slot + tile.rows, None]
+        other = ours != documents[:, None, : tile.keys]
+        return other[:, None].to(self.inputs.exact) * self.least

@@ -8,11 +8,21 @@ with the distances from itself to the tile's rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.tiles.geometry import Tile
+from relpos_fairseq.attention.tiles.geometry import (
+    Tile,
+    add_table_gradient,
+    products,
+    products_back,
+)
+from relpos_fairseq.attention.tiles.plan import Vectors
+
+if TYPE_CHECKING:
+    from relpos_fairseq.attention.tiles.forward import Forward
 
 CHUNK = 128  # keys that meet their vectors at once
 
@@ -71,3 +81,97 @@ def to_keys(matrix: Tensor) -> Tensor:
 def falling(table: Tensor) -> Tensor:
     """The window of a table with its distances in falling order."""
     return torch.flip(table, (1,))
+
+
+class WideVectors:
+    """One term's vectors over all distances, in one pass over all tiles.
+
+    Args:
+        run: the pass.
+        part: which vectors.
+    """
+
+    def __init__(self, run: Forward, part: Vectors) -> None:
+        """Each tile meets its vectors."""
+        self.run, self.part = run, part
+        self.lowest = run.inputs.positions.lowest_distance
+
+    def _table(self, tile: Tile, place: int, keys: slice | None = None) -> Tensor:
+        """(1|N, S + n - 1, D): a table's vectors over the distances of a tile to some keys."""
+        return window(tile.of_heads(self.run.tables[place]), tile, self.lowest, keys)
+
+    def _queries(self, tile: Tile) -> Tensor:
+        """(N, n, D) queries that meet the vectors, scaled."""
+        q = self.run.q[tile.query]
+        if self.part.offset is not None:
+            q = q + tile.of_heads(self.run.tables[self.part.offset])[:, None]
+        return q * self.run.scale
+
+    def add(self, tile: Tile) -> None:
+        """Add to a tile's logits."""
+        logits, part = self.run.buffer.of(tile), self.part
+        if part.query is not None:
+            distances = products(self._queries(tile), self._table(tile, part.query))
+            logits.add_(sheared(distances, tile.keys))
+        if part.key is None:
+            return
+        for keys in chunks(tile):
+            vectors = falling(self._table(tile, part.key, keys))
+            distances = products(self.run.k[tile.matrices, keys] * self.run.scale, vectors)
+            logits[:, :, keys] += of_keys(distances, tile.rows)
+
+    def take_values(self, tile: Tile, out: Tensor) -> None:
+        """Add what a tile's probabilities give the values' vectors to its output (N, n, Dv)."""
+        if self.part.value is not None:
+            distances = unsheared(self.run.buffer.of(tile))
+            out += products_back(distances, self._table(tile, self.part.value))
+
+    def finish_values(self, out: Tensor) -> None:
+        """Every tile has added its own."""
+
+    def kept(self) -> list[Tensor]:
+        """Nothing is kept for the backward pass."""
+        return []
+
+    def start_back(self, grad: Tensor, taken: Iterator[Tensor]) -> None:
+        """Every tile meets its own."""
+
+    def add_values(self, tile: Tile, upstream: Tensor) -> None:
+        """Add to the gradient of a tile's probabilities."""
+        if self.part.value is not None:
+            found = products(upstream, self._table(tile, self.part.value))
+            self.run.grads.of(tile).add_(sheared(found, tile.keys))
+
+    def back_to_values(self, tile: Tile, probs: Tensor, upstream: Tensor) -> None:
+        """From a tile's output to the values' vectors."""
+        if self.part.value is not None:
+            self._add_window(self.part.value, unsheared(probs), upstream, tile)
+
+    def back(self, tile: Tile) -> None:
+        """Take the gradient of a tile's logits to queries, keys and vectors."""
+        run, part, logits = self.run, self.part, self.run.grads.of(tile)
+        if part.query is not None:
+            columns = unsheared(logits)
+            found = products_back(columns, self._table(tile, part.query)).mul_(run.scale)
+            run.dq[tile.query] += found
+            if part.offset is not None:
+                run.add_to_offset(part.offset, found, tile)
+            self._add_window(part.query, columns, self._queries(tile), tile)
+        if part.key is None:
+            return
+        for keys in chunks(tile):
+            columns = to_keys(logits[:, :, keys]) * run.scale
+            vectors = falling(self._table(tile, part.key, keys))
+            run.dk[tile.matrices, keys] += products_back(columns, vectors)
+            self._add_window(part.key, columns.flip(2), run.k[tile.matrices, keys], tile, keys)
+
+    def _add_window(
+        self, place: int, columns: Tensor, x: Tensor, tile: Tile, keys: slice | None = None
+    ) -> None:
+        """Add to the gradient of a table over all distances what a tile's columns give it."""
+        total = self.run.totals[place]
+        if total is not None:
+            add_table_gradient(window(total, tile, self.lowest, keys), columns, x, tile)
+
+    def finish_back(self) -> None:
+        """Every tile has taken its own."""
