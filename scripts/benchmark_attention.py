@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     beside.add_argument("--published", action="store_true", help="DeBERTa as published on an H200")
     how = parser.add_argument_group("how")
     how.add_argument("--rounds", type=int, default=7, help="samples of each candidate")
-    how.add_argument("--seconds", type=float, default=25.0, help="of a column, about")
+    how.add_argument("--seconds", type=float, default=20.0, help="of a column, about")
     how.add_argument("--threads", type=int, default=torch.get_num_threads())
     out = parser.add_argument_group("what is written")
     out.add_argument("--csv", type=Path, help="all rows, as they come")
