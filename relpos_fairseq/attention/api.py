@@ -4,7 +4,7 @@
 
 - no terms to evaluate (none, input schemes, rope): SDPA, except where SDPA's dropout on a CPU would
   hold all probabilities;
-- anything else: blocked.
+- anything else: on a GPU triton, where it does not refuse; otherwise blocked.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention import blocked, reference, sdpa
+from relpos_fairseq.attention import blocked, reference, sdpa, triton
 from relpos_fairseq.attention.inputs import AttentionInputs
 
-BACKENDS = ("auto", "reference", "sdpa", "blocked")
-_MODULES = {module.name: module for module in (reference, sdpa, blocked)}
+BACKENDS = ("auto", "reference", "sdpa", "blocked", "triton")
+_MODULES = {module.name: module for module in (reference, sdpa, blocked, triton)}
 
 
 def attend(
@@ -42,7 +42,7 @@ def attend(
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
     chosen = choose(inputs, need_weights) if backend == "auto" else backend
     problem = _MODULES[chosen].refusal(inputs)
-    if chosen == "sdpa" and need_weights:
+    if chosen in ("sdpa", "triton") and need_weights:
         problem = "attention probabilities (need_weights)"
     if problem:
         raise ValueError(
@@ -55,6 +55,8 @@ def attend(
         if chosen == "reference":
             out, probs = reference.attend(inputs)
             return out, probs if need_weights else None
+        if chosen == "triton":
+            return triton.attend(inputs), None
         return blocked.attend(inputs, need_weights)
 
 
@@ -68,6 +70,9 @@ def _full_precision(device: str) -> AbstractContextManager:
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """The backend that `auto` means for these inputs."""
     if any(term.present for term in inputs.terms):
+        on_gpu = inputs.q.device.type == "cuda" and not need_weights
+        if on_gpu and triton.refusal(inputs) is None:
+            return "triton"
         return "blocked" if blocked.refusal(inputs) is None else "reference"
     if need_weights or inputs.dropout and inputs.q.device.type == "cpu":
         return "blocked"

@@ -1,0 +1,174 @@
+"""The forward kernel: an online softmax over tiles of keys, left tail, band, right tail."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from relpos_fairseq.attention.triton.tile import (
+    LOG2E,
+    add_positions,
+    block_of,
+    content_of,
+    kept,
+    keys_seen,
+    over_distances,
+    store_block,
+    table_of,
+    visible,
+)
+
+VARYING = [
+    "tgt_len", "src_len", "start", "low", "high", "vector_low", "width", "scalar_low",
+    "scalar_width", "seed",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=VARYING)
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, right_ptr, out_ptr, lse_ptr, aq_ptr, ak_ptr, pq_ptr, pk_ptr, band_ptr,
+    value_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr, padding_ptr,
+    documents_ptr,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
+    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
+    static_h, gate_h, theta_h, first_b,
+    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
+    D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
+    CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
+    DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
+    REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
+    FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS queries of one head against all keys that they see."""
+    blocks = tl.cdiv(tgt_len, ROWS)
+    n = tl.program_id(0) // blocks
+    # The last rows of a causal call see most keys: they begin first.
+    first_row = (blocks - 1 - tl.program_id(0) % blocks) * ROWS
+    b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
+    i = first_row + tl.arange(0, ROWS)
+    inside = i < tgt_len
+    ii, within = i[:, None], inside[:, None]
+    slot = first_row + start
+    channel, place = tl.arange(0, DP), tl.arange(0, RP)
+    q_ptr += b * q_b + h * q_h
+    k_ptr += b * k_b + h * k_h
+    v_ptr += b * v_b + h * v_h
+    q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
+    right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
+    if REPLACED:
+        right = block_of(
+            right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D
+        )
+    if FACTORS:
+        f_ptr += b * f_b + h * f_h
+        g_ptr += b * g_b + h * g_h
+        f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
+    if RESET:
+        first = tl.load(first_ptr + b * first_b).to(tl.int32)
+        theta_row = tl.load(theta_ptr + h * theta_h)
+        theta_column = tl.load(theta_ptr + h * theta_h + 1)
+        row = start + ii == first
+    aq_ptr += b * aq_b + h * aq_h
+    ak_ptr += b * ak_b + h * ak_h
+    pq_ptr += b * aq_b + h * aq_h
+    pk_ptr += b * ak_b + h * ak_h
+    band_ptr += n64 * tgt_len * width
+    value_ptr += n64 * tgt_len * width
+    static_ptr += h * static_h
+    gate_ptr += h * gate_h
+    padding_ptr += b * src_len
+    documents_ptr += b * src_len
+
+    begin, middle, after, end = keys_seen(
+        slot, src_len, low, high, ROWS, KEYS, CAUSAL, WINDOW, FAR_LEFT, FAR_RIGHT
+    )
+    top = tl.full((ROWS,), float("-inf"), ACC)
+    mass = tl.zeros((ROWS,), ACC)
+    left_mass, right_mass = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)
+    acc = tl.zeros((ROWS, DP), ACC)
+    for PHASE in tl.static_range(3):
+        if (PHASE == 0 and FAR_LEFT) or PHASE == 1 or (PHASE == 2 and FAR_RIGHT):
+            if PHASE == 0:
+                from_key, to_key = begin, middle
+            elif PHASE == 1:
+                from_key, to_key = middle, after
+            else:
+                from_key, to_key = after, end
+            for first_key in range(from_key, to_key, KEYS):
+                j = first_key + tl.arange(0, KEYS)
+                here = j < src_len
+                jj, there = j[None, :], here[None, :]
+                d = jj - (start + ii)
+                k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
+                content = content_of(
+                    q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
+                    PHASE, False, REPLACED, LEFT, RIGHT, PRECISION,
+                )  # fmt: skip
+                s = content.to(ACC) * SCALE
+                if GATE:
+                    s *= over_distances(gate_ptr, d, scalar_low, scalar_width, PHASE)
+                if PRODUCT:
+                    s *= table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
+                    s *= table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
+                g, column = k, within
+                if FACTORS:
+                    g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
+                if RESET:
+                    column = (jj == first) & (start + ii != first)
+                s = add_positions(
+                    s, f, g, ii, jj, d, row, column, within, there,
+                    aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
+                    vector_low, width, scalar_low, scalar_width,
+                    PHASE, False, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
+                )  # fmt: skip
+                if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
+                    seen = visible(
+                        ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
+                        PHASE, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
+                    )  # fmt: skip
+                    s = tl.where(seen, s, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, 1))
+                # A row without a key so far has top -inf, and -inf - -inf is NaN.
+                against = tl.where(new_top == float("-inf"), 0.0, new_top) * LOG2E
+                p = tl.exp2(s * LOG2E - against[:, None])
+                shrink = tl.exp2(top * LOG2E - against)
+                mass = mass * shrink + tl.sum(p, 1)
+                if DROP:
+                    keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, False)
+                    p = tl.where(keep, p, 0.0)
+                    s = tl.where(keep, s, float("-inf"))
+                if VALUES:
+                    left_mass *= shrink
+                    right_mass *= shrink
+                    if PHASE == 0:
+                        left_mass += tl.sum(p, 1)
+                    elif PHASE == 2:
+                        right_mass += tl.sum(p, 1)
+                    else:
+                        left_mass += tl.sum(tl.where(d <= vector_low, p, 0.0), 1)
+                        beyond = d >= vector_low + width - 1
+                        right_mass += tl.sum(tl.where(beyond, p, 0.0), 1)
+                        inner = (d > vector_low) & (d < vector_low + width - 1)
+                        tl.store(
+                            value_ptr + ii * width + (d - vector_low), s,
+                            mask=inner & within & there,
+                        )  # fmt: skip
+                v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
+                acc = acc * shrink[:, None]
+                acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+                top = new_top
+    empty = mass == 0.0
+    total = tl.where(empty, 1.0, mass)
+    inverse = 65536.0 / (65536 - DROP)
+    out = acc * (inverse / total)[:, None]
+    store_block(out_ptr + b * out_b + h * out_h, out, i, out_t, channel, inside, D, DP != D)
+    against = tl.where(empty, 0.0, top) * LOG2E
+    lse = tl.where(empty, float("inf"), against + tl.log2(total))
+    tl.store(lse_ptr + n64 * tgt_len + i, lse, mask=inside)
+    if VALUES:
+        # As logits, so that one formula makes probabilities of the whole table.
+        ends = value_ptr + i * width
+        tl.store(ends, (against + tl.log2(left_mass)) / LOG2E, mask=inside)
+        tl.store(ends + width - 1, (against + tl.log2(right_mass)) / LOG2E, mask=inside)

@@ -1,0 +1,208 @@
+"""Terms over relations as what the kernels take: a band of distances between two constant tails.
+
+Everything that a scheme has is formed here under autograd; nothing here has a size of T x S.
+
+    content  q.k, or in a band `replaced`, with other queries right of it
+    factor   gate_d * pq[i, d] pk[j, d]
+    added    scale (aq[i, d] + ak[j, d]) + static_d + f_i . g_j, or the reset's logits
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.toeplitz import trilinear_band
+from relpos_fairseq.attention.triton.windows import Reach, Window, meet, over_window
+from relpos_fairseq.relations import DistanceRelation, Segments
+from relpos_fairseq.terms import PositionTerms
+
+VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
+SCALARS = ("static", "gate")
+
+
+@dataclass
+class Lowered:
+    """A call as the kernels take it; tensors by the names of the module's formula.
+
+    Args:
+        reach: distances of visible pairs.
+        vectors: window of tables of vectors.
+        scalars: window of tables of scalars.
+        tensors: q, k (B, H, T|S, D) and v; `right` as q; aq, pq (B, H, T, W); ak, pk (B, H, S, W);
+            band (B, H, T, W); static, gate (H|1, W'); f, g (B|1, H|1, T|S, r); theta (H|1, 2).
+        value_vectors: (H|1, W, D) that meet the band's probabilities, or None.
+        first: (B|1,) slot of the reset's first token, or None.
+        reset: bits 1, 2, 4: the reset replaces what vectors, scalars, factors add.
+    """
+
+    reach: Reach
+    vectors: Window
+    scalars: Window
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    value_vectors: Tensor | None = None
+    first: Tensor | None = None
+    reset: int = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add to a tensor that may not be there yet."""
+        self.tensors[name] = self.tensors[name] + tensor if name in self.tensors else tensor
+
+
+def is_segments(term: PositionTerms) -> bool:
+    """Scalars over pairs of segments, which are factors of rank `count`."""
+    return isinstance(term.relation, Segments) and term.static is not None
+
+
+def folds_offset(inputs: AttentionInputs) -> bool:
+    """Whether u in u.k may be added to the content's query: nothing else comes between."""
+    multiplied = any(
+        term.gate is not None or term.product or term.trilinear is not None for term in inputs.terms
+    )
+    return not multiplied and not inputs.rotated
+
+
+def windows_of(inputs: AttentionInputs) -> tuple[Reach, Window, Window]:
+    """Visible distances, and the windows of vectors and of scalars."""
+    reach = Reach.of(inputs)
+    by_kind: dict[tuple[str, ...], list[DistanceRelation]] = {VECTORS: [], SCALARS: []}
+    for term in inputs.terms:
+        for fields, relations in by_kind.items():
+            if is_segments(term) or all(getattr(term, name) is None for name in fields):
+                continue
+            relations.append(term.relation)
+    return reach, Window.over(by_kind[VECTORS], reach), Window.over(by_kind[SCALARS], reach)
+
+
+def lower(inputs: AttentionInputs) -> Lowered:
+    """Lower a call that `refusal` does not refuse."""
+    reach, vectors, scalars = windows_of(inputs)
+    low = Lowered(reach, vectors, scalars)
+    q = inputs.content_q if inputs.rotated else inputs.q
+    low.tensors["k"] = inputs.content_k if inputs.rotated else inputs.k
+    low.tensors["v"] = inputs.v
+    if folds_offset(inputs):
+        for term in inputs.terms:
+            if term.content_offset is not None:
+                q = _plus(q, term.content_offset)
+    low.tensors["q"] = q
+    for term in inputs.terms:
+        _add_vectors(low, term, inputs)
+        _add_scalars(low, term, inputs)
+        _add_factors(low, term, inputs)
+        _add_reset(low, term)
+    return low
+
+
+def _plus(x: Tensor, offset: Tensor) -> Tensor:
+    """X (B, H, L, D) plus an offset (H|1, D), added in at least fp32."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(exact) + offset.to(exact)[None, :, None]).to(x.dtype)
+
+
+def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
+    q, k, exact = inputs.q, inputs.k, inputs.exact
+
+    def table(name: str, dtype: torch.dtype) -> Tensor:
+        windowed = over_window(
+            getattr(term, name), term.relation, low.vectors, inputs.positions
+        )
+        return windowed.to(dtype)
+
+    if term.product:
+        # A product of three passes what half precision holds.
+        low.tensors["pq"] = meet(q.to(exact), table("query_vectors", exact))
+        low.tensors["pk"] = meet(k.to(exact), table("key_vectors", exact))
+    else:
+        if term.query_vectors is not None:
+            query = q if term.query_offset is None else _plus(q, term.query_offset)
+            low.add("aq", meet(query, table("query_vectors", q.dtype)))
+        if term.key_vectors is not None:
+            low.add("ak", meet(k, table("key_vectors", k.dtype)))
+    if term.content_offset is not None and not folds_offset(inputs):
+        offset = meet(k, term.content_offset[:, None].to(k.dtype))
+        low.add("ak", offset.expand(-1, -1, -1, low.vectors.width))
+    if term.trilinear is not None:
+        _replace_content(low, table("trilinear", exact), inputs)
+    if term.value_vectors is not None:
+        vectors = table("value_vectors", inputs.v.dtype)
+        low.value_vectors = vectors if low.value_vectors is None else low.value_vectors + vectors
+
+
+def _replace_content(low: Lowered, weights: Tensor, inputs: AttentionInputs) -> None:
+    """sum_c q_c k_c w_c of the band; tails are products with a query that has their w in it."""
+    q, k = low.tensors["q"], low.tensors["k"]
+    rows, window = q.size(2), low.vectors
+    first = inputs.positions.query_start + window.low + rows - 1
+    band = trilinear_band(q.to(inputs.exact), k.to(inputs.exact), weights, first)
+    low.tensors["band"] = band
+    exact = q.to(inputs.exact)
+    low.tensors["q"] = (exact * weights[:, :1]).to(q.dtype)
+    low.tensors["right"] = (exact * weights[:, -1:]).to(q.dtype)
+
+
+def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
+    if is_segments(term):
+        return
+    for name in SCALARS:
+        table = getattr(term, name)
+        if table is None:
+            continue
+        table = over_window(
+            table.to(inputs.exact), term.relation, low.scalars, inputs.positions
+        )
+        if name == "static":
+            low.add(name, table)
+        else:
+            known = low.tensors.get(name)
+            low.tensors[name] = table if known is None else known * table
+
+
+def _add_factors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
+    pairs = [] if term.static_factors is None else [term.static_factors]
+    if is_segments(term):
+        pairs.append(_segment_factors(term, inputs))
+    for pair in pairs:
+        f, g = (factor.to(inputs.q.dtype) for factor in pair)
+        if "f" in low.tensors:
+            f, g = (
+                torch.cat([known.expand(*_common(known, new)), new.expand(*_common(new, known))], -1)
+                for known, new in ((low.tensors["f"], f), (low.tensors["g"], g))
+            )
+        low.tensors["f"], low.tensors["g"] = f, g
+
+
+def _common(one: Tensor, other: Tensor) -> tuple[int, int, int, int]:
+    """Batch and heads that both broadcast to, with one's own length and rank."""
+    return (*torch.broadcast_shapes(one.shape[:2], other.shape[:2]), *one.shape[2:])
+
+
+def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """A table of pairs of segments (H|1, n^2) as rows of queries' segments and unit vectors."""
+    positions, count = inputs.positions, term.relation.count
+    of_key = torch.nn.functional.one_hot(positions.segments, count).to(inputs.exact)
+    of_query = positions.of_queries(of_key)  # (B, T, count)
+    table = term.static.to(inputs.exact).view(1, -1, count, count)
+    return of_query[:, None] @ table, of_key[:, None]
+
+
+def _add_reset(low: Lowered, term: PositionTerms) -> None:
+    if term.reset is None:
+        return
+    exact = torch.promote_types(term.reset.row.dtype, torch.float32)
+    low.add("theta", torch.stack([term.reset.row, term.reset.column], -1).to(exact))
+    low.first = term.reset.first
+    low.reset |= reset_bits(term)
+
+
+def reset_bits(term: PositionTerms) -> int:
+    """Which of vectors, scalars, factors (1, 2, 4) a term adds."""
+    vectors = not term.product and (
+        term.query_vectors is not None or term.key_vectors is not None
+    )
+    factors = term.static_factors is not None or is_segments(term)
+    scalars = term.static is not None and not is_segments(term)
+    return vectors + 2 * scalars + 4 * factors

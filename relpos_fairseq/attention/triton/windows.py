@@ -1,0 +1,129 @@
+"""Windows of distances, and tables read over one: a row of a table a distance, ends for all beyond.
+
+A window's first and last distance stand for everything below and above.  Where a relation has no
+such tail among the distances that occur, the window reaches one further than they do, so that no
+cell counts as a tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped, DistanceRelation
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The distances of visible pairs."""
+
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> Reach:
+        """Those of a call."""
+        positions = inputs.positions
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        if inputs.causal:
+            highest = min(highest, 0)
+        if inputs.window is not None:
+            lowest = max(lowest, 1 - inputs.window)
+        return cls(lowest, highest)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Distances low..high; `low` stands for all below, `high` for all above."""
+
+    low: int
+    high: int
+
+    @property
+    def width(self) -> int:
+        """How many distances."""
+        return self.high - self.low + 1
+
+    @classmethod
+    def over(cls, relations: Iterable[DistanceRelation], reach: Reach) -> Window:
+        """The window outside of which none of the relations changes."""
+        kept = list(relations)
+        low = min((relation.lowest for relation in kept), default=reach.lowest)
+        high = max((relation.highest for relation in kept), default=reach.highest)
+        low = low if low > reach.lowest else reach.lowest - 1
+        high = high if high < reach.highest else reach.highest + 1
+        return cls(low, max(high, low + 1))
+
+
+def over_window(
+    table: Tensor, relation: DistanceRelation, window: Window, positions: Positions
+) -> Tensor:
+    """A table (H|1, R, ...) as one row a distance of the window: (H|1, width, ...)."""
+    if isinstance(relation, Clipped):
+        return _slice(table, relation, window)
+    ids, sources = positions.once(
+        ("rows", relation, window), lambda: _ids_of(relation, window, positions.device)
+    )
+    return _Rows.apply(table, ids, sources)
+
+
+def _slice(table: Tensor, relation: Clipped, window: Window) -> Tensor:
+    """Rows of a clipped relation follow one another: a slice, its ends repeated."""
+    first, last = window.low + relation.past, window.high + relation.past
+    inner = table[:, min(max(first, 0), table.size(1) - 1) : last + 1]
+    parts = []
+    if first < 0:
+        parts.append(table[:, :1].expand(-1, -first, *table.shape[2:]))
+    parts.append(inner)
+    if last >= table.size(1):
+        parts.append(table[:, -1:].expand(-1, last + 1 - table.size(1), *table.shape[2:]))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else inner
+
+
+def _ids_of(
+    relation: DistanceRelation, window: Window, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(width,) ids of the window's distances; (R, m) the distances of each id, `width` for none."""
+    ids = relation.window(window.low, window.high, torch.device("cpu"))
+    counts = torch.bincount(ids, minlength=relation.size)
+    sources = torch.full((relation.size, int(counts.max())), window.width)
+    order = torch.argsort(ids, stable=True)
+    rank = torch.arange(window.width) - (counts.cumsum(0) - counts)[ids[order]]
+    sources[ids[order], rank] = order
+    return ids.to(device), sources.to(device)
+
+
+class _Rows(torch.autograd.Function):
+    """table[:, ids], with sums in a fixed order in the backward pass: an index's own has atomics."""
+
+    @staticmethod
+    def forward(ctx, table: Tensor, ids: Tensor, sources: Tensor) -> Tensor:
+        ctx.save_for_backward(sources)
+        return table.index_select(1, ids)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (sources,) = ctx.saved_tensors
+        nothing = grad.new_zeros(grad.size(0), 1, *grad.shape[2:])
+        return torch.cat([grad, nothing], dim=1)[:, sources].sum(2), None, None
+
+
+def meet(x: Tensor, table: Tensor) -> Tensor:
+    """Products of x (B, H, L, D) with a table (H|1, W, D): (B, H, L, W), laid out as x is."""
+    flat = x.permute(0, 2, 1, 3)  # fairseq's heads are slices of a (L, B, E) tensor
+    order = (1, 0, 2, 3) if flat.stride(1) > flat.stride(0) else (0, 1, 2, 3)
+    flat = flat.permute(order)
+    if x.stride(1) > min(x.stride(0), x.stride(2)):
+        return x @ table[None].transpose(-1, -2)
+    if table.size(0) == 1:
+        met = flat.reshape(-1, x.size(-1)) @ table[0].t()
+    else:
+        by_head = flat.reshape(-1, x.size(1), x.size(-1)).transpose(0, 1)
+        met = (by_head @ table.transpose(-1, -2)).transpose(0, 1)
+    met = met.reshape(*flat.shape[:3], table.size(1))
+    return met.permute(order).permute(0, 2, 1, 3)
