@@ -13,7 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.triton.refusal import interpreted, refusal
+from relpos_fairseq.attention.step import attend_step
+from relpos_fairseq.attention.triton.refusal import all_distances, interpreted, refusal
 
 name = "triton"
 
@@ -22,6 +23,8 @@ __all__ = ["attend", "interpreted", "name", "refusal"]
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
+    if inputs.positions.is_step and all_distances(inputs):
+        return attend_step(inputs)[0]
     # Triton is an import of its own weight, and optional.
     from relpos_fairseq.attention.triton.function import attend as fused
 

@@ -372,8 +372,7 @@ def keys_kernel(
         dg = tl.zeros((KEYS, RP), ACC)
     none = tl.zeros((KEYS,), ACC)
     add_left, add_right, times_left, times_right = none, none, none, none
-    for TURN in tl.static_range(3):
-        PHASE: tl.constexpr = 2 - TURN
+    for PHASE in tl.static_range(2, -1, -1):
         if (PHASE == 0 and FAR_LEFT) or PHASE == 1 or (PHASE == 2 and FAR_RIGHT):
             if PHASE == 2:
                 from_row, to_row = begin, middle

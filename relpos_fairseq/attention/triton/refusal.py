@@ -27,6 +27,12 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on")
 
 
+def all_distances(inputs: AttentionInputs) -> bool:
+    """Whether every relation is one of distances."""
+    relations = (term.relation for term in inputs.terms if term.relation is not None)
+    return all(isinstance(relation, DistanceRelation) for relation in relations)
+
+
 def refusal(inputs: AttentionInputs) -> str | None:
     """Why these inputs cannot be evaluated, or None."""
     return _machine(inputs) or _shape(inputs) or _terms(inputs)
