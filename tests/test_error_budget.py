@@ -15,7 +15,7 @@ import torch
 from cases import Case, build
 from torch import Tensor
 
-from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend
+from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, triton
 from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.terms import PositionTerms
 
@@ -37,6 +37,9 @@ LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
 # Times the reference's error, of the whole tensor (root mean square) and of its worst element; a
 # second order of summing the same rounded numbers stays inside.
 FACTORS = {"typical": 3.0, "worst": 4.0}
+# Fused kernels multiply half-precision numbers: products with tables, probabilities and gradients
+# of logits are rounded on their way, where eager attention rounds its result alone.
+ROUNDINGS = {"triton": 3}
 VANISHES = 1e-10  # a gradient that is 0 but for fp64's rounding
 
 
@@ -154,7 +157,7 @@ def sizes(error: Tensor) -> dict[str, float]:
 
 
 def overruns(
-    got: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor], epsilon: float
+    got: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor], rounding: float
 ) -> Iterator[str]:
     """Every result over its budget, in words."""
     size = {name: sizes(right) for name, right in exact.items()}
@@ -163,7 +166,7 @@ def overruns(
         if size[name]["worst"] < VANISHES:  # softmax does not see it: what cancels has q's size
             size[name] = size["q"]
         for kind, factor in FACTORS.items():
-            budget = factor * allowed[kind] + epsilon * size[name][kind]
+            budget = factor * allowed[kind] + rounding * size[name][kind]
             if not found[kind] <= budget:
                 yield (
                     f"{name}: {kind} error {found[kind]:.2e} exceeds {budget:.2e} (reference "
@@ -171,9 +174,12 @@ def overruns(
                 )
 
 
-def backends_for(scheme: str) -> list[str]:
-    """The backends that serve a scheme."""
+def backends_for(scheme: str, shape: str) -> list[str]:
+    """The backends that serve a scheme; interpreted kernels are slow, and have a shape each."""
     unserved = {"auto", "reference"} | (set() if scheme in SDPA else {"sdpa"})
+    interpreted = list(SHAPES)[SCHEMES.index(scheme) % 4]
+    if shape != interpreted or not triton.interpreted():
+        unserved.add("triton")
     return [name for name in BACKENDS if name not in unserved]
 
 
@@ -187,9 +193,12 @@ def test_error_budget(scheme: str, shape: str, dtype: torch.dtype) -> None:
     low, leaves = as_leaves(make_call(scheme, SHAPES[shape]), dtype)
     exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
     epsilon = torch.finfo(dtype).eps
+    times = ROUNDINGS if dtype != torch.float32 else {}
     over = [
         f"{backend}: {line}"
-        for backend in backends_for(scheme)
-        for line in overruns(results(low, leaves, backend), eager, exact, epsilon)
+        for backend in backends_for(scheme, shape)
+        for line in overruns(
+            results(low, leaves, backend), eager, exact, epsilon * times.get(backend, 1)
+        )
     ]
     assert not over, "\n".join(over)

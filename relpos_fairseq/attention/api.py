@@ -70,10 +70,14 @@ def _full_precision(device: str) -> AbstractContextManager:
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """The backend that `auto` means for these inputs."""
     if any(term.present for term in inputs.terms):
-        on_gpu = inputs.q.device.type == "cuda" and not need_weights
-        if on_gpu and triton.refusal(inputs) is None:
+        if on_gpu(inputs) and not need_weights and triton.refusal(inputs) is None:
             return "triton"
         return "blocked" if blocked.refusal(inputs) is None else "reference"
     if need_weights or inputs.dropout and inputs.q.device.type == "cpu":
         return "blocked"
     return "sdpa"
+
+
+def on_gpu(inputs: AttentionInputs) -> bool:
+    """Whether fused kernels run rather than are interpreted."""
+    return inputs.q.device.type == "cuda"

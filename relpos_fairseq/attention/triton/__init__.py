@@ -1,8 +1,8 @@
 """Fused kernels in Triton: attention with positions as one band of distances between two tails.
 
-Forward and backward, without atomics: same inputs, same bits.  A call keeps q, k, v, the output, one
-number a query and the products of its tables, O(T (D + k)) for tables of k distances.  `lowering`
-says what becomes of the terms, `refusal` what is not served.
+Forward and backward, without atomics: same inputs, same bits.  A call keeps q, k, v, the output,
+one number a query and the products of its tables, O(T (D + k)) for tables of k distances.
+`lowering` says what becomes of the terms, `refusal` what is not served.
 
 A step of decoding has one query and nothing to fuse: `attend_step` evaluates it, here as in the
 backend `blocked`.

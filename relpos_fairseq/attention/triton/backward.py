@@ -1,7 +1,7 @@
-"""The backward kernels: one owns rows of queries, one owns keys; what they sum, nobody else adds to.
+"""The backward kernels: one owns rows of queries, one owns keys; nobody else adds to their sums.
 
 Every cell of a band is one (query, key) pair, so that its gradient is stored, not added; tails are
-sums of rows (of queries' tables) and of columns (of keys').  Gradients of scalars are sums along the
+sums of rows (of queries' tables) and of columns (of keys').  Gradients of scalars are sums along
 diagonals of tiles, handed from tile to tile, one buffer a block of rows.  No atomics: same inputs,
 same bits.
 """
@@ -21,6 +21,7 @@ from relpos_fairseq.attention.triton.tile import (
     kept,
     keys_seen,
     over_distances,
+    product,
     rows_seeing,
     store_block,
     table_of,
@@ -30,8 +31,10 @@ from relpos_fairseq.attention.triton.tile import (
 
 @triton.jit(do_not_specialize=["tgt_len", "width"])
 def delta_kernel(
-    out_ptr, dout_ptr, probs_ptr, dprobs_ptr, delta_ptr, out_b, out_h, out_t, heads, tgt_len, width,
+    out_ptr, rest_ptr, dout_ptr, probs_ptr, dprobs_ptr, delta_ptr, out_b, out_h, out_t,
+    heads, tgt_len, width,
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, VALUES: tl.constexpr,
+    REST: tl.constexpr,
 ):  # fmt: skip
     """Sum over keys of probability times its gradient, by way of the output: (N, T)."""
     blocks = tl.cdiv(tgt_len, ROWS)
@@ -42,6 +45,8 @@ def delta_kernel(
     channel = tl.arange(0, DP)
     base = b * out_b + h * out_h
     out = block_of(out_ptr + base, i, out_t, channel, inside, D, DP != D).to(ACC)
+    if REST:
+        out += block_of(rest_ptr + base, i, out_t, channel, inside, D, DP != D).to(ACC)
     dout = block_of(dout_ptr + base, i, out_t, channel, inside, D, DP != D).to(ACC)
     delta = tl.sum(out * dout, 1)
     if VALUES:
@@ -57,9 +62,9 @@ def delta_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def rows_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, lse_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr, pk_ptr,
-    band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr, padding_ptr,
-    documents_ptr,
+    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
+    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
+    padding_ptr, documents_ptr,
     dq_ptr, dright_ptr, daq_ptr, dpq_ptr, dband_ptr, df_ptr, dscalars_ptr, dsums_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
@@ -78,7 +83,7 @@ def rows_kernel(
 
     dscalars (N, blocks, 2, high - low + 1 + 4 KEYS) are sums over the rows by distance, of the
     static logits and of the gate, from distance low - 2 KEYS on; dsums (N, blocks, 8) those of
-    whole tail tiles (static left, right, gate left, right) and of the reset's row and column.
+    whole tail tiles (static left, right, gate left, right) and of the reset's column.
     """
     blocks = tl.cdiv(tgt_len, ROWS)
     n = tl.program_id(0) // blocks
@@ -95,7 +100,8 @@ def rows_kernel(
     v_ptr += b * v_b + h * v_h
     q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
     dout = block_of(dout_ptr + b * out_b + h * out_h, i, out_t, channel, inside, D, DP != D)
-    lse = tl.load(lse_ptr + n64 * tgt_len + i, mask=inside, other=float("inf"))
+    top = tl.load(top_ptr + n64 * tgt_len + i, mask=inside, other=0.0)
+    mass = tl.load(mass_ptr + n64 * tgt_len + i, mask=inside, other=float("inf"))
     delta = tl.load(delta_ptr + n64 * tgt_len + i, mask=inside, other=0.0)
     right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
     if REPLACED:
@@ -137,7 +143,7 @@ def rows_kernel(
     none = tl.zeros((ROWS,), ACC)
     add_left, add_right, times_left, times_right = none, none, none, none
     static_left, static_right, gate_left, gate_right = none, none, none, none
-    row_sum, column_sum = none, none
+    column_sum = none
     carry = tl.zeros((KEYS,), ACC)
     static_carry, gate_carry = carry, carry
     for PHASE in tl.static_range(3):
@@ -178,16 +184,17 @@ def rows_kernel(
                     vector_low, width, scalar_low, scalar_width,
                     PHASE, False, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
                 )  # fmt: skip
-                p = tl.exp2(s * LOG2E - lse[:, None])
+                p = tl.exp2((s - top[:, None]) * LOG2E - mass[:, None])
                 if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
                     seen = visible(
                         ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
                         PHASE, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
                     )  # fmt: skip
                     p = tl.where(seen, p, 0.0)
-                dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION).to(ACC)
+                dp = product(dout, tl.trans(v), PRECISION).to(ACC)
                 if VALUES:
-                    dp += table_of(dprobs_ptr, ii, width, d, vector_low, width, within, PHASE)
+                    part = table_of(dprobs_ptr, ii, width, d, vector_low, width, within, PHASE)
+                    dp += part.to(ACC)
                 if DROP:
                     keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, False)
                     dp = tl.where(keep, dp * (65536.0 / (65536 - DROP)), 0.0)
@@ -197,7 +204,6 @@ def rows_kernel(
                 free = ds
                 if RESET:
                     free = tl.where(row | column, 0.0, ds)
-                    row_sum += tl.sum(tl.where(row, ds, 0.0), 1)
                     column_sum += tl.sum(tl.where(column, ds, 0.0), 1)
                 if ADD_Q:
                     part = ds
@@ -232,7 +238,7 @@ def rows_kernel(
                     part = ds
                     if RESET & 4:
                         part = free
-                    df += tl.dot(part.to(g.dtype), g, input_precision=PRECISION)
+                    df += product(part.to(g.dtype), g, PRECISION)
                 if PRODUCT:
                     part = ds * content * pk
                     if GATE:
@@ -267,17 +273,17 @@ def rows_kernel(
                 if PRODUCT:
                     dc = dc * pq * pk
                 if not REPLACED or PHASE == 0:
-                    dq += tl.dot(dc.to(k.dtype), k, input_precision=PRECISION)
+                    dq += product(dc.to(k.dtype), k, PRECISION)
                 elif PHASE == 2:
-                    dright += tl.dot(dc.to(k.dtype), k, input_precision=PRECISION)
+                    dright += product(dc.to(k.dtype), k, PRECISION)
                 else:
                     tl.store(dband_ptr + ii * width + (d - vector_low), dc, mask=inner)
                     if LEFT:
                         part = tl.where(d <= vector_low, dc, 0.0).to(k.dtype)
-                        dq += tl.dot(part, k, input_precision=PRECISION)
+                        dq += product(part, k, PRECISION)
                     if RIGHT:
                         part = tl.where(d >= vector_low + width - 1, dc, 0.0).to(k.dtype)
-                        dright += tl.dot(part, k, input_precision=PRECISION)
+                        dright += product(part, k, PRECISION)
     store_block(dq_ptr + b * q_b + h * q_h, dq, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
         store_block(dright_ptr + b * q_b + h * q_h, dright, i, q_t, channel, inside, D, DP != D)
@@ -302,15 +308,14 @@ def rows_kernel(
             tl.store(dsums_ptr + 2, tl.sum(gate_left, 0))
             tl.store(dsums_ptr + 3, tl.sum(gate_right, 0))
     if RESET:
-        tl.store(dsums_ptr + 4, tl.sum(row_sum, 0))
-        tl.store(dsums_ptr + 5, tl.sum(column_sum, 0))
+        tl.store(dsums_ptr + 4, tl.sum(column_sum, 0))
 
 
 @triton.jit(do_not_specialize=VARYING)
 def keys_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, lse_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr, pk_ptr,
-    band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr, padding_ptr,
-    documents_ptr, dk_ptr, dv_ptr, dak_ptr, dpk_ptr, dg_ptr,
+    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
+    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
+    padding_ptr, documents_ptr, dk_ptr, dv_ptr, dak_ptr, dpk_ptr, dg_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
     static_h, gate_h, theta_h, first_b,
@@ -337,7 +342,8 @@ def keys_kernel(
     v_ptr += b * v_b + h * v_h
     right_ptr += b * q_b + h * q_h
     dout_ptr += b * out_b + h * out_h
-    lse_ptr += n64 * tgt_len
+    top_ptr += n64 * tgt_len
+    mass_ptr += n64 * tgt_len
     delta_ptr += n64 * tgt_len
     k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
     v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
@@ -387,7 +393,8 @@ def keys_kernel(
                 d = jj - (start + ii)
                 q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
                 dout = block_of(dout_ptr, i, out_t, channel, inside, D, DP != D)
-                lse = tl.load(lse_ptr + i, mask=inside, other=float("inf"))
+                top = tl.load(top_ptr + i, mask=inside, other=0.0)
+                mass = tl.load(mass_ptr + i, mask=inside, other=float("inf"))
                 delta = tl.load(delta_ptr + i, mask=inside, other=0.0)
                 right, f, row, column = q, q, within, within
                 if REPLACED:
@@ -415,23 +422,24 @@ def keys_kernel(
                     vector_low, width, scalar_low, scalar_width,
                     PHASE, True, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
                 )  # fmt: skip
-                p = tl.exp2(s * LOG2E - lse[None, :])
+                p = tl.exp2((s - top[None, :]) * LOG2E - mass[None, :])
                 if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
                     seen = visible(
                         ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
                         PHASE, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
                     )  # fmt: skip
                     p = tl.where(seen, p, 0.0)
-                dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION).to(ACC)
+                dp = product(v, tl.trans(dout), PRECISION).to(ACC)
                 if VALUES:
-                    dp += table_of(dprobs_ptr, ii, width, d, vector_low, width, within, PHASE)
+                    part = table_of(dprobs_ptr, ii, width, d, vector_low, width, within, PHASE)
+                    dp += part.to(ACC)
                 used = p
                 if DROP:
                     keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, True)
                     inverse = 65536.0 / (65536 - DROP)
                     used = tl.where(keep, p * inverse, 0.0)
                     dp = tl.where(keep, dp * inverse, 0.0)
-                dv += tl.dot(used.to(dout.dtype), dout, input_precision=PRECISION)
+                dv += product(used.to(dout.dtype), dout, PRECISION)
                 ds = p * (dp - delta[None, :])
 
                 inner = (d > vector_low) & (d < vector_low + width - 1) & within & there
@@ -458,7 +466,7 @@ def keys_kernel(
                     part = ds
                     if RESET & 4:
                         part = free
-                    dg += tl.dot(part.to(f.dtype), f, input_precision=PRECISION)
+                    dg += product(part.to(f.dtype), f, PRECISION)
                 if PRODUCT:
                     part = ds * content * pq
                     if GATE:
@@ -480,16 +488,16 @@ def keys_kernel(
                 if PRODUCT:
                     dc = dc * pq * pk
                 if not REPLACED or PHASE == 0:
-                    dk += tl.dot(dc.to(q.dtype), q, input_precision=PRECISION)
+                    dk += product(dc.to(q.dtype), q, PRECISION)
                 elif PHASE == 2:
-                    dk += tl.dot(dc.to(q.dtype), right, input_precision=PRECISION)
+                    dk += product(dc.to(q.dtype), right, PRECISION)
                 else:
                     if LEFT:
                         part = tl.where(d <= vector_low, dc, 0.0).to(q.dtype)
-                        dk += tl.dot(part, q, input_precision=PRECISION)
+                        dk += product(part, q, PRECISION)
                     if RIGHT:
                         part = tl.where(d >= vector_low + width - 1, dc, 0.0).to(q.dtype)
-                        dk += tl.dot(part, right, input_precision=PRECISION)
+                        dk += product(part, right, PRECISION)
     store_block(dk_ptr + b * k_b + h * k_h, dk, j, k_t, channel, here, D, DP != D)
     store_block(dv_ptr + b * v_b + h * v_h, dv, j, v_t, channel, here, D, DP != D)
     if ADD_K:

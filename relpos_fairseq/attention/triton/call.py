@@ -112,6 +112,7 @@ def _flags(inputs: AttentionInputs, low: Lowered, outer: Window) -> dict:
     tensors, reach = low.tensors, low.reach
     dim = tensors["q"].size(-1)
     rank = tensors["f"].size(-1) if "f" in tensors else 1
+    grads = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     learns = {name: name in tensors and tensors[name].requires_grad for name in _BY_SCALARS}
     return {
         "D": dim,
@@ -140,6 +141,9 @@ def _flags(inputs: AttentionInputs, low: Lowered, outer: Window) -> dict:
         "FAR_RIGHT": outer.high <= reach.highest,
         "STATIC_GRAD": learns["static"],
         "GATE_GRAD": learns["gate"],
+        # Where probabilities are peaked, a gradient is the difference of a probability's own and
+        # their mean, which the output gives: its rounding to half precision would be all of it.
+        "REST": grads and inputs.q.dtype in (torch.float16, torch.bfloat16),
         "PRECISION": precision(),
     }
 

@@ -13,6 +13,7 @@ from relpos_fairseq.attention.triton.tile import (
     kept,
     keys_seen,
     over_distances,
+    product,
     store_block,
     table_of,
     visible,
@@ -26,9 +27,9 @@ VARYING = [
 
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, out_ptr, lse_ptr, aq_ptr, ak_ptr, pq_ptr, pk_ptr, band_ptr,
-    value_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr, padding_ptr,
-    documents_ptr,
+    q_ptr, k_ptr, v_ptr, right_ptr, out_ptr, rest_ptr, top_ptr, mass_ptr, aq_ptr, ak_ptr, pq_ptr,
+    pk_ptr, band_ptr, value_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
+    padding_ptr, documents_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
     static_h, gate_h, theta_h, first_b,
@@ -39,7 +40,7 @@ def forward_kernel(
     DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
     FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, REST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS queries of one head against all keys that they see."""
     blocks = tl.cdiv(tgt_len, ROWS)
@@ -58,9 +59,7 @@ def forward_kernel(
     q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
     right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
     if REPLACED:
-        right = block_of(
-            right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D
-        )
+        right = block_of(right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if FACTORS:
         f_ptr += b * f_b + h * f_h
         g_ptr += b * g_b + h * g_h
@@ -131,9 +130,9 @@ def forward_kernel(
                     s = tl.where(seen, s, float("-inf"))
                 new_top = tl.maximum(top, tl.max(s, 1))
                 # A row without a key so far has top -inf, and -inf - -inf is NaN.
-                against = tl.where(new_top == float("-inf"), 0.0, new_top) * LOG2E
-                p = tl.exp2(s * LOG2E - against[:, None])
-                shrink = tl.exp2(top * LOG2E - against)
+                against = tl.where(new_top == float("-inf"), 0.0, new_top)
+                p = tl.exp2((s - against[:, None]) * LOG2E)
+                shrink = tl.exp2((top - against) * LOG2E)
                 mass = mass * shrink + tl.sum(p, 1)
                 if DROP:
                     keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, False)
@@ -157,18 +156,25 @@ def forward_kernel(
                         )  # fmt: skip
                 v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
                 acc = acc * shrink[:, None]
-                acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+                acc += product(p.to(v.dtype), v, PRECISION)
                 top = new_top
     empty = mass == 0.0
     total = tl.where(empty, 1.0, mass)
     inverse = 65536.0 / (65536 - DROP)
     out = acc * (inverse / total)[:, None]
-    store_block(out_ptr + b * out_b + h * out_h, out, i, out_t, channel, inside, D, DP != D)
-    against = tl.where(empty, 0.0, top) * LOG2E
-    lse = tl.where(empty, float("inf"), against + tl.log2(total))
-    tl.store(lse_ptr + n64 * tgt_len + i, lse, mask=inside)
+    rounded = out.to(q.dtype)
+    base = b * out_b + h * out_h
+    store_block(out_ptr + base, rounded, i, out_t, channel, inside, D, DP != D)
+    if REST:
+        rest = out - rounded.to(ACC)
+        store_block(rest_ptr + base, rest, i, out_t, channel, inside, D, DP != D)
+    top = tl.where(empty, 0.0, top)
+    # Apart, since their sum would round large logits; infinite, so that rows without keys give 0.
+    tl.store(top_ptr + n64 * tgt_len + i, top, mask=inside)
+    mass = tl.where(empty, float("inf"), tl.log2(total))
+    tl.store(mass_ptr + n64 * tgt_len + i, mass, mask=inside)
     if VALUES:
         # As logits, so that one formula makes probabilities of the whole table.
         ends = value_ptr + i * width
-        tl.store(ends, (against + tl.log2(left_mass)) / LOG2E, mask=inside)
-        tl.store(ends + width - 1, (against + tl.log2(right_mass)) / LOG2E, mask=inside)
+        tl.store(ends, top + tl.log2(left_mass) / LOG2E, mask=inside)
+        tl.store(ends + width - 1, top + tl.log2(right_mass) / LOG2E, mask=inside)

@@ -44,28 +44,31 @@ class _Attention(torch.autograd.Function):
         given = _laid_out(dict(zip(NAMES, tensors, strict=True)))
         q = given["q"]
         out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=call.exact)
+        top, mass = (q.new_empty(q.shape[:3], dtype=call.exact) for _ in range(2))
         logits = probs = None
         if call.flags["VALUES"]:
-            logits = lse.new_full((*lse.shape, call.numbers["width"]), -math.inf)
-        made = {"out": out, "lse": lse, "value": logits}
+            logits = top.new_full((*top.shape, call.numbers["width"]), -math.inf)
+        rest = torch.empty_like(out) if call.flags["REST"] else None
+        made = {"out": out, "rest": rest, "top": top, "mass": mass, "value": logits}
         _run("forward", forward_kernel, call, given, made)
         if logits is not None:
-            logits -= lse[..., None] * math.log(2)
+            logits -= top[..., None]
+            logits -= mass[..., None] * math.log(2)
             probs = (logits.exp_() * call.inverse).to(q.dtype)
         ctx.call = call
-        ctx.save_for_backward(out, lse, probs, *given.values())
+        ctx.save_for_backward(out, rest, top, mass, probs, *given.values())
         return out, probs
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout: Tensor, dprobs: Tensor | None) -> tuple:
         call = ctx.call
-        out, lse, probs, *tensors = ctx.saved_tensors
+        out, rest, top, mass, probs, *tensors = ctx.saved_tensors
         given = dict(zip(NAMES, tensors, strict=True))
         if dout.stride() != out.stride():
             dout = torch.empty_like(out).copy_(dout)
-        made = {"out": out, "dout": dout, "lse": lse, "delta": torch.empty_like(lse)}
+        made = {"out": out, "rest": rest, "dout": dout, "top": top, "mass": mass}
+        made["delta"] = torch.empty_like(top)
         if dprobs is not None:
             made |= {"probs": probs, "dprobs": dprobs.contiguous()}
         _run("delta", delta_kernel, call, given, made)
@@ -78,7 +81,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _laid_out(given: Tensors) -> Tensors:
-    """Tensors whose gradients can have the same strides; those that share strides in a kernel do."""
+    """Tensors whose gradients can have their strides; alike where a kernel takes them so."""
     laid = {}
     for name, tensor in given.items():
         if tensor is not None:
@@ -129,7 +132,8 @@ def _of_scalars(call: Call, made: Tensors) -> Tensors:
         grad[:, 0] += by_distance[:, :first].sum(1) + sums[:, 2 * place]
         grad[:, -1] += by_distance[:, first + window.width :].sum(1) + sums[:, 2 * place + 1]
         found[f"d{name}"] = grad
-    found["dtheta"] = sums[:, 4:6]
+    # The row's logit is one number for all keys, which softmax does not see.
+    found["dtheta"] = torch.stack([torch.zeros_like(sums[:, 4]), sums[:, 4]], dim=-1)
     return found
 
 

@@ -107,9 +107,7 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
     q, k, exact = inputs.q, inputs.k, inputs.exact
 
     def table(name: str, dtype: torch.dtype) -> Tensor:
-        windowed = over_window(
-            getattr(term, name), term.relation, low.vectors, inputs.positions
-        )
+        windowed = over_window(getattr(term, name), term.relation, low.vectors, inputs.positions)
         return windowed.to(dtype)
 
     if term.product:
@@ -151,9 +149,7 @@ def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
         table = getattr(term, name)
         if table is None:
             continue
-        table = over_window(
-            table.to(inputs.exact), term.relation, low.scalars, inputs.positions
-        )
+        table = over_window(table.to(inputs.exact), term.relation, low.scalars, inputs.positions)
         if name == "static":
             low.add(name, table)
         else:
@@ -168,16 +164,14 @@ def _add_factors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
     for pair in pairs:
         f, g = (factor.to(inputs.q.dtype) for factor in pair)
         if "f" in low.tensors:
-            f, g = (
-                torch.cat([known.expand(*_common(known, new)), new.expand(*_common(new, known))], -1)
-                for known, new in ((low.tensors["f"], f), (low.tensors["g"], g))
-            )
+            f, g = _side_by_side(low.tensors["f"], f), _side_by_side(low.tensors["g"], g)
         low.tensors["f"], low.tensors["g"] = f, g
 
 
-def _common(one: Tensor, other: Tensor) -> tuple[int, int, int, int]:
-    """Batch and heads that both broadcast to, with one's own length and rank."""
-    return (*torch.broadcast_shapes(one.shape[:2], other.shape[:2]), *one.shape[2:])
+def _side_by_side(one: Tensor, other: Tensor) -> Tensor:
+    """Factors (B|1, H|1, L, r) of two terms as those of one: (B|1, H|1, L, r + r')."""
+    common = torch.broadcast_shapes(one.shape[:2], other.shape[:2])
+    return torch.cat([part.expand(*common, -1, -1) for part in (one, other)], dim=-1)
 
 
 def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
@@ -200,9 +194,7 @@ def _add_reset(low: Lowered, term: PositionTerms) -> None:
 
 def reset_bits(term: PositionTerms) -> int:
     """Which of vectors, scalars, factors (1, 2, 4) a term adds."""
-    vectors = not term.product and (
-        term.query_vectors is not None or term.key_vectors is not None
-    )
+    vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
     factors = term.static_factors is not None or is_segments(term)
     scalars = term.static is not None and not is_segments(term)
     return vectors + 2 * scalars + 4 * factors

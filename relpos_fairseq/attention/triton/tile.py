@@ -1,10 +1,11 @@
-"""What the kernels do to a tile of logits: (rows, keys) in the forward pass and for queries, (keys,
-rows) for keys, so that what meets a product's left side is there without a transposition.
+"""What the kernels do to a tile of logits.
 
+A tile is (rows, keys) in the forward pass and where rows own gradients, (keys, rows) where keys do,
+so that what stands left in a product is there without a transposition.
 `ii` and `jj` are query and key numbers as a column and a row of a tile (or a row and a column),
 `d` the distances of its cells.  PHASE says where a tile stands: 0, all its distances are at or
-below the windows' lowest; 2, at or above their highest; 1, anywhere.  In phases 0 and 2 a table has
-one row of a query and one of a key, and nothing is read per cell.
+below the windows' lowest; 2, at or above their highest; 1, anywhere.  In phases 0 and 2 a table is
+one number a query or key, and nothing is read per cell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos_fairseq.attention.triton.refusal import interpreted
+
 LOG2E = tl.constexpr(1.4426950408889634)
+INTERPRETED = tl.constexpr(interpreted())
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """A matrix product, summed in fp32 at least."""
+    if INTERPRETED:  # its products of bf16 are those of the bits as integers
+        if a.dtype == tl.bfloat16:
+            a = a.to(tl.float32)
+        if b.dtype == tl.bfloat16:
+            b = b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -25,9 +40,7 @@ def block_of(ptr, index, stride, channel, inside, D: tl.constexpr, PADDED: tl.co
 
 
 @triton.jit
-def store_block(
-    ptr, values, index, stride, channel, inside, D: tl.constexpr, PADDED: tl.constexpr
-):
+def store_block(ptr, values, index, stride, channel, inside, D: tl.constexpr, PADDED: tl.constexpr):
     """The converse of `block_of`."""
     mask = inside[:, None]
     if PADDED:
@@ -63,9 +76,9 @@ def table_of(ptr, index, stride, d, low, width, inside, PHASE: tl.constexpr):
 def meet(rows, keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
     """Products of queries' and keys' vectors."""
     if BY_KEY:
-        values = tl.dot(keys, tl.trans(rows), input_precision=PRECISION)
+        values = product(keys, tl.trans(rows), PRECISION)
     else:
-        values = tl.dot(rows, tl.trans(keys), input_precision=PRECISION)
+        values = product(rows, tl.trans(keys), PRECISION)
     return values
 
 
@@ -104,13 +117,15 @@ def add_positions(
     """Add what positions add; bits 1, 2, 4 of RESET: vectors, scalars, factors are reset."""
     held = tl.zeros_like(logits)
     if ADD_Q:
-        part = table_of(aq_ptr, ii, aq_stride, d, low, width, inside, PHASE) * SCALE
+        part = table_of(aq_ptr, ii, aq_stride, d, low, width, inside, PHASE)
+        part = part.to(logits.dtype) * SCALE
         if RESET & 1:
             held += part
         else:
             logits += part
     if ADD_K:
-        part = table_of(ak_ptr, jj, ak_stride, d, low, width, there, PHASE) * SCALE
+        part = table_of(ak_ptr, jj, ak_stride, d, low, width, there, PHASE)
+        part = part.to(logits.dtype) * SCALE
         if RESET & 1:
             held += part
         else:
@@ -193,8 +208,10 @@ def keys_seen(
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Keys that ROWS queries from `slot` on see, as begin..middle..after..end: left tail tiles, the
-    band, right tail tiles."""  # noqa: D209
+    """Keys that ROWS queries from `slot` on see: begin..middle..after..end.
+
+    Tiles of the left tail, of the band, of the right tail.
+    """
     begin, end = slot * 0, src_len
     if CAUSAL:
         end = tl.minimum(src_len, slot + ROWS)
@@ -215,8 +232,10 @@ def rows_seeing(
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Rows that see KEYS keys from `first_key` on, as begin..middle..after..end: right tail tiles,
-    the band, left tail tiles."""  # noqa: D209
+    """Rows that see KEYS keys from `first_key` on: begin..middle..after..end.
+
+    Tiles of the right tail, of the band, of the left tail.
+    """
     begin, end = first_key * 0, tgt_len
     if CAUSAL:
         begin = tl.maximum(first_key - start, 0) // ROWS * ROWS

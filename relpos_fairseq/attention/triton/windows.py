@@ -99,7 +99,7 @@ def _ids_of(
 
 
 class _Rows(torch.autograd.Function):
-    """table[:, ids], with sums in a fixed order in the backward pass: an index's own has atomics."""
+    """table[:, ids], whose gradient sums in a fixed order: an index's own has atomics."""
 
     @staticmethod
     def forward(ctx, table: Tensor, ids: Tensor, sources: Tensor) -> Tensor:
