@@ -125,3 +125,12 @@ def test_other_outputs_take_fairseqs_way(monkeypatch: pytest.MonkeyPatch) -> Non
     prefix.compute_loss(model, output, sample)
     model.decoder.adaptive_softmax = torch.nn.Identity()
     assert not model.plain_softmax
+
+
+def test_no_second_derivative() -> None:
+    """A gradient's gradient is refused, not taken for 0."""
+    logits = torch.randn(3, 5, requires_grad=True)
+    loss, _ = smoothed_loss(logits, torch.tensor([0, 4, 2]), 0.1, 1)
+    (first,) = torch.autograd.grad(loss, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative: take fairseq's own"):
+        first.square().sum().backward()

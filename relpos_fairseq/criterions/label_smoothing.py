@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from relpos_fairseq.attention.once import differentiable_once
 from relpos_fairseq.compat import not_replaced, replace
 
 CHUNK = {"cpu": 1 << 19}  # elements of logits at a time, 2 MB
@@ -75,7 +75,7 @@ class _SmoothedLoss(torch.autograd.Function):
         return ctx.rest * nll + each * smooth, nll
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("the loss from logits", "take fairseq's own from log-probabilities")
     def backward(ctx: Any, of_loss: Tensor, of_nll: Tensor) -> tuple:
         logits, column, padding = ctx.saved_tensors
         kept = (~padding).to(ctx.exact)  # (N, 1)

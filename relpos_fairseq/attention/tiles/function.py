@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.once import differentiable_once
 from relpos_fairseq.attention.tiles.backward import Backward
 from relpos_fairseq.attention.tiles.forward import Forward
 from relpos_fairseq.attention.tiles.plan import Plan, tile_rows
@@ -43,32 +44,10 @@ class _Tiles(torch.autograd.Function):
         return out
 
     @staticmethod
+    @differentiable_once("attention by tiles", "use --attention-backend reference")
     def backward(ctx, grad: Tensor) -> tuple:
-        q, k, v, *others = saved = ctx.saved_tensors
+        q, k, v, *others = ctx.saved_tensors
         tables, kept = others[: ctx.count], others[ctx.count :]
         wanted = list(ctx.needs_input_grad[5:])
-        # A backward pass may be called under autocast, which would round every product.
-        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-            found = Backward(ctx.plan, ctx.seed, q, k, v, tables, wanted).run(grad, kept)
-        if torch.is_grad_enabled():  # create_graph=True
-            given = [part for part in found if part is not None]
-            tied = iter(_Once.apply(len(given), *given, grad, *saved))
-            found = [None if part is None else next(tied) for part in found]
-        return None, None, *found
-
-
-class _Once(torch.autograd.Function):
-    """Gradients that depend on all that they came from, and whose own gradient is an error.
-
-    Torch's once_differentiable would take queries and tables for constants, without a word.
-    """
-
-    @staticmethod
-    def forward(ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.view_as(part) for part in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "attention by tiles has no second derivative: use --attention-backend reference"
-        )
+        run = Backward(ctx.plan, ctx.seed, q, k, v, tables, wanted)
+        return None, None, *run.run(grad, kept)

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from relpos_fairseq.attention.once import differentiable_once
 
 ROWS = 64  # of a tile of up to 64 channels
 COLUMNS = 16  # of the band that are stored at once
@@ -124,7 +125,7 @@ class _TrilinearBand(torch.autograd.Function):
         return x
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("m3's band in Triton", "use --attention-backend reference")
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, w = ctx.saved_tensors
         grad = grad.contiguous()
