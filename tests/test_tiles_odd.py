@@ -13,6 +13,7 @@ from cases import Case, build
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.attention import triton as kernels
 from relpos_fairseq.positions import Positions
 
 # One scheme for each way in which tiles meet a table.
@@ -202,14 +203,19 @@ def test_twice_through_one_graph(scheme: str) -> None:
         assert (one is None and other is None) or torch.equal(one, other)
 
 
+@pytest.mark.parametrize("backend", ["blocked", "triton"])
 @pytest.mark.parametrize("scheme", ["shaw", "m4m", "rel_scalar"])
-def test_no_second_derivative(scheme: str) -> None:
+def test_no_second_derivative(scheme: str, backend: str) -> None:
     """A gradient's gradient is refused, not wrong."""
-    call = Call(scheme)
+    call = Call(scheme, LENGTH if backend == "blocked" else 20)
+    if backend == "triton":
+        pytest.importorskip("triton")
+        if not kernels.interpreted():
+            pytest.skip("needs the interpreter (TRITON_INTERPRET=1)")
     q = call.qkv[0].clone().requires_grad_()
-    out = call.attend(q, *call.qkv[1:])
+    out = call.attend(q, *call.qkv[1:], backend)
     (first,) = torch.autograd.grad(weighted(out), q, create_graph=True)
-    torch.testing.assert_close(first, call.gradients(call.qkv)[1], rtol=0, atol=0)
+    torch.testing.assert_close(first, call.gradients(call.qkv, backend)[1], rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(first.square().sum(), q)
 

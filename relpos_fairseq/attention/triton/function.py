@@ -7,9 +7,9 @@ import math
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.once import differentiable_once
 from relpos_fairseq.attention.triton.backward import delta_kernel, keys_kernel, rows_kernel
 from relpos_fairseq.attention.triton.call import Call, make_call
 from relpos_fairseq.attention.triton.forward import forward_kernel
@@ -60,7 +60,7 @@ class _Attention(torch.autograd.Function):
         return out, probs
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("attention by kernels", "use --attention-backend reference")
     def backward(ctx, dout: Tensor, dprobs: Tensor | None) -> tuple:
         call = ctx.call
         out, rest, top, mass, probs, *tensors = ctx.saved_tensors
