@@ -1,24 +1,24 @@
 """The content of a tile where terms multiply it.
 
-In a tail a gate is a factor, a product of three is (q (q.a)) . (k (k.b)), and a trilinear term is
-(q w) . k: plain products of other queries and keys.  Between the tails stands a band of diagonals.
-The tile's queries of both tails and its band are small, (N, n, D) and (N, n, W): they are formed
-by ordinary autograd, and their gradients go back the same way.
+A gate and the products with queries are a number for every query and distance, the products with
+keys one for every key and distance.  A tile's content is multiplied by both: in the tails, where
+the distance does not matter, row by row and column by column, and between them along diagonals.
+Both kinds of numbers are formed by ordinary autograd, whose tensors (N, n, W) are small.  A
+trilinear term makes another content to be multiplied (`trilinear`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.attention.banded import content_band, diagonals, key_band
+from relpos_fairseq.attention.banded import diagonals
 from relpos_fairseq.attention.tiles.geometry import Tile, products, scratch
 from relpos_fairseq.attention.tiles.split import Near
-from relpos_fairseq.attention.toeplitz import trilinear_band
+from relpos_fairseq.attention.tiles.trilinear import Trilinear
 from relpos_fairseq.terms import PositionTerms
 
 if TYPE_CHECKING:
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Graph:
-    """Leaves of what autograd forms: parts of queries and keys, and tables that want a gradient."""
+    """What autograd formed, and its leaves: queries or keys, then tables that want a gradient."""
 
-    parts: list[Tensor]
+    x: Tensor
+    terms: list[PositionTerms]
     places: list[int]
     tables: list[Tensor]
-    terms: list[PositionTerms]
+    formed: Tensor | None = None
 
 
 class Multiplied:
@@ -43,157 +44,190 @@ class Multiplied:
     """
 
     def __init__(self, run: Forward) -> None:
-        """Meet the keys with the tails' vectors."""
-        self.run, self.split = run, run.plan.split
-        self.back_and_forth = run.wanted is not None
+        """Meet the keys with their vectors."""
+        self.run, self.split, self.training = run, run.plan.split, run.wanted is not None
+        everything = Tile(0, 0, 0, 0, (0, run.batch), (0, run.heads), run.heads)
+        self.keys = self._form("key_vectors", run.k, everything)
+        self.by_key = self.by_key_grad = None
+        if self.keys.formed is not None:
+            self.by_key = self._guarded()
+            self._inner(self.by_key).copy_(self.keys.formed.detach())
+            self.by_key_grad = self._guarded() if self.training else None
+        named = [named for _, named in self.split.terms]
+        self.multiplies = any(len(names) > ("trilinear" in names) for names in named)
+        self.trilinear = None
+        for bare, names in self.split.terms:
+            if "trilinear" in names:
+                self.trilinear = Trilinear(run, bare.relation, names["trilinear"])
         self._near: dict[int, Near] = {}
-        with torch.set_grad_enabled(self.back_and_forth):
-            self.of_keys = self._open(run.k)
-            self.factors = self._key_factors()
-        if self.back_and_forth:  # gradients of the sides' keys, which may be the keys themselves
-            apart = self.factors is not None
-            self.grads = [torch.zeros_like(run.dk) if apart else run.dk for _ in range(2)]
 
-    def _open(self, *parts: Tensor) -> Graph:
-        run = self.run
-        parts = [part.detach().requires_grad_(self.back_and_forth) for part in parts]
-        graph = Graph(parts, [], [], [])
-        for bare, named in self.split.terms:
-            given = {name: run.tables[place].detach() for name, place in named.items()}
-            for name, place in named.items():
-                if self.back_and_forth and run.wanted[place]:
-                    graph.places.append(place)
-                    graph.tables.append(given[name].requires_grad_())
-            graph.terms.append(replace(bare, product="key_vectors" in given, **given))
+    # --- numbers of queries and keys ------------------------------------------------------------
+
+    def _form(self, vectors: str, x: Tensor, tile: Tile) -> Graph:
+        """Products (N, L, W + 2) of queries or keys with all terms' vectors, from tail to tail.
+
+        Gates go with the queries.  None is formed where no term has any.
+        """
+        run, split = self.run, self.split
+        with torch.set_grad_enabled(self.training):
+            graph = Graph(x.detach().contiguous().requires_grad_(self.training), [], [], [])
+            for bare, named in split.terms:
+                for name in (vectors, *(["gate"] if vectors == "query_vectors" else [])):
+                    if name not in named:
+                        continue
+                    place = named[name]
+                    table = run.tables[place].detach()
+                    if self.training and run.wanted[place]:
+                        graph.places.append(place)
+                        graph.tables.append(table.requires_grad_())
+                    ids = bare.relation.window(split.low, split.high, table.device)
+                    rows = tile.of_heads(table[:, ids])
+                    found = rows[:, None] if name == "gate" else products(graph.x, rows)
+                    graph.formed = found if graph.formed is None else graph.formed * found
+            if graph.formed is not None:
+                graph.formed = graph.formed.expand(tile.count, x.size(1), -1)
         return graph
 
-    def _close(self, graph: Graph, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Gradients of a graph's parts; those of its tables are added to the totals."""
-        leaves = [*graph.parts, *graph.tables]
-        found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-        for place, grad in zip(graph.places, found[len(graph.parts) :], strict=True):
-            if grad is not None:
-                self.run.totals[place] += grad
-        return list(found[: len(graph.parts)])
+    def _back(self, graph: Graph, grad: Tensor, to: Tensor) -> None:
+        """Add a graph's gradients to those of its tables, and to its queries' or keys'."""
+        leaves = [graph.x, *graph.tables]
+        found = torch.autograd.grad(graph.formed, leaves, grad, allow_unused=True)
+        for place, part in zip(graph.places, found[1:], strict=True):
+            self.run.totals[place] += part
+        if found[0] is not None:
+            to += found[0]
 
-    def _key_factors(self) -> Tensor | None:
-        """(N, S, 2): what the keys are multiplied by in the left and in the right tail."""
-        run, factors = self.run, None
-        everything = Tile(0, 0, 0, 0, (0, run.batch), (0, run.heads), run.heads)
-        for term in self.of_keys.terms:
-            if term.product:
-                device = run.k.device
-                tails = torch.tensor([self.split.lowest, self.split.highest], device=device)
-                table = term.key_vectors[:, term.relation.of_distance(tails)]
-                found = products(self.of_keys.parts[0], everything.of_heads(table))
-                factors = found if factors is None else factors * found
-        return factors
+    def _guarded(self) -> Tensor:
+        """(N, S + guards, W + 2) zeros for numbers of keys."""
+        k, split = self.run.k, self.split
+        rows = k.size(1) + max(-split.low, 0) + max(split.high, 0) + self.run.plan.rows
+        return k.new_zeros(k.size(0), rows, split.width + 2)
 
-    def _keys(self, tile: Tile, side: int, keys: slice) -> Tensor:
-        """(N, keys, D): the keys as a side's queries meet them."""
-        found = self.run.k[tile.matrices, keys]
-        if self.factors is None:
-            return found
-        factor = self.factors.detach()[tile.matrices, keys, side, None]
-        return torch.mul(found, factor, out=scratch(found, "keys", *found.shape))
+    def _inner(self, numbers: Tensor) -> Tensor:
+        """The rows of real keys."""
+        start = max(-self.split.low, 0)
+        return numbers[:, start : start + self.run.k.size(1)]
 
-    def _near_of(self, tile: Tile) -> Near:
+    def _along(self, numbers: Tensor, tile: Tile) -> Tensor:
+        """View (N, n, W) of numbers of keys along a tile's diagonals."""
+        part, width = numbers[tile.matrices], self.split.width
+        row = tile.slot + self.split.low + 1 + max(-self.split.low, 0)
+        first = part.storage_offset() + row * (width + 2) + 1
+        shape, strides = (tile.count, tile.rows, width), (part.stride(0), width + 2, width + 3)
+        return part.as_strided(shape, strides, first)
+
+    # --- a tile -----------------------------------------------------------------------------------
+
+    def near(self, tile: Tile) -> Near:
+        """A tile's keys near the diagonal."""
         if tile.start not in self._near:
-            causal = self.run.inputs.causal
-            self._near = {tile.start: Near.of(self.split, tile, causal, self.run.q)}
+            self._near = {tile.start: Near.of(self.split, tile)}
         return self._near[tile.start]
 
-    def _form(self, graph: Graph, tile: Tile, near: Near) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the left and of the right tail (N, n, D), and the band (N, n, W)."""
-        q, keys = graph.parts
-        columns = tile.rows + near.width - 1
-        k = F.pad(keys, (0, 0, near.inner.start, columns - near.inner.stop))
-        left = right = q * self.run.scale
-        band, inner = None, slice(1, -1)
-        for term in graph.terms:
-            if term.trilinear is not None:
-                w = self._rows(term.trilinear, term, tile, near)
-                band = trilinear_band(left[None], k[None], w[:, inner], tile.rows - 1)[0]
-                left, right = left * w[:, :1], right * w[:, -1:]
-        if band is None:
-            band = content_band(left, k)
-        for term in graph.terms:
-            if term.gate is not None:
-                gate = self._rows(term.gate[..., None], term, tile, near).transpose(1, 2)
-                left, right = left * gate[..., :1], right * gate[..., -1:]
-                band = band * gate[..., inner]
-            if term.product:
-                a = products(q, self._rows(term.query_vectors, term, tile, near))
-                b = products(k, self._rows(term.key_vectors, term, tile, near)[:, inner])
-                left, right = left * a[..., :1], right * a[..., -1:]
-                band = band * a[..., inner] * key_band(b, tile.rows)
-        return left, right, band
-
-    def _rows(self, table: Tensor, term: PositionTerms, tile: Tile, near: Near) -> Tensor:
-        """(1|N, W + 2, ...): a table's rows from the left tail over the band to the right tail."""
-        ids = term.relation.window(near.low, near.low + near.width + 1, table.device)
-        return tile.of_heads(table[:, ids])
+    def _content(self, tile: Tile) -> Tensor:
+        """(N, n, S) storage of the content before it is multiplied."""
+        if self.training and self.multiplies:
+            return scratch(self.run.q, "content", tile.count, tile.rows, tile.keys)
+        return self.run.buffer.of(tile)
 
     def fill(self, tile: Tile) -> None:
         """Write the content of a tile into the pass' buffer."""
-        run, near = self.run, self._near_of(tile)
-        logits, start, stop = run.buffer.of(tile), near.keys.start, near.keys.stop
-        with torch.set_grad_enabled(self.back_and_forth):
-            self.graph = self._open(run.q[tile.query], run.k[tile.matrices, near.keys])
-            self.formed = self._form(self.graph, tile, near)
-        left, right, band = (part.detach() for part in self.formed)
-        keys = self._keys(tile, 0, slice(0, stop))
-        torch.bmm(left, keys.transpose(1, 2), out=logits[:, :, :stop])
-        matrix = _matrix(tile, near, logits)
+        run, content = self.run, self._content(tile)
+        if self.trilinear is not None:
+            self.trilinear.fill(tile, self.near(tile), content)
+        else:
+            q, k = run.q[tile.query], run.k[tile.key].transpose(1, 2)
+            torch.baddbmm(content, q, k, beta=0, alpha=run.scale, out=content)
+        if self.multiplies:
+            self.queries = self._form("query_vectors", run.q[tile.query], tile)
+            self._multiply(tile, content, run.buffer.of(tile))
+
+    def _column(self, numbers: Tensor | None, tile: Tile, side: int, keys: slice) -> Tensor:
+        """(N, 1, keys): a tail's numbers of keys."""
+        return self._inner(numbers)[tile.matrices, None, keys, side]
+
+    def _multiply(self, tile: Tile, content: Tensor, out: Tensor) -> None:
+        near, by_query = self.near(tile), self.queries.formed.detach()
+        rows = {side: by_query[..., side, None] for side in (0, -1)}
+        for side, keys in near.far(tile):
+            torch.mul(content[:, :, keys], rows[side], out=out[:, :, keys])
+            if self.by_key is not None:
+                out[:, :, keys] *= self._column(self.by_key, tile, side, keys)
+        matrix = self._matrix(tile, "factors")
         inner = matrix[:, :, near.inner]
-        if self.split.right:
-            keys = self._keys(tile, 1, slice(start, tile.keys)).transpose(1, 2)
-            torch.bmm(right, keys[:, :, : stop - start], out=inner)
-            torch.bmm(right, keys[:, :, stop - start :], out=logits[:, :, stop:])
+        for side, top, keys in near.sides():
+            part = inner[:, top, keys.start - near.keys.start : keys.stop - near.keys.start]
+            if self.by_key is None:
+                part.copy_(rows[side][:, top].expand_as(part))
+            else:
+                column = self._column(self.by_key, tile, side, keys)
+                torch.mul(rows[side][:, top], column, out=part)
+        band = by_query[..., 1:-1]
+        if self.by_key is not None:
+            band = band * self._along(self.by_key, tile)
         diagonals(matrix).copy_(band)
-        cells = logits[:, :, near.keys]
-        torch.where(near.taken, inner, cells, out=cells)
+        torch.mul(content[:, :, near.keys], inner, out=out[:, :, near.keys])
+
+    def _matrix(self, tile: Tile, name: str) -> Tensor:
+        """Storage (N, n, n + W - 1) for all columns near the diagonal."""
+        columns = tile.rows + self.split.width - 1
+        return scratch(self.run.q, name, tile.count, tile.rows, columns)
 
     def back(self, tile: Tile, grads: Tensor) -> Tensor:
         """From the gradient of a tile's content (overwritten) to its queries' (N, n, D)."""
-        near, stop = self._near_of(tile), self._near_of(tile).keys.stop
-        left, right, _ = (part.detach() for part in self.formed)
-        matrix, cells = _matrix(tile, near, grads), grads[:, :, near.keys]
+        run = self.run
+        dq = torch.zeros_like(run.q[tile.query], memory_format=torch.contiguous_format)
+        if self.multiplies:
+            self._through_factors(tile, grads, dq)
+        if self.trilinear is not None:
+            self.trilinear.back(tile, self.near(tile), grads, dq)
+        else:
+            dq.baddbmm_(grads, run.k[tile.key], alpha=run.scale)
+            q = run.q[tile.query]
+            run.dk[tile.key].baddbmm_(grads.transpose(1, 2), q, alpha=run.scale)
+        return dq
+
+    def _through_factors(self, tile: Tile, grads: Tensor, dq: Tensor) -> None:
+        """Leave the gradient of the content in `grads`; add those of its factors."""
+        near, by_query = self.near(tile), self.queries.formed.detach()
+        found = torch.zeros_like(by_query, memory_format=torch.contiguous_format)
+        content = self._content(tile).mul_(grads)  # the gradient of the factors
+        matrix = self._matrix(tile, "of factors")
         inner = matrix[:, :, near.inner]
         if inner.size(2) < matrix.size(2):
             matrix.zero_()
-        torch.mul(cells, near.weight, out=inner)
-        cells.sub_(inner)
-        of_band = diagonals(matrix).clone()
-        found = [self._side(0, tile, slice(0, stop), left, grads[:, :, :stop])]
-        if self.split.right:
-            diagonals(matrix).zero_()
-            of_right = self._side(1, tile, near.keys, right, inner)
-            of_right += self._side(1, tile, slice(stop, tile.keys), right, grads[:, :, stop:])
-            found.append(of_right)
-        outputs = [*self.formed[: len(found)], self.formed[2]]
-        queries, keys = self._close(self.graph, outputs, [*found, of_band])
-        self.run.dk[tile.matrices, near.keys] += keys
-        self.graph = self.formed = None
-        return queries
+        inner.copy_(content[:, :, near.keys])
+        band = diagonals(matrix).clone()
+        diagonals(matrix).zero_()
+        if self.by_key is None:
+            found[..., 1:-1] = band
+        else:
+            torch.mul(band, self._along(self.by_key, tile), out=found[..., 1:-1])
+            self._along(self.by_key_grad, tile).addcmul_(band, by_query[..., 1:-1])
+        for side, top, keys in near.sides():
+            part = inner[:, top, keys.start - near.keys.start : keys.stop - near.keys.start]
+            self._through_tail(tile, side, top, keys, part, found)
+        for side, keys in near.far(tile):
+            self._through_tail(tile, side, slice(0, tile.rows), keys, content[:, :, keys], found)
+            grads[:, :, keys] *= by_query[..., side, None]
+            if self.by_key is not None:
+                grads[:, :, keys] *= self._column(self.by_key, tile, side, keys)
+        grads[:, :, near.keys] *= self._matrix(tile, "factors")[:, :, near.inner]
+        self._back(self.queries, found, dq)
 
-    def _side(self, side: int, tile: Tile, keys: slice, queries: Tensor, grad: Tensor) -> Tensor:
-        """Through one side's products: its keys' gradient is added, its queries' returned."""
-        self.grads[side][tile.matrices, keys].baddbmm_(grad.transpose(1, 2), queries)
-        return torch.bmm(grad, self._keys(tile, side, keys))
+    def _through_tail(
+        self, tile: Tile, side: int, rows: slice, keys: slice, grad: Tensor, found: Tensor
+    ) -> None:
+        """From the gradient of factors in a tail to its numbers of queries and of keys."""
+        if self.by_key is None:
+            found[:, rows, side] += grad.sum(-1)
+            return
+        column = self._column(self.by_key, tile, side, keys)
+        found[:, rows, side] += torch.bmm(column, grad.transpose(1, 2))[:, 0]
+        row = self.queries.formed.detach()[:, None, rows, side]
+        self._column(self.by_key_grad, tile, side, keys).add_(torch.bmm(row, grad))
 
     def finish(self) -> None:
-        """From the sides' keys to the keys and the tails' vectors, once for all tiles."""
-        if self.factors is None:
-            return
-        upstream = torch.empty_like(self.factors)
-        for side, grad in enumerate(self.grads):
-            self.run.dk.addcmul_(grad, self.factors.detach()[..., side, None])
-            upstream[..., side] = grad.mul_(self.run.k).sum(-1)
-        (keys,) = self._close(self.of_keys, [self.factors], [upstream])
-        self.run.dk += keys
-
-
-def _matrix(tile: Tile, near: Near, like: Tensor) -> Tensor:
-    """Storage (N, n, n + W - 1) for all columns near the diagonal."""
-    return scratch(like, "near", tile.count, tile.rows, tile.rows + near.width - 1)
+        """From the numbers of keys to the keys and their vectors, once for all tiles."""
+        if self.by_key is not None:
+            self._back(self.keys, self._inner(self.by_key_grad), self.run.dk)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.tiles.geometry import Tile
+from relpos_fairseq.attention.tiles.geometry import STRIP, Tile
 from relpos_fairseq.terms import PositionTerms
 
 FIELDS = ("query_vectors", "key_vectors", "gate", "trilinear")
@@ -20,16 +19,21 @@ class Split:
     """Which terms multiply, and where their tails begin.
 
     Args:
-        lowest: at and below this distance all tables read their left tails.
-        highest: at and above it their right ones.
+        low: at and below this distance all tables read their left tails.
+        high: at and above it their right ones.
         right: whether any query sees a key so far to its right.
         terms: multiplying terms, bare, with the places of their fields in the plan's tables.
     """
 
-    lowest: int
-    highest: int
+    low: int
+    high: int
     right: bool
     terms: tuple[tuple[PositionTerms, dict[str, int]], ...]
+
+    @property
+    def width(self) -> int:
+        """Distances W of the band."""
+        return self.high - self.low - 1
 
 
 def multiplies(term: PositionTerms) -> bool:
@@ -45,11 +49,18 @@ def make_split(inputs: AttentionInputs, keep: Callable[[Tensor], int]) -> Split:
         keep: keeps a table and returns its place.
     """
     terms = [term for term in inputs.terms if multiplies(term) or term.gate is not None]
-    highest = max(term.relation.highest for term in terms)
+    low = min(term.relation.lowest for term in terms)
+    low = max(low, inputs.positions.lowest_distance - 1)
+    high = max(term.relation.highest for term in terms)
+    high = min(high, 0 if inputs.causal else inputs.positions.highest_distance) + 1
+    right = not inputs.causal and inputs.positions.highest_distance >= high - 1
+    # A strip of rows has one column left of which no cell is in a right tail, and right of which
+    # none is in a left one, if the band is as wide: its last columns may repeat the right tail.
+    high = max(high - 1 if right else high, low + (STRIP if right else 2))
     return Split(
-        min(term.relation.lowest for term in terms),
-        highest,
-        not inputs.causal and inputs.positions.highest_distance >= highest,
+        low,
+        high,
+        right,
         tuple((PositionTerms(term.relation), _kept(term, keep)) for term in terms),
     )
 
@@ -66,37 +77,46 @@ class Near:
     """The keys of a tile that are neither in all rows' left tails nor in all rows' right ones.
 
     Args:
-        low: distance before the band's first.
-        width: distances W of the band.
-        first: key slot of the first column, which may be no key.
+        first: key slot of the first of n + W - 1 columns, which may be no key.
         keys: those columns that are keys.
-        taken: (n, keys) True where a cell is not in its row's left tail.
-        weight: the same as 1 and 0.
+        edges: for strips of rows, (start, stop, edge): keys before the edge are in no row's right
+            tail, and keys from the edge on are in no row's left tail.
     """
 
-    low: int
-    width: int
     first: int
     keys: slice
-    taken: Tensor
-    weight: Tensor
+    edges: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, split: Split, tile: Tile, causal: bool, like: Tensor) -> Near:
+    def of(cls, split: Split, tile: Tile) -> Near:
         """A tile's."""
-        last = tile.slot + tile.rows - 1
-        low = max(split.lowest, -last - 1)
-        high = max(min(split.highest, 1 if causal else tile.keys - tile.slot), low + 2)
-        first, stop = tile.slot + low + 1, last + high
-        keys = slice(*(min(max(edge, 0), tile.keys) for edge in (first, stop)))
-        column = torch.arange(keys.start, keys.stop, device=like.device)
-        row = torch.arange(tile.slot, last + 1, device=like.device)[:, None]
-        taken = column - row > low
-        if not split.right:
-            taken &= column - row < high
-        return cls(low, high - low - 1, first, keys, taken, taken.to(like.dtype))
+        first, stop = tile.slot + split.low + 1, tile.slot + tile.rows - 1 + split.high
+        start, stop = (min(max(edge, 0), tile.keys) for edge in (first, stop))
+        rows = split.high - split.low if split.right else tile.rows
+        edges = []
+        for top in range(0, tile.rows, rows):
+            edge = tile.slot + top + split.high if split.right else stop
+            bottom = min(top + rows, tile.rows)
+            edges.append((top, bottom, min(max(edge, start), stop)))
+        return cls(first, slice(start, stop), tuple(edges))
 
     @property
     def inner(self) -> slice:
         """The columns of `keys` among all columns."""
         return slice(self.keys.start - self.first, self.keys.stop - self.first)
+
+    def sides(self) -> Iterator[tuple[int, slice, slice]]:
+        """Where each tail is read: 0 or -1, rows, and keys near the diagonal."""
+        for top, bottom, edge in self.edges:
+            for side, keys in (
+                (0, slice(self.keys.start, edge)),
+                (-1, slice(edge, self.keys.stop)),
+            ):
+                if keys.start < keys.stop:
+                    yield side, slice(top, bottom), keys
+
+    def far(self, tile: Tile) -> Iterator[tuple[int, slice]]:
+        """The keys that are in one tail of all rows: 0 or -1, and which."""
+        for side, keys in ((0, slice(0, self.keys.start)), (-1, slice(self.keys.stop, tile.keys))):
+            if keys.start < keys.stop:
+                yield side, keys
