@@ -48,11 +48,14 @@ class Multiplied:
         self.run, self.split, self.training = run, run.plan.split, run.wanted is not None
         everything = Tile(0, 0, 0, 0, (0, run.batch), (0, run.heads), run.heads)
         self.keys = self._form("key_vectors", run.k, everything)
-        self.by_key = self.by_key_grad = None
+        self.by_key = None
         if self.keys.formed is not None:
             self.by_key = self._guarded()
             self._inner(self.by_key).copy_(self.keys.formed.detach())
-            self.by_key_grad = self._guarded() if self.training else None
+            self.tails = self.keys.formed.detach()[..., [0, -1]].permute(2, 0, 1).contiguous()
+            if self.training:
+                self.by_key_grad = self._guarded()
+                self.tails_grad = torch.zeros_like(self.tails)
         named = [named for _, named in self.split.terms]
         self.multiplies = any(len(names) > ("trilinear" in names) for names in named)
         self.trilinear = None
@@ -142,17 +145,13 @@ class Multiplied:
             self.queries = self._form("query_vectors", run.q[tile.query], tile)
             self._multiply(tile, content, run.buffer.of(tile))
 
-    def _column(self, numbers: Tensor | None, tile: Tile, side: int, keys: slice) -> Tensor:
-        """(N, 1, keys): a tail's numbers of keys."""
-        return self._inner(numbers)[tile.matrices, None, keys, side]
-
     def _multiply(self, tile: Tile, content: Tensor, out: Tensor) -> None:
         near, by_query = self.near(tile), self.queries.formed.detach()
         rows = {side: by_query[..., side, None] for side in (0, -1)}
         for side, keys in near.far(tile):
             torch.mul(content[:, :, keys], rows[side], out=out[:, :, keys])
             if self.by_key is not None:
-                out[:, :, keys] *= self._column(self.by_key, tile, side, keys)
+                out[:, :, keys] *= self.tails[side, tile.matrices, None, keys]
         matrix = self._matrix(tile, "factors")
         inner = matrix[:, :, near.inner]
         for side, top, keys in near.sides():
@@ -160,7 +159,7 @@ class Multiplied:
             if self.by_key is None:
                 part.copy_(rows[side][:, top].expand_as(part))
             else:
-                column = self._column(self.by_key, tile, side, keys)
+                column = self.tails[side, tile.matrices, None, keys]
                 torch.mul(rows[side][:, top], column, out=part)
         band = by_query[..., 1:-1]
         if self.by_key is not None:
@@ -211,7 +210,7 @@ class Multiplied:
             self._through_tail(tile, side, slice(0, tile.rows), keys, content[:, :, keys], found)
             grads[:, :, keys] *= by_query[..., side, None]
             if self.by_key is not None:
-                grads[:, :, keys] *= self._column(self.by_key, tile, side, keys)
+                grads[:, :, keys] *= self.tails[side, tile.matrices, None, keys]
         grads[:, :, near.keys] *= self._matrix(tile, "factors")[:, :, near.inner]
         self._back(self.queries, found, dq)
 
@@ -222,12 +221,14 @@ class Multiplied:
         if self.by_key is None:
             found[:, rows, side] += grad.sum(-1)
             return
-        column = self._column(self.by_key, tile, side, keys)
+        column = self.tails[side, tile.matrices, None, keys]
         found[:, rows, side] += torch.bmm(column, grad.transpose(1, 2))[:, 0]
         row = self.queries.formed.detach()[:, None, rows, side]
-        self._column(self.by_key_grad, tile, side, keys).add_(torch.bmm(row, grad))
+        self.tails_grad[side, tile.matrices, None, keys] += torch.bmm(row, grad)
 
     def finish(self) -> None:
         """From the numbers of keys to the keys and their vectors, once for all tiles."""
         if self.by_key is not None:
-            self._back(self.keys, self._inner(self.by_key_grad), self.run.dk)
+            grad = self._inner(self.by_key_grad)
+            grad[..., 0], grad[..., -1] = self.tails_grad
+            self._back(self.keys, grad, self.run.dk)
