@@ -139,8 +139,8 @@ class Multiplied:
         if self.trilinear is not None:
             self.trilinear.fill(tile, self.near(tile), content)
         else:
-            q, k = run.q[tile.query], run.k[tile.key].transpose(1, 2)
-            torch.baddbmm(content, q, k, beta=0, alpha=run.scale, out=content)
+            q, k = run.q[tile.query] * run.scale, run.k[tile.key].transpose(1, 2)
+            torch.bmm(q, k, out=content)
         if self.multiplies:
             self.queries = self._form("query_vectors", run.q[tile.query], tile)
             self._multiply(tile, content, run.buffer.of(tile))
@@ -175,19 +175,18 @@ class Multiplied:
     def back(self, tile: Tile, grads: Tensor) -> Tensor:
         """From the gradient of a tile's content (overwritten) to its queries' (N, n, D)."""
         run = self.run
-        dq = torch.zeros_like(run.q[tile.query], memory_format=torch.contiguous_format)
-        if self.multiplies:
-            self._through_factors(tile, grads, dq)
+        found = self._through_factors(tile, grads) if self.multiplies else None
         if self.trilinear is not None:
-            self.trilinear.back(tile, self.near(tile), grads, dq)
+            dq = self.trilinear.back(tile, self.near(tile), grads)
         else:
-            dq.baddbmm_(grads, run.k[tile.key], alpha=run.scale)
-            q = run.q[tile.query]
-            run.dk[tile.key].baddbmm_(grads.transpose(1, 2), q, alpha=run.scale)
+            dq = torch.bmm(grads, run.k[tile.key]).mul_(run.scale)
+            run.dk[tile.key].baddbmm_(grads.transpose(1, 2), run.q[tile.query] * run.scale)
+        if found is not None:
+            self._back(self.queries, found, dq)
         return dq
 
-    def _through_factors(self, tile: Tile, grads: Tensor, dq: Tensor) -> None:
-        """Leave the gradient of the content in `grads`; add those of its factors."""
+    def _through_factors(self, tile: Tile, grads: Tensor) -> Tensor:
+        """Leave the gradient of the content in `grads`; returns that of numbers of queries."""
         near, by_query = self.near(tile), self.queries.formed.detach()
         found = torch.zeros_like(by_query, memory_format=torch.contiguous_format)
         content = self._content(tile).mul_(grads)  # the gradient of the factors
@@ -212,7 +211,7 @@ class Multiplied:
             if self.by_key is not None:
                 grads[:, :, keys] *= self.tails[side, tile.matrices, None, keys]
         grads[:, :, near.keys] *= self._matrix(tile, "factors")[:, :, near.inner]
-        self._back(self.queries, found, dq)
+        return found
 
     def _through_tail(
         self, tile: Tile, side: int, rows: slice, keys: slice, grad: Tensor, found: Tensor

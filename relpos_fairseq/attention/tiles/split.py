@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.tiles.geometry import STRIP, Tile
+from relpos_fairseq.attention.tiles.geometry import Tile
 from relpos_fairseq.terms import PositionTerms
 
+STRIP = 32  # rows of a tile whose band has a common column, at least
 FIELDS = ("query_vectors", "key_vectors", "gate", "trilinear")
 
 
