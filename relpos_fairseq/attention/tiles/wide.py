@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.tiles.geometry import (
-    Tile,
-    add_table_gradient,
-    products,
-    products_back,
-)
+from relpos_fairseq.attention.tiles.geometry import Tile, scratch
 from relpos_fairseq.attention.tiles.plan import Vectors
 
 if TYPE_CHECKING:
     from relpos_fairseq.attention.tiles.forward import Forward
 
-CHUNK = 128  # keys that meet their vectors at once
+CHUNK = 64  # keys that meet their vectors at once
 
 
 def sheared(distances: Tensor, keys: int) -> Tensor:
@@ -38,11 +33,33 @@ def sheared(distances: Tensor, keys: int) -> Tensor:
 
 
 def unsheared(matrix: Tensor) -> Tensor:
-    """(N, n, S) as (N, n, S + n - 1) over distances; the cells that no key has are 0."""
+    """(N, n, S) over distances (N, n, S + n - 1), in kept storage; cells of no key are 0."""
     count, rows, keys = matrix.shape
-    distances = matrix.new_zeros(count, rows, keys + rows - 1)
+    span = keys + rows - 1
+    distances = scratch(matrix, "distances", count, rows, span)
+    distances[:, 0, : rows - 1] = 0
+    distances[:, -1, keys:] = 0
+    if rows > 2:  # between the keys of a row and those of the next
+        gaps, strides = (count, rows - 1, rows - 2), (rows * span, span - 1, 1)
+        distances.as_strided(gaps, strides, distances.storage_offset() + span).zero_()
     sheared(distances, keys).copy_(matrix)
     return distances
+
+
+def meet(x: Tensor, table: Tensor) -> Tensor:
+    """X (N, n, D) by vectors (1|N, W, D): (N, n, W) in kept storage."""
+    out = scratch(x, "distances", *x.shape[:2], table.size(1))
+    if table.size(0) > 1:
+        return torch.bmm(x, table.transpose(1, 2), out=out)
+    torch.mm(x.reshape(-1, x.size(2)), table[0].t(), out=out.view(-1, table.size(1)))
+    return out
+
+
+def meet_back(distances: Tensor, table: Tensor) -> Tensor:
+    """The gradient (N, n, D) of `meet` by x."""
+    if table.size(0) > 1:
+        return torch.bmm(distances, table)
+    return (distances.view(-1, distances.size(2)) @ table[0]).view(*distances.shape[:2], -1)
 
 
 def window(table: Tensor, tile: Tile, lowest: int, keys: slice | None = None) -> Tensor:
@@ -111,20 +128,20 @@ class WideVectors:
         """Add to a tile's logits."""
         logits, part = self.run.buffer.of(tile), self.part
         if part.query is not None:
-            distances = products(self._queries(tile), self._table(tile, part.query))
+            distances = meet(self._queries(tile), self._table(tile, part.query))
             logits.add_(sheared(distances, tile.keys))
         if part.key is None:
             return
         for keys in chunks(tile):
             vectors = falling(self._table(tile, part.key, keys))
-            distances = products(self.run.k[tile.matrices, keys] * self.run.scale, vectors)
+            distances = meet(self.run.k[tile.matrices, keys] * self.run.scale, vectors)
             logits[:, :, keys] += of_keys(distances, tile.rows)
 
     def take_values(self, tile: Tile, out: Tensor) -> None:
         """Add what a tile's probabilities give the values' vectors to its output (N, n, Dv)."""
         if self.part.value is not None:
             distances = unsheared(self.run.buffer.of(tile))
-            out += products_back(distances, self._table(tile, self.part.value))
+            out += meet_back(distances, self._table(tile, self.part.value))
 
     def finish_values(self, out: Tensor) -> None:
         """Every tile has added its own."""
@@ -139,7 +156,7 @@ class WideVectors:
     def add_values(self, tile: Tile, upstream: Tensor) -> None:
         """Add to the gradient of a tile's probabilities."""
         if self.part.value is not None:
-            found = products(upstream, self._table(tile, self.part.value))
+            found = meet(upstream, self._table(tile, self.part.value))
             self.run.grads.of(tile).add_(sheared(found, tile.keys))
 
     def back_to_values(self, tile: Tile, probs: Tensor, upstream: Tensor) -> None:
@@ -152,7 +169,7 @@ class WideVectors:
         run, part, logits = self.run, self.part, self.run.grads.of(tile)
         if part.query is not None:
             columns = unsheared(logits)
-            found = products_back(columns, self._table(tile, part.query)).mul_(run.scale)
+            found = meet_back(columns, self._table(tile, part.query)).mul_(run.scale)
             run.dq[tile.query] += found
             if part.offset is not None:
                 run.add_to_offset(part.offset, found, tile)
@@ -160,18 +177,29 @@ class WideVectors:
         if part.key is None:
             return
         for keys in chunks(tile):
-            columns = to_keys(logits[:, :, keys]) * run.scale
+            columns, k = to_keys(logits[:, :, keys]), run.k[tile.matrices, keys] * run.scale
             vectors = falling(self._table(tile, part.key, keys))
-            run.dk[tile.matrices, keys] += products_back(columns, vectors)
-            self._add_window(part.key, columns.flip(2), run.k[tile.matrices, keys], tile, keys)
+            run.dk[tile.matrices, keys] += meet_back(columns, vectors).mul_(run.scale)
+            self._add_window(part.key, columns, k, tile, keys, falls=True)
 
     def _add_window(
-        self, place: int, columns: Tensor, x: Tensor, tile: Tile, keys: slice | None = None
-    ) -> None:
-        """Add to the gradient of a table over all distances what a tile's columns give it."""
-        total = self.run.totals[place]
-        if total is not None:
-            add_table_gradient(window(total, tile, self.lowest, keys), columns, x, tile)
+        self, place: int, distances: Tensor, x: Tensor, tile: Tile, keys: slice | None = None,
+        falls: bool = False,
+    ) -> None:  # fmt: skip
+        """Add to the gradient of a table over all distances what a tile's give it."""
+        if self.run.totals[place] is None:
+            return
+        total = window(self.run.totals[place], tile, self.lowest, keys)
+        if total.size(0) == 1:
+            pairs = [(distances.view(1, -1, distances.size(2)), x.reshape(1, -1, x.size(2)))]
+        else:
+            total = total[slice(*tile.heads)]
+            pairs = zip(tile.apart(distances), tile.apart(x), strict=True)
+        for one, other in pairs:
+            if falls:
+                total += torch.bmm(one.transpose(1, 2), other).flip(1)
+            else:
+                total.baddbmm_(one.transpose(1, 2), other)
 
     def finish_back(self) -> None:
         """Every tile has taken its own."""
