@@ -13,6 +13,7 @@ from relpos_fairseq.relations import DistanceRelation, Segments
 from relpos_fairseq.terms import PositionTerms
 
 ROWS = 512  # of a tile at most
+NARROW = 128  # the same, where work grows with the rows that share a diagonal
 LEAST_ROWS = 96  # queries of a call
 WIDEST = 160  # distances between the tails of terms that multiply the content
 MATRIX = {"cpu": 1 << 20, "cuda": 1 << 22}  # elements of one head's logits in a tile at most
@@ -88,6 +89,11 @@ class Plan:
         return len(self.tables) - 1
 
     @property
+    def narrow(self) -> bool:
+        """Whether tiles have few rows, and so more matrices."""
+        return self.split is not None or any(part.band is None for part in self.vectors)
+
+    @property
     def guard(self) -> int:
         """Cells that bands may reach beyond a buffer's matrices."""
         return max((v.band.width + abs(v.band.lowest) for v in self.vectors if v.band), default=1)
@@ -112,10 +118,18 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def tile_rows(inputs: AttentionInputs) -> int:
-    """How many rows a tile has: fixed by shape and device alone."""
+    """How many rows a tile has: fixed by shape, terms and device alone."""
     tgt_len, src_len = inputs.positions.tgt_len, inputs.positions.src_len
     rows = MATRIX.get(inputs.q.device.type, MATRIX["cuda"]) // src_len // 16 * 16
-    return min(tgt_len, max(min(rows, ROWS), 16))
+    narrow = any(multiplies(term) or is_wide(term, inputs) for term in inputs.terms)
+    return min(tgt_len, max(min(rows, NARROW if narrow else ROWS), 16))
+
+
+def is_wide(term: PositionTerms, inputs: AttentionInputs) -> bool:
+    """Whether the band of a term's vectors would have as many diagonals as a row has keys."""
+    if not has_vectors(term) or term.relation is None:
+        return False
+    return Band.of(term.relation, inputs.causal).width > inputs.positions.src_len
 
 
 def has_vectors(term: PositionTerms) -> bool:

@@ -13,10 +13,10 @@ from torch import Tensor
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.tiles.bands import Band
 from relpos_fairseq.attention.tiles.masks import excluding
-from relpos_fairseq.attention.tiles.plan import Plan, Sheet, Vectors, has_vectors
+from relpos_fairseq.attention.tiles.plan import Plan, Sheet, Vectors, has_vectors, is_wide
 from relpos_fairseq.attention.tiles.reset import corrections
 from relpos_fairseq.attention.tiles.split import make_split, multiplies
-from relpos_fairseq.relations import DistanceRelation, Segments
+from relpos_fairseq.relations import Segments
 from relpos_fairseq.terms import PositionTerms
 
 Pair = tuple[Tensor, Tensor]
@@ -76,7 +76,7 @@ def _add_vectors(plan: Plan, term: PositionTerms, folds: bool) -> list[Pair]:
         "value": term.value_vectors,
     }
     given = {name: table.to(exact) for name, table in given.items() if table is not None}
-    if given and is_wide(relation, inputs):
+    if given and is_wide(term, inputs):
         band = None
         places = {n: plan.keep(_of_distances(table, term, inputs)) for n, table in given.items()}
     elif given:
@@ -95,11 +95,6 @@ def _add_vectors(plan: Plan, term: PositionTerms, folds: bool) -> list[Pair]:
         return []
     ones = inputs.q.new_ones((1, 1, inputs.positions.tgt_len, 1), dtype=exact)
     return [(ones, inputs.k.to(exact) @ part[..., None] * inputs.scale) for part in folded]
-
-
-def is_wide(relation: DistanceRelation, inputs: AttentionInputs) -> bool:
-    """Whether a band would have as many diagonals as a row has keys."""
-    return Band.of(relation, inputs.causal).width > inputs.positions.src_len
 
 
 def _add_sheets(plan: Plan, scalars: list[Tensor], pairs: list[Pair]) -> None:
