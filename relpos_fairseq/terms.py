@@ -103,6 +103,12 @@ class PositionTerms:
         return any(part is not None for part in vectors)
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether q, k or the probabilities meet a table of vectors."""
+        tables = (self.query_vectors, self.key_vectors, self.value_vectors)
+        return any(table is not None for table in tables)
+
+    @property
     def adds_to_logits(self) -> bool:
         """Whether anything is added to (rather than multiplied into) the logits."""
         vectors = self.query_vectors is not None or self.key_vectors is not None

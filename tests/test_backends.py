@@ -125,13 +125,34 @@ def test_refusals_name_backend_and_reason() -> None:
 
 
 @pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
-def test_auto_follows_fixed_rules(case: Case) -> None:
-    """Nothing to evaluate goes to SDPA, all else to blocked, never to the reference."""
+def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to evaluate goes to SDPA, all else, but for a few tokens, to blocked."""
+    monkeypatch.setattr(api, "SHORT", 1)
     inputs, *_ = call(case, "square")
     evaluated = any(term.present for term in inputs.terms)
     assert api.choose(inputs) == ("blocked" if evaluated else "sdpa")
     assert api.choose(replace(inputs, dropout=0.1)) == "blocked"
     assert api.choose(inputs, need_weights=True) == "blocked"
+
+
+def test_auto_gathers_for_a_few_tokens() -> None:
+    """Where tables are shorter than the distances that occur; never channel by channel."""
+    cases = [
+        Case("shaw", {"position_clip_distance": "2"}),
+        Case("m2"),
+        Case("m3"),
+        Case("transformer_xl"),
+    ]
+    chosen = [api.choose(call(case, "square")[0]) for case in cases]
+    assert chosen == ["reference", "reference", "blocked", "blocked"]
+    q, k, v = (torch.randn(1, 1, length, 4) for length in (1, 9, 9))
+    (term,) = call(cases[1], "square")[0].terms
+    one = AttentionInputs(q, k, v, (term,), Positions(1, 9, 8), 1.0, causal=True)
+    assert api.choose(one) == "blocked"
+    for length in (api.SHORT - 1, api.SHORT):
+        q, k, v = (torch.randn(1, 1, length, 4) for _ in range(3))
+        one = AttentionInputs(q, k, v, (term,), Positions(length, length), 1.0)
+        assert api.choose(one) == ("reference" if length < api.SHORT else "blocked")
 
 
 def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, **kwargs):

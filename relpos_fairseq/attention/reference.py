@@ -10,6 +10,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.formula import Products, logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
+from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
 
 name = "reference"
@@ -28,9 +29,15 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     out = probs @ inputs.v.to(inputs.exact)
     for term in inputs.terms:
         if term.value_vectors is not None:
-            buckets = _sum_by_id(probs, term.relation.ids(inputs.positions), term.relation.size)
+            buckets = _sum_by_id(probs, ids(term, inputs.positions), term.relation.size)
             out = out + buckets @ term.value_vectors.to(inputs.exact)
     return out.to(inputs.v.dtype), probs
+
+
+def ids(term: PositionTerms, positions: Positions) -> Tensor:
+    """(B|1, T, S) ids of the term's relation, once for all layers and tables that read by them."""
+    relation = term.relation
+    return positions.once(("ids", relation), lambda: relation.ids(positions))
 
 
 class Gathered(Products):
@@ -46,19 +53,19 @@ class Gathered(Products):
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
         """(H|1, R, ...) read for every pair: (B|1, H|1, T, S, ...)."""
-        index = term.relation.ids(self.inputs.positions)
+        index = ids(term, self.inputs.positions)
         return table.to(self.inputs.exact)[:, index].transpose(0, 1)
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
         """q_i.a_r: all products with the table, then those of each pair."""
         products = q @ term.query_vectors.to(q.dtype).transpose(-1, -2)  # (B, H, T, R)
-        index = term.relation.ids(self.inputs.positions)
+        index = ids(term, self.inputs.positions)
         return products.gather(-1, index[:, None].expand(*products.shape[:3], -1))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
         """k_j.b_r: the same by key."""
         products = term.key_vectors.to(k.dtype) @ k.transpose(-1, -2)  # (B, H, R, S)
-        index = term.relation.ids(self.inputs.positions)
+        index = ids(term, self.inputs.positions)
         return products.gather(-2, index[:, None].expand(*products.shape[:2], -1, -1))
 
 
