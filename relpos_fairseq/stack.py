@@ -164,13 +164,17 @@ class StackPositions(nn.Module):
 
 
 def prepare_cached(schemes: SchemeStack, positions: Positions, cache: dict | None) -> tuple:
-    """Prepare, or in decoding reuse what was prepared for some longer length."""
+    """Prepare, or in decoding reuse what was prepared for some longer length.
+
+    What was prepared without gradients has none to give to a step that wants them.
+    """
     if cache is None:
         return schemes.prepare(positions)
-    if cache.get("capacity", 0) < positions.src_len:
+    gradients = torch.is_grad_enabled()
+    if cache.get("capacity", 0) < positions.src_len or cache["gradients"] != gradients:
         capacity = capacity_for(positions.src_len)
         ahead = replace(positions, src_len=capacity, query_start=capacity - positions.tgt_len)
-        cache.update(capacity=capacity, prepared=schemes.prepare(ahead))
+        cache.update(capacity=capacity, gradients=gradients, prepared=schemes.prepare(ahead))
     return cache["prepared"]
 
 

@@ -106,6 +106,7 @@ def test_a_cache_is_what_joining_and_selecting_give(data: st.DataObject) -> None
         poison(cache, spares)
 
 
+@torch.no_grad()
 def test_a_step_writes_its_own_slot_alone() -> None:
     """Within its capacity a buffer stays where it is, and earlier slots are not touched."""
     cache = DecodingCache()
@@ -118,6 +119,7 @@ def test_a_step_writes_its_own_slot_alone() -> None:
     torch.testing.assert_close(third[:, :, :4], second)
 
 
+@torch.no_grad()
 def test_layers_lend_each_other_one_spare_buffer() -> None:
     """Reordering all layers allocates one buffer a kind, once."""
     caches, spares = [DecodingCache() for _ in range(3)], {}
@@ -167,3 +169,56 @@ def test_tables_of_other_terms_do_not_fit() -> None:
     assert tables.fit((replace(term),), 5)
     assert not tables.fit((replace(term, key_vectors=term.key_vectors.clone()),), 5)
     assert not tables.fit((term, PositionTerms()), 5)
+
+
+def steps(layer: Layer, read: Tensor, cache: dict, start: int = 0) -> Tensor:
+    """Outputs of the tokens from `start` on, one step each."""
+    places = range(start, read.size(1))
+    return torch.cat([layer(read[:, i : i + 1], None, cache, i) for i in places], dim=1)
+
+
+@pytest.mark.parametrize("scheme", ["none", "shaw", "m4m", "rope+m4"])
+def test_queries_alone_may_want_gradients(scheme: str) -> None:
+    """Frozen keys are kept for the queries' gradients: later steps may not write beside them."""
+    layer = Layer(Case(scheme), causal=True)
+    for name, part in layer.named_parameters():
+        part.requires_grad_("q_proj" in name)
+    read = tokens(BATCH, 6)
+    wanted = torch.autograd.grad(layer(read).square().sum(), layer.attention.q_proj.weight)
+    found = torch.autograd.grad(
+        steps(layer, read, {}).square().sum(), layer.attention.q_proj.weight
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+def test_a_prompt_read_without_gradients(case: Case) -> None:
+    """What it left in the cache gives later steps the gradients of every table."""
+    layer, cache, read = Layer(case, causal=True), {}, tokens(BATCH, 5)
+    with torch.no_grad():
+        steps(layer, read[:, :3], cache)
+    steps(layer, read, cache, start=3).square().sum().backward()
+    tables = [name for name, part in layer.named_parameters() if "position" in name]
+    assert all(layer.get_parameter(name).grad is not None for name in tables)
+
+
+def test_a_prompt_read_in_inference_mode() -> None:
+    """Its buffers are torch's to refuse: they are copied once, not written."""
+    layer, cache, read = Layer(Case("m4m"), causal=True), {}, tokens(BATCH, 6)
+    with torch.inference_mode():
+        first = steps(layer, read[:, :2], cache).clone()
+        layer.attention.reorder_incremental_state(cache["state"], torch.arange(BATCH))
+    with torch.no_grad():
+        layer.attention.reorder_incremental_state(cache["state"], torch.arange(BATCH))
+        outputs = torch.cat([first, steps(layer, read, cache, start=2)], dim=1)
+        torch.testing.assert_close(outputs, layer(read), **EXACT)
+
+
+@pytest.mark.parametrize("held", [1, BATCH])
+def test_rows_of_another_batch_are_refused(held: int) -> None:
+    """Also where one row would spread over all, and where a buffer grows."""
+    cache = DecodingCache()
+    with torch.no_grad():
+        cache.append({"key": torch.rand(held, 1, 4, 2)}, None)
+        with pytest.raises(ValueError, match=f"holds {held} rows and the new tokens have"):
+            cache.append({"key": torch.rand(BATCH + 1 - held, 1, 1, 2)}, None)

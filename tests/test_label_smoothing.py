@@ -10,10 +10,11 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     label_smoothed_nll_loss,
 )
 from models import batch, small_model, small_task
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos_fairseq.criterions import label_smoothing
 from relpos_fairseq.criterions.label_smoothing import smoothed_loss
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 
 ROWS, WORDS, PAD = 13, 11, 1
 
@@ -134,3 +135,62 @@ def test_no_second_derivative() -> None:
     (first,) = torch.autograd.grad(loss, logits, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative: take fairseq's own"):
         first.square().sum().backward()
+
+
+class Sharp(RelPosTransformerModel):
+    """Probabilities that are not the softmax of the output."""
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None) -> Tensor:
+        """At another temperature."""
+        return super().get_normalized_probs((3 * net_output[0], None), log_probs, sample)
+
+
+class Doubled(LabelSmoothedCrossEntropyCriterion):
+    """Log-probabilities of its own."""
+
+    def get_lprobs_and_target(self, model, net_output, sample) -> tuple[Tensor, Tensor]:
+        """Twice fairseq's."""
+        lprobs, target = super().get_lprobs_and_target(model, net_output, sample)
+        return 2 * lprobs, target
+
+
+class Guarded(CrossEntropyCriterion):
+    """A cross entropy whose `eps` smooths no labels."""
+
+    eps = 0.5
+
+
+def translate(model: nn.Module, criterion: nn.Module) -> float:
+    """The loss of a decoder's output by a criterion."""
+    inputs = batch()[1]
+    output = model.decoder(inputs, None)
+    return float(criterion.compute_loss(model, output, {"target": inputs})[0])
+
+
+def test_probabilities_of_ones_own_are_used() -> None:
+    """A subclass, or a caller that replaces a method, is not bypassed; nor is eps misread."""
+    task, model, sharp = small_task(), small_model(), small_model()
+    smoothed = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+    plain = CrossEntropyCriterion(task, False)
+    sharp.__class__ = Sharp
+    patched = small_model()
+    given = patched.decoder.get_normalized_probs
+    patched.decoder.get_normalized_probs = lambda output, *rest: given((3 * output[0], None), *rest)
+    assert model.plain_softmax and not sharp.plain_softmax and not patched.plain_softmax
+    assert translate(sharp, smoothed) == translate(patched, smoothed) != translate(model, smoothed)
+    twice = translate(model, Doubled(task, False, 0.1))
+    assert twice == pytest.approx(2 * translate(model, smoothed))
+    assert translate(model, Guarded(task, False)) == translate(model, plain)
+
+
+def test_a_word_that_is_ruled_out() -> None:
+    """Without smoothing, -inf elsewhere than at the target costs nothing, as in fairseq's."""
+    logits, target = draw()
+    ruled = logits.detach().clone()
+    ruled[:, 0] = -torch.inf
+    ruled.requires_grad_()
+    found = smoothed_loss(ruled, target, 0.0, PAD)[0]
+    wanted = nn.functional.cross_entropy(ruled, target, ignore_index=PAD, reduction="sum")
+    torch.testing.assert_close(found, wanted)
+    one, other = (torch.autograd.grad(loss, ruled)[0] for loss in (found, wanted))
+    torch.testing.assert_close(one, other)

@@ -9,7 +9,8 @@ model with 8,000 words.  The gradient is known:
 
 so logits alone are kept, and rows are worked on in chunks that fit a cache.  Values and gradients
 are fairseq's up to rounding.  Criterions keep their names: `install` lets fairseq's classes ask the
-model, and ours say that their output is a plain softmax (`plain_softmax`).
+model, and ours say that their output is a plain softmax (`plain_softmax`).  A subclass of a model
+or a criterion with log-probabilities of its own keeps fairseq's way.
 """
 
 from __future__ import annotations
@@ -65,14 +66,16 @@ class _SmoothedLoss(torch.autograd.Function):
         for part in _chunks(logits):
             lprobs = torch.log_softmax(logits[part], dim=-1, dtype=exact)
             torch.neg(lprobs.gather(-1, column[part]), out=nll[part])
-            torch.neg(lprobs.sum(-1, keepdim=True), out=smooth[part])
+            if epsilon:  # without, a word that is ruled out (-inf) is no loss: not 0 times inf
+                torch.neg(lprobs.sum(-1, keepdim=True), out=smooth[part])
         padding = column.eq(ignore_index)
         nll = nll.masked_fill_(padding, 0.0).sum()
-        smooth = smooth.masked_fill_(padding, 0.0).sum()
-        each = epsilon / (logits.size(1) - 1)
+        each = epsilon / (logits.size(1) - 1) if epsilon else 0.0
         ctx.save_for_backward(logits, column, padding)
         ctx.rest, ctx.each, ctx.exact = 1.0 - epsilon - each, each, exact
-        return ctx.rest * nll + each * smooth, nll
+        if not epsilon:
+            return nll.clone(), nll
+        return ctx.rest * nll + each * smooth.masked_fill_(padding, 0.0).sum(), nll
 
     @staticmethod
     @differentiable_once("the loss from logits", "take fairseq's own from log-probabilities")
@@ -97,23 +100,29 @@ def install() -> None:
     from fairseq.criterions.cross_entropy import CrossEntropyCriterion
     from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 
-    for criterion in (LabelSmoothedCrossEntropyCriterion, CrossEntropyCriterion):
+    parts = LabelSmoothedCrossEntropyCriterion.get_lprobs_and_target
+
+    def smoothing(self: Any) -> float | None:
+        own = getattr(self.get_lprobs_and_target, "__func__", None) is not parts
+        return None if own or self.ignore_prefix_size else self.eps
+
+    epsilons = {LabelSmoothedCrossEntropyCriterion: smoothing, CrossEntropyCriterion: lambda _: 0.0}
+    for criterion, epsilon_of in epsilons.items():
         if not_replaced(criterion, "compute_loss"):
-            replace(criterion, "compute_loss", _around(criterion.compute_loss))
+            replace(criterion, "compute_loss", _around(criterion.compute_loss, epsilon_of))
 
 
-def _around(original: Callable) -> Callable:
+def _around(original: Callable, epsilon_of: Callable[[Any], float | None]) -> Callable:
+    """Fairseq's `compute_loss`, or ours where `epsilon_of(criterion)` is not None."""
+
     @functools.wraps(original)
     def compute_loss(self: Any, model: Any, net_output: Any, sample: dict, reduce: bool = True):
-        whole = reduce and not getattr(self, "ignore_prefix_size", 0)
-        if not (whole and getattr(model, "plain_softmax", False)):
+        epsilon = epsilon_of(self) if reduce else None
+        if epsilon is None or not getattr(model, "plain_softmax", False):
             return original(self, model, net_output, sample, reduce=reduce)
         logits, target = net_output[0], model.get_targets(sample, net_output)
         return smoothed_loss(
-            logits.reshape(-1, logits.size(-1)),
-            target.reshape(-1),
-            getattr(self, "eps", 0.0),
-            self.padding_idx,
+            logits.reshape(-1, logits.size(-1)), target.reshape(-1), epsilon, self.padding_idx
         )
 
     return compute_loss

@@ -11,7 +11,11 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.encoder_decoder import RelPosDecoder, decoder_positions
+from relpos_fairseq.models.encoder_decoder import (
+    RelPosDecoder,
+    decoder_positions,
+    has_plain_softmax,
+)
 from relpos_fairseq.models.lm_config import (
     LanguageModelFlags,
     RelPosTransformerLMConfig,
@@ -43,7 +47,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
     @property
     def plain_softmax(self) -> bool:
         """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
-        return self.decoder.adaptive_softmax is None
+        return has_plain_softmax(self, RelPosLanguageModel)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:

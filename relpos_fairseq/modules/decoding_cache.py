@@ -2,8 +2,9 @@
 
 Keys and values stand in buffers (B, H, capacity, ...) that grow by doubling: a step writes its own
 slot and copies nothing else, where joining tensors anew would read and write all of them at every
-step, several times the cost of attention itself.  Slots from `length` on are never read.  Where
-gradients are wanted, nothing is written in place and tensors are joined.
+step, several times the cost of attention itself.  Slots from `length` on are never read.  With
+gradients enabled nothing is written in place and tensors are joined: autograd may have kept the
+earlier keys for the queries' gradients, even where the keys themselves need none.
 """
 
 from __future__ import annotations
@@ -74,17 +75,26 @@ class DecodingCache:
 
         Returns:
             (B, H, S, ...) tensors of all tokens by name: views, until the next append.
+
+        Raises:
+            ValueError: another number of rows than the earlier tokens have.
         """
+        rows = new["key"].size(0)
+        if self.rows not in (None, rows):
+            raise ValueError(
+                f"incremental_state holds {self.rows} rows and the new tokens have {rows}: select "
+                f"rows by reorder_incremental_state, or take a fresh state for another batch"
+            )
         start, stop = self.length, self.length + new["key"].size(2)
         for name, part in new.items():
             if part is None:
                 continue
             buffer = self._buffers.get(name)
-            if part.requires_grad:
+            if torch.is_grad_enabled():
                 past = [] if buffer is None else [buffer[:, :, :start]]
                 self._buffers[name] = torch.cat([*past, part], dim=2)
                 continue
-            if buffer is None or buffer.size(2) < stop:
+            if buffer is None or buffer.size(2) < stop or not _writable(buffer):
                 self._buffers[name] = buffer = _grown(buffer, part, start, stop)
             buffer[:, :, start:stop] = part
         self._append_padding(padding, new["key"], start)
@@ -117,6 +127,11 @@ class DecodingCache:
             self.padding = self.padding.index_select(0, order)
 
 
+def _writable(buffer: Tensor) -> bool:
+    """Whether torch allows it: what inference mode made may be changed in inference mode alone."""
+    return torch.is_inference_mode_enabled() or not buffer.is_inference()
+
+
 def _grown(buffer: Tensor | None, part: Tensor, filled: int, needed: int) -> Tensor:
     """A buffer for at least `needed` slots, the first `filled` of them copied."""
     batch, heads, _, *rest = part.shape
@@ -128,11 +143,11 @@ def _grown(buffer: Tensor | None, part: Tensor, filled: int, needed: int) -> Ten
 
 def _selected(buffer: Tensor, order: Tensor, filled: int, spares: dict) -> Tensor:
     """Rows of a buffer, in the spare one of its kind if that is large enough."""
-    if buffer.requires_grad:
+    if torch.is_grad_enabled() or buffer.requires_grad:
         return buffer[:, :, :filled].index_select(0, order)
-    kind = (*buffer.shape[1:], buffer.dtype)
+    kind = (*buffer.shape[1:], buffer.dtype, buffer.device)
     spare = spares.pop(kind, None)
-    if spare is None or spare.size(0) < len(order):
+    if spare is None or spare.size(0) < len(order) or not _writable(spare):
         spare = buffer.new_empty(len(order), *buffer.shape[1:])
     fresh = spare[: len(order)]
     torch.index_select(buffer[:, :, :filled], 0, order, out=fresh[:, :, :filled])
