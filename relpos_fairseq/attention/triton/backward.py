@@ -26,6 +26,8 @@ from relpos_fairseq.attention.triton.tile import (
     store_block,
     table_of,
     visible,
+    wide_back,
+    wide_block,
 )
 
 
@@ -64,12 +66,13 @@ def delta_kernel(
 def rows_kernel(
     q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
     pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr,
-    dq_ptr, dright_ptr, daq_ptr, dpq_ptr, dband_ptr, df_ptr, dscalars_ptr, dsums_ptr,
+    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
+    dvq_ptr, dq_ptr, dright_ptr, daq_ptr, dpq_ptr, dband_ptr, df_ptr, dscalars_ptr, dsums_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, first_b,
+    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
     heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
+    wide_low, wide_width,
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
@@ -78,6 +81,7 @@ def rows_kernel(
     FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, STATIC_GRAD: tl.constexpr,
     GATE_GRAD: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to ROWS queries of one head.
 
@@ -104,6 +108,12 @@ def rows_kernel(
     mass = tl.load(mass_ptr + n64 * tgt_len + i, mask=inside, other=float("inf"))
     delta = tl.load(delta_ptr + n64 * tgt_len + i, mask=inside, other=0.0)
     right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
+    vq = q
+    rq_ptr += h * rq_h
+    rk_ptr += h * rk_h
+    vk_ptr += b * k_b + h * k_h
+    if WIDE_Q:
+        vq = block_of(vq_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
         right = block_of(right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if FACTORS:
@@ -136,7 +146,7 @@ def rows_kernel(
     )
 
     dq = tl.zeros((ROWS, DP), ACC)
-    dright = dq
+    dright, dvq = dq, dq
     df = dq
     if FACTORS:
         df = tl.zeros((ROWS, RP), ACC)
@@ -178,11 +188,21 @@ def rows_kernel(
                     g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
                 if RESET:
                     column = (jj == first) & (start + ii != first)
+                wide, vk = s, k
+                if WIDE_K:
+                    vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
+                if WIDE_Q or WIDE_K:
+                    at = first_key - slot - (KEYS - 1) - wide_low
+                    wide = wide_block(
+                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False,
+                        WIDE_Q, WIDE_K, ACC, PRECISION,
+                    )  # fmt: skip
                 s = add_positions(
-                    s, f, g, ii, jj, d, row, column, within, there,
+                    s, wide, f, g, ii, jj, d, row, column, within, there,
                     aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
                     vector_low, width, scalar_low, scalar_width,
-                    PHASE, False, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
+                    PHASE, False, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
+                    PRECISION,
                 )  # fmt: skip
                 p = tl.exp2((s - top[:, None]) * LOG2E - mass[:, None])
                 if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
@@ -205,6 +225,14 @@ def rows_kernel(
                 if RESET:
                     free = tl.where(row | column, 0.0, ds)
                     column_sum += tl.sum(tl.where(column, ds, 0.0), 1)
+                if WIDE_Q:
+                    part = ds
+                    if RESET & 1:
+                        part = free
+                    dvq += wide_back(
+                        part * SCALE, rq_ptr, at, wide_width, channel, vq, D, DP, KEYS, False,
+                        PRECISION,
+                    )  # fmt: skip
                 if ADD_Q:
                     part = ds
                     if RESET & 1:
@@ -285,6 +313,8 @@ def rows_kernel(
                         part = tl.where(d >= vector_low + width - 1, dc, 0.0).to(k.dtype)
                         dright += product(part, k, PRECISION)
     store_block(dq_ptr + b * q_b + h * q_h, dq, i, q_t, channel, inside, D, DP != D)
+    if WIDE_Q:
+        store_block(dvq_ptr + b * q_b + h * q_h, dvq, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
         store_block(dright_ptr + b * q_b + h * q_h, dright, i, q_t, channel, inside, D, DP != D)
     if ADD_Q:
@@ -315,11 +345,13 @@ def rows_kernel(
 def keys_kernel(
     q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
     pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, dk_ptr, dv_ptr, dak_ptr, dpk_ptr, dg_ptr,
+    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
+    dvk_ptr, dk_ptr, dv_ptr, dak_ptr, dpk_ptr, dg_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, first_b,
+    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
     heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
+    wide_low, wide_width,
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
@@ -327,6 +359,7 @@ def keys_kernel(
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
     FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to KEYS keys of one head; tiles are (keys, rows)."""
     blocks = tl.cdiv(src_len, KEYS)
@@ -348,6 +381,12 @@ def keys_kernel(
     k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
     v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
     g, first, theta_row, theta_column = k, 0, 0.0, 0.0
+    vk = k
+    vq_ptr += b * q_b + h * q_h
+    rq_ptr += h * rq_h
+    rk_ptr += h * rk_h
+    if WIDE_K:
+        vk = block_of(vk_ptr + b * k_b + h * k_h, j, k_t, channel, here, D, DP != D)
     if FACTORS:
         f_ptr += b * f_b + h * f_h
         g_ptr += b * g_b + h * g_h
@@ -373,7 +412,7 @@ def keys_kernel(
     )
 
     dk, dv = tl.zeros((KEYS, DP), ACC), tl.zeros((KEYS, DP), ACC)
-    dg = dk
+    dg, dvk = dk, dk
     if FACTORS:
         dg = tl.zeros((KEYS, RP), ACC)
     none = tl.zeros((KEYS,), ACC)
@@ -416,11 +455,21 @@ def keys_kernel(
                     pq = table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
                     pk = table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
                     s = s * pq * pk
+                wide, vq = s, q
+                if WIDE_Q:
+                    vq = block_of(vq_ptr, i, q_t, channel, inside, D, DP != D)
+                if WIDE_Q or WIDE_K:
+                    at = first_key - first_row - start - (KEYS - 1) - wide_low
+                    wide = wide_block(
+                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, True,
+                        WIDE_Q, WIDE_K, ACC, PRECISION,
+                    )  # fmt: skip
                 s = add_positions(
-                    s, f, g, ii, jj, d, row, column, within, there,
+                    s, wide, f, g, ii, jj, d, row, column, within, there,
                     aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
                     vector_low, width, scalar_low, scalar_width,
-                    PHASE, True, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
+                    PHASE, True, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
+                    PRECISION,
                 )  # fmt: skip
                 p = tl.exp2((s - top[None, :]) * LOG2E - mass[None, :])
                 if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
@@ -446,6 +495,14 @@ def keys_kernel(
                 free = ds
                 if RESET:
                     free = tl.where(row | column, 0.0, ds)
+                if WIDE_K:
+                    part = ds
+                    if RESET & 1:
+                        part = free
+                    dvk += wide_back(
+                        part * SCALE, rk_ptr, at, wide_width, channel, vk, D, DP, KEYS, True,
+                        PRECISION,
+                    )  # fmt: skip
                 if ADD_K:
                     part = ds
                     if RESET & 1:
@@ -500,6 +557,8 @@ def keys_kernel(
                         dk += product(part, right, PRECISION)
     store_block(dk_ptr + b * k_b + h * k_h, dk, j, k_t, channel, here, D, DP != D)
     store_block(dv_ptr + b * v_b + h * v_h, dv, j, v_t, channel, here, D, DP != D)
+    if WIDE_K:
+        store_block(dvk_ptr + b * k_b + h * k_h, dvk, j, k_t, channel, here, D, DP != D)
     if ADD_K:
         tl.store(dak_ptr + j * ak_t, add_left, mask=here)
         tl.store(dak_ptr + j * ak_t + width - 1, add_right, mask=here)

@@ -67,6 +67,9 @@ def make_call(inputs: AttentionInputs, low: Lowered, seed: int) -> Call:
         )
         for kernel in launch.KERNELS
     }
+    if flags["WIDE_Q"] or flags["WIDE_K"]:
+        square = launch.wide_launch_of(tensors["q"].dtype, flags["DP"], rank)
+        launches = dict.fromkeys((*launch.KERNELS, "diagonals"), square)
     padding = inputs.key_padding
     masks = {
         "first": low.first,
@@ -85,6 +88,8 @@ def make_call(inputs: AttentionInputs, low: Lowered, seed: int) -> Call:
         "scalar_low": low.scalars.low,
         "scalar_width": low.scalars.width,
         "seed": seed,
+        "wide_low": low.reach.lowest,
+        "wide_width": low.reach.highest - low.reach.lowest + 1,
         "first_b": int(low.first is not None and low.first.size(0) > 1),
     }
     return Call(inputs.exact, outer, low.scalars, numbers, flags, masks, launches)
@@ -128,6 +133,8 @@ def _flags(inputs: AttentionInputs, low: Lowered, outer: Window) -> dict:
         "DROP": round(inputs.dropout * 65536),
         "ADD_Q": "aq" in tensors,
         "ADD_K": "ak" in tensors,
+        "WIDE_Q": "rq" in tensors,
+        "WIDE_K": "rk" in tensors,
         "PRODUCT": "pq" in tensors,
         "REPLACED": "band" in tensors,
         "VALUES": low.value_vectors is not None,

@@ -17,11 +17,12 @@ from relpos_fairseq.attention.triton.tile import (
     store_block,
     table_of,
     visible,
+    wide_block,
 )
 
 VARYING = [
     "tgt_len", "src_len", "start", "low", "high", "vector_low", "width", "scalar_low",
-    "scalar_width", "seed",
+    "scalar_width", "seed", "wide_low", "wide_width",
 ]  # fmt: skip
 
 
@@ -29,11 +30,12 @@ VARYING = [
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, right_ptr, out_ptr, rest_ptr, top_ptr, mass_ptr, aq_ptr, ak_ptr, pq_ptr,
     pk_ptr, band_ptr, value_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr,
+    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, first_b,
+    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
     heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
+    wide_low, wide_width,
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
@@ -41,6 +43,7 @@ def forward_kernel(
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
     FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, REST: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS queries of one head against all keys that they see."""
     blocks = tl.cdiv(tgt_len, ROWS)
@@ -58,6 +61,12 @@ def forward_kernel(
     v_ptr += b * v_b + h * v_h
     q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
     right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
+    vq = q
+    rq_ptr += h * rq_h
+    rk_ptr += h * rk_h
+    vk_ptr += b * k_b + h * k_h
+    if WIDE_Q:
+        vq = block_of(vq_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
         right = block_of(right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if FACTORS:
@@ -116,11 +125,21 @@ def forward_kernel(
                     g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
                 if RESET:
                     column = (jj == first) & (start + ii != first)
+                wide, vk = s, k
+                if WIDE_K:
+                    vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
+                if WIDE_Q or WIDE_K:
+                    at = first_key - slot - (KEYS - 1) - wide_low
+                    wide = wide_block(
+                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False,
+                        WIDE_Q, WIDE_K, ACC, PRECISION,
+                    )  # fmt: skip
                 s = add_positions(
-                    s, f, g, ii, jj, d, row, column, within, there,
+                    s, wide, f, g, ii, jj, d, row, column, within, there,
                     aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
                     vector_low, width, scalar_low, scalar_width,
-                    PHASE, False, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
+                    PHASE, False, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
+                    PRECISION,
                 )  # fmt: skip
                 if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
                     seen = visible(

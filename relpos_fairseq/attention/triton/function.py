@@ -14,10 +14,12 @@ from relpos_fairseq.attention.triton.backward import delta_kernel, keys_kernel, 
 from relpos_fairseq.attention.triton.call import Call, make_call
 from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.lowering import lower
+from relpos_fairseq.attention.triton.wide import diagonals_kernel
 from relpos_fairseq.attention.triton.windows import meet
 
 NAMES = (
     "q", "k", "v", "right", "aq", "ak", "pq", "pk", "band", "static", "gate", "f", "g", "theta",
+    "vq", "vk", "rq", "rk",
 )  # fmt: skip
 Tensors = dict[str, Tensor | None]
 
@@ -76,6 +78,8 @@ class _Attention(torch.autograd.Function):
         _run("rows", rows_kernel, call, given, made)
         _run("keys", keys_kernel, call, given, made)
         made |= _of_scalars(call, made)
+        if given["rq"] is not None or given["rk"] is not None:
+            made |= _of_vectors(call, given, made)
         grads = [None if given[n] is None else _fitted(made.get(f"d{n}"), given[n]) for n in NAMES]
         return None, *grads
 
@@ -87,13 +91,13 @@ def _laid_out(given: Tensors) -> Tensors:
         if tensor is not None:
             shared = name in ("f", "g")  # broadcast over the batch: strides of 0 are right
             dense = shared or torch.empty_like(tensor).stride() == tensor.stride()
-            if name == "band" or not dense or tensor.stride(-1) != 1:
+            if name in ("band", "rq", "rk") or not dense or tensor.stride(-1) != 1:
                 tensor = tensor.contiguous()
         laid[name] = tensor
-    for one, other in (("q", "right"), ("aq", "pq"), ("ak", "pk")):
-        pair = (laid[one], laid[other])
-        if None not in pair and pair[0].stride() != pair[1].stride():
-            laid[one], laid[other] = (tensor.contiguous() for tensor in pair)
+    for names in (("q", "right", "vq"), ("k", "vk"), ("aq", "pq"), ("ak", "pk")):
+        there = [name for name in names if laid[name] is not None]
+        if len({laid[name].stride() for name in there}) > 1:
+            laid |= {name: laid[name].contiguous() for name in there}
     return laid
 
 
@@ -102,7 +106,7 @@ def _room(call: Call, given: Tensors) -> Tensors:
     q = given["q"]
     batch, heads, rows, _ = q.shape
     made: Tensors = {}
-    for name in ("q", "k", "v", "right"):
+    for name in ("q", "k", "v", "right", "vq", "vk"):
         made[f"d{name}"] = None if given[name] is None else torch.empty_like(given[name])
     for name in ("aq", "ak", "pq", "pk", "band"):
         made[f"d{name}"] = None if given[name] is None else torch.zeros_like(given[name])
@@ -137,6 +141,33 @@ def _of_scalars(call: Call, made: Tensors) -> Tensors:
     return found
 
 
+def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
+    """Gradients of vectors over many distances: sums of what diagonals of tiles gave."""
+    batch, heads = given["q"].shape[:2]
+    numbers, block = call.numbers, call.launches["diagonals"].keys
+    start, lowest, width = (numbers[n] for n in ("start", "wide_low", "wide_width"))
+    # Diagonal s of tiles has the distances from (s - 1) block + 1 - start, two blocks less one.
+    first = (lowest + start + 1 - block) // block
+    last = (lowest + width - 1 + start - 1) // block + 1
+    count = last - first + 1
+    for table in ("rq", "rk"):
+        if given[table] is not None:
+            size = (batch, heads, count, 2, block, given[table].size(-1))
+            made[f"d{table}"] = given["q"].new_empty(size, dtype=call.exact)
+    call.numbers.update(first_diagonal=first, diagonals=count)
+    _run("diagonals", diagonals_kernel, call, given, made)
+    found: Tensors = {}
+    skipped = lowest - ((first - 1) * block + 1 - start)
+    for table in ("rq", "rk"):
+        if given[table] is None:
+            continue
+        parts = made[f"d{table}"].sum(0)  # (H, diagonals, 2, block, D)
+        both = torch.nn.functional.pad(parts[:, :, 0], (0, 0, 0, 0, 0, 1))
+        both[:, 1:] += parts[:, :, 1]
+        found[f"d{table}"] = both.flatten(1, 2)[:, skipped : skipped + width]
+    return found
+
+
 def _fitted(grad: Tensor | None, like: Tensor) -> Tensor | None:
     """A gradient summed over what was broadcast, in the tensor's type."""
     return None if grad is None else grad.sum_to_size(like.shape).to(like.dtype)
@@ -158,6 +189,8 @@ def _run(kind: str, kernel, call: Call, given: Tensors, made: Tensors) -> None:
             arguments[name] = values[name]
     rows, keys = call.numbers["tgt_len"], call.numbers["src_len"]
     blocks = triton.cdiv(keys, tiles.keys) if kind == "keys" else triton.cdiv(rows, tiles.rows)
+    if kind == "diagonals":
+        blocks = call.numbers["diagonals"]
     grid = (nothing.size(0) * nothing.size(1) * blocks,)
     kernel[grid](**arguments, num_warps=tiles.warps, num_stages=tiles.stages)
 
@@ -172,7 +205,7 @@ def _strides(given: Tensors, out: Tensor) -> dict[str, int]:
         for axis, letter in enumerate("bht"):
             known = tensor is not None and tensor.size(axis) > 1
             strides[f"{name}_{letter}"] = tensor.stride(axis) if known else 0
-    for name in ("static", "gate", "theta"):
+    for name in ("static", "gate", "theta", "rq", "rk"):
         known = given[name] is not None and given[name].size(0) > 1
         strides[f"{name}_h"] = given[name].stride(0) if known else 0
     return strides

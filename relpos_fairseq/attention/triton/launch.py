@@ -59,3 +59,15 @@ def launch_of(
     if total <= 64:
         return Launch(64, 128, 8, 2)
     return Launch(64, 64, 8, 2) if total <= 128 else Launch(32, 32, 4, 1)
+
+
+def wide_launch_of(dtype: torch.dtype, dim: int, rank: int = 0) -> Launch:
+    """The launch of every kernel where there are vectors over many distances: tiles are square.
+
+    Args:
+        dtype: of queries and keys.
+        dim: head_dim, a power of two.
+        rank: of static factors, a power of two, or 0.
+    """
+    wide = dtype in (torch.float32, torch.float64)
+    return Launch(64, 64, 8, 1) if (dim + rank) * (1 + wide) <= 64 else Launch(32, 32, 4, 1)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.toeplitz import trilinear_band
 from relpos_fairseq.attention.triton.windows import Reach, Window, meet, over_window
 from relpos_fairseq.relations import DistanceRelation, Segments
 from relpos_fairseq.terms import PositionTerms
 
 VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
 SCALARS = ("static", "gate")
+NARROW = 256  # distances up to which products with each vector are kept
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Lowered:
         vectors: window of tables of vectors.
         scalars: window of tables of scalars.
         tensors: q, k (B, H, T|S, D) and v; `right` as q; aq, pq (B, H, T, W); ak, pk (B, H, S, W);
+            vq, vk as q, k, with rq, rk (H|1, L, D), the vectors that they meet, of all of `reach`;
             band (B, H, T, W); static, gate (H|1, W'); f, g (B|1, H|1, T|S, r); theta (H|1, 2).
         value_vectors: (H|1, W, D) that meet the band's probabilities, or None.
         first: (B|1,) slot of the reset's first token, or None.
@@ -65,12 +66,22 @@ def folds_offset(inputs: AttentionInputs) -> bool:
     return not multiplied and not inputs.rotated
 
 
+def is_wide(term: PositionTerms, reach: Reach) -> bool:
+    """Whether the vectors that a term adds are for so many distances that kernels form products."""
+    if term.product or (term.query_vectors is None and term.key_vectors is None):
+        return False
+    highest = min(term.relation.highest, reach.highest)
+    return highest - max(term.relation.lowest, reach.lowest) >= NARROW
+
+
 def windows_of(inputs: AttentionInputs) -> tuple[Reach, Window, Window]:
     """Visible distances, and the windows of vectors and of scalars."""
     reach = Reach.of(inputs)
     by_kind: dict[tuple[str, ...], list[DistanceRelation]] = {VECTORS: [], SCALARS: []}
     for term in inputs.terms:
         for fields, relations in by_kind.items():
+            if fields is VECTORS and not is_segments(term) and is_wide(term, reach):
+                fields = ("trilinear", "value_vectors")
             if is_segments(term) or all(getattr(term, name) is None for name in fields):
                 continue
             relations.append(term.relation)
@@ -114,6 +125,8 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
         # A product of three passes what half precision holds.
         low.tensors["pq"] = meet(q.to(exact), table("query_vectors", exact))
         low.tensors["pk"] = meet(k.to(exact), table("key_vectors", exact))
+    elif is_wide(term, low.reach):
+        _add_wide(low, term, inputs)
     else:
         if term.query_vectors is not None:
             query = q if term.query_offset is None else _plus(q, term.query_offset)
@@ -130,8 +143,25 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
         low.value_vectors = vectors if low.value_vectors is None else low.value_vectors + vectors
 
 
+def _add_wide(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
+    """Vectors for every visible distance, and who meets them."""
+    window = Window(low.reach.lowest, low.reach.highest)
+    for side, x in (("q", inputs.q), ("k", inputs.k)):
+        vectors = term.query_vectors if side == "q" else term.key_vectors
+        if vectors is None:
+            continue
+        if side == "q" and term.query_offset is not None:
+            x = _plus(x, term.query_offset)
+        low.tensors[f"v{side}"] = x
+        table = over_window(vectors, term.relation, window, inputs.positions)
+        low.add(f"r{side}", table.to(x.dtype))
+
+
 def _replace_content(low: Lowered, weights: Tensor, inputs: AttentionInputs) -> None:
     """sum_c q_c k_c w_c of the band; tails are products with a query that has their w in it."""
+    # Triton is imported where something is evaluated, not where it is refused.
+    from relpos_fairseq.attention.triton.trilinear import trilinear_band
+
     q, k = low.tensors["q"], low.tensors["k"]
     rows, window = q.size(2), low.vectors
     first = inputs.positions.query_start + window.low + rows - 1

@@ -9,12 +9,15 @@ import torch
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.triton.lowering import (
+    NARROW,
     VECTORS,
     folds_offset,
     is_segments,
+    is_wide,
     reset_bits,
     windows_of,
 )
+from relpos_fairseq.attention.triton.windows import Reach
 from relpos_fairseq.relations import DistanceRelation
 
 WIDEST = 128  # head_dim, and rank of static factors
@@ -76,11 +79,28 @@ def _terms(inputs: AttentionInputs) -> str | None:
     ):
         if count > 1:
             return f"{count} {name} terms"
-    return _band(inputs) or _factors(inputs) or _reset(inputs)
+    return _wide(inputs) or _band(inputs) or _factors(inputs) or _reset(inputs)
+
+
+def _wide(inputs: AttentionInputs) -> str | None:
+    reach = Reach.of(inputs)
+    met = [t for t in inputs.terms if t.query_vectors is not None and is_wide(t, reach)]
+    if len(met) > 1 and any(term.query_offset is not None for term in met):
+        return f"{len(met)} terms of query_vectors over more than {NARROW} distances with an offset"
+    return None
 
 
 def _band(inputs: AttentionInputs) -> str | None:
-    given = [term for term in inputs.terms if any(getattr(term, n) is not None for n in VECTORS)]
+    reach = Reach.of(inputs)
+    given = [
+        term
+        for term in inputs.terms
+        if any(getattr(term, name) is not None for name in VECTORS[2:])
+        or (
+            any(getattr(term, name) is not None for name in VECTORS[:2])
+            and not is_wide(term, reach)
+        )
+    ]
     offset = any(term.content_offset is not None for term in inputs.terms)
     if not given and (not offset or folds_offset(inputs)):
         return None

@@ -107,15 +107,20 @@ def content_of(
 
 @triton.jit
 def add_positions(
-    logits, f, g, ii, jj, d, row, column, inside, there,
+    logits, wide, f, g, ii, jj, d, row, column, inside, there,
     aq_ptr, aq_stride, ak_ptr, ak_stride, static_ptr, theta_row, theta_column,
     low, width, scalar_low, scalar_width,
-    PHASE: tl.constexpr, BY_KEY: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr,
-    STATIC: tl.constexpr, FACTORS: tl.constexpr, RESET: tl.constexpr, SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PHASE: tl.constexpr, BY_KEY: tl.constexpr, WIDE: tl.constexpr, ADD_Q: tl.constexpr,
+    ADD_K: tl.constexpr, STATIC: tl.constexpr, FACTORS: tl.constexpr, RESET: tl.constexpr,
+    SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add what positions add; bits 1, 2, 4 of RESET: vectors, scalars, factors are reset."""
     held = tl.zeros_like(logits)
+    if WIDE:
+        if RESET & 1:
+            held += wide * SCALE
+        else:
+            logits += wide * SCALE
     if ADD_Q:
         part = table_of(aq_ptr, ii, aq_stride, d, low, width, inside, PHASE)
         part = part.to(logits.dtype) * SCALE
@@ -145,6 +150,84 @@ def add_positions(
     if RESET:
         logits += tl.where(row, theta_row, tl.where(column, theta_column, held))
     return logits
+
+
+@triton.jit
+def wide_edge(X: tl.constexpr, OF_KEYS: tl.constexpr, BY_ROW: tl.constexpr):
+    """Which cells of (x, distance) products are the lower distances', whose vectors come first."""
+    own = tl.arange(0, X)
+    edge = own
+    if not OF_KEYS:
+        edge = X - 1 - own
+    if BY_ROW:
+        cells = own[None, :] >= edge[:, None]
+    else:
+        cells = own[:, None] >= edge[None, :]
+    return cells
+
+
+@triton.jit
+def wide_values(
+    x, table_ptr, at, width, channel,
+    D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, OF_KEYS: tl.constexpr,
+    BY_KEY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Products of a tile's queries or keys x (X, DP) with the vectors of its cells' distances.
+
+    `at`: row of the (width, D) table of the tile's lowest distance.
+    """
+    own = tl.arange(0, X)
+    first, second = at + own, at + X + own
+    lower = block_of(table_ptr, first, D, channel, (first >= 0) & (first < width), D, DP != D)
+    upper = block_of(table_ptr, second, D, channel, (second >= 0) & (second < width), D, DP != D)
+    place = own[None, :] - own[:, None]
+    if BY_KEY:
+        place = own[:, None] - own[None, :]
+    place = (place + X - 1) % X
+    in_low = wide_edge(X, OF_KEYS, OF_KEYS == BY_KEY)
+    if OF_KEYS == BY_KEY:
+        one, other = product(x, tl.trans(lower), PRECISION), product(x, tl.trans(upper), PRECISION)
+        values = tl.gather(tl.where(in_low, one, other), place, 1)
+    else:
+        one, other = product(lower, tl.trans(x), PRECISION), product(upper, tl.trans(x), PRECISION)
+        values = tl.gather(tl.where(in_low, one, other), place, 0)
+    return values
+
+
+@triton.jit
+def wide_block(
+    vq, vk, rq_ptr, rk_ptr, at, width, channel,
+    D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, BY_KEY: tl.constexpr,
+    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What vectors over many distances add to a tile: q.a + k.b."""
+    values = tl.zeros((X, X), ACC)
+    if WIDE_Q:
+        values += wide_values(vq, rq_ptr, at, width, channel, D, DP, X, False, BY_KEY, PRECISION)
+    if WIDE_K:
+        values += wide_values(vk, rk_ptr, at, width, channel, D, DP, X, True, BY_KEY, PRECISION)
+    return values
+
+
+@triton.jit
+def wide_back(
+    part, table_ptr, at, width, channel, like,
+    D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, OF_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, whose rows are the tile's: (X, DP)."""
+    own = tl.arange(0, X)
+    first, second = at + own, at + X + own
+    lower = block_of(table_ptr, first, D, channel, (first >= 0) & (first < width), D, DP != D)
+    upper = block_of(table_ptr, second, D, channel, (second >= 0) & (second < width), D, DP != D)
+    place = own[None, :] + own[:, None] + 1
+    if OF_KEYS:
+        place = own[:, None] - own[None, :] + X - 1
+    turned = tl.gather(part, place % X, 1)
+    in_low = wide_edge(X, OF_KEYS, True)
+    back = product(tl.where(in_low, turned, 0.0).to(like.dtype), lower, PRECISION)
+    back += product(tl.where(in_low, 0.0, turned).to(like.dtype), upper, PRECISION)
+    return back
 
 
 @triton.jit

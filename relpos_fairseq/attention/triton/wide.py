@@ -1,0 +1,180 @@
+"""Vectors over many distances: unclipped tables and Transformer-XL, in O(length) memory.
+
+A square tile of X queries and X keys meets 2 X - 1 distances.  Products of its queries (or keys)
+with those vectors are two blocks of X distances; read along its diagonals they are what the tile's
+cells get.  Column p of the lower block and of the upper one are never read in the same row, so that
+both blocks are one, whose rows are then rotated: one gather inside the tile, and its inverse for
+gradients.  Gradients of vectors belong to diagonals of tiles: a kernel of its own sums them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from relpos_fairseq.attention.triton.forward import VARYING
+from relpos_fairseq.attention.triton.tile import (
+    LOG2E,
+    add_positions,
+    block_of,
+    content_of,
+    kept,
+    over_distances,
+    product,
+    store_block,
+    table_of,
+    visible,
+    wide_block,
+    wide_edge,
+)
+
+
+@triton.jit(do_not_specialize=[*VARYING, "wide_low", "wide_width", "first_diagonal", "diagonals"])
+def diagonals_kernel(
+    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
+    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
+    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr, drq_ptr, drk_ptr,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
+    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
+    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
+    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
+    wide_low, wide_width, first_diagonal, diagonals,
+    D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
+    CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
+    DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
+    REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
+    FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What one diagonal of tiles gives the vectors of its 2 X distances, for one head.
+
+    drq, drk (N, diagonals, 2, X, D): the lower and the upper X distances of each diagonal.
+    """
+    n = tl.program_id(0) // diagonals
+    diagonal = tl.program_id(0) % diagonals
+    shift = first_diagonal + diagonal  # blocks of keys less blocks of rows
+    b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
+    channel, place = tl.arange(0, DP), tl.arange(0, RP)
+    q_ptr += b * q_b + h * q_h
+    k_ptr += b * k_b + h * k_h
+    v_ptr += b * v_b + h * v_h
+    right_ptr += b * q_b + h * q_h
+    vq_ptr += b * q_b + h * q_h
+    vk_ptr += b * k_b + h * k_h
+    rq_ptr += h * rq_h
+    rk_ptr += h * rk_h
+    dout_ptr += b * out_b + h * out_h
+    top_ptr += n64 * tgt_len
+    mass_ptr += n64 * tgt_len
+    delta_ptr += n64 * tgt_len
+    first, theta_row, theta_column = 0, 0.0, 0.0
+    if FACTORS:
+        f_ptr += b * f_b + h * f_h
+        g_ptr += b * g_b + h * g_h
+    if RESET:
+        first = tl.load(first_ptr + b * first_b).to(tl.int32)
+        theta_row = tl.load(theta_ptr + h * theta_h)
+        theta_column = tl.load(theta_ptr + h * theta_h + 1)
+    aq_ptr += b * aq_b + h * aq_h
+    ak_ptr += b * ak_b + h * ak_h
+    pq_ptr += b * aq_b + h * aq_h
+    pk_ptr += b * ak_b + h * ak_h
+    band_ptr += n64 * tgt_len * width
+    dprobs_ptr += n64 * tgt_len * width
+    static_ptr += h * static_h
+    gate_ptr += h * gate_h
+    padding_ptr += b * src_len
+    documents_ptr += b * src_len
+
+    lower_q, upper_q = tl.zeros((KEYS, DP), ACC), tl.zeros((KEYS, DP), ACC)
+    lower_k, upper_k = lower_q, upper_q
+    begin = tl.maximum(0, -shift)
+    end = tl.minimum(tl.cdiv(tgt_len, ROWS), tl.cdiv(src_len, KEYS) - shift)
+    for block in range(begin, end):
+        first_row, first_key = block * ROWS, (block + shift) * KEYS
+        i, j = first_row + tl.arange(0, ROWS), first_key + tl.arange(0, KEYS)
+        inside, here = i < tgt_len, j < src_len
+        ii, within, jj, there = i[:, None], inside[:, None], j[None, :], here[None, :]
+        d = jj - (start + ii)
+        q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
+        k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
+        v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
+        dout = block_of(dout_ptr, i, out_t, channel, inside, D, DP != D)
+        top = tl.load(top_ptr + i, mask=inside, other=0.0)
+        mass = tl.load(mass_ptr + i, mask=inside, other=float("inf"))
+        delta = tl.load(delta_ptr + i, mask=inside, other=0.0)
+        right, f, g, row, column = q, q, k, within, within
+        if REPLACED:
+            right = block_of(right_ptr, i, q_t, channel, inside, D, DP != D)
+        if FACTORS:
+            f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
+            g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
+        if RESET:
+            row = start + ii == first
+            column = (jj == first) & (start + ii != first)
+        s = content_of(
+            q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
+            1, False, REPLACED, LEFT, RIGHT, PRECISION,
+        ).to(ACC) * SCALE  # fmt: skip
+        if GATE:
+            s = s * over_distances(gate_ptr, d, scalar_low, scalar_width, 1)
+        if PRODUCT:
+            s = s * table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, 1)
+            s = s * table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, 1)
+        at = first_key - first_row - start - (KEYS - 1) - wide_low
+        vq, vk = q, k
+        if WIDE_Q:
+            vq = block_of(vq_ptr, i, q_t, channel, inside, D, DP != D)
+        if WIDE_K:
+            vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
+        wide = wide_block(
+            vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False, WIDE_Q, WIDE_K,
+            ACC, PRECISION,
+        )  # fmt: skip
+        s = add_positions(
+            s, wide, f, g, ii, jj, d, row, column, within, there,
+            aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
+            vector_low, width, scalar_low, scalar_width,
+            1, False, True, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
+        )  # fmt: skip
+        seen = visible(
+            ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
+            1, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
+        )  # fmt: skip
+        p = tl.where(seen, tl.exp2((s - top[:, None]) * LOG2E - mass[:, None]), 0.0)
+        dp = product(dout, tl.trans(v), PRECISION).to(ACC)
+        if VALUES:
+            dp += table_of(dprobs_ptr, ii, width, d, vector_low, width, within, 1).to(ACC)
+        if DROP:
+            keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, False)
+            dp = tl.where(keep, dp * (65536.0 / (65536 - DROP)), 0.0)
+        part = p * (dp - delta[:, None])
+        if RESET & 1:
+            part = tl.where(row | column, 0.0, part)
+        part = part * SCALE
+        own = tl.arange(0, KEYS)
+        rows, columns = own[:, None], own[None, :]
+        if WIDE_Q:
+            turned = tl.gather(part, (rows + columns + 1) % KEYS, 1)
+            in_low = wide_edge(KEYS, False, True)
+            lower = tl.where(in_low, turned, 0.0).to(vq.dtype)
+            upper = tl.where(in_low, 0.0, turned).to(vq.dtype)
+            lower_q += product(tl.trans(lower), vq, PRECISION)
+            upper_q += product(tl.trans(upper), vq, PRECISION)
+        if WIDE_K:
+            turned = tl.gather(part, (columns - rows + KEYS - 1) % KEYS, 0)
+            in_low = wide_edge(KEYS, True, False)
+            lower = tl.where(in_low, turned, 0.0).to(vk.dtype)
+            upper = tl.where(in_low, 0.0, turned).to(vk.dtype)
+            lower_k += product(lower, vk, PRECISION)
+            upper_k += product(upper, vk, PRECISION)
+    base = (n64 * diagonals + diagonal) * 2 * KEYS * D
+    index = tl.arange(0, KEYS)
+    every = index < KEYS
+    if WIDE_Q:
+        store_block(drq_ptr + base, lower_q, index, D, channel, every, D, DP != D)
+        store_block(drq_ptr + base + KEYS * D, upper_q, index, D, channel, every, D, DP != D)
+    if WIDE_K:
+        store_block(drk_ptr + base, lower_k, index, D, channel, every, D, DP != D)
+        store_block(drk_ptr + base + KEYS * D, upper_k, index, D, channel, every, D, DP != D)
