@@ -68,8 +68,11 @@ def make_call(inputs: AttentionInputs, low: Lowered, seed: int) -> Call:
         for kernel in launch.KERNELS
     }
     if flags["WIDE_Q"] or flags["WIDE_K"]:
-        square = launch.wide_launch_of(tensors["q"].dtype, flags["DP"], rank)
-        launches = dict.fromkeys((*launch.KERNELS, "diagonals"), square)
+        both = flags["WIDE_Q"] and flags["WIDE_K"]
+        launches = {
+            kernel: launch.wide_launch_of(kernel, tensors["q"].dtype, flags["DP"], rank, both)
+            for kernel in (*launch.KERNELS, "diagonals")
+        }
     padding = inputs.key_padding
     masks = {
         "first": low.first,

@@ -143,25 +143,24 @@ def _of_scalars(call: Call, made: Tensors) -> Tensors:
 
 def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
     """Gradients of vectors over many distances: sums of what diagonals of tiles gave."""
-    batch, heads = given["q"].shape[:2]
+    batch, heads, _, dim = given["q"].shape
     numbers, block = call.numbers, call.launches["diagonals"].keys
-    start, lowest, width = (numbers[n] for n in ("start", "wide_low", "wide_width"))
+    start, lowest, width = (numbers[name] for name in ("start", "wide_low", "wide_width"))
     # Diagonal s of tiles has the distances from (s - 1) block + 1 - start, two blocks less one.
     first = (lowest + start + 1 - block) // block
     last = (lowest + width - 1 + start - 1) // block + 1
-    count = last - first + 1
-    for table in ("rq", "rk"):
-        if given[table] is not None:
-            size = (batch, heads, count, 2, block, given[table].size(-1))
-            made[f"d{table}"] = given["q"].new_empty(size, dtype=call.exact)
-    call.numbers.update(first_diagonal=first, diagonals=count)
-    _run("diagonals", diagonals_kernel, call, given, made)
-    found: Tensors = {}
     skipped = lowest - ((first - 1) * block + 1 - start)
+    chosen = {"first_diagonal": first, "diagonals": last - first + 1}
+    found: Tensors = {}
     for table in ("rq", "rk"):
         if given[table] is None:
             continue
-        parts = made[f"d{table}"].sum(0)  # (H, diagonals, 2, block, D)
+        parts = given["q"].new_empty(
+            batch, heads, last - first + 1, 2, block, dim, dtype=call.exact
+        )
+        chosen["OF_KEYS"] = table == "rk"
+        _run("diagonals", diagonals_kernel, call, given, {**made, "parts": parts}, chosen)
+        parts = parts.sum(0)
         both = torch.nn.functional.pad(parts[:, :, 0], (0, 0, 0, 0, 0, 1))
         both[:, 1:] += parts[:, :, 1]
         found[f"d{table}"] = both.flatten(1, 2)[:, skipped : skipped + width]
@@ -173,11 +172,13 @@ def _fitted(grad: Tensor | None, like: Tensor) -> Tensor | None:
     return None if grad is None else grad.sum_to_size(like.shape).to(like.dtype)
 
 
-def _run(kind: str, kernel, call: Call, given: Tensors, made: Tensors) -> None:
-    """Launch a kernel; its arguments are found by name."""
+def _run(
+    kind: str, kernel, call: Call, given: Tensors, made: Tensors, chosen: dict | None = None
+) -> None:
+    """Launch a kernel; its arguments are found by name, `chosen` ones among them."""
     tiles = call.launches["forward" if kind == "delta" else kind]
     values = {**call.numbers, **call.flags, **_strides(given, made["out"])}
-    values |= {"ROWS": tiles.rows, "KEYS": tiles.keys}
+    values |= {"ROWS": tiles.rows, "KEYS": tiles.keys, **(chosen or {})}
     tensors = {**given, **made, **call.masks}
     nothing = given["q"]  # for pointers that the flags leave unread
     arguments = {}
@@ -190,7 +191,7 @@ def _run(kind: str, kernel, call: Call, given: Tensors, made: Tensors) -> None:
     rows, keys = call.numbers["tgt_len"], call.numbers["src_len"]
     blocks = triton.cdiv(keys, tiles.keys) if kind == "keys" else triton.cdiv(rows, tiles.rows)
     if kind == "diagonals":
-        blocks = call.numbers["diagonals"]
+        blocks = chosen["diagonals"]
     grid = (nothing.size(0) * nothing.size(1) * blocks,)
     kernel[grid](**arguments, num_warps=tiles.warps, num_stages=tiles.stages)
 

@@ -61,13 +61,19 @@ def launch_of(
     return Launch(64, 64, 8, 2) if total <= 128 else Launch(32, 32, 4, 1)
 
 
-def wide_launch_of(dtype: torch.dtype, dim: int, rank: int = 0) -> Launch:
-    """The launch of every kernel where there are vectors over many distances: tiles are square.
+def wide_launch_of(
+    kernel: str, dtype: torch.dtype, dim: int, rank: int = 0, both: bool = False
+) -> Launch:
+    """The launch of a kernel where there are vectors over many distances: tiles are square.
 
     Args:
+        kernel: one of KERNELS, or "diagonals".
         dtype: of queries and keys.
         dim: head_dim, a power of two.
         rank: of static factors, a power of two, or 0.
+        both: queries and keys have such vectors.
     """
-    wide = dtype in (torch.float32, torch.float64)
-    return Launch(64, 64, 8, 1) if (dim + rank) * (1 + wide) <= 64 else Launch(32, 32, 4, 1)
+    total = (dim + rank) * (2 if dtype in (torch.float32, torch.float64) else 1)
+    if kernel == "forward" and total <= 64 and not both:
+        return Launch(64, 64, 8, 2)
+    return Launch(32, 32, 8 if kernel == "diagonals" and both else 4, 1)

@@ -33,7 +33,7 @@ from relpos_fairseq.attention.triton.tile import (
 def diagonals_kernel(
     q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
     pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr, drq_ptr, drk_ptr,
+    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr, parts_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
     aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
     static_h, gate_h, theta_h, rq_h, rk_h, first_b,
@@ -45,11 +45,12 @@ def diagonals_kernel(
     DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
     FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, OF_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one diagonal of tiles gives the vectors of its 2 X distances, for one head.
 
-    drq, drk (N, diagonals, 2, X, D): the lower and the upper X distances of each diagonal.
+    parts (N, diagonals, 2, X, D): the lower and the upper X distances of each diagonal, for the
+    vectors that queries meet or (OF_KEYS) keys.
     """
     n = tl.program_id(0) // diagonals
     diagonal = tl.program_id(0) % diagonals
@@ -87,8 +88,7 @@ def diagonals_kernel(
     padding_ptr += b * src_len
     documents_ptr += b * src_len
 
-    lower_q, upper_q = tl.zeros((KEYS, DP), ACC), tl.zeros((KEYS, DP), ACC)
-    lower_k, upper_k = lower_q, upper_q
+    lower, upper = tl.zeros((KEYS, DP), ACC), tl.zeros((KEYS, DP), ACC)
     begin = tl.maximum(0, -shift)
     end = tl.minimum(tl.cdiv(tgt_len, ROWS), tl.cdiv(src_len, KEYS) - shift)
     for block in range(begin, end):
@@ -155,26 +155,20 @@ def diagonals_kernel(
         part = part * SCALE
         own = tl.arange(0, KEYS)
         rows, columns = own[:, None], own[None, :]
-        if WIDE_Q:
-            turned = tl.gather(part, (rows + columns + 1) % KEYS, 1)
-            in_low = wide_edge(KEYS, False, True)
-            lower = tl.where(in_low, turned, 0.0).to(vq.dtype)
-            upper = tl.where(in_low, 0.0, turned).to(vq.dtype)
-            lower_q += product(tl.trans(lower), vq, PRECISION)
-            upper_q += product(tl.trans(upper), vq, PRECISION)
-        if WIDE_K:
+        if OF_KEYS:
             turned = tl.gather(part, (columns - rows + KEYS - 1) % KEYS, 0)
             in_low = wide_edge(KEYS, True, False)
-            lower = tl.where(in_low, turned, 0.0).to(vk.dtype)
-            upper = tl.where(in_low, 0.0, turned).to(vk.dtype)
-            lower_k += product(lower, vk, PRECISION)
-            upper_k += product(upper, vk, PRECISION)
-    base = (n64 * diagonals + diagonal) * 2 * KEYS * D
+            lower += product(tl.where(in_low, turned, 0.0).to(vk.dtype), vk, PRECISION)
+            upper += product(tl.where(in_low, 0.0, turned).to(vk.dtype), vk, PRECISION)
+        else:
+            turned = tl.gather(part, (rows + columns + 1) % KEYS, 1)
+            in_low = wide_edge(KEYS, False, True)
+            low_part = tl.where(in_low, turned, 0.0).to(vq.dtype)
+            up_part = tl.where(in_low, 0.0, turned).to(vq.dtype)
+            lower += product(tl.trans(low_part), vq, PRECISION)
+            upper += product(tl.trans(up_part), vq, PRECISION)
+    parts_ptr += (n64 * diagonals + diagonal) * 2 * KEYS * D
     index = tl.arange(0, KEYS)
     every = index < KEYS
-    if WIDE_Q:
-        store_block(drq_ptr + base, lower_q, index, D, channel, every, D, DP != D)
-        store_block(drq_ptr + base + KEYS * D, upper_q, index, D, channel, every, D, DP != D)
-    if WIDE_K:
-        store_block(drk_ptr + base, lower_k, index, D, channel, every, D, DP != D)
-        store_block(drk_ptr + base + KEYS * D, upper_k, index, D, channel, every, D, DP != D)
+    store_block(parts_ptr, lower, index, D, channel, every, D, DP != D)
+    store_block(parts_ptr + KEYS * D, upper, index, D, channel, every, D, DP != D)
