@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention.once import differentiable_once
+
 BLOCK = 100_000  # elements
 
 
@@ -30,41 +32,52 @@ class _Trilinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, w)
-        rows = q.size(1)
-        band = q.new_empty(w.size(1), q.size(0), rows)
+        band = q.new_empty(w.size(1), q.size(0), q.size(1))
         for some in _blocks(q):
-            queries, keys = q[some], k[some]
+            queries = q[some]
             product = torch.empty_like(queries, memory_format=torch.contiguous_format)
-            for m in range(w.size(1)):
-                torch.mul(queries, keys[:, m : m + rows], out=product)
+            keys, outputs = _windows(k[some], q.size(1)), band[:, some].unbind(0)
+            for key, weight, out in zip(keys, _weights(w, some), outputs, strict=True):
+                torch.mul(queries, key, out=product)
                 if w.size(0) == 1:
-                    torch.mv(product.view(-1, q.size(2)), w[0, m], out=band[m, some].view(-1))
+                    torch.mv(product.view(-1, q.size(2)), weight, out=out.view(-1))
                 else:
-                    torch.bmm(product, w[some, m, :, None], out=band[m, some, :, None])
+                    torch.bmm(product, weight.transpose(1, 2), out=out[..., None])
         return band.permute(1, 2, 0)
 
     @staticmethod
+    @differentiable_once("a trilinear term", "use --attention-backend reference")
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, w = ctx.saved_tensors
-        rows = q.size(1)
         dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
         dk, dw = torch.zeros_like(k), torch.zeros_like(w)
-        grad = grad.permute(2, 0, 1).contiguous()
+        grad = grad.permute(2, 0, 1).contiguous()[..., None]  # (W, N, n, 1)
         for some in _blocks(q):
             queries, of_queries = q[some], dq[some]
             product = torch.empty_like(of_queries)
-            for m, upstream in enumerate(grad[:, some]):
-                near = slice(m, m + rows)
-                torch.mul(queries, k[some, near], out=product)
+            keys, of_keys = (_windows(part[some], q.size(1)) for part in (k, dk))
+            weights, of_weights = _weights(w, some), _weights(dw, some)
+            for m, upstream in enumerate(grad[:, some].unbind(0)):
+                torch.mul(queries, keys[m], out=product)
                 if w.size(0) == 1:
-                    dw[0, m].addmv_(product.view(-1, q.size(2)).t(), upstream.reshape(-1))
+                    of_weights[m].addmv_(product.view(-1, q.size(2)).t(), upstream.reshape(-1))
                 else:
-                    dw[some, m] = torch.bmm(upstream[:, None], product)[:, 0]
-                weights = w[0, m] if w.size(0) == 1 else w[some, m, None]
-                torch.mul(upstream[..., None], weights, out=product)
-                of_queries.addcmul_(product, k[some, near])
-                dk[some, near].addcmul_(product, queries)
+                    of_weights[m].copy_(torch.bmm(upstream.transpose(1, 2), product))
+                torch.mul(upstream, weights[m], out=product)
+                of_queries.addcmul_(product, keys[m])
+                of_keys[m].addcmul_(product, queries)
         return dq, dk, dw
+
+
+def _windows(k: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """The keys (N, n, D) that queries meet at each distance."""
+    span, strides = k.size(1) - rows + 1, (k.stride(1), *k.stride())
+    return k.as_strided((span, k.size(0), rows, k.size(2)), strides, k.storage_offset()).unbind(0)
+
+
+def _weights(w: Tensor, some: slice) -> tuple[Tensor, ...]:
+    """Each distance's vector: (D,) where all matrices share it, else (N, 1, D)."""
+    return w[0].unbind(0) if w.size(0) == 1 else w[some, :, None].unbind(1)
 
 
 def _blocks(q: Tensor) -> list[slice]:
