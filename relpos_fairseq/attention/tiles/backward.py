@@ -84,7 +84,7 @@ class Backward(Forward):
             apart *= self.gate.of(tile)
         queries = self.dq[tile.query]
         if self.plan.split is not None:
-            queries += self.multiplied.back(tile, logits)
+            self.multiplied.back(tile, logits, queries)
             return
         if self.plan.folds:
             found = torch.bmm(logits, self.k[tile.key]).mul_(self.scale)

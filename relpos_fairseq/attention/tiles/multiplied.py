@@ -103,7 +103,7 @@ class Multiplied:
     def _guarded(self) -> Tensor:
         """(N, S + guards, W + 2) zeros for numbers of keys."""
         k, split = self.run.k, self.split
-        rows = k.size(1) + max(-split.low, 0) + max(split.high, 0) + self.run.plan.rows
+        rows = k.size(1) + max(-split.low, 0) + max(split.high, 0)
         return k.new_zeros(k.size(0), rows, split.width + 2)
 
     def _inner(self, numbers: Tensor) -> Tensor:
@@ -139,8 +139,8 @@ class Multiplied:
         if self.trilinear is not None:
             self.trilinear.fill(tile, self.near(tile), content)
         else:
-            q, k = run.q[tile.query] * run.scale, run.k[tile.key].transpose(1, 2)
-            torch.bmm(q, k, out=content)
+            q, k = run.q[tile.query], run.k[tile.key].transpose(1, 2)
+            torch.baddbmm(content, q, k, beta=0, alpha=run.scale, out=content)
         if self.multiplies:
             self.queries = self._form("query_vectors", run.q[tile.query], tile)
             self._multiply(tile, content, run.buffer.of(tile))
@@ -172,18 +172,18 @@ class Multiplied:
         columns = tile.rows + self.split.width - 1
         return scratch(self.run.q, name, tile.count, tile.rows, columns)
 
-    def back(self, tile: Tile, grads: Tensor) -> Tensor:
-        """From the gradient of a tile's content (overwritten) to its queries' (N, n, D)."""
+    def back(self, tile: Tile, grads: Tensor, to: Tensor) -> None:
+        """From the gradient of a tile's content (overwritten); add to its queries' (N, n, D)."""
         run = self.run
         found = self._through_factors(tile, grads) if self.multiplies else None
         if self.trilinear is not None:
-            dq = self.trilinear.back(tile, self.near(tile), grads)
+            self.trilinear.back(tile, self.near(tile), grads, to)
         else:
-            dq = torch.bmm(grads, run.k[tile.key]).mul_(run.scale)
-            run.dk[tile.key].baddbmm_(grads.transpose(1, 2), run.q[tile.query] * run.scale)
+            to.baddbmm_(grads, run.k[tile.key], alpha=run.scale)
+            q = run.q[tile.query]
+            run.dk[tile.key].baddbmm_(grads.transpose(1, 2), q, alpha=run.scale)
         if found is not None:
-            self._back(self.queries, found, dq)
-        return dq
+            self._back(self.queries, found, to)
 
     def _through_factors(self, tile: Tile, grads: Tensor) -> Tensor:
         """Leave the gradient of the content in `grads`; returns that of numbers of queries."""

@@ -50,8 +50,8 @@ class Trilinear:
         cells = out[:, :, near.keys]
         torch.lerp(cells, inner, self._weight(tile, near), out=cells)
 
-    def back(self, tile: Tile, near: Near, grads: Tensor) -> Tensor:
-        """From the content's gradient (overwritten) to the queries' (N, n, D), and the keys'."""
+    def back(self, tile: Tile, near: Near, grads: Tensor, to: Tensor) -> None:
+        """From the content's gradient (overwritten); add to queries' (N, n, D), and keys'."""
         run, stop = self.run, near.keys.stop
         left, right, _ = (part.detach() for part in self.formed)
         matrix, cells = self._matrix(tile), grads[:, :, near.keys]
@@ -67,11 +67,11 @@ class Trilinear:
             upstream.append(of_right.add_(self._side(tile, slice(stop, tile.keys), right, grads)))
         outputs = (self.formed[2], *self.formed[: len(upstream) - 1])
         found = torch.autograd.grad(outputs, self.leaves, upstream)
+        to += found[0]
         run.dk[tile.matrices, near.keys] += found[1]
         if len(found) > 2:
             run.totals[self.place] += found[2]
         self.formed = self.leaves = None
-        return found[0]
 
     def _form(self, tile: Tile, near: Near) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the left and of the right tail (N, n, D), and the band (N, n, W)."""
