@@ -31,7 +31,7 @@ from _benchmark.bar import MEMORY, MEMORY_LENGTH  # noqa: E402
 from _benchmark.candidates import MODES  # noqa: E402
 from _benchmark.deberta_h200 import published_table, set_shape  # noqa: E402
 from _benchmark.plots import check_plot, plot_ratios  # noqa: E402
-from _benchmark.report import Log, machine, write_section  # noqa: E402
+from _benchmark.report import INTERRUPTED, Log, machine, write_section  # noqa: E402
 from _benchmark.settings import EVERY_LENGTH, INPUT_SCHEMES, Setting  # noqa: E402
 from _benchmark.tables import misses, tables  # noqa: E402
 from _benchmark.turns import Run, measure  # noqa: E402
@@ -204,7 +204,7 @@ def key_of(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 after one line that says what is wrong."""
-    return run_command(run, argv)
+    return run_command(run, argv, INTERRUPTED)
 
 
 if __name__ == "__main__":

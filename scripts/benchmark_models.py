@@ -34,7 +34,7 @@ from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noq
 from _benchmark.models_options import PARTS, parse  # noqa: E402
 from _benchmark.peers import PEERS  # noqa: E402
 from _benchmark.pictures import draw_ratios  # noqa: E402
-from _benchmark.report import Log, machine, write_section  # noqa: E402
+from _benchmark.report import INTERRUPTED, Log, machine, write_section  # noqa: E402
 from _benchmark.translation import (  # noqa: E402
     FAIRSEQ,
     Translation,
@@ -211,4 +211,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(main, interrupted=INTERRUPTED))

@@ -46,7 +46,7 @@ from _benchmark.published import (  # noqa: E402
     Formula,
     Sizes,
 )
-from _benchmark.report import Log, machine, progress, write_section  # noqa: E402
+from _benchmark.report import INTERRUPTED, Log, machine, progress, write_section  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
 from relpos_fairseq.registry import parse_hybrid, scheme_names  # noqa: E402
@@ -261,4 +261,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(main, interrupted=INTERRUPTED))

@@ -450,3 +450,16 @@ def test_published_numbers_are_labelled() -> None:
         "\n".join(theirs)
     )
     assert "| deberta: measured here, on a GPU | - | 12.3 | 0.5 |" in lines
+
+
+def test_an_interrupted_run_says_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The same command alone would begin again, and write over the rows."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "measure", interrupt)
+    assert benchmark.main(["--lengths", "8", "--schemes", "none"]) == 130
+    assert "--csv FILE: add --resume" in capsys.readouterr().err

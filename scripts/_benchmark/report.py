@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+INTERRUPTED = "interrupted; rows are kept by --csv FILE: add --resume to continue, or they are lost"
+
 
 def machine(device: torch.device, threads: int) -> str:
     """The machine and the versions, in one line."""

@@ -20,12 +20,15 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception, so that temporary files are removed on the way out."""
 
 
-def run_command(main: Callable[[Sequence[str] | None], object], argv=None) -> int:
+def run_command(
+    main: Callable[[Sequence[str] | None], object], argv=None, interrupted: str = CONTINUE
+) -> int:
     """Runs a script's main function and turns what it raises into a line and an exit status.
 
     Args:
         main: Takes the arguments (None: those of the process).
         argv: The arguments.
+        interrupted: What is said of Ctrl-C and SIGTERM.
 
     Returns:
         0, or 2 after one line `error: ...` (bad input, a missing file, a full disk), or 130
@@ -37,10 +40,10 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None) -> in
     except ValueError as error:
         return fail(str(error))
     except Terminated:
-        print(CONTINUE, file=sys.stderr, flush=True)
+        print(interrupted, file=sys.stderr, flush=True)
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        print(CONTINUE, file=sys.stderr, flush=True)
+        print(interrupted, file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     except OSError as error:
         message = describe(error)
