@@ -62,20 +62,21 @@ def meet_back(distances: Tensor, table: Tensor) -> Tensor:
     return (distances.view(-1, distances.size(2)) @ table[0]).view(*distances.shape[:2], -1)
 
 
-def window(table: Tensor, tile: Tile, lowest: int, keys: slice | None = None) -> Tensor:
-    """The rows of a table over the distances from a tile's queries to some keys.
+def window(table: Tensor, tile: Tile, lowest: int) -> Tensor:
+    """(1|N, S + n - 1, D): the rows of a table over the distances of a tile.
 
     Args:
         table: (1|N, L, D) over the distances lowest, lowest + 1, ...
         tile: the tile.
         lowest: the call's most negative distance.
-        keys: which keys; all that the tile sees if None.
-
-    Returns:
-        (1|N, S + n - 1, D) view.
     """
-    keys = keys or slice(0, tile.keys)
-    first = keys.start - (tile.slot + tile.rows - 1) - lowest
+    first = -(tile.slot + tile.rows - 1) - lowest
+    return table[:, first : first + tile.keys + tile.rows - 1]
+
+
+def falling_window(table: Tensor, tile: Tile, highest: int, keys: slice) -> Tensor:
+    """The same for some keys, of a table over the distances highest, highest - 1, ..."""
+    first = highest - (keys.stop - 1 - tile.slot)
     return table[:, first : first + keys.stop - keys.start + tile.rows - 1]
 
 
@@ -95,11 +96,6 @@ def to_keys(matrix: Tensor) -> Tensor:
     return unsheared(matrix.transpose(1, 2))
 
 
-def falling(table: Tensor) -> Tensor:
-    """The window of a table with its distances in falling order."""
-    return torch.flip(table, (1,))
-
-
 class WideVectors:
     """One term's vectors over all distances, in one pass over all tiles.
 
@@ -111,11 +107,16 @@ class WideVectors:
     def __init__(self, run: Forward, part: Vectors) -> None:
         """Each tile meets its vectors."""
         self.run, self.part = run, part
-        self.lowest = run.inputs.positions.lowest_distance
+        positions = run.inputs.positions
+        self.lowest, self.highest = positions.lowest_distance, positions.highest_distance
+        if part.key is not None:  # keys meet their vectors in falling order of distance
+            self.falling = run.tables[part.key].flip(1) * run.scale
+            if run.totals is not None and run.totals[part.key] is not None:
+                self.falling_total = torch.zeros_like(self.falling)
 
-    def _table(self, tile: Tile, place: int, keys: slice | None = None) -> Tensor:
-        """(1|N, S + n - 1, D): a table's vectors over the distances of a tile to some keys."""
-        return window(tile.of_heads(self.run.tables[place]), tile, self.lowest, keys)
+    def _table(self, tile: Tile, place: int) -> Tensor:
+        """(1|N, S + n - 1, D): a table's vectors over the distances of a tile."""
+        return window(tile.of_heads(self.run.tables[place]), tile, self.lowest)
 
     def _queries(self, tile: Tile) -> Tensor:
         """(N, n, D) queries that meet the vectors, scaled."""
@@ -132,9 +133,10 @@ class WideVectors:
             logits.add_(sheared(distances, tile.keys))
         if part.key is None:
             return
+        table = tile.of_heads(self.falling)
         for keys in chunks(tile):
-            vectors = falling(self._table(tile, part.key, keys))
-            distances = meet(self.run.k[tile.matrices, keys] * self.run.scale, vectors)
+            vectors = falling_window(table, tile, self.highest, keys)
+            distances = meet(self.run.k[tile.matrices, keys], vectors)
             logits[:, :, keys] += of_keys(distances, tile.rows)
 
     def take_values(self, tile: Tile, out: Tensor) -> None:
@@ -176,30 +178,34 @@ class WideVectors:
             self._add_window(part.query, columns, self._queries(tile), tile)
         if part.key is None:
             return
+        table = tile.of_heads(self.falling)
         for keys in chunks(tile):
-            columns, k = to_keys(logits[:, :, keys]), run.k[tile.matrices, keys] * run.scale
-            vectors = falling(self._table(tile, part.key, keys))
-            run.dk[tile.matrices, keys] += meet_back(columns, vectors).mul_(run.scale)
-            self._add_window(part.key, columns, k, tile, keys, falls=True)
+            columns, k = to_keys(logits[:, :, keys]), run.k[tile.matrices, keys]
+            vectors = falling_window(table, tile, self.highest, keys)
+            run.dk[tile.matrices, keys] += meet_back(columns, vectors)
+            if run.totals[part.key] is not None:
+                total = falling_window(self.falling_total, tile, self.highest, keys)
+                _add_products(total, columns, k, tile)
 
-    def _add_window(
-        self, place: int, distances: Tensor, x: Tensor, tile: Tile, keys: slice | None = None,
-        falls: bool = False,
-    ) -> None:  # fmt: skip
+    def _add_window(self, place: int, distances: Tensor, x: Tensor, tile: Tile) -> None:
         """Add to the gradient of a table over all distances what a tile's give it."""
-        if self.run.totals[place] is None:
-            return
-        total = window(self.run.totals[place], tile, self.lowest, keys)
-        if total.size(0) == 1:
-            pairs = [(distances.view(1, -1, distances.size(2)), x.reshape(1, -1, x.size(2)))]
-        else:
-            total = total[slice(*tile.heads)]
-            pairs = zip(tile.apart(distances), tile.apart(x), strict=True)
-        for one, other in pairs:
-            if falls:
-                total += torch.bmm(one.transpose(1, 2), other).flip(1)
-            else:
-                total.baddbmm_(one.transpose(1, 2), other)
+        if self.run.totals[place] is not None:
+            total = window(self.run.totals[place], tile, self.lowest)
+            _add_products(total, distances, x, tile)
 
     def finish_back(self) -> None:
-        """Every tile has taken its own."""
+        """Vectors in falling order back to their table."""
+        place = self.part.key
+        if place is not None and self.run.totals[place] is not None:
+            self.run.totals[place].add_(self.falling_total.flip(1), alpha=self.run.scale)
+
+
+def _add_products(total: Tensor, distances: Tensor, x: Tensor, tile: Tile) -> None:
+    """Add to total (H|1, W, D) the gradient of `meet` by its vectors."""
+    if total.size(0) == 1:
+        pairs = [(distances.view(1, -1, distances.size(2)), x.reshape(1, -1, x.size(2)))]
+    else:
+        total = total[slice(*tile.heads)]
+        pairs = zip(tile.apart(distances), tile.apart(x), strict=True)
+    for one, other in pairs:
+        total.baddbmm_(one.transpose(1, 2), other)
