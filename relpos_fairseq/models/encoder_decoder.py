@@ -289,11 +289,12 @@ class RelPosDecoder(TransformerDecoderBase):
         self, incremental_state: dict, new_order: Tensor
     ) -> None:
         """As fairseq's, without asking every module of the decoder at every step."""
+        regrouped = None
         for index in range(self.num_layers):  # iterating over layers would drop some at random
             layer = self.layers[index]
             layer.self_attn.reorder_incremental_state(incremental_state, new_order)
             if layer.encoder_attn is not None:
-                layer.encoder_attn.reorder_incremental_state(incremental_state, new_order)
+                regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
     def _context(
         self, tokens: Tensor, incremental_state: dict | None, full_context: bool

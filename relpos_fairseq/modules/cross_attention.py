@@ -161,13 +161,27 @@ class CrossAttention(MultiheadAttention):
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Select the rows of the batch that beam search keeps."""
-        cache = self._get_input_buffer(incremental_state)
+        self.reorder(incremental_state, new_order)
+        return incremental_state
+
+    def reorder(
+        self, state: dict, order: Tensor, regrouped: tuple[Tensor | None, int] | None = None
+    ) -> tuple[Tensor | None, int] | None:
+        """The same for one layer of several.
+
+        Args:
+            state: fairseq's decoding cache.
+            order: (B',) row that each new row continues.
+            regrouped: what the layer before returned: all layers read the same sources.
+        """
+        cache = self._get_input_buffer(state)
         if not cache:
-            return incremental_state
-        kept, beams = regroup(new_order, cache["beams"], cache["prev_key"].size(0))
+            return regrouped
+        if regrouped is None:
+            regrouped = regroup(order, cache["beams"], cache["prev_key"].size(0))
+        kept, cache["beams"] = regrouped
         if kept is not None:
             for name in ("prev_key", "prev_value", "prev_key_padding_mask"):
                 if cache[name] is not None:
                     cache[name] = cache[name].index_select(0, kept)
-        self._set_input_buffer(incremental_state, cache | {"beams": beams})
-        return incremental_state
+        return regrouped
