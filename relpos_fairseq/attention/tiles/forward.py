@@ -51,7 +51,7 @@ class Forward:
             self.content_q = (q + fold[:, None]).flatten(0, 1)
         self.everything = Tile(0, 0, 0, 0, (0, self.batch), (0, self.heads), self.heads)
         self.buffer = Buffer(self._largest(), plan.guard, self.q, "probabilities")
-        self.masks = Masks(plan.inputs, plan.masked)
+        self.masks = Masks(plan.inputs, plan.masked, plan.falling)
         self.sheets = [self._matrix(sheet, f"sheet {n}") for n, sheet in enumerate(plan.sheets)]
         self.gate = None if plan.gate is None else self._matrix(plan.gate, "gate")
         self.far = self._far()
@@ -60,7 +60,7 @@ class Forward:
         ]
 
     def _matrix(self, sheet: Sheet, name: str) -> Matrix:
-        return Matrix(sheet, self.tables, self.totals, self.inputs.positions.lowest_distance, name)
+        return Matrix(sheet, self, name)
 
     def _chunks(self) -> tuple[int, int]:
         """Heads and rows of the batch in a tile: its logits stay near the cache."""
@@ -93,15 +93,16 @@ class Forward:
     def tiles(self) -> Iterator[Tile]:
         """Every tile; those that share a sheet follow each other."""
         heads, batch = self._chunks()
-        start = self.inputs.positions.query_start
-        for top in range(0, self.q.size(1), self.plan.rows):
-            bottom = min(top + self.plan.rows, self.q.size(1))
-            keys = visible_keys(self.inputs, bottom)
+        start, rows = self.inputs.positions.query_start, self.q.size(1)
+        for top in range(0, rows, self.plan.rows):
+            bottom = min(top + self.plan.rows, rows)
+            least = rows - bottom if self.plan.falling else top
+            keys = visible_keys(self.inputs, least + bottom - top)
             for head in range(0, self.heads, heads):
                 some = head, min(head + heads, self.heads)
                 for first in range(0, self.batch, batch):
                     those = first, min(first + batch, self.batch)
-                    yield Tile(top, bottom, start + top, keys, those, some, self.heads)
+                    yield Tile(top, bottom, start + least, keys, those, some, self.heads)
 
     def run(self) -> Tensor:
         """(B, H, T, Dv)."""

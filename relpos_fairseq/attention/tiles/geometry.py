@@ -29,7 +29,7 @@ class Tile:
     Args:
         start: first query row.
         stop: query row after the last.
-        slot: key slot on which the first query row stands.
+        slot: least key slot of a query row: the first one's, or the last one's where rows fall.
         keys: how many keys, from the first, the rows may see.
         batch: (first, last + 1) row of the batch.
         heads: (first, last + 1) head.

@@ -39,12 +39,13 @@ class Masks:
 
     Args:
         inputs: the call.
-        masked: whether causality and window are added elsewhere.
+        masked: whether causality and window are added elsewhere; always where rows fall.
+        falling: rows stand in falling order.
     """
 
-    def __init__(self, inputs: AttentionInputs, masked: bool) -> None:
+    def __init__(self, inputs: AttentionInputs, masked: bool, falling: bool) -> None:
         """Look where padding is."""
-        self.inputs, self.corner = inputs, inputs.causal and not masked
+        self.inputs, self.corner, self.falling = inputs, inputs.causal and not masked, falling
         self.least = least_logit(inputs.exact)
         self._corner: Tensor | None = None
         if inputs.key_padding is not None:
@@ -81,5 +82,5 @@ class Masks:
         """(batch, 1, n, S)."""
         documents = self.inputs.documents[slice(*tile.batch)]
         ours = documents[:, tile.slot : tile.slot + tile.rows, None]
-        other = ours != documents[:, None, : tile.keys]
+        other = (ours.flip(1) if self.falling else ours) != documents[:, None, : tile.keys]
         return other[:, None].to(self.inputs.exact) * self.least

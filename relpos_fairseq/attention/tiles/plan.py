@@ -69,6 +69,7 @@ class Plan:
         factors: places of (B * H, T, r) and (B * H, S, r) whose product is added to the logits.
         gate: numbers that multiply the content.
         masked: whether a sheet holds what a causal mask and a window exclude.
+        falling: queries, and what belongs to them, stand in falling order of their slots.
         split: how terms that multiply the content by more than a gate are served.
     """
 
@@ -81,6 +82,7 @@ class Plan:
     factors: tuple[int, int] | None = None
     gate: Sheet | None = None
     masked: bool = False
+    falling: bool = False
     split: Split | None = None
 
     def keep(self, table: Tensor) -> int:

@@ -44,6 +44,8 @@ def make_plan(inputs: AttentionInputs, rows: int) -> Plan:
         for term in gates[1:]:
             gate = gate * _of_distances(term.gate, term, inputs)
         plan.gate = Sheet(gate.size(0), plan.keep(gate))
+    # Over falling queries a vector over distances is a matrix as it is, over rising ones a copy.
+    plan.falling = not plan.vectors and plan.split is None and bool(gates or scalars)
     _add_sheets(plan, scalars, pairs)
     return plan
 
@@ -109,9 +111,9 @@ def _add_sheets(plan: Plan, scalars: list[Tensor], pairs: list[Pair]) -> None:
             alone.append(pair)
         else:
             found.setdefault(heads, ([], []))[1].append(pair)
-    if inputs.window is not None and not found:
-        found[1] = ([], [])
     hidden = excluding(inputs)
+    if hidden is not None and not found and (inputs.window is not None or plan.falling):
+        found[1] = ([], [])
     plan.masked = bool(found) and hidden is not None
     if plan.masked:
         next(iter(found.values()))[0].append(hidden)
@@ -130,4 +132,5 @@ def _joined(plan: Plan, pairs: list[Pair], shape: tuple[int, int]) -> tuple[int,
         torch.cat([part.to(exact).expand(*shape, -1, -1) for part in side], -1)
         for side in zip(*pairs, strict=True)
     )
-    return plan.keep(query.flatten(0, 1)), plan.keep(key.flatten(0, 1))
+    query = query.flatten(0, 1)
+    return plan.keep(query.flip(1) if plan.falling else query), plan.keep(key.flatten(0, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,33 +11,31 @@ from relpos_fairseq.attention.tiles.geometry import Tile, scratch
 from relpos_fairseq.attention.tiles.plan import Sheet
 from relpos_fairseq.attention.tiles.wide import sheared
 
+if TYPE_CHECKING:
+    from relpos_fairseq.attention.tiles.forward import Forward
+
 SMALL = 1 << 16  # elements of a matrix; larger ones are added one by one
 
 
 class Matrix:
     """A sheet, formed for the tiles that share it, and its gradient.
 
-    Cells (heads, n, S + n - 1) are a row's numbers over distances: a vector is copied into every
-    row, read along diagonals (`sheared`), and its gradient is the sum over rows.
+    A vector over distances becomes a matrix by reading it from another place in every row: where
+    rows fall, the place moves on by 1 and the matrix is a view; where they rise, a copy of the
+    vector for every row is read along diagonals (`sheared`).  The adjoint sums diagonals.
 
     Args:
         sheet: which.
-        tables: the plan's tables.
-        totals: gradients of the tables, None where unwanted; None: no backward pass.
-        lowest: the call's most negative distance.
+        run: the pass.
         name: of its storage.
     """
 
-    def __init__(
-        self, sheet: Sheet, tables: list[Tensor], totals: list[Tensor | None] | None, lowest: int,
-        name: str,
-    ) -> None:  # fmt: skip
+    def __init__(self, sheet: Sheet, run: Forward, name: str) -> None:
         """Nothing is formed yet."""
-        self.sheet, self.tables, self.totals = sheet, tables, totals
-        self.lowest, self.name = lowest, name
-        places = (sheet.vector, *(sheet.factors or ()))
-        self.given = [place for place in places if place is not None]
-        self.wanted = totals is not None and any(totals[p] is not None for p in self.given)
+        self.sheet, self.run, self.name = sheet, run, name
+        self.tables, self.totals = run.tables, run.totals
+        places = [p for p in (sheet.vector, *(sheet.factors or ())) if p is not None]
+        self.wanted = self.totals is not None and any(self.totals[p] is not None for p in places)
         self._tile = self._values = self._grads = None
 
     def of(self, tile: Tile) -> Tensor:
@@ -53,14 +53,16 @@ class Matrix:
     def _heads(self) -> slice:
         return slice(None) if self.sheet.heads == 1 else slice(*self._tile.heads)
 
-    def _window(self) -> slice:
-        """The tile's distances."""
+    def _vector(self, of: list[Tensor | None]) -> Tensor | None:
+        """(heads|1, S + n - 1): the numbers of the tile's distances, or their gradient."""
+        if self.sheet.vector is None or of[self.sheet.vector] is None:
+            return None
         tile = self._tile
-        first = 1 - tile.slot - tile.rows - self.lowest
-        return slice(first, first + tile.keys + tile.rows - 1)
+        first = 1 - tile.slot - tile.rows - self.run.inputs.positions.lowest_distance
+        return of[self.sheet.vector][self._heads(), first : first + tile.keys + tile.rows - 1]
 
     def _factors(self, of: list[Tensor | None]) -> list[Tensor | None]:
-        """The tile's factors, or gradients of them."""
+        """The tile's factors, or their gradients."""
         query, key = (of[place] for place in self.sheet.factors)
         heads, tile = self._heads(), self._tile
         return [
@@ -68,49 +70,68 @@ class Matrix:
             None if key is None else key[heads, : tile.keys],
         ]
 
-    def _storage(self, tile: Tile, name: str) -> Tensor:
+    def _storage(self, name: str, columns: int) -> Tensor:
+        tile = self._tile
         heads = 1 if self.sheet.heads == 1 else tile.heads[1] - tile.heads[0]
-        span = tile.keys + tile.rows - 1
-        return scratch(self.tables[self.given[0]], name, heads, tile.rows, span)
+        return scratch(self.run.q, f"{self.name} {name}", heads, tile.rows, columns)
+
+    def _cells(self, name: str) -> tuple[Tensor, Tensor]:
+        """Storage (heads, n, S + n - 1) over distances, and the matrix (heads, n, S) in it."""
+        tile = self._tile
+        cells = self._storage(name, tile.keys + tile.rows - 1)
+        if not self.run.plan.falling:
+            return cells, sheared(cells, tile.keys)
+        span = cells.size(2)
+        shape, strides = (cells.size(0), tile.rows, tile.keys), (tile.rows * span, span + 1, 1)
+        return cells, cells.as_strided(shape, strides)
 
     def _form(self, tile: Tile) -> Tensor:
-        cells = self._storage(tile, self.name)
-        if self.sheet.vector is None:
-            cells.zero_()
-        else:
-            cells.copy_(self.tables[self.sheet.vector][self._heads(), None, self._window()])
-        values = sheared(cells, tile.keys)
-        if self.sheet.factors is not None:
-            query, key = self._factors(self.tables)
-            values.baddbmm_(query, key.transpose(1, 2))
-        return values
+        vector, values = self._vector(self.tables), None
+        if vector is not None and self.run.plan.falling:
+            shape, strides = (vector.size(0), tile.rows, tile.keys), (vector.stride(0), 1, 1)
+            values = vector.as_strided(shape, strides, vector.storage_offset())
+        elif vector is not None:
+            cells, values = self._cells("values")
+            cells.copy_(vector[:, None])
+        if self.sheet.factors is None:
+            return values
+        query, key = self._factors(self.tables)
+        found = self._storage("product", tile.keys)
+        torch.bmm(query, key.transpose(1, 2), out=found)
+        return found if values is None else found.add_(values)
 
     def add_gradient(self, tile: Tile, grad: Tensor) -> None:
         """Add that of a tile's logits (N, n, S)."""
         if not self.wanted:
             return
         if self._grads is None:
-            self._grads = self._storage(tile, self.name + "'s gradient").zero_()
-        total = sheared(self._grads, tile.keys)
+            if self.sheet.factors is None:
+                self._of_vector, self._grads = self._cells("gradients")
+                self._of_vector.zero_()
+            else:
+                self._grads = self._storage("gradients", tile.keys).zero_()
         parts = grad[:, None] if self.sheet.heads == 1 else tile.apart(grad)  # (batch, heads, ...)
         if parts[0].numel() < SMALL:
-            total += parts.sum(0)
+            self._grads += parts.sum(0)
             return
         for part in parts:
-            total += part
+            self._grads += part
 
     def finish(self) -> None:
         """Take the gradient to the tables, when no further tile shares the matrix."""
         if self._grads is None:
             return
         grads, self._grads = self._grads, None
-        vector = None if self.sheet.vector is None else self.totals[self.sheet.vector]
-        if vector is not None:
-            vector[self._heads(), self._window()] += grads.sum(1)
+        of_vector = self._vector(self.totals)
+        if of_vector is not None and self.sheet.factors is not None:
+            self._of_vector, matrix = self._cells("diagonals")
+            self._of_vector.zero_()
+            matrix.copy_(grads)
+        if of_vector is not None:
+            of_vector += self._of_vector.sum(1)
         if self.sheet.factors is not None:
             query, key = self._factors(self.tables)
             of_query, of_key = self._factors(self.totals)
-            grads = sheared(grads, self._tile.keys)
             if of_query is not None:
                 of_query += torch.bmm(grads, key)
             if of_key is not None:
