@@ -37,7 +37,7 @@ class Backward(Forward):
             part.start_back(grad, taken)
         for tile in self.tiles():
             probs = self.probabilities(tile)
-            self._through_values(tile, probs, grad[tile.query])
+            self._through_values(tile, probs, self.turned(grad[tile.query]))
             logits = self.grads.of(tile)
             torch.ops.aten._softmax_backward_data.out(
                 logits, probs, -1, logits.dtype, grad_input=logits
@@ -82,26 +82,22 @@ class Backward(Forward):
             apart = tile.apart(logits)
             self.gate.add_gradient(tile, self.ungated(tile).mul_(logits))
             apart *= self.gate.of(tile)
-        queries = self.dq[tile.query]
         if self.plan.split is not None:
-            self.multiplied.back(tile, logits, queries)
+            self.multiplied.back(tile, logits, self.dq[tile.query])
             return
-        if self.plan.folds:
-            found = torch.bmm(logits, self.k[tile.key]).mul_(self.scale)
-            queries += found
-            for place in self.plan.folds:
-                self.add_to_offset(place, found, tile)
-        else:
-            queries.baddbmm_(logits, self.k[tile.key], alpha=self.scale)
-        q = self.content_q[tile.query]
+        found = torch.bmm(logits, self.k[tile.key]).mul_(self.scale)
+        self.dq[tile.query] += self.turned(found)
+        for place in self.plan.folds:
+            self.add_to_offset(place, found, tile)
+        q = self.turned(self.content_q[tile.query])
         self.dk[tile.key].baddbmm_(logits.transpose(1, 2), q, alpha=self.scale)
 
     def _through_factors(self, tile: Tile, logits: Tensor) -> None:
         """To factors that no tiles share."""
         query, key = self.plan.factors
-        q, k = self.tables[query][tile.query], self.tables[key][tile.key]
+        q, k = self.turned(self.tables[query][tile.query]), self.tables[key][tile.key]
         if self.totals[query] is not None:
-            self.totals[query][tile.query] = torch.bmm(logits, k)
+            self.totals[query][tile.query] = self.turned(torch.bmm(logits, k))
         if self.totals[key] is not None:
             self.totals[key][tile.key].baddbmm_(logits.transpose(1, 2), q)
 

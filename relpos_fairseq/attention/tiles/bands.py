@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.tiles.geometry import Tile
+from relpos_fairseq.attention.tiles.geometry import Tile, scratch
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation
 
@@ -103,23 +103,41 @@ class Columns:
 class KeyProducts:
     """k.b for every key and column of a band: (N, S, W) with guard rows, read along diagonals.
 
-    Row t of a tile meets in column c the key slot + t + lowest + c.
+    Row t of a tile meets in column c the key slot + t + lowest + c.  The last column, which the
+    right tail reads, has storage of its own.
+
+    Args:
+        band: the band.
+        k: (N, S, D) the keys.
+        name: of the storage.
     """
 
-    def __init__(self, band: Band, keys: int, count: int, like: Tensor) -> None:
-        """Allocate zeros for `count` matrices."""
-        self.band, self.keys = band, keys
-        self.guard = max(0, -band.lowest)
-        self.cells = like.new_zeros(count, self.guard + keys + band.width, band.width)
+    def __init__(self, band: Band, k: Tensor, name: str) -> None:
+        """Zeros."""
+        count, self.keys = k.shape[:2]
+        self.band, self.guard = band, max(0, -band.lowest)
+        rows = self.guard + self.keys + band.width
+        self.cells = scratch(k, name, count, rows, band.width).zero_()
+        self.lasts = k.new_zeros(count, 1, self.keys)
 
     @property
     def inner(self) -> Tensor:
         """(N, S, W): the rows of real keys."""
         return self.cells[:, self.guard : self.guard + self.keys]
 
+    def set(self, k: Tensor, table: Tensor, scale: float) -> None:
+        """Meet keys with a table (1|N, W, D)."""
+        self.inner.baddbmm_(k, table.transpose(1, 2).expand(k.size(0), -1, -1), alpha=scale)
+        self.lasts[:, 0] = self.inner[:, :, -1]
+
+    def taken(self) -> Tensor:
+        """(N, S, W) gradients, those of the last column's own storage added."""
+        self.inner[:, :, -1] += self.lasts[:, 0]
+        return self.inner
+
     def last(self, tile: Tile) -> Tensor:
-        """(count, 1, S): the last column, which the right tail reads."""
-        return self.inner[tile.matrices, None, :, -1]
+        """(count, 1, S): the last column."""
+        return self.lasts[tile.matrices]
 
     def diagonals(self, tile: Tile) -> Tensor:
         """View (count, n, W) for a tile's band."""

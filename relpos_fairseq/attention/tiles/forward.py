@@ -16,7 +16,7 @@ from relpos_fairseq.attention.tiles.sheets import Matrix
 from relpos_fairseq.attention.tiles.vectors import BandVectors
 from relpos_fairseq.attention.tiles.wide import WideVectors
 
-ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}  # of a tile's logits
+ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a tile's logits
 LEAST_MATRICES = 2  # of a tile: threads share them
 FAR = 40.0  # logits; exp(-40) is 4e-18
 
@@ -47,8 +47,8 @@ class Forward:
         self.q, self.k, self.v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
         self.content_q = self.q
         if plan.folds:
-            fold = sum(tables[place] for place in plan.folds)
-            self.content_q = (q + fold[:, None]).flatten(0, 1)
+            fold = sum(tables[place] for place in plan.folds)[:, None]
+            self.content_q = torch.add(q, fold, out=scratch(q, "content", *q.shape)).flatten(0, 1)
         self.everything = Tile(0, 0, 0, 0, (0, self.batch), (0, self.heads), self.heads)
         self.buffer = Buffer(self._largest(), plan.guard, self.q, "probabilities")
         self.masks = Masks(plan.inputs, plan.masked, plan.falling)
@@ -56,7 +56,8 @@ class Forward:
         self.gate = None if plan.gate is None else self._matrix(plan.gate, "gate")
         self.far = self._far()
         self.vectors = [
-            (WideVectors if part.band is None else BandVectors)(self, part) for part in plan.vectors
+            (WideVectors if part.band is None else BandVectors)(self, part, number)
+            for number, part in enumerate(plan.vectors)
         ]
 
     def _matrix(self, sheet: Sheet, name: str) -> Matrix:
@@ -96,13 +97,12 @@ class Forward:
         start, rows = self.inputs.positions.query_start, self.q.size(1)
         for top in range(0, rows, self.plan.rows):
             bottom = min(top + self.plan.rows, rows)
-            least = rows - bottom if self.plan.falling else top
-            keys = visible_keys(self.inputs, least + bottom - top)
+            keys = visible_keys(self.inputs, bottom)
             for head in range(0, self.heads, heads):
                 some = head, min(head + heads, self.heads)
                 for first in range(0, self.batch, batch):
                     those = first, min(first + batch, self.batch)
-                    yield Tile(top, bottom, start + least, keys, those, some, self.heads)
+                    yield Tile(top, bottom, start + top, keys, those, some, self.heads)
 
     def run(self) -> Tensor:
         """(B, H, T, Dv)."""
@@ -112,16 +112,20 @@ class Forward:
             if self.seed is not None:
                 probs.mul_(self.kept(tile))
             place = out[tile.query]
-            if place.is_contiguous():
+            if place.is_contiguous() and not self.plan.falling:
                 torch.bmm(probs, self.v[tile.key], out=place)
             else:
-                place.copy_(torch.bmm(probs, self.v[tile.key]))
+                place.copy_(self.turned(torch.bmm(probs, self.v[tile.key])))
             for part in self.vectors:
                 part.take_values(tile, place)
         for part in self.vectors:
             part.finish_values(out)
         self.buffer.give_back()
         return out.unflatten(0, (self.batch, self.heads))
+
+    def turned(self, rows: Tensor) -> Tensor:
+        """Rows (N, n, ...) of the call in the order of a tile, or back."""
+        return rows.flip(1) if self.plan.falling else rows
 
     def probabilities(self, tile: Tile) -> Tensor:
         """(N, n, S) before dropout, in the buffer."""
@@ -134,7 +138,7 @@ class Forward:
             apart += sheet.of(tile)
         if self.plan.factors is not None:
             query, key = (self.tables[place] for place in self.plan.factors)
-            logits.baddbmm_(query[tile.query], key[tile.key].transpose(1, 2))
+            logits.baddbmm_(self.turned(query[tile.query]), key[tile.key].transpose(1, 2))
         dead = self.masks.add(apart, tile)
         torch.softmax(logits, -1, out=logits)
         if any(self.far[slice(*tile.heads)]):
@@ -150,7 +154,7 @@ class Forward:
             self.multiplied.fill(tile)
             return
         ungated = logits if self.gate is None else self.ungated(tile)
-        q, k = self.content_q[tile.query], self.k[tile.key].transpose(1, 2)
+        q, k = self.turned(self.content_q[tile.query]), self.k[tile.key].transpose(1, 2)
         torch.baddbmm(ungated, q, k, beta=0, alpha=self.scale, out=ungated)
         if self.gate is not None:
             torch.mul(tile.apart(ungated), self.gate.of(tile), out=tile.apart(logits))

@@ -26,10 +26,7 @@ def attend(inputs: AttentionInputs, rows: int | None = None) -> Tensor:
     seed = None
     if inputs.dropout:
         seed = int(torch.randint(2**62, (), dtype=torch.long))
-    if plan.falling:
-        q = q.flip(2)
-    out = _Tiles.apply(plan, seed, q, k, v, *plan.tables)
-    return (out.flip(2) if plan.falling else out).to(inputs.v.dtype)
+    return _Tiles.apply(plan, seed, q, k, v, *plan.tables).to(inputs.v.dtype)
 
 
 class _Tiles(torch.autograd.Function):

@@ -69,7 +69,7 @@ class Plan:
         factors: places of (B * H, T, r) and (B * H, S, r) whose product is added to the logits.
         gate: numbers that multiply the content.
         masked: whether a sheet holds what a causal mask and a window exclude.
-        falling: queries, and what belongs to them, stand in falling order of their slots.
+        falling: in a tile queries stand in falling order of their slots.
         split: how terms that multiply the content by more than a gate are served.
     """
 

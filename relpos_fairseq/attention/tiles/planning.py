@@ -132,5 +132,4 @@ def _joined(plan: Plan, pairs: list[Pair], shape: tuple[int, int]) -> tuple[int,
         torch.cat([part.to(exact).expand(*shape, -1, -1) for part in side], -1)
         for side in zip(*pairs, strict=True)
     )
-    query = query.flatten(0, 1)
-    return plan.keep(query.flip(1) if plan.falling else query), plan.keep(key.flatten(0, 1))
+    return plan.keep(query.flatten(0, 1)), plan.keep(key.flatten(0, 1))

@@ -97,7 +97,7 @@ class Matrix:
             return values
         query, key = self._factors(self.tables)
         found = self._storage("product", tile.keys)
-        torch.bmm(query, key.transpose(1, 2), out=found)
+        torch.bmm(self.run.turned(query), key.transpose(1, 2), out=found)
         return found if values is None else found.add_(values)
 
     def add_gradient(self, tile: Tile, grad: Tensor) -> None:
@@ -133,6 +133,6 @@ class Matrix:
             query, key = self._factors(self.tables)
             of_query, of_key = self._factors(self.totals)
             if of_query is not None:
-                of_query += torch.bmm(grads, key)
+                of_query += self.run.turned(torch.bmm(grads, key))
             if of_key is not None:
-                of_key += torch.bmm(grads.transpose(1, 2), query)
+                of_key += torch.bmm(grads.transpose(1, 2), self.run.turned(query))

@@ -33,24 +33,25 @@ class BandVectors:
     Args:
         run: the pass.
         part: which vectors.
+        number: of the term, for the names of storage.
     """
 
-    def __init__(self, run: Forward, part: Vectors) -> None:
+    def __init__(self, run: Forward, part: Vectors, number: int) -> None:
         """Meet queries and keys with their vectors."""
-        self.run, self.part, self.band = run, part, part.band
+        self.run, self.part, self.number, self.band = run, part, number, part.band
         self.queries = self.keys = self.values = self.mass = None
         rows = min(STRIP, run.inputs.positions.tgt_len)
         self.triangle = run.q.new_ones(rows, rows).triu_()
         if part.query is not None:
-            self.queries = self._columns()
+            self.queries = self._columns("queries")
             table = self._table(part.query).transpose(1, 2)
             add_products(self.queries.cells, self._projected(), table, run.scale)
             self.queries.clear()
         if part.key is not None:
-            self.keys = self._key_products()
-            self.keys.inner.copy_(products(run.k, self._table(part.key)).mul_(run.scale))
+            self.keys = self._key_products("keys")
+            self.keys.set(run.k, self._table(part.key), run.scale)
         if part.value is not None:
-            self.values = self._columns()
+            self.values = self._columns(None)
             # Without dropout and padding the probabilities of every row sum to 1.
             if run.seed is not None or run.inputs.key_padding is not None:
                 self.mass = run.q.new_zeros(*run.q.shape[:2], 1)
@@ -61,13 +62,18 @@ class BandVectors:
             return self.run.q
         return self.run.q + self._table(self.part.offset)[:, None]
 
-    def _columns(self) -> Columns:
+    def _columns(self, name: str | None) -> Columns:
+        """Columns of zeros, in kept storage if it has a name."""
         run = self.run
-        cells = run.q.new_zeros(*run.q.shape[:2], self.band.width)
+        shape = (*run.q.shape[:2], self.band.width)
+        if name is None:
+            cells = run.q.new_zeros(shape)
+        else:
+            cells = scratch(run.q, f"{name} {self.number}", *shape).zero_()
         return Columns(self.band, cells, run.inputs.positions)
 
-    def _key_products(self) -> KeyProducts:
-        return KeyProducts(self.band, self.run.k.size(1), self.run.k.size(0), self.run.k)
+    def _key_products(self, name: str) -> KeyProducts:
+        return KeyProducts(self.band, self.run.k, f"{name} {self.number}")
 
     def _table(self, place: int) -> Tensor:
         """(1|N, W, D)."""
@@ -86,7 +92,10 @@ class BandVectors:
             given.append(keys.diagonals(tile)[:, :, columns])
             lasts.append(keys.last(tile))
         diagonals = buffer.diagonals(tile, self.band, columns)
-        diagonals.add_(given[0] if len(given) == 1 else given[0] + given[1])
+        if len(given) == 2:
+            both = scratch(diagonals, "columns", *diagonals.shape)
+            given = [torch.add(*given, out=both)]
+        diagonals.add_(given[0])
         logits = buffer.of(tile)
         for strip, corner, beyond in self.band.tails(tile):
             for last in lasts:
@@ -157,8 +166,8 @@ class BandVectors:
             taken: what `kept` gave in the forward pass.
         """
         part, run = self.part, self.run
-        self.query_grads = None if part.query is None else self._columns()
-        self.key_grads = None if part.key is None else self._key_products()
+        self.query_grads = None if part.query is None else self._columns("query gradients")
+        self.key_grads = None if part.key is None else self._key_products("key gradients")
         self.of_left = None
         if part.value is None:
             return
@@ -199,7 +208,7 @@ class BandVectors:
                 sums = columns.sum(1, keepdim=True)  # (N, 1, W)
                 run.add_to_offset(part.offset, products_back(sums, self._table(part.query)))
         if self.key_grads is not None:
-            columns = self.key_grads.inner * run.scale
+            columns = self.key_grads.taken() * run.scale
             add_products(run.dk, columns, self._table(part.key))
             run.add_to_table(part.key, columns, run.k)
 

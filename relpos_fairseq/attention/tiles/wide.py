@@ -102,9 +102,10 @@ class WideVectors:
     Args:
         run: the pass.
         part: which vectors.
+        number: of the term.
     """
 
-    def __init__(self, run: Forward, part: Vectors) -> None:
+    def __init__(self, run: Forward, part: Vectors, number: int) -> None:
         """Each tile meets its vectors."""
         self.run, self.part = run, part
         positions = run.inputs.positions
