@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.tiles.forward import Forward
-from relpos_fairseq.attention.tiles.geometry import Buffer, Tile, add_table_gradient
+from relpos_fairseq.attention.tiles.geometry import Buffer, Tile, add_table_gradient, scratch
 from relpos_fairseq.attention.tiles.plan import Plan
 
 
@@ -22,7 +22,11 @@ class Backward(Forward):
         pairs = zip(tables, wanted, strict=True)
         totals = [_zeros(table) if want else None for table, want in pairs]
         super().__init__(plan, seed, q, k, v, tables, totals)
-        self.dq, self.dk, self.dv = _zeros(self.q), _zeros(self.k), _zeros(self.v)
+        # Where all rows are in one tile its products are written, elsewhere they are summed.
+        self.once = plan.split is None and plan.rows == q.size(2)
+        start = _empty if self.once else _zeros
+        self.dq = (_empty if plan.split is None else _zeros)(self.q)
+        self.dk, self.dv = start(self.k), start(self.v)
         self.grads = Buffer(self._largest(), plan.guard, self.q, "gradients")
 
     def run(self, grad: Tensor, taken: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -68,29 +72,45 @@ class Backward(Forward):
             dropped = kept.mul_(probs)
         for part in self.vectors:
             part.back_to_values(tile, dropped, upstream)
-        self.dv[tile.key].baddbmm_(dropped.transpose(1, 2), upstream)
+        self._sum(self.dv[tile.key], dropped, upstream, 1.0)
 
     def _through_logits(self, tile: Tile, logits: Tensor) -> None:
         """From the logits' gradient to queries, keys and tables."""
+        if self.plan.split is None:
+            self._through_content(tile, logits)
         for sheet in self.sheets:
             sheet.add_gradient(tile, logits)
         if self.plan.factors is not None:
             self._through_factors(tile, logits)
         for part in self.vectors:
             part.back(tile)
-        if self.gate is not None:
-            apart = tile.apart(logits)
-            self.gate.add_gradient(tile, self.ungated(tile).mul_(logits))
-            apart *= self.gate.of(tile)
-        if self.plan.split is not None:
+        if self.plan.split is not None:  # overwrites the logits
             self.multiplied.back(tile, logits, self.dq[tile.query])
-            return
-        found = torch.bmm(logits, self.k[tile.key]).mul_(self.scale)
-        self.dq[tile.query] += self.turned(found)
+
+    def _through_content(self, tile: Tile, logits: Tensor) -> None:
+        """To queries and keys, through the gate."""
+        if self.gate is not None:
+            content = self.ungated(tile)
+            self.gate.add_gradient(tile, content.mul_(logits))
+            torch.mul(tile.apart(logits), self.gate.of(tile), out=tile.apart(content))
+            logits = content
+        keys, queries = self.k[tile.key], self.dq[tile.query]
+        direct = queries.is_contiguous() and not self.plan.falling
+        found = queries if direct else scratch(self.q, "rows", *queries.shape)
+        torch.baddbmm(found, logits, keys, beta=0, alpha=self.scale, out=found)
+        if not direct:
+            queries.copy_(self.turned(found))
         for place in self.plan.folds:
             self.add_to_offset(place, found, tile)
-        q = self.turned(self.content_q[tile.query])
-        self.dk[tile.key].baddbmm_(logits.transpose(1, 2), q, alpha=self.scale)
+        self._sum(self.dk[tile.key], logits, self.turned(self.content_q[tile.query]), self.scale)
+
+    def _sum(self, total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+        """Add to total (N, S, D) the product of left (N, n, S) and right (N, n, D)."""
+        beta = 0 if self.once else 1
+        if total.is_contiguous():
+            torch.baddbmm(total, left.transpose(1, 2), right, beta=beta, alpha=scale, out=total)
+        else:
+            total.baddbmm_(left.transpose(1, 2), right, beta=beta, alpha=scale)
 
     def _through_factors(self, tile: Tile, logits: Tensor) -> None:
         """To factors that no tiles share."""
@@ -118,6 +138,10 @@ class Backward(Forward):
             total[0] += found.sum(0)
         else:
             total[slice(*tile.heads)] += found
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def _zeros(like: Tensor) -> Tensor:

@@ -148,12 +148,15 @@ def products_back(grad: Tensor, table: Tensor) -> Tensor:
     return torch.bmm(grad, table)
 
 
-def add_products(total: Tensor, x: Tensor, table: Tensor, scale: float = 1.0) -> None:
-    """Add to total (N, n, E) the products of x (N, n, W) with a table (1|N, W, E)."""
+def add_products(
+    total: Tensor, x: Tensor, table: Tensor, scale: float = 1.0, beta: float = 1.0
+) -> None:
+    """Add to beta times total (N, n, E) the products of x (N, n, W) with a table (1|N, W, E)."""
     if table.size(0) == 1 and x.is_contiguous() and total.is_contiguous():
-        total.view(-1, total.size(-1)).addmm_(x.view(-1, x.size(-1)), table[0], alpha=scale)
+        flat = total.view(-1, total.size(-1))
+        flat.addmm_(x.view(-1, x.size(-1)), table[0], alpha=scale, beta=beta)
     else:
-        total.baddbmm_(x, table.expand(x.size(0), -1, -1), alpha=scale)
+        total.baddbmm_(x, table.expand(x.size(0), -1, -1), alpha=scale, beta=beta)
 
 
 def add_table_gradient(total: Tensor, grad: Tensor, x: Tensor, tile: Tile) -> None:

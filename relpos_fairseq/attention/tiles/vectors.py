@@ -45,7 +45,7 @@ class BandVectors:
         if part.query is not None:
             self.queries = self._columns("queries")
             table = self._table(part.query).transpose(1, 2)
-            add_products(self.queries.cells, self._projected(), table, run.scale)
+            add_products(self.queries.cells, self._projected(), table, run.scale, beta=0)
             self.queries.clear()
         if part.key is not None:
             self.keys = self._key_products("keys")
@@ -63,13 +63,13 @@ class BandVectors:
         return self.run.q + self._table(self.part.offset)[:, None]
 
     def _columns(self, name: str | None) -> Columns:
-        """Columns of zeros, in kept storage if it has a name."""
+        """Columns with any cells, in kept storage if it has a name."""
         run = self.run
         shape = (*run.q.shape[:2], self.band.width)
         if name is None:
-            cells = run.q.new_zeros(shape)
+            cells = run.q.new_empty(shape)
         else:
-            cells = scratch(run.q, f"{name} {self.number}", *shape).zero_()
+            cells = scratch(run.q, f"{name} {self.number}", *shape)
         return Columns(self.band, cells, run.inputs.positions)
 
     def _key_products(self, name: str) -> KeyProducts:
@@ -114,6 +114,8 @@ class BandVectors:
         if rows is not None:
             cells = rows.cells[tile.query]
             cells[:, :, columns] = diagonals
+            cells[:, :, : columns.start] = 0.0
+            cells[:, :, columns.stop :] = 0.0
         if keys is not None:
             keys.diagonals(tile)[:, :, columns].add_(diagonals)
         for strip, corner, beyond in self.band.tails(tile):
@@ -175,7 +177,8 @@ class BandVectors:
         run.add_to_table(part.value, cells, grad)
         ones = grad.new_ones(*grad.shape[:2], 1) if mass is None else mass
         run.add_to_table(part.value_left, ones, grad)
-        add_products(self.values.cells, grad, self._table(part.value).transpose(1, 2))
+        table = self._table(part.value).transpose(1, 2)
+        add_products(self.values.cells, grad, table, beta=0)
         self.values.clear()
         if run.seed is not None:  # without dropout softmax does not see what a whole row gets
             self.of_left = products(grad, self._table(part.value_left))
