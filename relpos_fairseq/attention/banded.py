@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.once import differentiable_once
 
-BLOCK = 100_000  # elements
+BLOCK = 200_000  # elements of queries that are met at once
 
 
 def diagonals(matrix: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class Forward:
 
     def _chunks(self) -> tuple[int, int]:
         """Heads and rows of the batch in a tile: its logits stay near the cache."""
-        budget = ELEMENTS.get(self.q.device.type, ELEMENTS["cuda"]) << self.plan.narrow
+        budget = ELEMENTS.get(self.q.device.type, ELEMENTS["cuda"]) << self.plan.larger
         matrices = max(budget // (self.plan.rows * self.k.size(1)), LEAST_MATRICES)
         if matrices < self.heads:
             return matrices, 1

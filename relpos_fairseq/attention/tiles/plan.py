@@ -92,9 +92,11 @@ class Plan:
         return len(self.tables) - 1
 
     @property
-    def narrow(self) -> bool:
-        """Whether tiles have few rows, and so more matrices."""
-        return self.split is not None or any(part.band is None for part in self.vectors)
+    def larger(self) -> int:
+        """How many times a tile is doubled: narrow ones have many small steps to share."""
+        if self.split is not None:
+            return 2
+        return int(any(part.band is None for part in self.vectors))
 
     @property
     def guard(self) -> int:
