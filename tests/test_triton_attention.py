@@ -5,6 +5,7 @@ Blocks are 16 to 32 wide, so that a few dozen tokens make several tiles of each 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -35,12 +36,10 @@ SCHEMES = (
 CLIPPED = {"shaw", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
 
 
-def small_launch(
-    kernel: str, dtype: torch.dtype, dim: int, rank: int = 0, diagonals: bool = False
-) -> launch.Launch:
+def small_launch(kernel: str, work: launch.Work) -> launch.Launch:
     """Tiles of 16 and 32: other shapes for each kernel, square ones for sums along diagonals."""
     rows, keys = {"forward": (32, 16), "rows": (16, 32), "keys": (32, 16)}[kernel]
-    return launch.Launch(16 if diagonals else rows, 16 if diagonals else keys, 4, 1)
+    return launch.Launch(rows, 16 if work.scalars and kernel == "rows" else keys, 4, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +188,19 @@ def test_memory_of_a_call() -> None:
             attend(remake(*leaves), "triton")
         sizes.append(sum({x.data_ptr(): x.nbytes() for x in kept}.values()))
     assert sizes[1] <= 2 * sizes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [16, 64, 128])
+def test_launches(dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums along diagonals have square tiles; products and groups of dropout have 16 at least."""
+    monkeypatch.undo()
+    for rank, tables, scalars, gate in itertools.product((0, 16, 128), *[(False, True)] * 3):
+        work = launch.Work(dtype, dim, rank, tables, scalars=scalars or gate, gate=gate)
+        for kernel in launch.KERNELS:
+            tile = launch.launch_of(kernel, work)
+            assert min(tile.rows, tile.keys) >= 16
+            assert kernel != "rows" or not work.scalars or tile.rows == tile.keys
 
 
 def philox(seed: int, counter: tuple[int, int, int, int], rounds: int = 7) -> list[int]:

@@ -59,18 +59,12 @@ def make_call(inputs: AttentionInputs, low: Lowered, seed: int) -> Call:
     tensors = low.tensors
     outer = _outer(low, inputs.causal)
     flags = _flags(inputs, low, outer)
-    diagonal = flags["STATIC_GRAD"] or flags["GATE_GRAD"]
-    rank = flags["RP"] if flags["FACTORS"] else 0
-    launches = {
-        kernel: launch.launch_of(
-            kernel, tensors["q"].dtype, flags["DP"], rank, diagonal and kernel == "rows"
-        )
-        for kernel in launch.KERNELS
-    }
+    work = _work(tensors["q"].dtype, flags)
+    launches = {kernel: launch.launch_of(kernel, work) for kernel in launch.KERNELS}
     if flags["WIDE_Q"] or flags["WIDE_K"]:
         both = flags["WIDE_Q"] and flags["WIDE_K"]
         launches = {
-            kernel: launch.wide_launch_of(kernel, tensors["q"].dtype, flags["DP"], rank, both)
+            kernel: launch.wide_launch_of(kernel, work.dtype, work.dim, work.rank, both)
             for kernel in (*launch.KERNELS, "diagonals")
         }
     padding = inputs.key_padding
@@ -156,6 +150,19 @@ def _flags(inputs: AttentionInputs, low: Lowered, outer: Window) -> dict:
         "REST": grads and inputs.q.dtype in (torch.float16, torch.bfloat16),
         "PRECISION": precision(),
     }
+
+
+def _work(dtype: torch.dtype, flags: dict) -> launch.Work:
+    tables = ("ADD_Q", "ADD_K", "PRODUCT", "REPLACED", "VALUES")
+    return launch.Work(
+        dtype,
+        flags["DP"],
+        flags["RP"] if flags["FACTORS"] else 0,
+        tables=any(flags[name] for name in tables),
+        product=flags["PRODUCT"],
+        scalars=flags["STATIC_GRAD"] or flags["GATE_GRAD"],
+        gate=flags["GATE_GRAD"],
+    )
 
 
 def precision() -> str:

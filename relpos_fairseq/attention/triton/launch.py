@@ -1,8 +1,10 @@
-"""Block sizes, warps and pipeline stages of every kernel, by type and width alone: no tuning at run
-time, so that a resumed run sums in the same order.
+"""Block sizes, warps and pipeline stages of every kernel.
 
-Chosen so that ptxas spills nothing for sm_90: 4 warps do at 128 x 64, 8 do not.
-"""  # noqa: D205
+They follow from what is computed alone, and nothing is tuned at run time: a resumed run sums in the
+same order.  Chosen so that ptxas keeps all in registers for sm_90 (255 a thread).  What a cell of a
+tile reads and keeps beside its logit costs registers: kernels that meet tables of vectors have
+eight cells a thread, others up to 32.
+"""
 
 from __future__ import annotations
 
@@ -30,35 +32,56 @@ class Launch:
     stages: int
 
 
-def launch_of(
-    kernel: str, dtype: torch.dtype, dim: int, rank: int = 0, diagonals: bool = False
-) -> Launch:
-    """The launch of a kernel.
+@dataclass(frozen=True)
+class Work:
+    """What a call's kernels do, as far as registers go.
 
     Args:
-        kernel: one of KERNELS.
         dtype: of queries and keys.
         dim: head_dim, a power of two.
         rank: of static factors, a power of two, or 0.
-        diagonals: scalars want a gradient, whose tiles are square.
+        tables: tables of vectors are met.
+        product: two of them multiply the content.
+        scalars: scalars want a gradient: sums along the diagonals of square tiles.
+        gate: the gate among them.
     """
-    wide = dtype in (torch.float32, torch.float64)
-    total = (dim + rank) * (2 if wide else 1)
+
+    dtype: torch.dtype
+    dim: int
+    rank: int = 0
+    tables: bool = False
+    product: bool = False
+    scalars: bool = False
+    gate: bool = False
+
+
+def launch_of(kernel: str, work: Work) -> Launch:
+    """The launch of one of KERNELS."""
+    if work.dtype in (torch.float32, torch.float64):
+        return _full_precision(kernel, work)
+    wide = work.dim + work.rank > 64
+    heavy = work.tables or work.rank > 0
     if kernel == "forward":
-        if total <= 64:
-            return Launch(128, 64, 8, 3)
-        if total <= 128:
-            return Launch(128, 64, 8, 2)
-        return Launch(64, 32, 4, 2) if total <= 256 else Launch(32, 32, 4, 1)
-    if kernel == "rows":
-        if diagonals:
-            return Launch(64, 64, 8, 2) if total <= 128 else Launch(32, 32, 4, 1)
-        if total <= 64:
-            return Launch(128, 64, 8, 2)
-        return Launch(64, 64, 8, 2) if total <= 128 else Launch(32, 32, 4, 1)
-    if total <= 64:
-        return Launch(64, 128, 8, 2)
-    return Launch(64, 64, 8, 2) if total <= 128 else Launch(32, 32, 4, 1)
+        if work.dim > 64:
+            return Launch(64, 32, 8, 2)
+        return Launch(64, 64, 8, 2) if heavy else Launch(128, 64, 8, 2)
+    if kernel == "keys":
+        if work.dim > 64:
+            return Launch(32, 32, 8, 2)
+        return Launch(32, 64, 8, 1 if work.product else 2)
+    if work.scalars:
+        plain = not (work.gate or wide or heavy)
+        return Launch(64, 64, 8, 2) if plain else Launch(32, 32, 4, 2)
+    return Launch(64, 32, 8, 2) if heavy or wide else Launch(128, 64, 8, 2)
+
+
+def _full_precision(kernel: str, work: Work) -> Launch:
+    """Products of fp32 are formed in registers, an operand's whole rows at a time."""
+    if kernel == "keys":
+        return Launch(32, 32, 8, 1)
+    if kernel == "forward":
+        return Launch(16, 32, 4, 1)
+    return Launch(16, 16, 4, 1) if work.scalars else Launch(32, 16, 8, 1)
 
 
 def wide_launch_of(
