@@ -96,7 +96,8 @@ def _train(name: str, dtype: str, dim: int, mask: str, args: argparse.Namespace)
 
     from relpos_fairseq.attention import triton as backend
 
-    # Tensors may stay on the CPU: no kernel will touch them.
+    # Kernels are made as for a GPU before tensors on the CPU, which none will touch, are let in.
+    import_module("relpos_fairseq.attention.triton.function")
     import_module("relpos_fairseq.attention.triton.refusal").interpreted = lambda: True
     length, cpu = args.length, torch.device("cpu")
     setting = Setting(1, 2, length, dim, args.clip, mask == "causal", getattr(torch, dtype), cpu)
