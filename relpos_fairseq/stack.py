@@ -28,7 +28,7 @@ from relpos_fairseq.terms import PositionTerms
 
 logger = logging.getLogger(__name__)
 
-LEAST_CAPACITY = 64  # decoding prepares content-free parts for lengths 64, 128, 256, ...
+LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
 
 
 @dataclass(frozen=True)

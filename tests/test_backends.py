@@ -128,6 +128,7 @@ def test_refusals_name_backend_and_reason() -> None:
 def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing to evaluate goes to SDPA, all else, but for a few tokens, to blocked."""
     monkeypatch.setattr(api, "SHORT", 1)
+    monkeypatch.setattr(api, "SHORT_SCALARS", 1)
     inputs, *_ = call(case, "square")
     evaluated = any(term.present for term in inputs.terms)
     assert api.choose(inputs) == ("blocked" if evaluated else "sdpa")
@@ -149,10 +150,12 @@ def test_auto_gathers_for_a_few_tokens() -> None:
     (term,) = call(cases[1], "square")[0].terms
     one = AttentionInputs(q, k, v, (term,), Positions(1, 9, 8), 1.0, causal=True)
     assert api.choose(one) == "blocked"
-    for length in (api.SHORT - 1, api.SHORT):
-        q, k, v = (torch.randn(1, 1, length, 4) for _ in range(3))
-        one = AttentionInputs(q, k, v, (term,), Positions(length, length), 1.0)
-        assert api.choose(one) == ("reference" if length < api.SHORT else "blocked")
+    vectors = call(cases[0], "square")[0].terms
+    for terms, short in ((vectors, api.SHORT), ((term,), api.SHORT_SCALARS)):
+        for length in (short - 1, short):
+            q, k, v = (torch.randn(1, 1, length, 4) for _ in range(3))
+            one = AttentionInputs(q, k, v, terms, Positions(length, length), 1.0)
+            assert api.choose(one) == ("reference" if length < short else "blocked")
 
 
 def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, **kwargs):

@@ -105,8 +105,11 @@ def test_a_run_is_continued(
     rows = report.read_csv(path)
     assert len(rows) == 2 + 2 + 3  # forward; clip 2; what m4's first column has become
     assert sum(row["clip"] == 2 for row in rows) == 2
-    assert benchmark.main([*command, "--modes", "train"]) == 0  # without --resume: anew
-    assert len(report.read_csv(path)) == 2
+    assert benchmark.main([*command, "--modes", "train"]) == 2
+    assert "--resume continues it" in capsys.readouterr().err  # nothing is written over
+    assert report.read_csv(path) == rows
+    assert benchmark.main([*command, "--csv", str(tmp_path / "no" / "rows.csv")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:

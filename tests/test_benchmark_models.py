@@ -36,11 +36,11 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     """The baseline in milliseconds, schemes as ratios; files are written, sections once."""
     page = tmp_path / "README.md"
     page.write_text("# Numbers\n")
-    for _ in range(2):
+    for number in range(2):
         benchmark.main(
             [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--rows"]
             + ["2", "--length", "4", "--vocabulary", "40", "--beam", "2", "--write", str(page)]
-            + ["--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "bars.png")]
+            + ["--csv", str(tmp_path / f"{number}.csv"), "--plot", str(tmp_path / "bars.png")]
         )
     text, out = page.read_text(), capsys.readouterr().out
     assert "train: 3 candidates, 1 rounds, 3 of 3 samples on a machine that was not idle" in out
@@ -49,7 +49,7 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
         "| translation | train | generate |" in text
         and "size tiny, 2 sentences of 3-4 tokens" in text
     )
-    rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "1.csv").open()))
     assert [row["name"] for row in rows] == ["fairseq", "shaw", "m4"] * 2
     assert {row["column"] for row in rows} == {"train", "generate"}
     assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)

@@ -5,7 +5,8 @@
 - no terms to evaluate (none, input schemes, rope): SDPA, except where SDPA's dropout on a CPU would
   hold all probabilities;
 - few tokens on a CPU, tables shorter than the distances that occur: reference, whose gathers then
-  cost less than matrices over all distances (0.6-0.95 of blocked's time, 16 to 95 tokens);
+  cost less than matrices over all distances (0.6-0.95 of blocked's time, 16 to 95 tokens; without
+  vectors 0.7-0.95 at 128, and the same at 192);
 - anything else: on a GPU triton, where it does not refuse; otherwise blocked.
 """
 
@@ -21,6 +22,7 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "triton")
 SHORT = 96  # queries; tiles begin there
+SHORT_SCALARS = 160  # where no term has vectors
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, triton)}
 
 
@@ -90,7 +92,8 @@ def _is_short(inputs: AttentionInputs) -> bool:
     """Whether explicit products and gathers are the fastest way."""
     positions = inputs.positions
     tgt_len, src_len = positions.tgt_len, positions.src_len
-    if inputs.q.device.type != "cpu" or tgt_len >= SHORT or src_len >= 2 * SHORT:
+    short = SHORT if any(term.has_vectors for term in inputs.terms) else SHORT_SCALARS
+    if inputs.q.device.type != "cpu" or tgt_len >= short or src_len >= 2 * short:
         return False
     if positions.is_step:
         return False

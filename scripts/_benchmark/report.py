@@ -65,9 +65,21 @@ class Log:
     """
 
     def __init__(self, path: Path | None, resume: bool = False) -> None:
-        """Read the file, where it is to be continued."""
+        """Read the file, where it is to be continued.
+
+        Raises:
+            ValueError: the file is there and not to be continued, or has no folder.
+        """
         self.path, self.rows = path, []
-        if resume and path is not None and path.exists():
+        if path is None:
+            return
+        if not path.parent.is_dir():
+            raise ValueError(f"--csv {path}: there is no folder {path.parent}")
+        if path.exists() and not resume:
+            raise ValueError(
+                f"--csv {path} has an earlier run's rows: --resume continues it; or name another"
+            )
+        if path.exists():
             self.rows = read_csv(path)
 
     def add(self, rows: Iterable[dict]) -> None:

@@ -14,11 +14,16 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.step import attend_step
-from relpos_fairseq.attention.triton.refusal import all_distances, interpreted, refusal
+from relpos_fairseq.attention.triton.refusal import (
+    all_distances,
+    interpreted,
+    refusal,
+    refusal_anywhere,
+)
 
 name = "triton"
 
-__all__ = ["attend", "interpreted", "name", "refusal"]
+__all__ = ["attend", "interpreted", "name", "refusal", "refusal_anywhere"]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:

@@ -38,7 +38,12 @@ def all_distances(inputs: AttentionInputs) -> bool:
 
 def refusal(inputs: AttentionInputs) -> str | None:
     """Why these inputs cannot be evaluated, or None."""
-    return _machine(inputs) or _shape(inputs) or _terms(inputs)
+    return _machine(inputs) or refusal_anywhere(inputs)
+
+
+def refusal_anywhere(inputs: AttentionInputs) -> str | None:
+    """Why these inputs cannot be evaluated on any machine, or None."""
+    return _shape(inputs) or _terms(inputs)
 
 
 def _machine(inputs: AttentionInputs) -> str | None:
