@@ -1,0 +1,78 @@
+/* The forward pass: a softmax over chunks of keys, one block of queries after another. */
+#ifndef RELPOS_FORWARD_H
+#define RELPOS_FORWARD_H
+
+#include "logits.h"
+
+/* Exponentials of a row, against the largest logit so far; what is there already shrinks. */
+static void soften(Head *x, const Chunk *at, const Row *row)
+{
+    const Call *c = x->call;
+    int64_t r = row->r, seen = row->end - row->begin;
+    real *s = x->s + r * x->tile;
+    real top = largest(s + row->begin, seen, x->top[r]);
+    real against = top == -(real)INFINITY ? 0 : top; /* no key yet: -inf - -inf is NaN */
+    real shrink = exponential(x->top[r] - against);
+    x->mass[r] = x->mass[r] * shrink + exponentials(s + row->begin, seen, against);
+    if (shrink != 1 && x->top[r] != -(real)INFINITY) {
+        real *out = x->out + r * x->value_dim;
+        for (int64_t i = 0; i < x->value_dim; i++)
+            out[i] *= shrink;
+        if (x->av.table && !at->wide)
+            for (int64_t w = 0; w < at->width; w++)
+                x->av.changes[r * at->query_row + w] *= shrink;
+    }
+    x->top[r] = top;
+    if (c->drop) {
+        draw(x, at, row);
+        for (int64_t j = row->begin; j < row->end; j++)
+            s[j] = x->bits[j] >= c->drop ? s[j] : 0;
+    }
+    zero(s, row->begin);
+    zero(s + row->end, at->length - row->end);
+    if (x->av.table)
+        to_query(&x->av, at, row, s);
+}
+
+static void forward_block(Head *x, int64_t first)
+{
+    const Call *c = x->call;
+    Chunk at;
+    begin_block(x, &at, first);
+    fill(x->top, at.count, -(real)INFINITY);
+    zero(x->mass, at.count);
+    zero(x->out, x->rows * x->value_dim);
+    int64_t begin, end;
+    keys_of(x, &at, &begin, &end);
+    for (int64_t keys = begin, length; keys < end; keys += length) {
+        length = length_of(keys, begin, end);
+        begin_chunk(x, &at, keys, length);
+        logits(x, &at);
+        for (int64_t r = 0; r < at.count; r++) {
+            Row row = row_of(x, &at, r);
+            soften(x, &at, &row);
+        }
+        product(at.count, c->value_dim, length, rows_of(x->s, x->tile),
+                matrix(x->v_rows + keys * x->value_dim, x->value_dim), x->out, x->value_dim, 1);
+        if (x->av.table && c->wide)
+            product(at.count, c->value_dim, keys + length - at.slot - at.low - at.from,
+                    rows_of(x->av.changes, at.query_row),
+                    matrix(x->av.rows + at.from * x->value_dim, x->value_dim), x->out, x->value_dim, 1);
+    }
+    if (x->av.table && !c->wide)
+        product(at.count, c->value_dim, c->width, rows_of(x->av.changes, at.query_row),
+                matrix(x->av.rows, x->value_dim), x->out, x->value_dim, 1);
+    real kept = (real)(65536.0 / (65536 - c->drop));
+    for (int64_t r = 0; r < at.count; r++) {
+        int64_t i = first + r;
+        int empty = x->mass[r] == 0; /* no key at all: 0 here, and no gradient */
+        const real *from = x->out + r * x->value_dim;
+        real *to = rows_for(&c->out, x, i), inverse = empty ? 0 : kept / x->mass[r];
+        for (int64_t v = 0; v < c->value_dim; v++)
+            to[v] = from[v] * inverse;
+        c->top[x->n * c->tgt + i] = empty ? 0 : x->top[r];
+        c->mass[x->n * c->tgt + i] = empty ? (real)INFINITY : x->mass[r];
+    }
+}
+
+#endif

@@ -1,0 +1,388 @@
+/* One head's operands, packed, and a thread's buffers for a block of its queries. */
+#ifndef RELPOS_HEAD_H
+#define RELPOS_HEAD_H
+
+#include <stdlib.h>
+
+#include "tables.h"
+
+#define MOST_KEYS 576   /* of a chunk: tiles of a block's queries stay in a second-level cache */
+#define BLOCK 96        /* queries of a block */
+#define WIDE_BLOCK 192  /* where keys meet wide tables: twice the rows, a third fewer products */
+
+typedef struct {
+    const Call *call;
+    int backward;
+    int64_t n, b, h;
+    int64_t rows;                  /* queries of a block */
+    int64_t dim, value_dim, rank;  /* channels of a packed row: padded to VL */
+    int64_t tile;                  /* elements of a tile's row */
+    int folded;                    /* content products meet other queries than vectors do */
+    int multiplied;                /* gate or product */
+    int64_t first;                 /* slot of the reset's first token */
+
+    /* Of the whole head. */
+    real *k_panels, *k_rows, *vector_k, *v_rows, *v_panels, *g_panels, *g_rows;
+    real *dk, *dvector_k, *dv, *dg;
+    Side aq, ak, pq, pk, av;
+    real *k_channels, *dk_channels, *tri_channels, *dtri_channels; /* (dim, keys | distances) */
+    int64_t k_length, tri_length;
+    const real *tri, *fixed, *gate, *u, *theta;
+    real *dtri_ends, *dfixed, *dgate, *du, *dtheta;
+
+    /* Of a block of queries. */
+    real *q, *vector_q, *left_q, *right_q, *f, *dout;
+    real *out, *dq, *dvector_q, *dleft_q, *dright_q, *df;
+    real *top, *mass, *delta;
+
+    /* Of a block beside a chunk of keys: (rows, tile). */
+    real *s, *ds, *content, *other, *factors;
+    real *one, *two, *three; /* rows */
+    uint16_t *bits;
+} Head;
+
+/* Buffers follow one another; counted first, where `base` is NULL. */
+typedef struct {
+    char *base;
+    size_t used;
+} Arena;
+
+static void *take(Arena *arena, int64_t count, size_t size)
+{
+    void *here = arena->base ? arena->base + arena->used : NULL;
+    arena->used += (count * size + 127) / 64 * 64; /* a margin, as blocks may read past an end */
+    return here;
+}
+
+INLINE real *reals(Arena *arena, int64_t count) { return take(arena, count, sizeof(real)); }
+
+/* Rows of a head: with room for whole blocks of registers, and a chunk's end. */
+INLINE int64_t padded(int64_t length) { return round_up(length, UNIT) + UNIT; }
+
+INLINE int64_t query_row(const Head *x)
+{
+    const Call *c = x->call;
+    return c->wide ? round_up(MOST_KEYS + x->rows + 2 * NR, UNIT) : round_up(c->width, NR);
+}
+
+INLINE int64_t key_row(const Head *x)
+{
+    return x->call->wide ? columns_of_keys(x->rows) : round_up(x->call->width, NR);
+}
+
+static void room_of_side(Arena *arena, Head *x, Side *side, const Table *table, int64_t channels,
+                         int of_keys)
+{
+    *side = (Side){0};
+    if (!table->data)
+        return;
+    const Call *c = x->call;
+    int64_t width = padded(c->width), row = round_up(channels, VL), rows = x->rows;
+    int64_t columns = query_row(x);
+    if (of_keys) {
+        columns = key_row(x);
+        rows = c->wide ? MOST_KEYS : padded(c->src);
+    }
+    side->table = table->data + x->h * table->h;
+    side->factor = 1;
+    side->panels = reals(arena, width * channels);
+    side->rows = reals(arena, width * row);
+    side->values = reals(arena, rows * columns + UNIT);
+    side->changes = reals(arena, rows * columns + UNIT);
+    side->grad = x->backward ? reals(arena, width * row) : NULL;
+    if (of_keys && !c->wide) {
+        side->left = reals(arena, padded(c->src));
+        side->right = reals(arena, padded(c->src));
+        side->to_left = reals(arena, padded(c->src));
+        side->to_right = reals(arena, padded(c->src));
+    }
+}
+
+static void room(Arena *arena, Head *x, const Call *c, int backward)
+{
+    x->call = c;
+    x->backward = backward;
+    x->rows = c->wide && (c->ak.data || c->pk.data) ? WIDE_BLOCK : BLOCK;
+    x->rows = least(x->rows, round_up(c->tgt, MR));
+    x->dim = round_up(c->dim, VL);
+    x->value_dim = round_up(c->value_dim, VL);
+    x->rank = round_up(c->rank, VL);
+    x->tile = round_up(least(c->src, MOST_KEYS), UNIT) + 2 * VL; /* no power of two */
+    x->multiplied = c->gate.data || c->pq.data;
+    x->folded = c->u.data || c->cq.data;
+    int64_t keys = padded(c->src), rows = x->rows, tile = rows * x->tile;
+
+    x->k_panels = reals(arena, keys * c->dim);
+    x->k_rows = reals(arena, keys * x->dim);
+    x->vector_k = c->ck.data ? reals(arena, keys * x->dim) : x->k_rows;
+    x->v_rows = backward ? NULL : reals(arena, keys * x->value_dim);
+    x->v_panels = backward ? reals(arena, keys * c->value_dim) : NULL;
+    x->g_panels = c->rank ? reals(arena, keys * c->rank) : NULL;
+    x->g_rows = c->rank && backward ? reals(arena, keys * x->rank) : NULL;
+    room_of_side(arena, x, &x->aq, &c->aq, c->dim, 0);
+    room_of_side(arena, x, &x->ak, &c->ak, c->dim, 1);
+    room_of_side(arena, x, &x->pq, &c->pq, c->dim, 0);
+    room_of_side(arena, x, &x->pk, &c->pk, c->dim, 1);
+    room_of_side(arena, x, &x->av, &c->av, c->value_dim, 0);
+    x->aq.factor = x->ak.factor = (real)c->scale;
+    if (c->tri.data) {
+        x->k_length = keys + NR;
+        x->tri_length = padded(c->width) + NR;
+        x->k_channels = reals(arena, c->dim * x->k_length);
+        x->tri_channels = reals(arena, c->dim * x->tri_length);
+        x->left_q = reals(arena, rows * x->dim);
+        x->right_q = reals(arena, rows * x->dim);
+        x->other = reals(arena, tile);
+    }
+
+    x->q = reals(arena, rows * x->dim);
+    x->vector_q = reals(arena, rows * x->dim);
+    x->f = reals(arena, rows * x->rank);
+    x->top = reals(arena, rows);
+    x->mass = reals(arena, rows);
+    x->s = reals(arena, tile);
+    x->content = x->multiplied || c->tri.data ? reals(arena, tile) : NULL;
+    x->factors = c->rank ? reals(arena, tile) : NULL;
+    x->one = reals(arena, x->tile);
+    x->two = reals(arena, x->tile);
+    x->three = reals(arena, x->tile);
+    x->bits = take(arena, x->tile, sizeof(uint16_t));
+    x->out = backward ? NULL : reals(arena, rows * x->value_dim);
+    if (!backward)
+        return;
+    x->dk = reals(arena, keys * x->dim);
+    x->dvector_k = c->ck.data ? reals(arena, keys * x->dim) : x->dk;
+    x->dv = reals(arena, keys * x->value_dim);
+    x->dg = reals(arena, keys * x->rank);
+    x->dout = reals(arena, rows * x->value_dim);
+    x->dq = reals(arena, rows * x->dim);
+    x->dvector_q = reals(arena, rows * x->dim);
+    x->df = reals(arena, rows * x->rank);
+    x->delta = reals(arena, rows);
+    x->ds = reals(arena, tile);
+    if (c->tri.data) {
+        x->dk_channels = reals(arena, c->dim * x->k_length);
+        x->dtri_channels = reals(arena, c->dim * x->tri_length);
+        x->dleft_q = reals(arena, rows * x->dim);
+        x->dright_q = reals(arena, rows * x->dim);
+        x->dtri_ends = reals(arena, 2 * x->dim);
+    }
+}
+
+INLINE const real *rows_at(const Tensor *x, const Head *at, int64_t row)
+{
+    return x->data + at->b * x->b + at->h * x->h + row * x->t;
+}
+
+INLINE real *rows_for(const Tensor *x, const Head *at, int64_t row)
+{
+    return x->data + at->b * x->b + at->h * x->h + row * x->t;
+}
+
+INLINE void zero(real *x, int64_t count) { memset(x, 0, count * sizeof(real)); }
+
+/* Distances and channels change places: (rows, channels) -> (channels, length), padded with 0. */
+static void pack_channels(real *to, int64_t length, const real *x, int64_t x_row, int64_t rows,
+                          int64_t channels)
+{
+    for (int64_t c = 0; c < channels; c++) {
+        for (int64_t i = 0; i < rows; i++)
+            to[c * length + i] = x[i * x_row + c];
+        zero(to + c * length + rows, length - rows);
+    }
+}
+
+static void pack_side(Head *x, Side *side, int64_t channels, int changed)
+{
+    if (!side->table)
+        return;
+    int64_t width = x->call->width, row = round_up(channels, VL);
+    if (changed) { /* tables shared by heads are packed once */
+        pack_panels(side->panels, side->table, channels, width, channels, side->factor);
+        pack_rows(side->rows, row, side->table, channels, width, padded(width), channels,
+                  side->factor, NULL);
+    }
+    if (x->backward)
+        zero(side->grad, padded(width) * row);
+}
+
+/* Values of all keys in a band. */
+static void meet_keys(Head *x, Side *side)
+{
+    const Call *c = x->call;
+    if (!side->table || c->wide)
+        return;
+    int64_t row = key_row(x), width = c->width;
+    product(c->src, width, c->dim, rows_of(x->vector_k, x->dim),
+            panels_from(side->panels, c->dim, 0), side->values, row, 0);
+    for (int64_t j = 0; j < c->src; j++) {
+        side->left[j] = side->values[j * row];
+        side->right[j] = side->values[j * row + width - 1];
+    }
+    if (x->backward) {
+        zero(side->changes, padded(c->src) * row);
+        zero(side->to_left, c->src);
+        zero(side->to_right, c->src);
+    }
+}
+
+/* Pack head n; `packed` is the head that the buffers held before, or -1. */
+static void begin_head(Head *x, int64_t n, int64_t packed)
+{
+    const Call *c = x->call;
+    int64_t keys = padded(c->src);
+    x->n = n;
+    x->b = n / c->heads;
+    x->h = n % c->heads;
+    int other = packed < 0 || packed % c->heads != x->h;
+#define SIDE(name, channels)                                                                       \
+    if (x->name.table) {                                                                           \
+        x->name.table = c->name.data + x->h * c->name.h;                                           \
+        pack_side(x, &x->name, channels, packed < 0 || (other && c->name.h));                      \
+    }
+    SIDE(aq, c->dim) SIDE(ak, c->dim) SIDE(pq, c->dim) SIDE(pk, c->dim) SIDE(av, c->value_dim)
+#undef SIDE
+    const Tensor *content = c->ck.data ? &c->ck : &c->k;
+    const real *k = rows_at(content, x, 0);
+    pack_panels(x->k_panels, k, content->t, c->src, c->dim, 1);
+    if (x->backward || (!c->ck.data && (c->ak.data || c->pk.data)))
+        pack_rows(x->k_rows, x->dim, k, content->t, c->src, keys, c->dim, 1, NULL);
+    if (c->ck.data && (c->ak.data || c->pk.data))
+        pack_rows(x->vector_k, x->dim, rows_at(&c->k, x, 0), c->k.t, c->src, keys, c->dim, 1, NULL);
+    if (x->backward)
+        pack_panels(x->v_panels, rows_at(&c->v, x, 0), c->v.t, c->src, c->value_dim, 1);
+    else
+        pack_rows(x->v_rows, x->value_dim, rows_at(&c->v, x, 0), c->v.t, c->src, keys, c->value_dim,
+                  1, NULL);
+    if (c->rank) {
+        pack_panels(x->g_panels, rows_at(&c->g, x, 0), c->g.t, c->src, c->rank, 1);
+        if (x->backward)
+            pack_rows(x->g_rows, x->rank, rows_at(&c->g, x, 0), c->g.t, c->src, keys, c->rank, 1,
+                      NULL);
+    }
+    meet_keys(x, &x->ak);
+    meet_keys(x, &x->pk);
+    x->tri = c->tri.data ? c->tri.data + x->h * c->tri.h : NULL;
+    if (x->tri) {
+        pack_channels(x->k_channels, x->k_length, k, content->t, c->src, c->dim);
+        pack_channels(x->tri_channels, x->tri_length, x->tri, c->dim, c->width, c->dim);
+    }
+    x->fixed = c->fixed.data ? c->fixed.data + x->h * c->fixed.h : NULL;
+    x->gate = c->gate.data ? c->gate.data + x->h * c->gate.h : NULL;
+    x->u = c->u.data ? c->u.data + x->h * c->u.h : NULL;
+    x->theta = c->reset ? c->theta.data + x->h * c->theta.h : NULL;
+    x->first = c->reset ? c->first[c->first_per_row ? x->b : 0] : -1;
+}
+
+/* Pack a block of queries from row `first`; `at` says where it stands. */
+static void begin_block(Head *x, Chunk *at, int64_t first)
+{
+    const Call *c = x->call;
+    int64_t rows = x->rows, count = least(rows, c->tgt - first);
+    *at = (Chunk){.first = first, .count = count, .slot = c->start + first, .low = c->low,
+                  .width = c->width, .wide = c->wide, .query_row = query_row(x),
+                  .key_row = key_row(x)};
+    const Tensor *content = c->cq.data ? &c->cq : &c->q;
+    pack_rows(x->q, x->dim, rows_at(content, x, first), content->t, count, rows, c->dim,
+              (real)c->scale, x->u);
+    if (c->aq.data || c->pq.data)
+        pack_rows(x->vector_q, x->dim, rows_at(&c->q, x, first), c->q.t, count, rows, c->dim, 1, NULL);
+    if (c->rank)
+        pack_rows(x->f, x->rank, rows_at(&c->f, x, first), c->f.t, count, rows, c->rank, 1, NULL);
+    if (x->backward)
+        pack_rows(x->dout, x->value_dim, rows_at(&c->dout, x, first), c->dout.t, count, rows,
+                  c->value_dim, 1, NULL);
+    if (x->tri)
+        for (int64_t i = 0; i < rows * x->dim; i++) {
+            int64_t channel = i % x->dim, ends = (c->width - 1) * c->dim;
+            int there = channel < c->dim;
+            x->left_q[i] = there ? x->q[i] * x->tri[channel] : 0;
+            x->right_q[i] = there ? x->q[i] * x->tri[ends + channel] : 0;
+        }
+    if (c->wide)
+        return;
+#define MEET(name, query, channels)                                                                \
+    if (x->name.table)                                                                             \
+        product(count, c->width, channels, rows_of(query, round_up(channels, VL)),                 \
+                panels_from(x->name.panels, channels, 0), x->name.values, at->query_row, 0);
+    MEET(aq, x->vector_q, c->dim) MEET(pq, x->vector_q, c->dim)
+    if (x->backward)
+        MEET(av, x->dout, c->value_dim)
+#undef MEET
+#define CLEAR(name)                                                                                \
+    if (x->name.table && (x->backward || &x->name == &x->av))                                      \
+        zero(x->name.changes, rows * at->query_row);
+    CLEAR(aq) CLEAR(pq) CLEAR(av)
+#undef CLEAR
+}
+
+/* The chunk of `length` keys from `keys`; wide tables meet it. */
+static void begin_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
+{
+    const Call *c = x->call;
+    at->keys = keys;
+    at->length = length;
+    if (!c->wide)
+        return;
+    int64_t last = at->slot + at->count - 1;
+    at->from = most(keys - last - at->low, 0) / NR * NR;
+    int64_t columns = keys + length - at->slot - at->low - at->from;
+#define MEET(name, query, channels, changed)                                                       \
+    if (x->name.table) {                                                                           \
+        if (x->backward || !(changed))                                                             \
+            product(at->count, columns, channels, rows_of(query, round_up(channels, VL)),          \
+                    panels_from(x->name.panels, channels, at->from), x->name.values,               \
+                    at->query_row, 0);                                                             \
+        if (x->backward || (changed))                                                              \
+            zero(x->name.changes, x->rows *at->query_row);                                         \
+    }
+    MEET(aq, x->vector_q, c->dim, 0) MEET(pq, x->vector_q, c->dim, 0)
+    MEET(av, x->dout, c->value_dim, 1)
+#undef MEET
+    Side *sides[2] = {&x->ak, &x->pk};
+    for (int s = 0; s < 2; s++) {
+        if (!sides[s]->table)
+            continue;
+        for (int64_t j = 0; j < length; j += UNIT) {
+            int64_t from = from_of_keys(at, j), here = least(UNIT, length - j);
+            product(here, keys + j + here - at->slot - at->low - from, c->dim,
+                    rows_of(x->vector_k + (keys + j) * x->dim, x->dim),
+                    panels_from(sides[s]->panels, c->dim, from),
+                    sides[s]->values + j * at->key_row, at->key_row, 0);
+        }
+        if (x->backward)
+            zero(sides[s]->changes, round_up(length, UNIT) * at->key_row);
+    }
+}
+
+/* What query r sees of a chunk. */
+INLINE Row row_of(const Head *x, const Chunk *at, int64_t r)
+{
+    const Call *c = x->call;
+    int64_t slot = at->slot + r, begin = 0, end = at->length;
+    if (c->causal)
+        end = clamp(slot + 1 - at->keys, 0, end);
+    if (c->window)
+        begin = clamp(slot - c->window + 1 - at->keys, 0, end);
+    int64_t place = at->keys - slot - at->low; /* of the chunk's first key */
+    int64_t left = clamp(1 - place, begin, end), right = clamp(at->width - 1 - place, left, end);
+    return (Row){r, begin, end, left, right, place};
+}
+
+/* Keys that a block of queries sees: begin..end. */
+INLINE void keys_of(const Head *x, const Chunk *at, int64_t *begin, int64_t *end)
+{
+    const Call *c = x->call;
+    *begin = c->window ? most(0, at->slot - c->window + 1) / UNIT * UNIT : 0;
+    *end = c->causal ? least(c->src, at->slot + at->count) : c->src;
+}
+
+/* How many of the keys begin..end a chunk takes. */
+INLINE int64_t length_of(int64_t keys, int64_t begin, int64_t end)
+{
+    int64_t chunks = (end - begin + MOST_KEYS - 1) / MOST_KEYS;
+    int64_t length = round_up((end - begin + chunks - 1) / chunks, UNIT);
+    return least(length, end - keys);
+}
+
+#endif

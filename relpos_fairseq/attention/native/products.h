@@ -1,0 +1,157 @@
+/* Matrix products of operands that lie packed in cache, and their packing.
+ *
+ * A block of MR rows and NR columns of the result stays in registers.  What stands right is read in
+ * panels of NR columns.  Rows are padded to MR and columns to NR: buffers have room for both.
+ */
+#ifndef RELPOS_PRODUCTS_H
+#define RELPOS_PRODUCTS_H
+
+#include <string.h>
+
+#include "call.h"
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define MR 12
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#define MR 6
+#elif defined(__aarch64__)
+#define VECTOR_BYTES 16
+#define MR 12
+#else
+#define VECTOR_BYTES 16
+#define MR 6
+#endif
+
+#define VL ((int64_t)(VECTOR_BYTES / sizeof(real)))
+#define NR (2 * VL)
+#define UNIT 96 /* a multiple of MR, NR and 8 */
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef real vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return most(low, least(x, high)); }
+INLINE int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+/* c (MR, vectors VL) = or += a (MR, k) b (k, vectors VL). */
+INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const real *b, int64_t b_row,
+                  real *c, int64_t c_row, int vectors, int add)
+{
+    vec sums[MR][2];
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            sums[i][v] = add ? *(vec *)(c + i * c_row + v * VL) : (vec){0};
+    for (int64_t p = 0; p < k; p++) {
+        vec right[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            right[v] = *(const vec *)(b + p * b_row + v * VL);
+#pragma GCC unroll 12
+        for (int i = 0; i < MR; i++) {
+            real left = a[i * a_row + p * a_col];
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++)
+                sums[i][v] += left * right[v];
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            *(vec *)(c + i * c_row + v * VL) = sums[i][v];
+}
+
+#define BLOCK_OF(name, vectors, add)                                                                  \
+    static __attribute__((noinline)) void name(int64_t k, const real *restrict a, int64_t a_row,   \
+                                               int64_t a_col, const real *restrict b,              \
+                                               int64_t b_row, real *restrict c, int64_t c_row)     \
+    {                                                                                              \
+        block(k, a, a_row, a_col, b, b_row, c, c_row, vectors, add);                               \
+    }
+BLOCK_OF(block_set, 2, 0)
+BLOCK_OF(block_add, 2, 1)
+BLOCK_OF(half_set, 1, 0)
+BLOCK_OF(half_add, 1, 1)
+
+/* A matrix as what stands left: element (i, p) at data[i row + p col]. */
+typedef struct {
+    const real *data;
+    int64_t row, col;
+} Left;
+
+/* As what stands right: panels of NR columns, `panel` apart, their rows `row` apart. */
+typedef struct {
+    const real *data;
+    int64_t panel, row;
+} Right;
+
+/* c (m, n) = a (m, k) b (k, n), or added to c. */
+static void product(int64_t m, int64_t n, int64_t k, Left a, Right b, real *c, int64_t c_row, int add)
+{
+    int by_panel = n > k; /* what is larger is read once */
+    int64_t panels = (n + NR - 1) / NR, blocks = (m + MR - 1) / MR;
+    int64_t outer = by_panel ? panels : blocks, inner = by_panel ? blocks : panels;
+    for (int64_t x = 0; x < outer; x++)
+        for (int64_t y = 0; y < inner; y++) {
+            int64_t i = (by_panel ? y : x) * MR, p = by_panel ? x : y;
+            int half = n - p * NR <= VL;
+            (half ? (add ? half_add : half_set) : (add ? block_add : block_set))(
+                k, a.data + i * a.row, a.row, a.col, b.data + p * b.panel, b.row,
+                c + i * c_row + p * NR, c_row);
+        }
+}
+
+INLINE Left rows_of(const real *data, int64_t row) { return (Left){data, row, 1}; }
+INLINE Left columns_of(const real *data, int64_t row) { return (Left){data, 1, row}; }
+/* Rows in memory as the right side; `channels` of a row are contiguous. */
+INLINE Right matrix(const real *data, int64_t row) { return (Right){data, NR, row}; }
+/* Rows packed by `pack_panels` as the right side, transposed; panels from row `first` on. */
+INLINE Right panels_from(const real *packed, int64_t channels, int64_t first)
+{
+    return (Right){packed + first * channels, channels * NR, NR};
+}
+
+/* factor (x + offset), rows padded with 0 to `padded` rows of `to_row` channels. */
+static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, int64_t rows,
+                      int64_t padded, int64_t channels, real factor, const real *offset)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        real *out = to + i * to_row;
+        const real *in = x + i * x_row;
+        if (offset)
+            for (int64_t c = 0; c < channels; c++)
+                out[c] = factor * (in[c] + offset[c]);
+        else
+            for (int64_t c = 0; c < channels; c++)
+                out[c] = factor * in[c];
+        memset(out + channels, 0, (to_row - channels) * sizeof(real));
+    }
+    memset(to + rows * to_row, 0, (padded - rows) * to_row * sizeof(real));
+}
+
+/* Rows as panels: (ceil(rows / NR), channels, NR), times factor, padded with 0. */
+static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, int64_t channels,
+                        real factor)
+{
+    for (int64_t first = 0; first < rows; first += NR) {
+        real *panel = to + first * channels;
+        int64_t here = least(NR, rows - first);
+        for (int64_t r = 0; r < NR; r++) {
+            const real *in = x + (first + r) * x_row;
+            if (r < here)
+                for (int64_t c = 0; c < channels; c++)
+                    panel[c * NR + r] = factor * in[c];
+            else
+                for (int64_t c = 0; c < channels; c++)
+                    panel[c * NR + r] = 0;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* Loops over one row of a tile: exponentials, sums, dropout's random bits. */
+#ifndef RELPOS_SCALARS_H
+#define RELPOS_SCALARS_H
+
+#include <math.h>
+
+#include "products.h"
+
+#ifdef RELPOS_DOUBLE
+typedef uint64_t bits;
+#define LEAST_EXPONENT -700.0
+#define MAGIC 6755399441055744.0 /* 1.5 * 2^52: adding it rounds to a whole number */
+#define MANTISSA 52
+#define BIAS 1023
+#define LN2_HIGH 6.93145751953125e-1
+#define LN2_LOW 1.42860682030941723212e-6
+#else
+typedef uint32_t bits;
+#define LEAST_EXPONENT -87.0f
+#define MAGIC 12582912.0f
+#define MANTISSA 23
+#define BIAS 127
+#define LN2_HIGH 0.693359375f
+#define LN2_LOW -2.12194440e-4f
+#endif
+
+/* exp(x) for x <= 0, to about one unit in the last place; below LEAST_EXPONENT 0. */
+INLINE real exponential(real x)
+{
+    real y = x < (real)LEAST_EXPONENT ? (real)LEAST_EXPONENT : x;
+    real shifted = y * (real)1.44269504088896341 + (real)MAGIC;
+    real whole = shifted - (real)MAGIC;
+    real r = y - whole * (real)LN2_HIGH;
+    r -= whole * (real)LN2_LOW;
+#ifdef RELPOS_DOUBLE
+    real p = 1.0 / 479001600;
+    p = p * r + 1.0 / 39916800;
+    p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880;
+    p = p * r + 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+#else
+    real p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+#endif
+    p = p * (r * r) + (r + (real)1);
+    bits power;
+    memcpy(&power, &shifted, sizeof power);
+    power = (power << MANTISSA) + ((bits)BIAS << MANTISSA);
+    real two;
+    memcpy(&two, &power, sizeof two);
+    return x < (real)LEAST_EXPONENT ? (real)0 : p * two;
+}
+
+INLINE real largest(const real *x, int64_t count, real top)
+{
+#pragma omp simd reduction(max : top)
+    for (int64_t j = 0; j < count; j++)
+        top = x[j] > top ? x[j] : top;
+    return top;
+}
+
+INLINE real total(const real *x, int64_t count)
+{
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < count; j++)
+        sum += x[j];
+    return sum;
+}
+
+INLINE real dot(const real *x, const real *y, int64_t count)
+{
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < count; j++)
+        sum += x[j] * y[j];
+    return sum;
+}
+
+INLINE void fill(real *x, int64_t count, real value)
+{
+    for (int64_t j = 0; j < count; j++)
+        x[j] = value;
+}
+
+/* x = exp(x - top); returns their sum. */
+INLINE real exponentials(real *x, int64_t count, real top)
+{
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < count; j++) {
+        x[j] = exponential(x[j] - top);
+        sum += x[j];
+    }
+    return sum;
+}
+
+#define GROUPS 80 /* of eight keys: a chunk has at most 640 */
+
+/* 16 random bits a key for `count` keys from `first`, a multiple of 8: Philox-4x32-7, counted by
+ * (key / 8, query, head); key t of eight takes half t % 2 of word t / 4 + 2 (t / 2 % 2). */
+static void random_bits(uint16_t *out, int64_t seed, int64_t head, int64_t query, int64_t first,
+                        int64_t count)
+{
+    uint32_t c0[GROUPS], c1[GROUPS], c2[GROUPS], c3[GROUPS];
+    int64_t groups = (count + 7) / 8;
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)((uint64_t)seed >> 32);
+    for (int64_t g = 0; g < groups; g++) {
+        c0[g] = (uint32_t)(first / 8 + g);
+        c1[g] = (uint32_t)query;
+        c2[g] = (uint32_t)head;
+        c3[g] = 0;
+    }
+    for (int round = 0; round < 7; round++) {
+        for (int64_t g = 0; g < groups; g++) {
+            uint64_t a = (uint64_t)0xD2511F53u * c0[g], b = (uint64_t)0xCD9E8D57u * c2[g];
+            uint32_t n0 = (uint32_t)(b >> 32) ^ c1[g] ^ key0;
+            uint32_t n2 = (uint32_t)(a >> 32) ^ c3[g] ^ key1;
+            c1[g] = (uint32_t)b;
+            c3[g] = (uint32_t)a;
+            c0[g] = n0;
+            c2[g] = n2;
+        }
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    for (int64_t g = 0; g < groups; g++) {
+        const uint32_t words[4] = {c0[g], c1[g], c2[g], c3[g]};
+        for (int t = 0; t < 8; t++)
+            out[g * 8 + t] = (uint16_t)(words[t / 4 + 2 * (t / 2 % 2)] >> (16 * (t % 2)));
+    }
+}
+
+#endif
