@@ -365,6 +365,8 @@ INLINE Row row_of(const Head *x, const Chunk *at, int64_t r)
     if (c->window)
         begin = clamp(slot - c->window + 1 - at->keys, 0, end);
     int64_t place = at->keys - slot - at->low; /* of the chunk's first key */
+    if (at->wide)
+        return (Row){r, begin, end, begin, end, place};
     int64_t left = clamp(1 - place, begin, end), right = clamp(at->width - 1 - place, left, end);
     return (Row){r, begin, end, left, right, place};
 }

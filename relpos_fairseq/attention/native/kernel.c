@@ -4,11 +4,14 @@
  * and forms logits for a block of queries and a chunk of keys at a time, where they stay in its
  * second-level cache.  Nothing is shared between threads, and sums have one order.
  */
+#include <sys/mman.h>
+
 #include "backward.h"
 #include "forward.h"
 
 /* Buffers outlive a call, so that their pages are not fetched anew; large ones do not. */
 #define KEPT ((size_t)64 << 20)
+#define PAGE ((size_t)2 << 20)
 
 static _Thread_local char *kept;
 static _Thread_local size_t kept_size;
@@ -17,9 +20,13 @@ static char *borrow(size_t size)
 {
     if (size > kept_size) {
         free(kept);
-        size = round_up(size, 4096);
-        kept = aligned_alloc(64, size);
+        size = round_up(size, PAGE);
+        kept = aligned_alloc(PAGE, size);
         kept_size = kept ? size : 0;
+#ifdef MADV_HUGEPAGE
+        if (kept)
+            madvise(kept, size, MADV_HUGEPAGE);
+#endif
     }
     return kept;
 }

@@ -31,6 +31,11 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+#ifdef RELPOS_DOUBLE
+typedef int64_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+#else
+typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+#endif
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -135,23 +140,51 @@ static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, in
     memset(to + rows * to_row, 0, (padded - rows) * to_row * sizeof(real));
 }
 
+/* VL rows of VL numbers change places with their columns: at step s, lanes whose bit s is unlike
+ * their row's are exchanged with those of row ^ s. */
+INLINE void transpose(vec *rows)
+{
+    for (int s = 1; s < VL; s *= 2) {
+        lanes low, high;
+        for (int lane = 0; lane < VL; lane++) {
+            low[lane] = lane & s ? VL + lane - s : lane;
+            high[lane] = lane & s ? VL + lane : lane + s;
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < VL; r++)
+            if (!(r & s)) {
+                vec a = rows[r], b = rows[r + s];
+                rows[r] = __builtin_shuffle(a, b, low);
+                rows[r + s] = __builtin_shuffle(a, b, high);
+            }
+    }
+}
+
 /* Rows as panels: (ceil(rows / NR), channels, NR), times factor, padded with 0. */
 static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, int64_t channels,
                         real factor)
 {
-    for (int64_t first = 0; first < rows; first += NR) {
-        real *panel = to + first * channels;
-        int64_t here = least(NR, rows - first);
-        for (int64_t r = 0; r < NR; r++) {
-            const real *in = x + (first + r) * x_row;
-            if (r < here)
-                for (int64_t c = 0; c < channels; c++)
-                    panel[c * NR + r] = factor * in[c];
-            else
-                for (int64_t c = 0; c < channels; c++)
-                    panel[c * NR + r] = 0;
+    for (int64_t first = 0; first < rows; first += VL) {
+        real *panel = to + first / NR * NR * channels + first % NR;
+        const real *in = x + first * x_row;
+        int64_t here = least(VL, rows - first), c = 0;
+        for (; here == VL && c + VL <= channels; c += VL) {
+            vec tile[VECTOR_BYTES / sizeof(real)];
+#pragma GCC unroll 16
+            for (int r = 0; r < VL; r++)
+                tile[r] = factor * *(const vec *)(in + r * x_row + c);
+            transpose(tile);
+#pragma GCC unroll 16
+            for (int r = 0; r < VL; r++)
+                *(vec *)(panel + (c + r) * NR) = tile[r];
         }
+        for (; c < channels; c++)
+            for (int64_t r = 0; r < VL; r++)
+                panel[c * NR + r] = r < here ? factor * in[r * x_row + c] : 0;
     }
+    if (rows % NR && rows % NR <= VL) /* the last panel's other half */
+        for (int64_t c = 0; c < channels; c++)
+            memset(to + rows / NR * NR * channels + c * NR + VL, 0, VECTOR_BYTES);
 }
 
 #endif
