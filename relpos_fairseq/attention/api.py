@@ -7,23 +7,29 @@
 - few tokens on a CPU, tables shorter than the distances that occur: reference, whose gathers then
   cost less than matrices over all distances (0.6-0.95 of blocked's time, 16 to 95 tokens; without
   vectors 0.7-0.95 at 128, and the same at 192);
-- anything else: on a GPU triton, where it does not refuse; otherwise blocked.
+- anything else: on a GPU triton, on a CPU native, where they do not refuse; otherwise blocked.
+  A CPU without a C compiler is told so once, in a warning.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention import blocked, reference, sdpa, triton
+from relpos_fairseq.attention import blocked, native, reference, sdpa, triton
 from relpos_fairseq.attention.inputs import AttentionInputs
 
-BACKENDS = ("auto", "reference", "sdpa", "blocked", "triton")
+BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
+WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
+NATIVE_WITHOUT_TERMS = False  # whether native rather than SDPA evaluates calls without terms
 SHORT = 96  # queries; tiles begin there
 SHORT_SCALARS = 160  # where no term has vectors
-_MODULES = {module.name: module for module in (reference, sdpa, blocked, triton)}
+_MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
+logger = logging.getLogger(__name__)
 
 
 def attend(
@@ -47,7 +53,7 @@ def attend(
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
     chosen = choose(inputs, need_weights) if backend == "auto" else backend
     problem = _MODULES[chosen].refusal(inputs)
-    if chosen in ("sdpa", "triton") and need_weights:
+    if chosen in WITHOUT_PROBABILITIES and need_weights:
         problem = "attention probabilities (need_weights)"
     if problem:
         raise ValueError(
@@ -60,8 +66,8 @@ def attend(
         if chosen == "reference":
             out, probs = reference.attend(inputs)
             return out, probs if need_weights else None
-        if chosen == "triton":
-            return triton.attend(inputs), None
+        if chosen in WITHOUT_PROBABILITIES:
+            return _MODULES[chosen].attend(inputs), None
         return blocked.attend(inputs, need_weights)
 
 
@@ -77,10 +83,29 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     if any(term.present for term in inputs.terms):
         if on_gpu(inputs) and not need_weights and triton.refusal(inputs) is None:
             return "triton"
-        return "reference" if blocked.refusal(inputs) or _is_short(inputs) else "blocked"
-    if need_weights or inputs.dropout and inputs.q.device.type == "cpu":
-        return "blocked"
-    return "sdpa"
+        if blocked.refusal(inputs) or _is_short(inputs):
+            return "reference"
+        return "native" if not need_weights and _is_native(inputs) else "blocked"
+    needs_more = need_weights or inputs.dropout and inputs.q.device.type == "cpu"
+    if (needs_more or NATIVE_WITHOUT_TERMS) and not need_weights and _is_native(inputs):
+        return "native"
+    return "blocked" if needs_more else "sdpa"
+
+
+def _is_native(inputs: AttentionInputs) -> bool:
+    """Whether the kernel serves the inputs, and this machine has one."""
+    if inputs.positions.is_step or native.refusal_anywhere(inputs) is not None:
+        return False  # a step of decoding has nothing to tile
+    problem = native.problem(inputs)
+    if problem is not None:
+        _warn(problem)
+    return problem is None
+
+
+@functools.cache
+def _warn(problem: str) -> None:
+    """Say once why attention is slower than it could be."""
+    logger.warning("attention backend blocked is used, since native cannot evaluate %s", problem)
 
 
 def on_gpu(inputs: AttentionInputs) -> bool:

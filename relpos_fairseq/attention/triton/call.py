@@ -13,7 +13,7 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.triton import launch
 from relpos_fairseq.attention.triton.launch import Launch
 from relpos_fairseq.attention.triton.lowering import Lowered
-from relpos_fairseq.attention.triton.windows import Window
+from relpos_fairseq.attention.windows import Window
 
 _ACCUMULATORS = {torch.float64: tl.float64}
 _BY_VECTORS = ("aq", "ak", "pq", "pk", "band")

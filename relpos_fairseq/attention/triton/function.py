@@ -15,7 +15,7 @@ from relpos_fairseq.attention.triton.call import Call, make_call
 from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.lowering import lower
 from relpos_fairseq.attention.triton.wide import diagonals_kernel
-from relpos_fairseq.attention.triton.windows import meet
+from relpos_fairseq.attention.windows import meet
 
 NAMES = (
     "q", "k", "v", "right", "aq", "ak", "pq", "pk", "band", "static", "gate", "f", "g", "theta",

@@ -15,12 +15,19 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.triton.windows import Reach, Window, meet, over_window
-from relpos_fairseq.relations import DistanceRelation, Segments
+from relpos_fairseq.attention.lowered import (
+    SCALARS,
+    VECTORS,
+    folds_offset,
+    is_segments,
+    reset_bits,
+    segment_factors,
+    side_by_side,
+)
+from relpos_fairseq.attention.windows import Reach, Window, meet, over_window
+from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
-VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
-SCALARS = ("static", "gate")
 NARROW = 256  # distances up to which products with each vector are kept
 
 
@@ -51,19 +58,6 @@ class Lowered:
     def add(self, name: str, tensor: Tensor) -> None:
         """Add to a tensor that may not be there yet."""
         self.tensors[name] = self.tensors[name] + tensor if name in self.tensors else tensor
-
-
-def is_segments(term: PositionTerms) -> bool:
-    """Scalars over pairs of segments, which are factors of rank `count`."""
-    return isinstance(term.relation, Segments) and term.static is not None
-
-
-def folds_offset(inputs: AttentionInputs) -> bool:
-    """Whether u in u.k may be added to the content's query: nothing else comes between."""
-    multiplied = any(
-        term.gate is not None or term.product or term.trilinear is not None for term in inputs.terms
-    )
-    return not multiplied and not inputs.rotated
 
 
 def is_wide(term: PositionTerms, reach: Reach) -> bool:
@@ -190,27 +184,12 @@ def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
 def _add_factors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
     pairs = [] if term.static_factors is None else [term.static_factors]
     if is_segments(term):
-        pairs.append(_segment_factors(term, inputs))
+        pairs.append(segment_factors(term, inputs))
     for pair in pairs:
         f, g = (factor.to(inputs.q.dtype) for factor in pair)
         if "f" in low.tensors:
-            f, g = _side_by_side(low.tensors["f"], f), _side_by_side(low.tensors["g"], g)
+            f, g = side_by_side(low.tensors["f"], f), side_by_side(low.tensors["g"], g)
         low.tensors["f"], low.tensors["g"] = f, g
-
-
-def _side_by_side(one: Tensor, other: Tensor) -> Tensor:
-    """Factors (B|1, H|1, L, r) of two terms as those of one: (B|1, H|1, L, r + r')."""
-    common = torch.broadcast_shapes(one.shape[:2], other.shape[:2])
-    return torch.cat([part.expand(*common, -1, -1) for part in (one, other)], dim=-1)
-
-
-def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """A table of pairs of segments (H|1, n^2) as rows of queries' segments and unit vectors."""
-    positions, count = inputs.positions, term.relation.count
-    of_key = torch.nn.functional.one_hot(positions.segments, count).to(inputs.exact)
-    of_query = positions.of_queries(of_key)  # (B, T, count)
-    table = term.static.to(inputs.exact).view(1, -1, count, count)
-    return of_query[:, None] @ table, of_key[:, None]
 
 
 def _add_reset(low: Lowered, term: PositionTerms) -> None:
@@ -220,11 +199,3 @@ def _add_reset(low: Lowered, term: PositionTerms) -> None:
     low.add("theta", torch.stack([term.reset.row, term.reset.column], -1).to(exact))
     low.first = term.reset.first
     low.reset |= reset_bits(term)
-
-
-def reset_bits(term: PositionTerms) -> int:
-    """Which of vectors, scalars, factors (1, 2, 4) a term adds."""
-    vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
-    factors = term.static_factors is not None or is_segments(term)
-    scalars = term.static is not None and not is_segments(term)
-    return vectors + 2 * scalars + 4 * factors

@@ -8,16 +8,15 @@ import os
 import torch
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.triton.lowering import (
-    NARROW,
+from relpos_fairseq.attention.lowered import (
     VECTORS,
     folds_offset,
     is_segments,
-    is_wide,
-    reset_bits,
-    windows_of,
+    reset_kinds,
+    unserved_terms,
 )
-from relpos_fairseq.attention.triton.windows import Reach
+from relpos_fairseq.attention.triton.lowering import NARROW, is_wide, windows_of
+from relpos_fairseq.attention.windows import Reach
 from relpos_fairseq.relations import DistanceRelation
 
 WIDEST = 128  # head_dim, and rank of static factors
@@ -72,19 +71,13 @@ def _shape(inputs: AttentionInputs) -> str | None:
 
 
 def _terms(inputs: AttentionInputs) -> str | None:
-    for term in inputs.terms:
-        if term.relation is None or isinstance(term.relation, DistanceRelation):
-            continue
-        odd = [field for field in term.present if field not in ("static", "reset")]
-        if odd or not is_segments(term):
-            return f"{' and '.join(odd)} over {term.relation}"
-    for name, count in (
-        ("product", sum(term.product for term in inputs.terms)),
-        ("trilinear", sum(term.trilinear is not None for term in inputs.terms)),
-    ):
-        if count > 1:
-            return f"{count} {name} terms"
-    return _wide(inputs) or _band(inputs) or _factors(inputs) or _reset(inputs)
+    return (
+        unserved_terms(inputs)
+        or _wide(inputs)
+        or _band(inputs)
+        or _factors(inputs)
+        or _reset(inputs)
+    )
 
 
 def _wide(inputs: AttentionInputs) -> str | None:
@@ -125,12 +118,5 @@ def _factors(inputs: AttentionInputs) -> str | None:
 
 
 def _reset(inputs: AttentionInputs) -> str | None:
-    held = free = 0
-    for term in inputs.terms:
-        if term.reset is None:
-            free |= reset_bits(term)
-        else:
-            held |= reset_bits(term)
-    if held & free:
-        return "a reset beside the same kind of term without one"
-    return None
+    held, free = reset_kinds(inputs)
+    return "a reset beside the same kind of term without one" if held & free else None

@@ -1,0 +1,248 @@
+"""Compiling the kernel where it is first needed, once for a machine, and loading it.
+
+The library lies in a cache folder under a name made of all that it depends on: sources, compiler,
+flags, processor.  Its file ends with a hash of what stands before, so that one that was cut short
+is compiled again rather than loaded.  It shares torch's OpenMP runtime, which has the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).resolve().parent
+KERNEL = "kernel.c"
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = (
+    "-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC",
+)  # fmt: skip
+DEFINED = {torch.float32: (), torch.float64: ("-DRELPOS_DOUBLE",)}
+REMEDY = "install gcc, or name a compiler in CC"
+PATIENCE = 600  # seconds that a compiler may take
+_HASH = hashlib.sha256().digest_size
+logger = logging.getLogger(__name__)
+
+
+class BuildError(RuntimeError):
+    """Why there is no library here, and what to do about it."""
+
+
+def library(dtype: torch.dtype) -> ctypes.CDLL:
+    """The kernel for fp32 or fp64, compiled where it has not been yet.
+
+    Raises:
+        BuildError: names compiler, command and what it said.
+    """
+    found = _attempt(dtype)
+    if isinstance(found, BuildError):
+        raise found
+    return found
+
+
+def problem(dtype: torch.dtype = torch.float32) -> str | None:
+    """Why this machine has no kernel, or None; found out once a process."""
+    found = _attempt(dtype)
+    return str(found) if isinstance(found, BuildError) else None
+
+
+@functools.cache
+def _attempt(dtype: torch.dtype) -> ctypes.CDLL | BuildError:
+    try:
+        return load(SOURCES, DEFINED[dtype])
+    except BuildError as error:
+        return error
+
+
+def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Load the library of a folder of sources, compiled first where the cache has none.
+
+    Args:
+        sources: folder with kernel.c and what it includes.
+        defined: flags beside FLAGS.
+
+    Raises:
+        BuildError: as `library`.
+    """
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"anything on {sys.platform} (its kernel is compiled on Linux alone)")
+    compiler = find_compiler()
+    kinds = [(*flags, *defined) for flags in _flag_sets()]
+    name = f"relpos-{_key(sources, compiler, kinds)}.so"
+    for folder in cache_folders():
+        if _is_whole(folder / name):
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(str(folder / name))
+    path = _writable_folder() / name
+    with _locked(path):
+        if not _is_whole(path):  # else another process has compiled it meanwhile
+            compile_library(compiler, kinds, sources, path)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            compile_library(compiler, kinds, sources, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(
+            f"anything here: what {shlex.join(compiler)} compiled does not load ({error}); {REMEDY}"
+        ) from error
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The command of CC, or of the first known compiler on PATH."""
+    asked = shlex.split(os.environ.get("CC", ""))
+    names = asked[:1] or COMPILERS
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            return (path, *asked[1:])
+    looked = f"{asked[0]}, which CC names," if asked else f"one of {', '.join(COMPILERS)}"
+    raise BuildError(f"anything without a C compiler ({looked} is not on PATH); {REMEDY}")
+
+
+def cache_folders() -> Iterator[Path]:
+    """Where libraries are kept, best first."""
+    for variable, inner in (("RELPOS_CACHE", ""), ("XDG_CACHE_HOME", "relpos_fairseq")):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable]).absolute() / inner
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        yield Path.home() / ".cache" / "relpos_fairseq"
+
+
+def compile_library(
+    compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sources: Path, path: Path
+) -> None:
+    """Compile to a temporary name, and put it in its place whole.
+
+    Args:
+        compiler: command.
+        kinds: sets of flags, best first; the first that the compiler takes is used.
+        sources: folder of kernel.c.
+        path: of the library.
+    """
+    logger.info("compiling the attention kernel to %s, once for this machine", path)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".so")
+    os.close(handle)
+    try:
+        for flags in kinds:
+            command = [*compiler, *flags, "-o", partial, str(sources / KERNEL), "-lm"]
+            said = _run(command)
+            if said is None:
+                break
+        else:
+            raise BuildError(
+                f"anything here: its kernel does not compile: {shlex.join(command)} said: {said}; "
+                f"{REMEDY}"
+            )
+        content = Path(partial).read_bytes()
+        with open(partial, "ab") as file:  # what stands behind an ELF file's parts is not loaded
+            file.write(hashlib.sha256(content).digest())
+        os.chmod(partial, 0o755)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def _run(command: list[str]) -> str | None:
+    """None where the command succeeds, or what it said."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = (done.stderr + done.stdout).strip().splitlines()[:4]
+    return " | ".join(lines) or f"nothing, and ended with status {done.returncode}"
+
+
+def _flag_sets() -> list[tuple[str, ...]]:
+    """Flags for this machine, best first: not all compilers know all of them."""
+    machine = platform.machine().lower()
+    if machine in ("aarch64", "arm64"):
+        return [(*FLAGS, "-mcpu=native"), FLAGS]
+    if machine not in ("x86_64", "amd64"):
+        return [(*FLAGS, "-march=native"), FLAGS]
+    tuned = (*FLAGS, "-march=native")
+    return [(*tuned, "-mprefer-vector-width=512"), tuned]
+
+
+def _key(sources: Path, compiler: tuple[str, ...], kinds: list[tuple[str, ...]]) -> str:
+    """A hash of all that the library depends on."""
+    digest = hashlib.sha256()
+    for part in (*compiler, _version(compiler), repr(kinds), _processor()):
+        digest.update(part.encode() + b"\0")
+    for file in sorted((*sources.glob("*.c"), *sources.glob("*.h"))):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _version(compiler: tuple[str, ...]) -> str:
+    command = [*compiler, "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"anything here: {shlex.join(command)} fails: {error}; {REMEDY}") from None
+    if done.returncode:
+        said = " | ".join((done.stderr + done.stdout).strip().splitlines()[:4])
+        raise BuildError(
+            f"anything here: {shlex.join(command)} ended with status {done.returncode}"
+            f"{said and f', said: {said}'}; {REMEDY}"
+        )
+    return done.stdout
+
+
+def _processor() -> str:
+    """The first processor's model and abilities, for which a library is compiled."""
+    with contextlib.suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
+        names = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+        lines = [line for line in first.splitlines() if line.startswith(names)]
+        return "\n".join((platform.machine(), *lines))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there and ends with its own hash."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_HASH]).digest() == content[-_HASH:]
+
+
+def _writable_folder() -> Path:
+    """The first cache folder that takes files, or one of this process alone."""
+    for folder in cache_folders():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    return Path(tempfile.mkdtemp(prefix="relpos_fairseq-"))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; where files cannot be locked, each for itself."""
+    import fcntl  # which Windows has not
+
+    with open(path.with_suffix(".lock"), "w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

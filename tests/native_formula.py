@@ -1,0 +1,260 @@
+"""The kernel's call (call.h) evaluated densely by torch, from the pointers that it is handed.
+
+It stands for the compiled library where what surrounds it is tested: operands are read where the
+call says that they lie, and results are written there.  Gradients are autograd's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.native.call import OPERANDS, TABLES, Call
+
+NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+INTEGERS = {torch.uint8: ctypes.c_uint8, torch.int64: ctypes.c_int64}
+CONTENT = ("q", "k", "v", "cq", "ck")
+
+
+class Formula:
+    """A library of one type of numbers.
+
+    Args:
+        dtype: torch.float32 or torch.float64.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Keep the type; `calls` counts."""
+        self.dtype = dtype
+        self.calls = {"forward": 0, "backward": 0}
+
+    def relpos_call_size(self) -> int:
+        """As call.py has it."""
+        return ctypes.sizeof(Call)
+
+    def relpos_forward(self, call: Call) -> int:
+        """Write out, top and mass."""
+        self.calls["forward"] += 1
+        given = self.operands(call)
+        logits = added(call, given, self.masks(call))
+        top = logits.amax(-1)
+        top = torch.where(top.isinf(), 0.0, top)
+        self.at(call.top, (call.batch, call.heads, call.tgt)).copy_(top)
+        mass = self.at(call.mass, (call.batch, call.heads, call.tgt))
+        mass.copy_((logits - top[..., None]).exp().sum(-1))
+        shape = (call.batch, call.heads, call.tgt, call.value_dim)
+        self.strided(call.out, shape).copy_(output(call, given, logits))
+        return 0
+
+    @torch.enable_grad()
+    def relpos_backward(self, call: Call) -> int:
+        """Write every gradient that is asked for."""
+        self.calls["backward"] += 1
+        given = {name: x.clone().requires_grad_() for name, x in self.operands(call).items()}
+        logits = added(call, given, self.masks(call))
+        out = output(call, given, logits)
+        shape = (call.batch, call.heads, call.tgt, call.value_dim)
+        grads = torch.autograd.grad(
+            out, list(given.values()), self.strided(call.dout, shape), allow_unused=True
+        )
+        for (name, x), grad in zip(given.items(), grads, strict=True):
+            place = getattr(call, f"d{name}")
+            grad = torch.zeros_like(x) if grad is None else grad
+            if name in CONTENT:
+                if place.data:
+                    self.strided(place, x.shape).copy_(grad)
+            elif place:
+                self.at(place, x.shape).copy_(grad)
+        return 0
+
+    def operands(self, call: Call) -> dict[str, Tensor]:
+        """Copies of what the call points to, by name, a row for each head of each batch row."""
+        given = {}
+        heads = (call.batch, call.heads)
+        for name in OPERANDS:
+            place = getattr(call, name)
+            if not place.data:
+                continue
+            if name in TABLES:
+                shape = (call.heads, *table_shape(call, name))
+                strides = (place.h, *contiguous(shape[1:]))
+                table = torch.as_strided(
+                    self.flat(place.data, reach(shape, strides)), shape, strides
+                )
+                given[name] = table.expand(call.batch, *shape).clone()
+            else:
+                length = call.tgt if name in ("q", "cq", "f") else call.src
+                channels = {"v": call.value_dim, "f": call.rank, "g": call.rank}
+                shape = (*heads, length, channels.get(name, call.dim))
+                given[name] = self.strided(place, shape).clone()
+        return given
+
+    def masks(self, call: Call) -> dict[str, Tensor]:
+        """What has no gradients."""
+        found = {}
+        shape = (call.batch, call.src)
+        for name, dtype, size in (
+            ("padding", torch.uint8, shape),
+            ("documents", torch.int64, shape),
+            ("first", torch.int64, (call.batch if call.first_per_row else 1,)),
+        ):
+            if getattr(call, name):
+                found[name] = self.at(getattr(call, name), size, dtype)
+        return found
+
+    def strided(self, place, shape: tuple[int, ...]) -> Tensor:
+        """A view of (B, H, length, channels)."""
+        strides = (place.b, place.h, place.t, 1)
+        return torch.as_strided(self.flat(place.data, reach(shape, strides)), shape, strides)
+
+    def at(self, address: int, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """A view of contiguous numbers."""
+        count = int(np.prod(shape))
+        return self.flat(address, count, dtype).view(shape)
+
+    def flat(self, address: int, count: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A view of `count` numbers."""
+        kind = INTEGERS[dtype] if dtype else NUMBERS[self.dtype]
+        return torch.from_numpy(np.ctypeslib.as_array((kind * count).from_address(address)))
+
+
+def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Numbers from the first to the last that strides reach."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
+
+
+def table_shape(call: Call, name: str) -> tuple[int, ...]:
+    """Of one head."""
+    if name in ("fixed", "gate"):
+        return (call.tgt + call.src - 1,)
+    if name == "theta":
+        return (2,)
+    if name == "u":
+        return (call.dim,)
+    return (call.width, call.value_dim if name == "av" else call.dim)
+
+
+def distances(call: Call) -> Tensor:
+    """(T, S) of j - i."""
+    return torch.arange(call.src) - torch.arange(call.start, call.start + call.tgt)[:, None]
+
+
+def read(call: Call, table: Tensor) -> Tensor:
+    """A table of vectors (B, H, W, D) for every pair: (B, H, T, S, D)."""
+    if call.wide:
+        assert call.low == -(call.start + call.tgt - 1) and call.width == call.tgt + call.src - 1
+    return table[:, :, (distances(call) - call.low).clamp(0, call.width - 1)]
+
+
+def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Tensor:
+    """(B, H, T, S) logits, -inf where a key is excluded."""
+    get = given.get
+    q, k = given["q"], given["k"]
+    cq, ck = get("cq", q), get("ck", k)
+    pairs = cq[:, :, :, None] * ck[:, :, None]
+    if "tri" in given:
+        pairs = pairs * read(call, given["tri"])
+    content = pairs.sum(-1) * call.scale
+    everywhere = distances(call) + call.start + call.tgt - 1
+    if "gate" in given:
+        content = content * given["gate"][:, :, everywhere]
+    if "pq" in given:
+        content = content * (read(call, given["pq"]) * q[:, :, :, None]).sum(-1)
+        content = content * (read(call, given["pk"]) * k[:, :, None]).sum(-1)
+    if "u" in given:
+        content = content + (given["u"][:, :, None] * k).sum(-1)[:, :, None] * call.scale
+    held = torch.zeros_like(content)
+    parts = []
+    if "aq" in given:
+        parts.append((1, (read(call, given["aq"]) * q[:, :, :, None]).sum(-1) * call.scale))
+    if "ak" in given:
+        parts.append((1, (read(call, given["ak"]) * k[:, :, None]).sum(-1) * call.scale))
+    if "fixed" in given:
+        parts.append((2, given["fixed"][:, :, everywhere]))
+    if "f" in given:
+        parts.append((4, given["f"] @ given["g"].transpose(-1, -2)))
+    for bit, part in parts:
+        if call.reset & bit:
+            held = held + part
+        else:
+            content = content + part
+    if call.reset:
+        held = replaced(call, held, given["theta"], masks["first"])
+    return hidden(call, content + held, masks)
+
+
+def replaced(call: Call, held: Tensor, theta: Tensor, first: Tensor) -> Tensor:
+    """The first token's row and column, reset."""
+    slots = torch.arange(call.src)
+    is_first = (slots == first[:, None])[:, None]  # (B|1, 1, S)
+    row = is_first[:, :, call.start : call.start + call.tgt, None]
+    column = torch.where(is_first[:, :, None], theta[..., 1, None, None], held)
+    return torch.where(row, theta[..., 0, None, None], column)
+
+
+def hidden(call: Call, logits: Tensor, masks: dict[str, Tensor]) -> Tensor:
+    """-inf where a key is excluded."""
+    distance = distances(call)
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if call.causal:
+        seen = seen & (distance <= 0)
+    if call.window:
+        seen = seen & (distance > -call.window)
+    seen = seen[None, None]
+    if "padding" in masks:
+        seen = seen & (masks["padding"] == 0)[:, None, None]
+    if "documents" in masks:
+        documents = masks["documents"]
+        own = documents[:, call.start : call.start + call.tgt, None]
+        seen = seen & (own == documents[:, None])[:, None]
+    return logits.masked_fill(~seen, -torch.inf)
+
+
+def output(call: Call, given: dict[str, Tensor], logits: Tensor) -> Tensor:
+    """(B, H, T, Dv)."""
+    empty = logits.isinf().all(-1, keepdim=True)
+    probs = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    if call.drop:
+        probs = probs * kept(call) * (65536 / (65536 - call.drop))
+    out = probs @ given["v"]
+    if "av" in given:
+        out = out + (probs[..., None] * read(call, given["av"])).sum(-2)
+    return out
+
+
+def kept(call: Call) -> Tensor:
+    """(B, H, T, S) cells that dropout keeps: Philox-4x32-7, 16 bits a cell.
+
+    Counted by (key / 8, query, head); key t of eight takes half t % 2 of word
+    t / 4 + 2 (t / 2 % 2).
+    """
+    groups = -(-call.src // 8)
+    counter = np.zeros((4, call.batch * call.heads, call.tgt, groups), dtype=np.uint64)
+    counter[0] = np.arange(groups)
+    counter[1] = np.arange(call.tgt)[:, None]
+    counter[2] = np.arange(call.batch * call.heads)[:, None, None]
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    keys = [call.seed & 0xFFFFFFFF, call.seed >> 32 & 0xFFFFFFFF]
+    for _ in range(7):
+        a, b = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
+        counter = np.stack(
+            [
+                (b >> half) ^ counter[1] ^ np.uint64(keys[0]),
+                b & low,
+                (a >> half) ^ counter[3] ^ np.uint64(keys[1]),
+                a & low,
+            ]
+        )
+        keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    halves = [counter[t // 4 + 2 * (t // 2 % 2)] >> np.uint64(16 * (t % 2)) for t in range(8)]
+    bits = np.stack(halves, -1) & np.uint64(0xFFFF)
+    bits = bits.reshape(call.batch, call.heads, call.tgt, groups * 8)[..., : call.src]
+    return torch.from_numpy(bits >= call.drop)
