@@ -25,9 +25,12 @@ def differentiable_once(what: str, remedy: str) -> Callable[[Callable], Callable
         @functools.wraps(backward)
         def wrapped(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
             device = grads[0].device.type
+            graph = torch.is_grad_enabled()
+            if not graph and not torch.is_autocast_enabled(device):
+                return backward(ctx, *grads)
             with torch.no_grad(), torch.autocast(device, enabled=False):
                 found = backward(ctx, *grads)
-            if torch.is_grad_enabled():
+            if graph:
                 message = f"{what} has no second derivative: {remedy}"
                 return _tied(message, found, (*grads, *ctx.saved_tensors))
             return found

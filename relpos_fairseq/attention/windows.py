@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.positions import Positions
@@ -75,14 +76,38 @@ def over_window(
 def _slice(table: Tensor, relation: Clipped, window: Window) -> Tensor:
     """Rows of a clipped relation follow one another: a slice, its ends repeated."""
     first, last = window.low + relation.past, window.high + relation.past
-    inner = table[:, min(max(first, 0), table.size(1) - 1) : last + 1]
-    parts = []
-    if first < 0:
-        parts.append(table[:, :1].expand(-1, -first, *table.shape[2:]))
-    parts.append(inner)
-    if last >= table.size(1):
-        parts.append(table[:, -1:].expand(-1, last + 1 - table.size(1), *table.shape[2:]))
-    return torch.cat(parts, dim=1) if len(parts) > 1 else inner
+    top = table.size(1) - 1
+    begin, end = min(max(first, 0), top), max(min(last, top), 0) + 1
+    before, after = max(-first, 0), max(last - top, 0)
+    if begin > 0 or end <= top:
+        table = table[:, begin:end]
+    return _Extended.apply(table, before, after) if before or after else table
+
+
+class _Extended(torch.autograd.Function):
+    """A table (H|1, R, ...) whose ends are repeated `before` and `after` times.
+
+    Torch's own padding sums a gradient's repeated cells one after another.
+    """
+
+    @staticmethod
+    def forward(ctx, table: Tensor, before: int, after: int) -> Tensor:
+        ctx.ends = before, after
+        sides = (before, after) if table.dim() == 2 else (0, 0, before, after)
+        return functional.pad(table, sides, mode="replicate")
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        before, after = ctx.ends
+        last = grad.size(1) - after - 1  # the table's last row
+        if last == before:
+            return grad.sum(1, keepdim=True), None, None
+        parts = (
+            grad[:, : before + 1].sum(1, keepdim=True),
+            grad[:, before + 1 : last],
+            grad[:, last:].sum(1, keepdim=True),
+        )
+        return torch.cat(parts, dim=1), None, None
 
 
 def _ids_of(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.native import call as calls
-from relpos_fairseq.attention.native.call import OPERANDS, TENSORS, Call, Table
+from relpos_fairseq.attention.native.call import OPERANDS, TABLES, TENSORS, Call, Table
 from relpos_fairseq.attention.native.lowering import Lowered, lower
 from relpos_fairseq.attention.once import differentiable_once
 
 DROPS = 65536  # parts of all probabilities, in which a dropout is counted
-_RANKS = tuple(len(TENSORS) <= place for place in range(len(OPERANDS)))  # whether it is a table
+_TENSORS = tuple((place, name) for place, name in enumerate(TENSORS))
+_TABLES = tuple((place, name) for place, name in enumerate(OPERANDS) if name in TABLES)
+_GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
+_LIKE_OPERAND = tuple(name in ("q", "k", "v", "cq", "ck") for name in OPERANDS)
 Operands = tuple[Tensor | None, ...]
 
 
@@ -22,8 +25,11 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
     low = lower(inputs)
     call, masks = describe(inputs, low)
-    get = low.operands.get
-    out = _Attention.apply(call, masks, *[get(name) for name in OPERANDS])
+    operands = [low.operands.get(name) for name in OPERANDS]
+    if torch.is_grad_enabled():
+        out = _Attention.apply(call, masks, *operands)
+    else:
+        out = _forward(call, operands)[0]
     return out.to(inputs.v.dtype)
 
 
@@ -66,99 +72,110 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: Call, masks: Operands, *operands: Tensor | None) -> Tensor:
-        laid = _laid_out(operands)
-        q, v = laid[0], laid[2]
-        if q.size(-1) == v.size(-1):
-            out = torch.empty_like(q)
-        else:
-            out = v.new_empty(*q.shape[:3], v.size(-1))
-        top, mass = q.new_empty((2, call.batch * call.heads, call.tgt)).unbind()
-        _point(call, laid, out, top, mass)
-        _run("relpos_forward", call, q.dtype)
-        ctx.call, ctx.masks = call, masks
-        ctx.save_for_backward(out, top, mass, *laid)
+        out, numbers, laid = _forward(call, operands)
+        ctx.call, ctx.masks = call, masks  # the call points to the masks
+        ctx.save_for_backward(out, numbers, *laid)
         return out
 
     @staticmethod
     @differentiable_once("attention by the compiled kernel", "use --attention-backend reference")
     def backward(ctx, dout: Tensor) -> Operands:
-        out, top, mass, *laid = ctx.saved_tensors
-        # What was saved may have been moved or formed again; and a graph may be walked twice.
+        out, numbers, *laid = ctx.saved_tensors
+        # What was saved may have been moved or formed again, and a graph may be walked twice.
         call = Call.from_buffer_copy(ctx.call)
-        _point(call, laid, out, top, mass)
+        laid = _point(call, laid, out, numbers)
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
         call.dout = _tensor(dout)
-        wanted, grads = ctx.needs_input_grad[2:], []
-        heads = (call.batch, call.heads)
-        for name, operand, needed in zip(OPERANDS, laid, wanted, strict=True):
-            grads.append(_room(call, name, operand, heads) if needed else None)
-        _run("relpos_backward", call, out.dtype)
-        for place, (grad, operand) in enumerate(zip(grads, laid, strict=True)):
-            if grad is not None and grad.shape != operand.shape:
-                grads[place] = _summed(grad, operand, heads)
-        return None, None, *grads
+        grads: list[Tensor | None] = [None, None]
+        for place, needed in enumerate(ctx.needs_input_grad[2:]):
+            grads.append(_room(call, place, laid[place]) if needed else None)
+        _run(calls.kernel(out.dtype).relpos_backward, call)
+        for place, operand in enumerate(laid, 2):
+            if grads[place] is not None:
+                grads[place] = _summed(grads[place], operand, call)
+        return tuple(grads)
 
 
-def _laid_out(operands: Operands) -> list[Tensor | None]:
-    """Operands whose channels follow one another; tables without gaps."""
-    laid = []
-    for operand, is_table in zip(operands, _RANKS, strict=True):
-        if operand is not None and (is_table or operand.stride(-1) != 1):
-            operand = operand.contiguous()
-        laid.append(operand)
-    return laid
+def _forward(
+    call: Call, operands: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """The output, (2, N, T) largest logits and sums, and the operands as the kernel reads them."""
+    q, v = operands[0], operands[2]
+    if q.size(-1) != v.size(-1):
+        out = v.new_empty(*q.shape[:3], v.size(-1))
+    elif q.stride(-1) == 1:
+        out = torch.empty_like(q)
+    else:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    numbers = q.new_empty((2, call.batch * call.heads, call.tgt))
+    laid = _point(call, operands, out, numbers)
+    _run(calls.kernel(q.dtype).relpos_forward, call)
+    return out, numbers, laid
 
 
-def _point(call: Call, laid: list[Tensor | None], out: Tensor, top: Tensor, mass: Tensor) -> None:
-    """Tell the call where operands and results lie."""
-    for name, operand, is_table in zip(OPERANDS, laid, _RANKS, strict=True):
-        if operand is None:
-            continue
-        if is_table:
-            shared = operand.size(0) == 1
-            setattr(call, name, Table(operand.data_ptr(), 0 if shared else operand.stride(0)))
-        else:
+def _point(
+    call: Call, operands: Sequence[Tensor | None], out: Tensor, numbers: Tensor
+) -> list[Tensor | None]:
+    """Tell the call where operands and results lie; returns the operands as it reads them.
+
+    Their channels follow one another, and tables are without gaps.
+    """
+    laid = list(operands)
+    for place, name in _TENSORS:
+        operand = laid[place]
+        if operand is not None:
+            if operand.stride(-1) != 1:
+                laid[place] = operand = operand.contiguous()
             setattr(call, name, _tensor(operand))
-    call.out, call.top, call.mass = _tensor(out), top.data_ptr(), mass.data_ptr()
+    for place, name in _TABLES:
+        operand = laid[place]
+        if operand is not None:
+            laid[place] = operand = operand.contiguous()
+            stride = operand.stride(0) if operand.size(0) > 1 else 0
+            setattr(call, name, Table(operand.data_ptr(), stride))
+    call.out, call.top = _tensor(out), numbers.data_ptr()
+    call.mass = call.top + numbers.stride(0) * numbers.element_size()
+    return laid
 
 
 def _tensor(x: Tensor) -> calls.Tensor:
     """Where (B|1, H|1, length, channels) lies; strides are 0 where it is broadcast."""
     batch, heads, rows, _ = x.stride()
-    ones = x.shape
-    return calls.Tensor(
-        x.data_ptr(), 0 if ones[0] == 1 else batch, 0 if ones[1] == 1 else heads, rows
-    )
+    if x.size(0) == 1:
+        batch = 0
+    if x.size(1) == 1:
+        heads = 0
+    return calls.Tensor(x.data_ptr(), batch, heads, rows)
 
 
-def _room(call: Call, name: str, operand: Tensor, heads: tuple[int, int]) -> Tensor:
+def _room(call: Call, place: int, operand: Tensor) -> Tensor:
     """Where the kernel puts a gradient: as the operand, or of each head its own (N, ...)."""
-    if name in ("q", "k", "v", "cq", "ck"):
+    if _LIKE_OPERAND[place]:
         grad = torch.empty_like(operand)
-        setattr(call, f"d{name}", _tensor(grad))
+        setattr(call, _GRADIENTS[place], _tensor(grad))
         return grad
-    rest = operand.shape[2:] if name in ("f", "g") else operand.shape[1:]
-    grad = operand.new_empty(heads[0] * heads[1], *rest)
-    setattr(call, f"d{name}", grad.data_ptr())
+    rest = operand.shape[2:] if operand.dim() == 4 else operand.shape[1:]
+    grad = operand.new_empty((call.batch * call.heads, *rest))
+    setattr(call, _GRADIENTS[place], grad.data_ptr())
     return grad
 
 
-def _summed(grad: Tensor, operand: Tensor, heads: tuple[int, int]) -> Tensor:
-    """Gradients of all heads (N, ...), summed over those that share the operand."""
+def _summed(grad: Tensor, operand: Tensor, call: Call) -> Tensor:
+    """A gradient of all heads (N, ...), summed over those that share the operand."""
+    if grad.dim() == 4:
+        return grad
     if operand.dim() == 4:  # factors (B|1, H|1, L, r)
-        return grad.unflatten(0, heads).sum_to_size(operand.shape)
+        return grad.view(call.batch, call.heads, *grad.shape[1:]).sum_to_size(operand.shape)
     if operand.size(0) == 1:
         return grad.sum(0, keepdim=True)
-    return grad.unflatten(0, heads).sum(0)
+    return grad.view(call.batch, call.heads, *grad.shape[1:]).sum(0)
 
 
-def _run(function: str, call: Call, dtype: torch.dtype) -> None:
-    failed = getattr(calls.kernel(dtype), function)(call)
-    if failed:
-        gib = ctypes.sizeof(ctypes.c_double) * (call.src + call.tgt) * call.dim / 2**30
+def _run(function: Callable[[Call], int], call: Call) -> None:
+    if function(call):
         raise MemoryError(
-            f"the attention kernel has no memory for its buffers ({call.threads} threads, "
-            f"{call.tgt} queries, {call.src} keys of {call.dim} channels, about {gib:.3f} GiB a "
-            f"thread): use fewer threads (OMP_NUM_THREADS) or smaller batches"
+            f"the attention kernel has no memory for its buffers ({call.threads} threads, each for "
+            f"a head of {call.tgt} queries and {call.src} keys, {call.dim} channels): use fewer "
+            f"threads (OMP_NUM_THREADS), or --attention-backend blocked"
         )
