@@ -92,9 +92,8 @@ class PositionTerms:
     @cached_property
     def present(self) -> tuple[str, ...]:
         """Names of the fields that are given, for error messages and a backend's choice."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        absent = ("relation", *(name for name, value in values.items() if value is None))
-        return tuple(n for n, value in values.items() if n not in absent and value is not False)
+        values = ((name, getattr(self, name)) for name in _GIVEN)
+        return tuple(name for name, value in values if value is not None and value is not False)
 
     @property
     def meets_vectors(self) -> bool:
@@ -116,6 +115,7 @@ class PositionTerms:
         return added or (vectors and not self.product)
 
 
+_GIVEN = tuple(field.name for field in fields(PositionTerms) if field.name != "relation")
 _TABLES = {
     "query_vectors": 3,
     "key_vectors": 3,

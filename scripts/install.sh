@@ -12,11 +12,13 @@ repository (editable) into it; --test adds scripts/requirements-test.txt. What i
 unchanged is skipped; an interrupted run is continued by running it again.
 
 Needs Python 3.11 or 3.12 with pip and venv, and where fairseq comes without a ready-made wheel
-(Python 3.11) gcc and g++. About 2 GB of disk with a CPU build of torch, more with a CUDA build.
+(Python 3.11) gcc and g++; gcc also for attention's fastest kernel on CPUs, compiled here where there
+is one. About 2 GB of disk with a CPU build of torch, more with a CUDA build.
 
 environment variables:
   PYTHON            the interpreter to use (default: the first fitting one on PATH)
-  XDG_CACHE_HOME    built fairseq wheels are kept in its relpos_fairseq/wheels (default: ~/.cache)
+  XDG_CACHE_HOME    built fairseq wheels are kept in its relpos_fairseq/wheels, the attention kernel
+                    in its relpos_fairseq (default: ~/.cache)
   pip's own (PIP_INDEX_URL, PIP_FIND_LINKS, HTTPS_PROXY ...) are respected; with them a CPU build
                     of torch can be chosen where the default is a CUDA build
 TEXT
@@ -187,6 +189,20 @@ install_fairseq() {
     { rm -f "$wheel"; return 1; }
 }
 
+# Attention's kernel is compiled where it is first used; here already, where that is possible.
+build_kernel() {  # SOURCES
+  is_done kernel "$1" && return
+  printf '[install] the attention kernel for this processor ... '
+  printf '\n=== the attention kernel\n' >>"$log"
+  if "$python" -m relpos_fairseq.attention.native >>"$log" 2>&1 </dev/null; then
+    printf '%s' "$1" >"$stamps/kernel.new"
+    mv "$stamps/kernel.new" "$stamps/kernel"
+    printf 'done\n'
+  else
+    printf 'not built, a slower backend serves instead: %s\n' "$(tail -n 1 "$log")"
+  fi
+}
+
 main() {
   local first all tests package
   while [ $# -gt 0 ]; do
@@ -220,6 +236,7 @@ main() {
   fi
   step package "$package" "this repository" \
     pip install --no-deps --no-build-isolation -e "$root"
+  build_kernel "$(cat "$root"/relpos_fairseq/attention/native/*.[ch] "$root"/relpos_fairseq/attention/native/build.py)"
   say "ready: $venv"
 }
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from relpos_fairseq.attention import AttentionInputs, blocked, sdpa, triton  # noqa: E402
+from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton  # noqa: E402
 from relpos_fairseq.config import CLIP_DISTANCE, PositionConfig, resolve  # noqa: E402
 from relpos_fairseq.positions import Positions  # noqa: E402
 from relpos_fairseq.registry import scheme_class, scheme_names  # noqa: E402
@@ -54,7 +54,8 @@ def backends(name: str) -> str:
     """Backends that evaluate the scheme's terms."""
     inputs = small_call(name)
     served = [module.name for module in (sdpa, blocked) if module.refusal(inputs) is None]
-    served += [triton.name] * (triton.refusal_anywhere(inputs) is None)
+    kernels = (native, triton)
+    served += [module.name for module in kernels if module.refusal_anywhere(inputs) is None]
     return ", ".join(("reference", *served))
 
 

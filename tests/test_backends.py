@@ -11,7 +11,7 @@ from test_schemes import call
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, step, tiles
+from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, tiles
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -126,18 +126,21 @@ def test_refusals_name_backend_and_reason() -> None:
 
 @pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
 def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to evaluate goes to SDPA, all else, but for a few tokens, to blocked."""
+    """Nothing to evaluate goes to SDPA, all else, but for a few tokens, to native or blocked."""
     monkeypatch.setattr(api, "SHORT", 1)
     monkeypatch.setattr(api, "SHORT_SCALARS", 1)
     inputs, *_ = call(case, "square")
     evaluated = any(term.present for term in inputs.terms)
-    assert api.choose(inputs) == ("blocked" if evaluated else "sdpa")
-    assert api.choose(replace(inputs, dropout=0.1)) == "blocked"
-    assert api.choose(inputs, need_weights=True) == "blocked"
+    for problem, kernel in ((None, "native"), ("anything without a compiler", "blocked")):
+        monkeypatch.setattr(native, "problem", lambda _, problem=problem: problem)
+        assert api.choose(inputs) == (kernel if evaluated else "sdpa")
+        assert api.choose(replace(inputs, dropout=0.1)) == kernel
+        assert api.choose(inputs, need_weights=True) == "blocked"
 
 
-def test_auto_gathers_for_a_few_tokens() -> None:
+def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tables are shorter than the distances that occur; never channel by channel."""
+    monkeypatch.setattr(native, "problem", lambda _: None)
     cases = [
         Case("shaw", {"position_clip_distance": "2"}),
         Case("m2"),
@@ -145,7 +148,7 @@ def test_auto_gathers_for_a_few_tokens() -> None:
         Case("transformer_xl"),
     ]
     chosen = [api.choose(call(case, "square")[0]) for case in cases]
-    assert chosen == ["reference", "reference", "blocked", "blocked"]
+    assert chosen == ["reference", "reference", "native", "native"]
     q, k, v = (torch.randn(1, 1, length, 4) for length in (1, 9, 9))
     (term,) = call(cases[1], "square")[0].terms
     one = AttentionInputs(q, k, v, (term,), Positions(1, 9, 8), 1.0, causal=True)
@@ -155,7 +158,7 @@ def test_auto_gathers_for_a_few_tokens() -> None:
         for length in (short - 1, short):
             q, k, v = (torch.randn(1, 1, length, 4) for _ in range(3))
             one = AttentionInputs(q, k, v, terms, Positions(length, length), 1.0)
-            assert api.choose(one) == ("reference" if length < short else "blocked")
+            assert api.choose(one) == ("reference" if length < short else "native")
 
 
 def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, **kwargs):

@@ -11,13 +11,14 @@ from cases import Case, build
 from test_backends import remaker
 from torch import Tensor
 
-from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, triton
+from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
 from relpos_fairseq.positions import Positions
 
 BATCH, HEADS, LENGTH, RATE = 2, 2, 128, 0.3  # heads as wide as long: unit values show the mask
 SCHEMES = ("none", "rel_scalar", "shaw", "m2", "m4m")
 SDPA = {"none", "rel_scalar"}
-UNSERVED = {"auto"} if triton.interpreted() else {"auto", "triton"}
+UNSERVED = {"auto"} | ({"triton"} if not triton.interpreted() else set())
+UNSERVED |= {"native"} if native.build.problem() else set()
 SERVED = [
     (backend, scheme)
     for backend in BACKENDS

@@ -15,7 +15,7 @@ import torch
 from cases import Case, build
 from torch import Tensor
 
-from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, triton
+from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
 from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.terms import PositionTerms
 
@@ -180,6 +180,8 @@ def backends_for(scheme: str, shape: str) -> list[str]:
     interpreted = list(SHAPES)[SCHEMES.index(scheme) % 4]
     if shape != interpreted or not triton.interpreted():
         unserved.add("triton")
+    if native.build.problem():
+        unserved.add("native")
     return [name for name in BACKENDS if name not in unserved]
 
 
