@@ -9,14 +9,25 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention import native
 from relpos_fairseq.attention.native.call import OPERANDS, TABLES, Call
 
 NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 INTEGERS = {torch.uint8: ctypes.c_uint8, torch.int64: ctypes.c_int64}
 CONTENT = ("q", "k", "v", "cq", "ck")
+Libraries = dict[torch.dtype, "Formula"]
+
+
+def use_formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
+    """Put the formula in place of compiled libraries, for a test."""
+    libraries = {dtype: Formula(dtype) for dtype in NUMBERS}
+    monkeypatch.setattr(native.build, "problem", lambda dtype: None)
+    monkeypatch.setattr(native.function.calls, "kernel", libraries.__getitem__)
+    return libraries
 
 
 class Formula:
