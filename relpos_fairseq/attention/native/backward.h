@@ -41,10 +41,9 @@ static void divide(Head *x, const Chunk *at, const Row *row)
 {
     int64_t length = round_up(at->length, MR);
     int64_t place = row->place + at->low + x->call->start + x->call->tgt - 1;
-    real *content = x->content + row->r * x->tile, *ds = x->ds + row->r * x->tile;
-    real *two = x->two, *three = x->three;
-    const real *gate = x->gate;
-    real *dgate = x->dgate;
+    real *restrict content = x->content + row->r * x->tile;
+    const real *restrict ds = x->ds + row->r * x->tile;
+    real *restrict two = x->two, *restrict three = x->three, *restrict own = x->one;
     if (x->pq.table) {
         of_query(&x->pq, at, row, two, 0);
         of_key(&x->pk, at, row, three, 0);
@@ -52,21 +51,37 @@ static void divide(Head *x, const Chunk *at, const Row *row)
         fill(two + row->begin, row->end - row->begin, 1);
         fill(three + row->begin, row->end - row->begin, 1);
     }
+#pragma GCC ivdep
     for (int64_t j = row->begin; j < row->end; j++) {
-        real both = two[j] * three[j], own = ds[j] * content[j], by = gate ? gate[j + place] : 1;
-        if (dgate)
-            dgate[j + place] += own * both;
-        content[j] = ds[j] * both * by;
-        real of_two = own * by * three[j];
-        three[j] = own * by * two[j];
-        two[j] = of_two;
+        own[j] = ds[j] * content[j];
+        content[j] = ds[j] * two[j] * three[j];
+    }
+    if (x->dgate) {
+        real *restrict dgate = x->dgate + place;
+#pragma GCC ivdep
+        for (int64_t j = row->begin; j < row->end; j++)
+            dgate[j] += own[j] * two[j] * three[j];
+    }
+    if (x->gate) {
+        const real *restrict gate = x->gate + place;
+#pragma GCC ivdep
+        for (int64_t j = row->begin; j < row->end; j++) {
+            own[j] *= gate[j];
+            content[j] *= gate[j];
+        }
     }
     zero(content, row->begin);
     zero(content + row->end, length - row->end);
-    if (x->pq.table) {
-        to_query(&x->pq, at, row, two);
-        to_key(&x->pk, at, row, three);
+    if (!x->pq.table)
+        return;
+#pragma GCC ivdep
+    for (int64_t j = row->begin; j < row->end; j++) {
+        real of_query = own[j] * three[j];
+        three[j] = own[j] * two[j];
+        two[j] = of_query;
     }
+    to_query(&x->pq, at, row, two);
+    to_key(&x->pk, at, row, three);
 }
 
 /* The gradient of content: (rows, tile). */
@@ -157,8 +172,8 @@ static void wide_back(Head *x, const Chunk *at)
         if (queries[s]->table)
             side_back(queries[s], queries[s]->changes, at->query_row, at->count, columns, at->from,
                       x->vector_q, x->dvector_q, x->dim);
-        for (int64_t j = 0; keys[s]->table && j < at->length; j += UNIT) {
-            int64_t from = from_of_keys(at, j), here = least(UNIT, at->length - j);
+        for (int64_t j = 0; keys[s]->table && j < at->length; j += KEYS) {
+            int64_t from = from_of_keys(at, j), here = least(KEYS, at->length - j);
             int64_t first = (at->keys + j) * x->dim;
             side_back(keys[s], keys[s]->changes + j * at->key_row, at->key_row, here,
                       at->keys + j + here - at->slot - at->low - from, from, x->vector_k + first,

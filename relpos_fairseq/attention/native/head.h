@@ -8,7 +8,6 @@
 
 #define MOST_KEYS 576   /* of a chunk: tiles of a block's queries stay in a second-level cache */
 #define BLOCK 96        /* queries of a block */
-#define WIDE_BLOCK 192  /* where keys meet wide tables: twice the rows, a third fewer products */
 
 typedef struct {
     const Call *call;
@@ -102,8 +101,7 @@ static void room(Arena *arena, Head *x, const Call *c, int backward)
 {
     x->call = c;
     x->backward = backward;
-    x->rows = c->wide && (c->ak.data || c->pk.data) ? WIDE_BLOCK : BLOCK;
-    x->rows = least(x->rows, round_up(c->tgt, MR));
+    x->rows = least(BLOCK, round_up(c->tgt, MR));
     x->dim = round_up(c->dim, VL);
     x->value_dim = round_up(c->value_dim, VL);
     x->rank = round_up(c->rank, VL);
@@ -343,8 +341,8 @@ static void begin_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
     for (int s = 0; s < 2; s++) {
         if (!sides[s]->table)
             continue;
-        for (int64_t j = 0; j < length; j += UNIT) {
-            int64_t from = from_of_keys(at, j), here = least(UNIT, length - j);
+        for (int64_t j = 0; j < length; j += KEYS) {
+            int64_t from = from_of_keys(at, j), here = least(KEYS, length - j);
             product(here, keys + j + here - at->slot - at->low - from, c->dim,
                     rows_of(x->vector_k + (keys + j) * x->dim, x->dim),
                     panels_from(sides[s]->panels, c->dim, from),

@@ -122,6 +122,14 @@ INLINE Right panels_from(const real *packed, int64_t channels, int64_t first)
     return (Right){packed + first * channels, channels * NR, NR};
 }
 
+#define AHEAD 16 /* rows: those of a head lie far apart, where the processor does not look for them */
+
+INLINE void prefetch(const real *row, int64_t channels)
+{
+    for (int64_t c = 0; c < channels; c += 64 / (int64_t)sizeof(real))
+        __builtin_prefetch(row + c);
+}
+
 /* factor (x + offset), rows padded with 0 to `padded` rows of `to_row` channels. */
 static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, int64_t rows,
                       int64_t padded, int64_t channels, real factor, const real *offset)
@@ -129,6 +137,7 @@ static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, in
     for (int64_t i = 0; i < rows; i++) {
         real *out = to + i * to_row;
         const real *in = x + i * x_row;
+        prefetch(in + AHEAD * x_row, channels);
         if (offset)
             for (int64_t c = 0; c < channels; c++)
                 out[c] = factor * (in[c] + offset[c]);
@@ -171,8 +180,10 @@ static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, in
         for (; here == VL && c + VL <= channels; c += VL) {
             vec tile[VECTOR_BYTES / sizeof(real)];
 #pragma GCC unroll 16
-            for (int r = 0; r < VL; r++)
+            for (int r = 0; r < VL; r++) {
+                __builtin_prefetch(in + (r + AHEAD) * x_row + c);
                 tile[r] = factor * *(const vec *)(in + r * x_row + c);
+            }
             transpose(tile);
 #pragma GCC unroll 16
             for (int r = 0; r < VL; r++)

@@ -3,12 +3,14 @@
  * A side's values are a matrix of products: of a block's queries (or of the gradient of their
  * output) with a table's rows, one row a query; or of all keys, one row a key.  Over a band between
  * two tails the matrix has a column a distance of the window.  Where tables are wide, it is formed
- * for a chunk's distances; for keys, whose row j + 1 begins a distance later, UNIT keys at a time.
+ * for a chunk's distances; for keys, whose row j + 1 begins a distance later, KEYS keys at a time.
  */
 #ifndef RELPOS_TABLES_H
 #define RELPOS_TABLES_H
 
 #include "scalars.h"
+
+#define KEYS 24 /* that meet wide tables at a time: beside them, few distances too many */
 
 typedef struct {
     const real *table;         /* (width, channels) of this head, or NULL: there is no such side */
@@ -36,15 +38,15 @@ typedef struct {
     int64_t place; /* the table's row of the chunk's first key */
 } Row;
 
-/* The table's row that column 0 of the values of UNIT keys, from the chunk's key `j` on, has. */
+/* The table's row that column 0 of the values of KEYS keys, from the chunk's key `j` on, has. */
 INLINE int64_t from_of_keys(const Chunk *at, int64_t j)
 {
     int64_t last = at->slot + at->count - 1;
     return most(at->keys + j - last - at->low, 0) / NR * NR;
 }
 
-/* Columns of the values of UNIT keys beside `rows` queries. */
-INLINE int64_t columns_of_keys(int64_t rows) { return round_up(UNIT + rows + NR, UNIT); }
+/* Columns of the values of KEYS keys beside `rows` queries. */
+INLINE int64_t columns_of_keys(int64_t rows) { return round_up(KEYS + rows + 2 * NR, NR); }
 
 /* What vectors that queries meet are for the keys that a row sees; `add`: added to out. */
 INLINE void of_query(const Side *side, const Chunk *at, const Row *row, real *out, int add)
@@ -86,9 +88,9 @@ INLINE void of_key(const Side *side, const Chunk *at, const Row *row, real *out,
 {
     int64_t step = at->key_row + 1;
     if (at->wide) {
-        for (int64_t key = 0; key < at->length; key += UNIT) {
+        for (int64_t key = 0; key < at->length; key += KEYS) {
             int64_t place = row->place - from_of_keys(at, key);
-            for (int64_t j = most(row->begin, key); j < least(row->end, key + UNIT); j++)
+            for (int64_t j = most(row->begin, key); j < least(row->end, key + KEYS); j++)
                 out[j] = (add ? out[j] : 0) + side->values[j * step + place];
         }
         return;
@@ -108,9 +110,9 @@ INLINE void to_key(const Side *side, const Chunk *at, const Row *row, const real
 {
     int64_t step = at->key_row + 1;
     if (at->wide) {
-        for (int64_t key = 0; key < at->length; key += UNIT) {
+        for (int64_t key = 0; key < at->length; key += KEYS) {
             int64_t place = row->place - from_of_keys(at, key);
-            for (int64_t j = most(row->begin, key); j < least(row->end, key + UNIT); j++)
+            for (int64_t j = most(row->begin, key); j < least(row->end, key + KEYS); j++)
                 side->changes[j * step + place] += in[j];
         }
         return;
