@@ -37,7 +37,10 @@ from _benchmark.tables import misses, tables  # noqa: E402
 from _benchmark.turns import Run, measure  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
+from relpos_fairseq.attention import BACKENDS  # noqa: E402
 from relpos_fairseq.registry import parse_hybrid, scheme_names  # noqa: E402
+
+OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -65,6 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--layer", action="store_true", help="a whole BERT layer")
     beside = parser.add_argument_group("beside it")
     beside.add_argument("--naive", action="store_true", help="the papers' formula too")
+    beside.add_argument("--backends", default="auto", help=f"a row each: of {', '.join(OURS)}")
     beside.add_argument("--flex", action="store_true", help="FlexAttention too; compiles long")
     beside.add_argument("--bar", action="store_true", help="say what is known to be possible")
     beside.add_argument("--published", action="store_true", help="DeBERTa as published on an H200")
@@ -95,6 +99,10 @@ def _check(args: argparse.Namespace) -> None:
     for mode in args.modes:
         if mode not in MODES:
             raise ValueError(f"--modes must be of {', '.join(MODES)}, got {mode}")
+    args.backends = args.backends.split(",")
+    for backend in args.backends:
+        if backend not in OURS:
+            raise ValueError(f"--backends must be of {', '.join(OURS)}, got {backend}")
     names = [name for name in scheme_names() if name not in INPUT_SCHEMES[1:]]
     args.schemes = names if args.schemes == "all" else args.schemes.split(",")
     for name in args.schemes:

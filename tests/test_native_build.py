@@ -216,6 +216,19 @@ def test_a_broken_compiler(
     assert re.search(f"backend blocked is used, .*native.*{said}.*install gcc", warned.getMessage())
 
 
+@needs_compiler
+def test_a_full_disk(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be kept is a reason as others are, and leaves nothing behind."""
+
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build.os, "replace", full)
+    assert re.search("cannot be kept .*No space left.*RELPOS_CACHE", build.problem())
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
 def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """PATH without one."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -91,7 +91,8 @@ class Scheme(Candidate):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Build the scheme."""
-        super().__init__(f"{name}, naive" if backend == "reference" else name, setting)
+        ways = {"auto": "", "reference": ", naive"}
+        super().__init__(name + ways.get(backend, f", {backend}"), setting)
         self.name, self.backend = name, backend
         shape = AttentionShape(
             setting.embed_dim,

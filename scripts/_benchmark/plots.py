@@ -8,7 +8,8 @@ from _benchmark.candidates import BASELINE
 from _benchmark.tables import TITLES
 
 KINDS = (".png", ".svg", ".pdf")
-STYLES = {"": "-", "naive": "--", "FlexAttention": ":"}
+STYLES = {"": "-", "naive": "--", "FlexAttention": ":"}  # others: a backend by name
+BACKEND_STYLE = "-."
 MARKERS = "os^vDxPh"
 
 
@@ -51,7 +52,7 @@ def plot_ratios(path: Path, rows: list[dict], title: str) -> None:
             axes.plot(
                 [row["length"] for row in found],
                 [row["ratio"] for row in found],
-                STYLES[way[0] if way else ""],
+                STYLES.get(way[0] if way else "", BACKEND_STYLE),
                 marker=MARKERS[number % len(MARKERS)],
                 color=colormaps["tab20"](number % 20),
                 label=name,

@@ -75,7 +75,7 @@ def candidates_of(run: Run, setting: Setting) -> list[Candidate]:
     """The baseline, then each scheme by us, by FlexAttention and by the formula."""
     found: list[Candidate] = [NoPositions(BASELINE, setting)]
     for name in run.args.schemes:
-        found.append(Scheme(name, setting))
+        found += [Scheme(name, setting, backend) for backend in run.args.backends]
         if run.args.flex and not run.args.layer:
             found.append(Flex(name, setting))
         if run.args.naive and name not in INPUT_SCHEMES:

@@ -65,6 +65,11 @@ def _attempt(dtype: torch.dtype) -> ctypes.CDLL | BuildError:
         return load(SOURCES, DEFINED[dtype])
     except BuildError as error:
         return error
+    except OSError as error:  # a full disk, say
+        return BuildError(
+            f"anything here: its library cannot be kept ({error}); make room, or name a folder in "
+            f"RELPOS_CACHE"
+        )
 
 
 def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
