@@ -93,7 +93,8 @@ static void trilinear_back(Head *x, const Chunk *at, real *change)
         real *d = change + r * x->tile, *other = x->other + r * x->tile;
         trilinear_back_row(x, &row, at, d);
         zero(other, row.right);
-        memcpy(other + row.right, d + row.right, (x->tile - row.right) * sizeof(real));
+        memcpy(other + row.right, d + row.right, (row.end - row.right) * sizeof(real));
+        zero(other + row.end, x->tile - row.end); /* blocks from right_begin on end beyond a chunk */
         zero(d + row.left, x->tile - row.left);
     }
     const real *k = x->k_rows + at->keys * dim;
