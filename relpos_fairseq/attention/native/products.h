@@ -42,7 +42,8 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return most(low, least(x, high)); }
 INLINE int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-/* c (MR, vectors VL) = or += a (MR, k) b (k, vectors VL). */
+/* c (MR, vectors VL) = or += a (MR, k) b (k, vectors VL).  What is there is added last: sums of
+ * sums err less than one long sum does. */
 INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const real *b, int64_t b_row,
                   real *c, int64_t c_row, int vectors, int add)
 {
@@ -51,7 +52,7 @@ INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const 
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
-            sums[i][v] = add ? *(vec *)(c + i * c_row + v * VL) : (vec){0};
+            sums[i][v] = (vec){0};
     for (int64_t p = 0; p < k; p++) {
         vec right[2];
 #pragma GCC unroll 2
@@ -68,8 +69,12 @@ INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const 
 #pragma GCC unroll 12
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-            *(vec *)(c + i * c_row + v * VL) = sums[i][v];
+        for (int v = 0; v < vectors; v++) {
+            vec *to = (vec *)(c + i * c_row + v * VL);
+            if (add)
+                sums[i][v] += *to;
+            *to = sums[i][v];
+        }
 }
 
 #define BLOCK_OF(name, vectors, add)                                                                  \
