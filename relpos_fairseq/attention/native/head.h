@@ -58,6 +58,10 @@ INLINE real *reals(Arena *arena, int64_t count) { return take(arena, count, size
 /* Rows of a head: with room for whole blocks of registers, and a chunk's end. */
 INLINE int64_t padded(int64_t length) { return round_up(length, UNIT) + UNIT; }
 
+/* A row of columns: strips may be read past its end; no multiple of a page, whose lines would share
+ * places in a cache. */
+INLINE int64_t columns_for(int64_t rows) { return round_up(rows, 4 * NR) + NR; }
+
 INLINE int64_t query_row(const Head *x)
 {
     const Call *c = x->call;
@@ -84,7 +88,8 @@ static void room_of_side(Arena *arena, Head *x, Side *side, const Table *table, 
     }
     side->table = table->data + x->h * table->h;
     side->factor = 1;
-    side->panels = reals(arena, width * channels);
+    side->length = columns_for(c->width);
+    side->columns = reals(arena, side->length * channels);
     side->rows = reals(arena, width * row);
     side->values = reals(arena, rows * columns + UNIT);
     side->changes = reals(arena, rows * columns + UNIT);
@@ -124,8 +129,8 @@ static void room(Arena *arena, Head *x, const Call *c, int backward)
     room_of_side(arena, x, &x->av, &c->av, c->value_dim, 0);
     x->aq.factor = x->ak.factor = (real)c->scale;
     if (c->tri.data) {
-        x->k_length = keys + NR;
-        x->tri_length = padded(c->width) + NR;
+        x->k_length = columns_for(c->src);
+        x->tri_length = columns_for(c->width);
         x->k_channels = reals(arena, c->dim * x->k_length);
         x->tri_channels = reals(arena, c->dim * x->tri_length);
         x->left_q = reals(arena, rows * x->dim);
@@ -179,24 +184,14 @@ INLINE real *rows_for(const Tensor *x, const Head *at, int64_t row)
 
 INLINE void zero(real *x, int64_t count) { memset(x, 0, count * sizeof(real)); }
 
-/* Distances and channels change places: (rows, channels) -> (channels, length), padded with 0. */
-static void pack_channels(real *to, int64_t length, const real *x, int64_t x_row, int64_t rows,
-                          int64_t channels)
-{
-    for (int64_t c = 0; c < channels; c++) {
-        for (int64_t i = 0; i < rows; i++)
-            to[c * length + i] = x[i * x_row + c];
-        zero(to + c * length + rows, length - rows);
-    }
-}
-
 static void pack_side(Head *x, Side *side, int64_t channels, int changed)
 {
     if (!side->table)
         return;
     int64_t width = x->call->width, row = round_up(channels, VL);
     if (changed) { /* tables shared by heads are packed once */
-        pack_panels(side->panels, side->table, channels, width, channels, side->factor);
+        pack_columns(side->columns, side->length, side->table, channels, width, channels,
+                     side->factor);
         pack_rows(side->rows, row, side->table, channels, width, padded(width), channels,
                   side->factor, NULL);
     }
@@ -212,7 +207,7 @@ static void meet_keys(Head *x, Side *side)
         return;
     int64_t row = key_row(x), width = c->width;
     product(c->src, width, c->dim, rows_of(x->vector_k, x->dim),
-            panels_from(side->panels, c->dim, 0), side->values, row, 0);
+            columns_from(side->columns, side->length, 0), side->values, row, 0);
     for (int64_t j = 0; j < c->src; j++) {
         side->left[j] = side->values[j * row];
         side->right[j] = side->values[j * row + width - 1];
@@ -242,18 +237,18 @@ static void begin_head(Head *x, int64_t n, int64_t packed)
 #undef SIDE
     const Tensor *content = c->ck.data ? &c->ck : &c->k;
     const real *k = rows_at(content, x, 0);
-    pack_panels(x->k_panels, k, content->t, c->src, c->dim, 1);
+    pack_panels(x->k_panels, k, content->t, c->src, c->dim);
     if (x->backward || (!c->ck.data && (c->ak.data || c->pk.data)))
         pack_rows(x->k_rows, x->dim, k, content->t, c->src, keys, c->dim, 1, NULL);
     if (c->ck.data && (c->ak.data || c->pk.data))
         pack_rows(x->vector_k, x->dim, rows_at(&c->k, x, 0), c->k.t, c->src, keys, c->dim, 1, NULL);
     if (x->backward)
-        pack_panels(x->v_panels, rows_at(&c->v, x, 0), c->v.t, c->src, c->value_dim, 1);
+        pack_panels(x->v_panels, rows_at(&c->v, x, 0), c->v.t, c->src, c->value_dim);
     else
         pack_rows(x->v_rows, x->value_dim, rows_at(&c->v, x, 0), c->v.t, c->src, keys, c->value_dim,
                   1, NULL);
     if (c->rank) {
-        pack_panels(x->g_panels, rows_at(&c->g, x, 0), c->g.t, c->src, c->rank, 1);
+        pack_panels(x->g_panels, rows_at(&c->g, x, 0), c->g.t, c->src, c->rank);
         if (x->backward)
             pack_rows(x->g_rows, x->rank, rows_at(&c->g, x, 0), c->g.t, c->src, keys, c->rank, 1,
                       NULL);
@@ -262,8 +257,8 @@ static void begin_head(Head *x, int64_t n, int64_t packed)
     meet_keys(x, &x->pk);
     x->tri = c->tri.data ? c->tri.data + x->h * c->tri.h : NULL;
     if (x->tri) {
-        pack_channels(x->k_channels, x->k_length, k, content->t, c->src, c->dim);
-        pack_channels(x->tri_channels, x->tri_length, x->tri, c->dim, c->width, c->dim);
+        pack_columns(x->k_channels, x->k_length, k, content->t, c->src, c->dim, 1);
+        pack_columns(x->tri_channels, x->tri_length, x->tri, c->dim, c->width, c->dim, 1);
     }
     x->fixed = c->fixed.data ? c->fixed.data + x->h * c->fixed.h : NULL;
     x->gate = c->gate.data ? c->gate.data + x->h * c->gate.h : NULL;
@@ -302,7 +297,8 @@ static void begin_block(Head *x, Chunk *at, int64_t first)
 #define MEET(name, query, channels)                                                                \
     if (x->name.table)                                                                             \
         product(count, c->width, channels, rows_of(query, round_up(channels, VL)),                 \
-                panels_from(x->name.panels, channels, 0), x->name.values, at->query_row, 0);
+                columns_from(x->name.columns, x->name.length, 0), x->name.values,              \
+                at->query_row, 0);
     MEET(aq, x->vector_q, c->dim) MEET(pq, x->vector_q, c->dim)
     if (x->backward)
         MEET(av, x->dout, c->value_dim)
@@ -323,13 +319,13 @@ static void begin_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
     if (!c->wide)
         return;
     int64_t last = at->slot + at->count - 1;
-    at->from = most(keys - last - at->low, 0) / NR * NR;
+    at->from = most(keys - last - at->low, 0);
     int64_t columns = keys + length - at->slot - at->low - at->from;
 #define MEET(name, query, channels, changed)                                                       \
     if (x->name.table) {                                                                           \
         if (x->backward || !(changed))                                                             \
             product(at->count, columns, channels, rows_of(query, round_up(channels, VL)),          \
-                    panels_from(x->name.panels, channels, at->from), x->name.values,               \
+                    columns_from(x->name.columns, x->name.length, at->from), x->name.values,   \
                     at->query_row, 0);                                                             \
         if (x->backward || (changed))                                                              \
             zero(x->name.changes, x->rows *at->query_row);                                         \
@@ -345,7 +341,7 @@ static void begin_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
             int64_t from = from_of_keys(at, j), here = least(KEYS, length - j);
             product(here, keys + j + here - at->slot - at->low - from, c->dim,
                     rows_of(x->vector_k + (keys + j) * x->dim, x->dim),
-                    panels_from(sides[s]->panels, c->dim, from),
+                    columns_from(sides[s]->columns, sides[s]->length, from),
                     sides[s]->values + j * at->key_row, at->key_row, 0);
         }
         if (x->backward)

@@ -121,7 +121,12 @@ INLINE Left rows_of(const real *data, int64_t row) { return (Left){data, row, 1}
 INLINE Left columns_of(const real *data, int64_t row) { return (Left){data, 1, row}; }
 /* Rows in memory as the right side; `channels` of a row are contiguous. */
 INLINE Right matrix(const real *data, int64_t row) { return (Right){data, NR, row}; }
-/* Rows packed by `pack_panels` as the right side, transposed; panels from row `first` on. */
+/* Rows packed by `pack_columns` as the right side, transposed; from row `first` on. */
+INLINE Right columns_from(const real *packed, int64_t length, int64_t first)
+{
+    return (Right){packed + first, NR, length};
+}
+/* Rows packed by `pack_panels`; `first` is a multiple of NR. */
 INLINE Right panels_from(const real *packed, int64_t channels, int64_t first)
 {
     return (Right){packed + first * channels, channels * NR, NR};
@@ -174,12 +179,13 @@ INLINE void transpose(vec *rows)
     }
 }
 
-/* Rows as panels: (ceil(rows / NR), channels, NR), times factor, padded with 0. */
-static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, int64_t channels,
-                        real factor)
+/* Rows turned into columns, times factor: number c of row r goes to to[r / NR panel + r % NR + c row].
+ * Rows are padded with 0 to VL. */
+static void turn(real *to, int64_t panel, int64_t row, const real *x, int64_t x_row, int64_t rows,
+                 int64_t channels, real factor)
 {
     for (int64_t first = 0; first < rows; first += VL) {
-        real *panel = to + first / NR * NR * channels + first % NR;
+        real *out = to + first / NR * panel + first % NR;
         const real *in = x + first * x_row;
         int64_t here = least(VL, rows - first), c = 0;
         for (; here == VL && c + VL <= channels; c += VL) {
@@ -192,15 +198,30 @@ static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, in
             transpose(tile);
 #pragma GCC unroll 16
             for (int r = 0; r < VL; r++)
-                *(vec *)(panel + (c + r) * NR) = tile[r];
+                *(vec *)(out + (c + r) * row) = tile[r];
         }
         for (; c < channels; c++)
             for (int64_t r = 0; r < VL; r++)
-                panel[c * NR + r] = r < here ? factor * in[r * x_row + c] : 0;
+                out[c * row + r] = r < here ? factor * in[r * x_row + c] : 0;
     }
+}
+
+/* Rows as panels: (ceil(rows / NR), channels, NR), padded with 0. */
+static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, int64_t channels)
+{
+    turn(to, channels * NR, NR, x, x_row, rows, channels, 1);
     if (rows % NR && rows % NR <= VL) /* the last panel's other half */
         for (int64_t c = 0; c < channels; c++)
             memset(to + rows / NR * NR * channels + c * NR + VL, 0, VECTOR_BYTES);
+}
+
+/* Rows as columns: (channels, length), times factor, padded with 0. */
+static void pack_columns(real *to, int64_t length, const real *x, int64_t x_row, int64_t rows,
+                         int64_t channels, real factor)
+{
+    turn(to, NR, length, x, x_row, rows, channels, factor);
+    for (int64_t c = 0; c < channels; c++)
+        memset(to + c * length + rows, 0, (length - rows) * sizeof(real));
 }
 
 #endif

@@ -15,7 +15,8 @@
 typedef struct {
     const real *table;         /* (width, channels) of this head, or NULL: there is no such side */
     real factor;               /* of the table's rows */
-    real *panels, *rows;       /* the table packed, times factor */
+    real *columns, *rows;      /* the table packed, times factor */
+    int64_t length;            /* of a row of `columns` */
     real *values;              /* products */
     real *changes;             /* the gradient of `values`, or sums of probabilities */
     real *grad;                /* of the table, without factor */
@@ -42,11 +43,11 @@ typedef struct {
 INLINE int64_t from_of_keys(const Chunk *at, int64_t j)
 {
     int64_t last = at->slot + at->count - 1;
-    return most(at->keys + j - last - at->low, 0) / NR * NR;
+    return most(at->keys + j - last - at->low, 0);
 }
 
 /* Columns of the values of KEYS keys beside `rows` queries. */
-INLINE int64_t columns_of_keys(int64_t rows) { return round_up(KEYS + rows + 2 * NR, NR); }
+INLINE int64_t columns_of_keys(int64_t rows) { return round_up(KEYS + rows + NR, NR); }
 
 /* What vectors that queries meet are for the keys that a row sees; `add`: added to out. */
 INLINE void of_query(const Side *side, const Chunk *at, const Row *row, real *out, int add)
