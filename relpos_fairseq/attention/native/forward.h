@@ -8,12 +8,13 @@
 static void soften(Head *x, const Chunk *at, const Row *row)
 {
     const Call *c = x->call;
-    int64_t r = row->r, seen = row->end - row->begin;
+    int64_t r = row->r;
     real *s = x->s + r * x->tile;
-    real top = largest(s + row->begin, seen, x->top[r]);
+    real top = largest(s + row->begin, row->end - row->begin, x->top[r]);
     real against = top == -(real)INFINITY ? 0 : top; /* no key yet: -inf - -inf is NaN */
     real shrink = exponential(x->top[r] - against);
-    x->mass[r] = x->mass[r] * shrink + exponentials(s + row->begin, seen, against);
+    x->mass[r] = x->mass[r] * shrink +
+                 exponentials(s, row->begin, row->end, at->length, against);
     if (shrink != 1 && x->top[r] != -(real)INFINITY) {
         real *out = x->out + r * x->value_dim;
         for (int64_t i = 0; i < x->value_dim; i++)
@@ -28,8 +29,6 @@ static void soften(Head *x, const Chunk *at, const Row *row)
         for (int64_t j = row->begin; j < row->end; j++)
             s[j] = x->bits[j] >= c->drop ? s[j] : 0;
     }
-    zero(s, row->begin);
-    zero(s + row->end, at->length - row->end);
     if (x->av.table)
         to_query(&x->av, at, row, s);
 }

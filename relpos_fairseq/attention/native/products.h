@@ -32,10 +32,25 @@
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 #ifdef RELPOS_DOUBLE
-typedef int64_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t lane_number;
 #else
-typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t lane_number;
 #endif
+typedef lane_number lanes __attribute__((vector_size(VECTOR_BYTES), may_alias));
+
+/* Lanes for shuffles, for halves of 1, 2, 4, 8 lanes; from memory, as gcc forms them lane by lane. */
+#define EACH(f, s)                                                                                 \
+    {f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s),                       \
+     f(8, s), f(9, s), f(10, s), f(11, s), f(12, s), f(13, s), f(14, s), f(15, s)}
+#define LANES(name, f)                                                                             \
+    static const lane_number name[4][16] __attribute__((aligned(64))) = {EACH(f, 1), EACH(f, 2),   \
+                                                                         EACH(f, 4), EACH(f, 8)}
+#define ACROSS(lane, s) ((lane) ^ (s))
+#define FIRST(lane, s) ((lane) & (s) ? VL + (lane) - (s) : (lane))
+#define SECOND(lane, s) ((lane) & (s) ? VL + (lane) : (lane) + (s))
+LANES(across, ACROSS);
+LANES(first_of_pair, FIRST);
+LANES(second_of_pair, SECOND);
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -163,12 +178,9 @@ static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, in
  * their row's are exchanged with those of row ^ s. */
 INLINE void transpose(vec *rows)
 {
-    for (int s = 1; s < VL; s *= 2) {
-        lanes low, high;
-        for (int lane = 0; lane < VL; lane++) {
-            low[lane] = lane & s ? VL + lane - s : lane;
-            high[lane] = lane & s ? VL + lane : lane + s;
-        }
+#pragma GCC unroll 4
+    for (int s = 1, step = 0; s < VL; s *= 2, step++) {
+        lanes low = *(const lanes *)first_of_pair[step], high = *(const lanes *)second_of_pair[step];
 #pragma GCC unroll 16
         for (int r = 0; r < VL; r++)
             if (!(r & s)) {

@@ -61,30 +61,61 @@ INLINE real exponential(real x)
     return x < (real)LEAST_EXPONENT ? (real)0 : p * two;
 }
 
+/* The last `count` < VL numbers of a row as a vector, `other` in its remaining lanes. */
+INLINE vec rest_of(const real *x, int64_t count, real other)
+{
+    vec rest = other - (vec){0};
+    for (int64_t j = 0; j < count; j++)
+        rest[j] = x[j];
+    return rest;
+}
+
+INLINE vec larger(vec x, vec y)
+{
+    lanes is = x > y;
+    return (vec)(((lanes)x & is) | ((lanes)y & ~is));
+}
+
+/* Lanes joined by halves, not one after the other. */
+#define FOLD(name, join)                                                                           \
+    INLINE real name(vec x)                                                                        \
+    {                                                                                              \
+        _Pragma("GCC unroll 4") for (int step = 0; 1 << step < VL; step++)                         \
+        {                                                                                          \
+            vec y = __builtin_shuffle(x, *(const lanes *)across[step]);                            \
+            x = join;                                                                              \
+        }                                                                                          \
+        return x[0];                                                                               \
+    }
+FOLD(sum_of_lanes, x + y)
+FOLD(largest_lane, larger(x, y))
+
 INLINE real largest(const real *x, int64_t count, real top)
 {
-#pragma omp simd reduction(max : top)
-    for (int64_t j = 0; j < count; j++)
-        top = x[j] > top ? x[j] : top;
-    return top;
+    vec most = top - (vec){0};
+    int64_t j = 0;
+    for (; j + VL <= count; j += VL)
+        most = larger(*(const vec *)(x + j), most);
+    return largest_lane(larger(rest_of(x + j, count - j, top), most));
 }
 
 INLINE real total(const real *x, int64_t count)
 {
-    real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < count; j++)
-        sum += x[j];
-    return sum;
+    vec sum = {0};
+    int64_t j = 0;
+    for (; j + VL <= count; j += VL)
+        sum += *(const vec *)(x + j);
+    return sum_of_lanes(sum + rest_of(x + j, count - j, 0));
 }
 
 INLINE real dot(const real *x, const real *y, int64_t count)
 {
-    real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < count; j++)
-        sum += x[j] * y[j];
-    return sum;
+    vec sum = {0};
+    int64_t j = 0;
+    for (; j + VL <= count; j += VL)
+        sum += *(const vec *)(x + j) * *(const vec *)(y + j);
+    sum += rest_of(x + j, count - j, 0) * rest_of(y + j, count - j, 0);
+    return sum_of_lanes(sum);
 }
 
 INLINE void fill(real *x, int64_t count, real value)
@@ -93,16 +124,27 @@ INLINE void fill(real *x, int64_t count, real value)
         x[j] = value;
 }
 
-/* x = exp(x - top); returns their sum. */
-INLINE real exponentials(real *x, int64_t count, real top)
+/* x = exp(x - top) for cells begin..end of a row, and 0 for its others up to `length`; their sum.
+ * The row has room for a whole vector behind `length`. */
+INLINE real exponentials(real *x, int64_t begin, int64_t end, int64_t length, real top)
 {
-    real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < count; j++) {
-        x[j] = exponential(x[j] - top);
-        sum += x[j];
+    vec sum = {0};
+    int64_t from = begin / VL * VL, to = round_up(end, VL);
+    if (begin == end) {
+        memset(x, 0, length * sizeof(real));
+        return 0;
     }
-    return sum;
+    memset(x, 0, from * sizeof(real));
+    fill(x + from, begin - from, -(real)INFINITY);
+    fill(x + end, to - end, -(real)INFINITY);
+    for (int64_t j = from; j < to; j += VL) {
+        for (int64_t lane = 0; lane < VL; lane++)
+            x[j + lane] = exponential(x[j + lane] - top);
+        sum += *(const vec *)(x + j);
+    }
+    if (to < length)
+        memset(x + to, 0, (length - to) * sizeof(real));
+    return sum_of_lanes(sum);
 }
 
 #define GROUPS 80 /* of eight keys: a chunk has at most 640 */
