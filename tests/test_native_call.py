@@ -13,7 +13,10 @@ from native_calls import make_call, make_terms, parameters_of
 from native_formula import Formula, Libraries, use_formula
 from torch.utils.checkpoint import checkpoint
 
-from relpos_fairseq.attention import attend, native
+from relpos_fairseq.attention import api, attend, native
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped
+from relpos_fairseq.terms import PositionTerms
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -156,3 +159,80 @@ def test_no_memory(formula: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formula[torch.float64], "relpos_forward", lambda call: 1)
     with pytest.raises(MemoryError, match="1 threads.*7 queries.*blocked"):
         attend(make_call(()), "native")
+
+
+def test_operands_that_do_not_fit() -> None:
+    """The kernel gets addresses: what is too short, or elsewhere, would be read past its end."""
+
+    def table(*size: int, **chosen) -> tuple[PositionTerms, ...]:
+        return (PositionTerms(Clipped(2, 1), query_vectors=torch.zeros(size, **chosen)),)
+
+    def factors(*sizes: tuple[int, ...]) -> tuple[PositionTerms, ...]:
+        return (PositionTerms(static_factors=tuple(map(torch.zeros, sizes))),)
+
+    inputs = make_call(())
+    for odd, message in (
+        (replace(inputs, k=inputs.k[..., :3]), r"keys must be \(2, 2, 9, 4\), got \(2, 2, 9, 3\)"),
+        (replace(inputs, k=inputs.k[:1]), "keys must be"),
+        (replace(inputs, v=inputs.v[:, :, :8]), "values must be"),
+        (replace(inputs, q=inputs.q[:, :, :6]), "queries must be"),
+        (replace(inputs, content_q=inputs.q, content_k=inputs.k[:, :1]), "keys must be"),
+        (
+            replace(inputs, terms=table(3, 4, 4)),
+            r"query_vectors must be \(2, 4, 4\) over its window",
+        ),
+        (replace(inputs, terms=table(1, 4, 3)), "query_vectors must be"),
+        (replace(inputs, terms=table(1, 4, 4, device="meta")), "query_vectors is on meta"),
+        (replace(inputs, terms=factors((1, 1, 6, 3), (1, 1, 9, 3))), "static_factors of queries"),
+        (replace(inputs, terms=factors((1, 1, 7, 3), (3, 1, 9, 3))), "static_factors of keys"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attend(odd, "native")
+
+
+def test_nothing_to_attend(formula: Libraries) -> None:
+    """A batch without rows has an output without rows, and gradients of 0."""
+    terms = make_terms("offsets")
+    inputs = make_call(terms)
+    empty = replace(inputs, q=inputs.q[:0], k=inputs.k[:0], v=inputs.v[:0])
+    out, _ = attend(empty, "native")
+    assert out.shape == (0, 2, 7, 5) and not formula[torch.float64].calls["forward"]
+    for grad in torch.autograd.grad(out.sum(), parameters_of(terms)):
+        torch.testing.assert_close(grad, torch.zeros_like(grad))
+
+
+def test_traced_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's tracers do not see the kernel: auto takes another backend, as native is refused."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    monkeypatch.setattr(api, "SHORT", 1)
+    inputs = make_call(tuple(term for term in make_terms("several") if term.relation))
+    inputs = replace(inputs, positions=Positions(7, 9, 2))
+    assert api.choose(inputs) == "native"
+
+    def run(q: torch.Tensor, backend: str) -> torch.Tensor:
+        with torch.no_grad():
+            return attend(replace(inputs, q=q), backend)[0]
+
+    traced = make_fx(lambda q: run(q, "auto"))(inputs.q)
+    torch.testing.assert_close(traced(inputs.q * 2), run(inputs.q * 2, "reference"), **EXACT)
+    with pytest.raises(ValueError, match="native cannot evaluate a call that is traced"):
+        make_fx(lambda q: run(q, "native"))(inputs.q)
+
+
+def test_no_forward_mode() -> None:
+    """A tangent is not lost without a word, with gradients off either."""
+    inputs = make_call(())
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(inputs.q, inputs.q)
+        with pytest.raises(NotImplementedError, match="jvp"):
+            attend(replace(inputs, q=dual), "native")
+
+
+def test_a_reset_shared_in_one_of_its_numbers() -> None:
+    """The row's logit for all heads, the column's for each."""
+    (scalars, free) = make_terms("reset of scalars and factors")
+    row, column = torch.zeros(1).double(), torch.tensor([1.0, 2.0]).double()
+    held = replace(scalars, reset=replace(scalars.reset, row=row, column=column))
+    inputs = make_call((held, free))
+    torch.testing.assert_close(attend(inputs, "native")[0], attend(inputs, "reference")[0], **EXACT)

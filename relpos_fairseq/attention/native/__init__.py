@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build, lowering
+from relpos_fairseq.attention.native import build, checks, lowering
 from relpos_fairseq.attention.native.function import DROPS
 from relpos_fairseq.attention.native.function import attend as by_kernel
 from relpos_fairseq.attention.step import attend_step, serves
@@ -44,6 +44,8 @@ def refusal_anywhere(inputs: AttentionInputs) -> str | None:
     """Why these inputs cannot be evaluated on any machine, or None."""
     if inputs.q.device.type != "cpu":
         return f"tensors on {inputs.q.device.type} (its kernel is for CPUs)"
+    if checks.is_traced():
+        return "a call that is traced or has no numbers (its kernel is no operation of torch)"
     if inputs.q.dtype not in TYPES:
         return f"inputs of {inputs.q.dtype}"
     if round(inputs.dropout * DROPS) == DROPS:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.call import OPERANDS, TABLES, TENSORS, Call, Table
+from relpos_fairseq.attention.native.checks import check
 from relpos_fairseq.attention.native.lowering import Lowered, lower
 from relpos_fairseq.attention.once import differentiable_once
 
@@ -25,8 +27,9 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
     low = lower(inputs)
     call, masks = describe(inputs, low)
+    check(call, low.operands)
     operands = [low.operands.get(name) for name in OPERANDS]
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # which the function refuses
         out = _Attention.apply(call, masks, *operands)
     else:
         out = _forward(call, operands)[0]
@@ -41,8 +44,9 @@ def describe(inputs: AttentionInputs, low: Lowered) -> tuple[Call, tuple[Tensor 
         low: the same, lowered.
     """
     positions, operands, call = inputs.positions, low.operands, Call()
-    call.batch, call.heads, call.tgt, call.dim = inputs.q.shape
-    call.src, call.value_dim = positions.src_len, inputs.v.size(-1)
+    call.batch, call.heads, _, call.dim = inputs.q.shape
+    call.tgt, call.src = positions.tgt_len, positions.src_len
+    call.value_dim = inputs.v.size(-1)
     call.start, call.scale = positions.query_start, inputs.scale
     call.causal, call.window = inputs.causal, inputs.window or 0
     call.threads = torch.get_num_threads()
@@ -55,7 +59,7 @@ def describe(inputs: AttentionInputs, low: Lowered) -> tuple[Call, tuple[Tensor 
         call.seed = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
     first = padding = documents = None
     if low.reset:
-        first = low.first.contiguous()
+        first = low.first.to(torch.int64).contiguous()
         call.reset, call.first, call.first_per_row = low.reset, first.data_ptr(), first.numel() > 1
     shape = (call.batch, call.src)
     if inputs.key_padding is not None:
@@ -134,8 +138,9 @@ def _point(
             laid[place] = operand = operand.contiguous()
             stride = operand.stride(0) if operand.size(0) > 1 else 0
             setattr(call, name, Table(operand.data_ptr(), stride))
-    call.out, call.top = _tensor(out), numbers.data_ptr()
-    call.mass = call.top + numbers.stride(0) * numbers.element_size()
+    top = numbers.data_ptr()
+    call.out, call.top = _tensor(out), top
+    call.mass = top + numbers.stride(0) * numbers.element_size()
     return laid
 
 
@@ -173,7 +178,7 @@ def _summed(grad: Tensor, operand: Tensor, call: Call) -> Tensor:
 
 
 def _run(function: Callable[[Call], int], call: Call) -> None:
-    if function(call):
+    if call.batch and function(call):  # a batch without rows has nothing to evaluate
         raise MemoryError(
             f"the attention kernel has no memory for its buffers ({call.threads} threads, each for "
             f"a head of {call.tgt} queries and {call.src} keys, {call.dim} channels): use fewer "

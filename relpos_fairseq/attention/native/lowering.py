@@ -198,7 +198,7 @@ def _add_reset(low: Lowered, inputs: AttentionInputs) -> None:
     for term in inputs.terms:
         if term.reset is None or not kinds_of(term):
             continue
-        theta = torch.stack([term.reset.row, term.reset.column], dim=-1)
+        theta = torch.stack(torch.broadcast_tensors(term.reset.row, term.reset.column), dim=-1)
         low.add("theta", theta.to(inputs.exact))
         low.first = term.reset.first
         low.reset |= kinds_of(term)
