@@ -126,13 +126,27 @@ static void kinds_back(Head *x, const Chunk *at, int kinds)
                 x->dfixed[j + place] += ds[j];
         }
     }
-    if ((kinds & RESET_FACTORS) && x->factors) {
-        int64_t rank = x->rank;
-        product(at->count, rank, at->length, rows_of(x->ds, x->tile),
-                matrix(x->g_rows + at->keys * rank, rank), x->df, rank, 1);
-        product(at->length, rank, at->count, columns_of(x->ds, x->tile), matrix(x->f, rank),
-                x->dg + at->keys * rank, rank, 1);
-    }
+    if ((kinds & RESET_FACTORS) && x->factors)
+        for (int64_t r = 0; r < at->count; r++) {
+            const real *restrict ds = x->ds + r * x->tile;
+            real *restrict sum = x->dfactors + r * x->tile;
+            int64_t length = round_up(at->length, MR);
+            if (x->member)
+                for (int64_t j = 0; j < length; j++)
+                    sum[j] += ds[j];
+            else
+                memcpy(sum, ds, length * sizeof(real));
+        }
+}
+
+/* From what a group's logits gave to products of factors. */
+static void factors_back(Head *x, const Chunk *at)
+{
+    int64_t rank = x->rank;
+    product(at->count, rank, at->length, rows_of(x->dfactors, x->tile),
+            matrix(x->g_rows + at->keys * rank, rank), x->df, rank, 1);
+    product(at->length, rank, at->count, columns_of(x->dfactors, x->tile), matrix(x->f, rank),
+            x->dg + at->keys * rank, rank, 1);
 }
 
 /* Cells that a reset took give nothing to what it replaces. */
@@ -215,54 +229,75 @@ static void end_block(Head *x, const Chunk *at)
         }
         if (apart && c->dq.data)
             memcpy(rows_for(&c->dq, x, at->first + r), of_vectors, c->dim * sizeof(real));
-        if (c->df)
-            memcpy(c->df + (x->n * c->tgt + at->first + r) * c->rank, x->df + r * x->rank,
-                   c->rank * sizeof(real));
+        if (c->df) { /* the group's is the first's */
+            real *to = c->df + (x->n * c->tgt + at->first + r) * c->rank;
+            zero(to, c->rank);
+            if (x->df)
+                memcpy(to, x->df + r * x->rank, c->rank * sizeof(real));
+        }
     }
 }
 
-static void backward_block(Head *x, int64_t first)
+static void begin_backward(Head *x, Chunk *at, int64_t first)
 {
     const Call *c = x->call;
-    Chunk at;
-    begin_block(x, &at, first);
+    begin_block(x, at, first);
     zero(x->dq, x->rows * x->dim);
     zero(x->dvector_q, x->rows * x->dim);
-    zero(x->df, x->rows * x->rank);
+    if (x->df)
+        zero(x->df, x->rows * x->rank);
     if (x->tri) {
         zero(x->dleft_q, x->rows * x->dim);
         zero(x->dright_q, x->rows * x->dim);
     }
-    for (int64_t r = 0; r < at.count; r++) {
+    for (int64_t r = 0; r < at->count; r++) {
         x->delta[r] = dot(x->dout + r * x->value_dim, rows_at(&c->out, x, first + r), c->value_dim);
         x->top[r] = c->top[x->n * c->tgt + first + r];
         x->mass[r] = c->mass[x->n * c->tgt + first + r];
     }
+}
+
+static void backward_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
+{
+    const Call *c = x->call;
     int all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS, held = (int)c->reset;
+    begin_chunk(x, at, keys, length);
+    logits(x, at);
+    product(at->count, length, c->value_dim, rows_of(x->dout, x->value_dim),
+            panels_from(x->v_panels, c->value_dim, keys), x->ds, x->tile, 0);
+    for (int64_t r = 0; r < at->count; r++) {
+        Row row = row_of(x, at, r);
+        harden(x, at, &row);
+    }
+    product(length, x->value_dim, at->count, columns_of(x->s, x->tile), matrix(x->dout, x->value_dim),
+            x->dv + keys * x->value_dim, x->value_dim, 1);
+    content_back(x, at);
+    kinds_back(x, at, all & ~held);
+    if (held) {
+        reset_back(x, at);
+        kinds_back(x, at, held);
+    }
+    if (c->wide)
+        wide_back(x, at);
+}
+
+/* A block of queries of each head of a group. */
+static void backward_block(Head *group, int members, int64_t first)
+{
+    Chunk at;
+    for (int m = 0; m < members; m++)
+        begin_backward(group + m, &at, first);
     int64_t begin, end;
-    keys_of(x, &at, &begin, &end);
+    keys_of(group, &at, &begin, &end);
     for (int64_t keys = begin, length; keys < end; keys += length) {
         length = length_of(keys, begin, end);
-        begin_chunk(x, &at, keys, length);
-        logits(x, &at);
-        product(at.count, length, c->value_dim, rows_of(x->dout, x->value_dim),
-                panels_from(x->v_panels, c->value_dim, keys), x->ds, x->tile, 0);
-        for (int64_t r = 0; r < at.count; r++) {
-            Row row = row_of(x, &at, r);
-            harden(x, &at, &row);
-        }
-        product(length, x->value_dim, at.count, columns_of(x->s, x->tile),
-                matrix(x->dout, x->value_dim), x->dv + keys * x->value_dim, x->value_dim, 1);
-        content_back(x, &at);
-        kinds_back(x, &at, all & ~held);
-        if (held) {
-            reset_back(x, &at);
-            kinds_back(x, &at, held);
-        }
-        if (c->wide)
-            wide_back(x, &at);
+        for (int m = 0; m < members; m++)
+            backward_chunk(group + m, &at, keys, length);
+        if (group->df)
+            factors_back(group, &at);
     }
-    end_block(x, &at);
+    for (int m = 0; m < members; m++)
+        end_block(group + m, &at);
 }
 
 static void store_rows(const Tensor *to, const Head *x, int64_t rows, const real *from, int64_t from_row,
@@ -325,11 +360,15 @@ static void end_head(Head *x)
     STORE(dpk, pk, c->dim)
     STORE(dav, av, c->value_dim)
 #undef STORE
-    if (c->dg)
-        store(c->dg + n * c->src * c->rank, c->src, x->dg, x->rank, c->rank, 1);
+    if (c->dg) { /* the group's is the first's */
+        real *to = c->dg + n * c->src * c->rank;
+        zero(to, c->src * c->rank);
+        if (x->dg)
+            store(to, c->src, x->dg, x->rank, c->rank, 1);
+    }
 }
 
-static void backward_head(Head *x)
+static void begin_sums(Head *x)
 {
     const Call *c = x->call;
     int64_t n = x->n, span = c->tgt + c->src - 1, keys = padded(c->src);
@@ -337,7 +376,8 @@ static void backward_head(Head *x)
     if (c->ck.data)
         zero(x->dvector_k, keys * x->dim);
     zero(x->dv, keys * x->value_dim);
-    zero(x->dg, keys * x->rank);
+    if (x->dg)
+        zero(x->dg, keys * x->rank);
     if (x->tri) {
         zero(x->dk_channels, c->dim * x->k_length);
         zero(x->dtri_channels, c->dim * x->tri_length);
@@ -349,9 +389,16 @@ static void backward_head(Head *x)
         zero(x->name, count);
     BEGIN(dfixed, span) BEGIN(dgate, span) BEGIN(du, c->dim) BEGIN(dtheta, 2)
 #undef BEGIN
-    for (int64_t first = 0; first < c->tgt; first += x->rows)
-        backward_block(x, first);
-    end_head(x);
+}
+
+static void backward_heads(Head *group, int members)
+{
+    for (int m = 0; m < members; m++)
+        begin_sums(group + m);
+    for (int64_t first = 0; first < group->call->tgt; first += group->rows)
+        backward_block(group, members, first);
+    for (int m = 0; m < members; m++)
+        end_head(group + m);
 }
 
 #endif

@@ -33,37 +33,33 @@ static void soften(Head *x, const Chunk *at, const Row *row)
         to_query(&x->av, at, row, s);
 }
 
-static void forward_block(Head *x, int64_t first)
+static void forward_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
 {
     const Call *c = x->call;
-    Chunk at;
-    begin_block(x, &at, first);
-    fill(x->top, at.count, -(real)INFINITY);
-    zero(x->mass, at.count);
-    zero(x->out, x->rows * x->value_dim);
-    int64_t begin, end;
-    keys_of(x, &at, &begin, &end);
-    for (int64_t keys = begin, length; keys < end; keys += length) {
-        length = length_of(keys, begin, end);
-        begin_chunk(x, &at, keys, length);
-        logits(x, &at);
-        for (int64_t r = 0; r < at.count; r++) {
-            Row row = row_of(x, &at, r);
-            soften(x, &at, &row);
-        }
-        product(at.count, c->value_dim, length, rows_of(x->s, x->tile),
-                matrix(x->v_rows + keys * x->value_dim, x->value_dim), x->out, x->value_dim, 1);
-        if (x->av.table && c->wide)
-            product(at.count, c->value_dim, keys + length - at.slot - at.low - at.from,
-                    rows_of(x->av.changes, at.query_row),
-                    matrix(x->av.rows + at.from * x->value_dim, x->value_dim), x->out, x->value_dim, 1);
+    begin_chunk(x, at, keys, length);
+    logits(x, at);
+    for (int64_t r = 0; r < at->count; r++) {
+        Row row = row_of(x, at, r);
+        soften(x, at, &row);
     }
+    product(at->count, c->value_dim, length, rows_of(x->s, x->tile),
+            matrix(x->v_rows + keys * x->value_dim, x->value_dim), x->out, x->value_dim, 1);
+    if (x->av.table && c->wide)
+        product(at->count, c->value_dim, keys + length - at->slot - at->low - at->from,
+                rows_of(x->av.changes, at->query_row),
+                matrix(x->av.rows + at->from * x->value_dim, x->value_dim), x->out, x->value_dim, 1);
+}
+
+/* What a block's sums come to. */
+static void end_forward(Head *x, const Chunk *at)
+{
+    const Call *c = x->call;
     if (x->av.table && !c->wide)
-        product(at.count, c->value_dim, c->width, rows_of(x->av.changes, at.query_row),
+        product(at->count, c->value_dim, c->width, rows_of(x->av.changes, at->query_row),
                 matrix(x->av.rows, x->value_dim), x->out, x->value_dim, 1);
     real kept = (real)(65536.0 / (65536 - c->drop));
-    for (int64_t r = 0; r < at.count; r++) {
-        int64_t i = first + r;
+    for (int64_t r = 0; r < at->count; r++) {
+        int64_t i = at->first + r;
         int empty = x->mass[r] == 0; /* no key at all: 0 here, and no gradient */
         const real *from = x->out + r * x->value_dim;
         real *to = rows_for(&c->out, x, i), inverse = empty ? 0 : kept / x->mass[r];
@@ -72,6 +68,28 @@ static void forward_block(Head *x, int64_t first)
         c->top[x->n * c->tgt + i] = empty ? 0 : x->top[r];
         c->mass[x->n * c->tgt + i] = empty ? (real)INFINITY : x->mass[r];
     }
+}
+
+/* A block of queries of each head of a group. */
+static void forward_block(Head *group, int members, int64_t first)
+{
+    Chunk at;
+    for (int m = 0; m < members; m++) {
+        Head *x = group + m;
+        begin_block(x, &at, first);
+        fill(x->top, at.count, -(real)INFINITY);
+        zero(x->mass, at.count);
+        zero(x->out, x->rows * x->value_dim);
+    }
+    int64_t begin, end;
+    keys_of(group, &at, &begin, &end);
+    for (int64_t keys = begin, length; keys < end; keys += length) {
+        length = length_of(keys, begin, end);
+        for (int m = 0; m < members; m++)
+            forward_chunk(group + m, &at, keys, length);
+    }
+    for (int m = 0; m < members; m++)
+        end_forward(group + m, &at);
 }
 
 #endif

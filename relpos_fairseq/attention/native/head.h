@@ -8,11 +8,13 @@
 
 #define MOST_KEYS 576   /* of a chunk: tiles of a block's queries stay in a second-level cache */
 #define BLOCK 96        /* queries of a block */
+#define GROUP 4         /* rows of the batch that share products of static factors */
 
 typedef struct {
     const Call *call;
     int backward;
-    int64_t n, b, h;
+    int member;                    /* of a group: the first has what all share */
+    int64_t n, b, h;               /* n is -1 until there is a head */
     int64_t rows;                  /* queries of a block */
     int64_t dim, value_dim, rank;  /* channels of a packed row: padded to VL */
     int64_t tile;                  /* elements of a tile's row */
@@ -35,7 +37,8 @@ typedef struct {
     real *top, *mass, *delta;
 
     /* Of a block beside a chunk of keys: (rows, tile). */
-    real *s, *ds, *content, *other, *factors;
+    real *s, *ds, *content, *other;
+    real *factors, *dfactors; /* of a group: products of factors, and the sum of what logits give */
     real *one, *two, *three; /* rows */
     uint16_t *bits;
 } Head;
@@ -102,10 +105,42 @@ static void room_of_side(Arena *arena, Head *x, Side *side, const Table *table, 
     }
 }
 
-static void room(Arena *arena, Head *x, const Call *c, int backward)
+/* What a block beside a chunk needs: in use by one head of a group at a time. */
+static void room_of_tiles(Arena *arena, Head *x)
 {
-    x->call = c;
-    x->backward = backward;
+    const Call *c = x->call;
+    int64_t tile = x->rows * x->tile;
+    x->s = reals(arena, tile);
+    x->ds = x->backward ? reals(arena, tile) : NULL;
+    x->content = x->multiplied || c->tri.data ? reals(arena, tile) : NULL;
+    x->other = c->tri.data ? reals(arena, tile) : NULL;
+    x->factors = c->rank ? reals(arena, tile) : NULL;
+    x->dfactors = c->rank && x->backward ? reals(arena, tile) : NULL;
+    x->one = reals(arena, x->tile);
+    x->two = reals(arena, x->tile);
+    x->three = reals(arena, x->tile);
+    x->bits = take(arena, x->tile, sizeof(uint16_t));
+}
+
+static void lend_tiles(Head *x, const Head *first)
+{
+    x->s = first->s;
+    x->ds = first->ds;
+    x->content = first->content;
+    x->other = first->other;
+    x->factors = first->factors;
+    x->dfactors = first->dfactors;
+    x->one = first->one;
+    x->two = first->two;
+    x->three = first->three;
+    x->bits = first->bits;
+}
+
+/* Buffers of member `member` of a group. */
+static void room(Arena *arena, Head *group, int member, const Call *c, int backward)
+{
+    Head *x = group + member;
+    *x = (Head){.call = c, .backward = backward, .member = member, .n = -1};
     x->rows = least(BLOCK, round_up(c->tgt, MR));
     x->dim = round_up(c->dim, VL);
     x->value_dim = round_up(c->value_dim, VL);
@@ -113,15 +148,20 @@ static void room(Arena *arena, Head *x, const Call *c, int backward)
     x->tile = round_up(least(c->src, MOST_KEYS), UNIT) + 2 * VL; /* no power of two */
     x->multiplied = c->gate.data || c->pq.data;
     x->folded = c->u.data || c->cq.data;
-    int64_t keys = padded(c->src), rows = x->rows, tile = rows * x->tile;
+    int64_t keys = padded(c->src), rows = x->rows;
+    int64_t rank = member ? 0 : c->rank; /* factors are the group's */
+    if (member)
+        lend_tiles(x, group);
+    else
+        room_of_tiles(arena, x);
 
     x->k_panels = reals(arena, keys * c->dim);
     x->k_rows = reals(arena, keys * x->dim);
     x->vector_k = c->ck.data ? reals(arena, keys * x->dim) : x->k_rows;
     x->v_rows = backward ? NULL : reals(arena, keys * x->value_dim);
     x->v_panels = backward ? reals(arena, keys * c->value_dim) : NULL;
-    x->g_panels = c->rank ? reals(arena, keys * c->rank) : NULL;
-    x->g_rows = c->rank && backward ? reals(arena, keys * x->rank) : NULL;
+    x->g_panels = rank ? reals(arena, keys * rank) : NULL;
+    x->g_rows = rank && backward ? reals(arena, keys * x->rank) : NULL;
     room_of_side(arena, x, &x->aq, &c->aq, c->dim, 0);
     room_of_side(arena, x, &x->ak, &c->ak, c->dim, 1);
     room_of_side(arena, x, &x->pq, &c->pq, c->dim, 0);
@@ -135,34 +175,25 @@ static void room(Arena *arena, Head *x, const Call *c, int backward)
         x->tri_channels = reals(arena, c->dim * x->tri_length);
         x->left_q = reals(arena, rows * x->dim);
         x->right_q = reals(arena, rows * x->dim);
-        x->other = reals(arena, tile);
     }
 
     x->q = reals(arena, rows * x->dim);
     x->vector_q = reals(arena, rows * x->dim);
-    x->f = reals(arena, rows * x->rank);
+    x->f = rank ? reals(arena, rows * x->rank) : NULL;
     x->top = reals(arena, rows);
     x->mass = reals(arena, rows);
-    x->s = reals(arena, tile);
-    x->content = x->multiplied || c->tri.data ? reals(arena, tile) : NULL;
-    x->factors = c->rank ? reals(arena, tile) : NULL;
-    x->one = reals(arena, x->tile);
-    x->two = reals(arena, x->tile);
-    x->three = reals(arena, x->tile);
-    x->bits = take(arena, x->tile, sizeof(uint16_t));
     x->out = backward ? NULL : reals(arena, rows * x->value_dim);
     if (!backward)
         return;
     x->dk = reals(arena, keys * x->dim);
     x->dvector_k = c->ck.data ? reals(arena, keys * x->dim) : x->dk;
     x->dv = reals(arena, keys * x->value_dim);
-    x->dg = reals(arena, keys * x->rank);
+    x->dg = rank ? reals(arena, keys * x->rank) : NULL;
     x->dout = reals(arena, rows * x->value_dim);
     x->dq = reals(arena, rows * x->dim);
     x->dvector_q = reals(arena, rows * x->dim);
-    x->df = reals(arena, rows * x->rank);
+    x->df = rank ? reals(arena, rows * x->rank) : NULL;
     x->delta = reals(arena, rows);
-    x->ds = reals(arena, tile);
     if (c->tri.data) {
         x->dk_channels = reals(arena, c->dim * x->k_length);
         x->dtri_channels = reals(arena, c->dim * x->tri_length);
@@ -219,11 +250,13 @@ static void meet_keys(Head *x, Side *side)
     }
 }
 
-/* Pack head n; `packed` is the head that the buffers held before, or -1. */
-static void begin_head(Head *x, int64_t n, int64_t packed)
+/* Pack head n, unless it is packed. */
+static void begin_head(Head *x, int64_t n)
 {
     const Call *c = x->call;
-    int64_t keys = padded(c->src);
+    int64_t keys = padded(c->src), packed = x->n;
+    if (packed == n)
+        return;
     x->n = n;
     x->b = n / c->heads;
     x->h = n % c->heads;
@@ -247,7 +280,7 @@ static void begin_head(Head *x, int64_t n, int64_t packed)
     else
         pack_rows(x->v_rows, x->value_dim, rows_at(&c->v, x, 0), c->v.t, c->src, keys, c->value_dim,
                   1, NULL);
-    if (c->rank) {
+    if (x->g_panels) {
         pack_panels(x->g_panels, rows_at(&c->g, x, 0), c->g.t, c->src, c->rank);
         if (x->backward)
             pack_rows(x->g_rows, x->rank, rows_at(&c->g, x, 0), c->g.t, c->src, keys, c->rank, 1,
@@ -280,7 +313,7 @@ static void begin_block(Head *x, Chunk *at, int64_t first)
               (real)c->scale, x->u);
     if (c->aq.data || c->pq.data)
         pack_rows(x->vector_q, x->dim, rows_at(&c->q, x, first), c->q.t, count, rows, c->dim, 1, NULL);
-    if (c->rank)
+    if (x->f)
         pack_rows(x->f, x->rank, rows_at(&c->f, x, first), c->f.t, count, rows, c->rank, 1, NULL);
     if (x->backward)
         pack_rows(x->dout, x->value_dim, rows_at(&c->dout, x, first), c->dout.t, count, rows,

@@ -65,40 +65,47 @@ static void restore(unsigned before)
 #endif
 }
 
-/* Run `parts` parts of each head; a part is some blocks of queries. */
+/* How many rows of the batch a thread takes together: those that share factors. */
+static int64_t group_of(const Call *call)
+{
+    int shared = call->rank && !call->f.b && !call->g.b;
+    return shared ? least(call->batch, GROUP) : 1;
+}
+
+/* Run `parts` parts of each group of heads; a part is some blocks of queries. */
 static int run(const Call *call, int backward, int64_t parts)
 {
-    int64_t heads = call->batch * call->heads, failed = 0;
-    int64_t chunk = call->heads >= 2 * call->threads ? call->batch : 1;
+    int64_t size = group_of(call), groups = (call->batch + size - 1) / size, failed = 0;
+    int64_t chunk = call->heads >= 2 * call->threads ? groups : 1;
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned before = flush_small();
-        Head head = {0};
+        Head group[GROUP];
         Arena arena = {0};
-        room(&arena, &head, call, backward);
-        arena = (Arena){.base = borrow(arena.used)};
-        int64_t packed = -1;
-        if (arena.base)
-            room(&arena, &head, call, backward);
-        else
-            failed++;
+        for (int pass = 0; pass < 2 && !failed; pass++) { /* count, then take */
+            for (int m = 0; m < size; m++)
+                room(&arena, group, m, call, backward);
+            if (pass == 0)
+                arena = (Arena){.base = borrow(arena.used)};
+            failed = !arena.base;
+        }
 #pragma omp for schedule(dynamic, chunk)
-        for (int64_t item = 0; item < heads * parts; item++) {
-            if (!arena.base)
+        for (int64_t item = 0; item < call->heads * groups * parts; item++) {
+            if (failed)
                 continue;
             /* Rows of the batch follow one another: they share tables, which are packed once. */
-            int64_t part = item % parts, place = item / parts;
-            int64_t n = place % call->batch * call->heads + place / call->batch;
-            if (n != packed)
-                begin_head(&head, n, packed);
-            packed = n;
+            int64_t part = item % parts, first = item / parts % groups * size;
+            int64_t head = item / parts / groups;
+            int members = (int)least(size, call->batch - first);
+            for (int m = 0; m < members; m++)
+                begin_head(group + m, (first + m) * call->heads + head);
             if (backward) {
-                backward_head(&head);
+                backward_heads(group, members);
                 continue;
             }
-            int64_t blocks = (call->tgt + head.rows - 1) / head.rows;
+            int64_t blocks = (call->tgt + group->rows - 1) / group->rows;
             for (int64_t i = blocks * part / parts; i < blocks * (part + 1) / parts; i++)
-                forward_block(&head, i * head.rows);
+                forward_block(group, members, i * group->rows);
         }
         give_back();
         restore(before);
@@ -108,7 +115,7 @@ static int run(const Call *call, int backward, int64_t parts)
 
 int relpos_forward(const Call *call)
 {
-    int64_t heads = call->batch * call->heads, wanted = 4 * call->threads;
+    int64_t heads = call->batch * call->heads / group_of(call), wanted = 4 * call->threads;
     int64_t blocks = (call->tgt + BLOCK - 1) / BLOCK;
     return run(call, 0, heads >= wanted ? 1 : least(blocks, (wanted + heads - 1) / heads));
 }

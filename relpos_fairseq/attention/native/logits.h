@@ -97,7 +97,7 @@ static void logits(Head *x, const Chunk *at)
     else
         product(at->count, at->length, c->dim, rows_of(x->q, x->dim),
                 panels_from(x->k_panels, c->dim, at->keys), x->s, x->tile, 0);
-    if (c->rank)
+    if (x->f) /* for all of the group */
         product(at->count, at->length, c->rank, rows_of(x->f, x->rank),
                 panels_from(x->g_panels, c->rank, at->keys), x->factors, x->tile, 0);
     for (int64_t r = 0; r < at->count; r++) {
