@@ -30,10 +30,11 @@ logging.basicConfig(level=logging.WARNING)
 from _benchmark.bar import MEMORY, MEMORY_LENGTH  # noqa: E402
 from _benchmark.candidates import MODES  # noqa: E402
 from _benchmark.deberta_h200 import published_table, set_shape  # noqa: E402
+from _benchmark.options import backends_of, check_run, lengths_of  # noqa: E402
 from _benchmark.plots import check_plot, plot_ratios  # noqa: E402
 from _benchmark.report import INTERRUPTED, Log, machine, write_section  # noqa: E402
 from _benchmark.settings import EVERY_LENGTH, INPUT_SCHEMES, Setting  # noqa: E402
-from _benchmark.tables import misses, tables  # noqa: E402
+from _benchmark.tables import backends_used, misses, tables  # noqa: E402
 from _benchmark.turns import Run, measure  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
@@ -89,20 +90,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check(args: argparse.Namespace) -> None:
     """Turn lists into lists, and refuse what cannot be."""
     text = args.lengths
-    try:
-        args.lengths = list(EVERY_LENGTH) if text == "all" else [int(n) for n in text.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--lengths must be whole numbers separated by commas, or all, got {text}"
-        ) from None
+    args.lengths = list(EVERY_LENGTH) if text == "all" else lengths_of(text, ", or all")
     args.modes = args.modes.split(",")
     for mode in args.modes:
         if mode not in MODES:
             raise ValueError(f"--modes must be of {', '.join(MODES)}, got {mode}")
-    args.backends = args.backends.split(",")
-    for backend in args.backends:
-        if backend not in OURS:
-            raise ValueError(f"--backends must be of {', '.join(OURS)}, got {backend}")
+    args.backends = backends_of(args.backends, OURS)
     names = [name for name in scheme_names() if name not in INPUT_SCHEMES[1:]]
     args.schemes = names if args.schemes == "all" else args.schemes.split(",")
     for name in args.schemes:
@@ -118,10 +111,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {value}")
     if min(args.lengths) < 1 or args.clip < 0:
         raise ValueError(f"--lengths must be >= 1 and --clip >= 0, got {text} and {args.clip}")
-    if args.resume and args.csv is None:
-        raise ValueError("--resume continues a file: add --csv FILE")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
+    check_run(args)
     if args.layer and "decode" in args.modes:
         raise ValueError("--layer does not decode: leave decode out of --modes")
     if args.plot:
@@ -181,7 +171,7 @@ def report(run: Run, settings: list[Setting], rows: list[dict], words: str) -> s
     parts = [
         f"{words}; {what}, {size}, {first.heads} heads of {first.head_dim}, {args.dtype}, {clip}, "
         f"{'causal' if args.causal else 'both directions'}. Median relative to the first row's "
-        f"(in brackets: minimum to minimum) ± half the quartile distance.",
+        f"(in brackets: minimum to minimum) ± half the quartile distance.{backends_used(rows)}",
         tables(rows, args.bar),
     ]
     if args.bar:
@@ -205,8 +195,10 @@ def key_of(args: argparse.Namespace) -> str:
     parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
     parts += [f"clip {args.clip}" if args.clip else "unclipped", "layer" if args.layer else ""]
     parts.append("FlexAttention" if args.flex else "")
+    parts.append("by " + " ".join(args.backends) if args.backends != ["auto"] else "")
     if set(args.modes) & {"decode", "memory"}:
         parts.append(" ".join(args.modes))
+    parts.append(f"lengths {','.join(str(length) for length in sorted(set(args.lengths)))}")
     return " ".join(part for part in parts if part)
 
 

@@ -29,6 +29,7 @@ logging.basicConfig(level=logging.WARNING)
 
 import torch  # noqa: E402
 from _benchmark import layers as encoder_layers  # noqa: E402
+from _benchmark.bar import model_target  # noqa: E402
 from _benchmark.columns import Rows, cell, largest_peak, timed_rows, versions  # noqa: E402
 from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noqa: E402
 from _benchmark.models_options import PARTS, parse  # noqa: E402
@@ -63,8 +64,8 @@ def measure_translation(args: argparse.Namespace, rows: Rows) -> None:
     )  # fmt: skip
     makers = {"train": training_step, "generate": generation}
     for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
-        for start in range(0, len(args.schemes), TOGETHER):
-            names = [FAIRSEQ, *args.schemes[start : start + TOGETHER]]
+        for start in range(0, len(args.labels), TOGETHER):
+            names = [FAIRSEQ, *args.labels[start : start + TOGETHER]]
             if rows.lacks(mode, names):
                 runs = {name: makers[mode](name, setting) for name in names}
                 rows.add(mode, timed_rows(mode, FAIRSEQ, runs, *timing(args)))
@@ -84,11 +85,12 @@ def layer_setting(args: argparse.Namespace, length: int) -> Layer:
 def layer_makers(args: argparse.Namespace) -> dict[str, tuple[Callable[[Layer], object], bool]]:
     """By name: what builds a layer, and whether it takes (T, B, E)."""
     baseline = encoder_layers.BASELINE
-    schemes = [name for name in args.schemes if name not in INPUT_SCHEMES | {baseline}]
+    left_out = INPUT_SCHEMES | {baseline}
+    labels = [name for name in args.labels if name not in left_out]
     makers = {baseline: (lambda setting: OurLayer(baseline, setting), True)}
     if "fairseq" in args.peers:
         makers["fairseq"] = (FairseqLayer, True)
-    for name in schemes:
+    for name in labels:
         makers[name] = (lambda setting, name=name: OurLayer(name, setting), True)
     for peer in PEERS:
         if peer.package in args.peers and peer.absence(torch.device(args.device)) is None:
@@ -135,20 +137,41 @@ def chosen(rows: list[dict], args: argparse.Namespace) -> list[dict]:
     return [row for row in rows if row["column"].split()[0] in args.modes]
 
 
-def table(rows: list[dict], heading: str, baseline: str) -> str:
-    """A markdown table: a row a candidate, a column a measurement."""
+def table(rows: list[dict], part: str, baseline: str, clip: int | None = None) -> str:
+    """A markdown table: a row a candidate, a column a measurement.
+
+    Args:
+        rows: of results.
+        part: `translation` or `layers`.
+        baseline: the candidate that ratios are relative to.
+        clip: the clip distance, where cells say what is known to be possible; None: they do not.
+    """
     cells = {(row["name"], row["column"]): row for row in rows}
     names = list(dict.fromkeys(row["name"] for row in rows))
     columns = list(dict.fromkeys(row["column"] for row in rows))
     counts = {row["name"]: row["parameters"] for row in rows if "parameters" in row}
     heads = [*columns, "parameters"] if counts else columns
     like = {peer.name: f"{peer.name}, as `{peer.like}`" for peer in PEERS}
-    lines = [f"| {heading} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    lines = [f"| {part} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name in names:
-        parts = [cell(cells.get((name, column)), baseline) for column in columns]
-        parts += [f"{counts[name]:,}"] if counts else []
-        lines.append(f"| {like.get(name, f'`{name}`')} | {' | '.join(parts)} |")
+        texts = [
+            cell(cells.get((name, column)), baseline)
+            + verdict(cells.get((name, column)), part, clip)
+            for column in columns
+        ]
+        texts += [f"{counts[name]:,}"] if counts else []
+        lines.append(f"| {like.get(name, f'`{name}`')} | {' | '.join(texts)} |")
     return "\n".join(lines)
+
+
+def verdict(row: dict | None, part: str, clip: int | None) -> str:
+    """PASS or OVER, with the ratio that minima should not exceed; empty where none is known."""
+    if row is None or clip is None or "least" not in row:
+        return ""
+    limit = model_target(part, row["name"], row["column"], clip)
+    if limit is None:
+        return ""
+    return f" {'PASS' if row['least'] <= limit else 'OVER'} {limit:.2f}"
 
 
 HOW = "Median relative to {}'s (in brackets: minimum to minimum) ± half the quartile distance."
@@ -200,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = Rows(log, f"{part}: {words}")
         measures[part](args, rows)
         found[part] = chosen(rows.found, args)
-        texts[part] = f"{words}\n\n{table(found[part], part, baselines[part])}"
+        clip = args.clip if args.bar else None
+        texts[part] = f"{words}\n\n{table(found[part], part, baselines[part], clip)}"
         print(f"\n{texts[part]}\n", flush=True)
     if args.plot:
         picture(args.plot, found, head)

@@ -38,6 +38,7 @@ from _benchmark.masked_lm import (  # noqa: E402
     sizes_of,
     training_step,
 )
+from _benchmark.options import check_run, lengths_of, set_labels  # noqa: E402
 from _benchmark.published import (  # noqa: E402
     CHEN_TABLE_3,
     HUANG_TABLE_1,
@@ -47,9 +48,10 @@ from _benchmark.published import (  # noqa: E402
     Sizes,
 )
 from _benchmark.report import INTERRUPTED, Log, machine, progress, write_section  # noqa: E402
+from _benchmark.settings import scheme_and_backend  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
-from relpos_fairseq.registry import parse_hybrid, scheme_names  # noqa: E402
+from relpos_fairseq.attention import BACKENDS  # noqa: E402
 
 BASELINE = "learned"
 BERT_WORDS, BERT_POSITIONS = 30522, 512
@@ -83,7 +85,7 @@ def setting(args: argparse.Namespace, length: int) -> MaskedLM:
 
 def measure(args: argparse.Namespace, rows: Rows) -> None:
     """Time and memory; `learned` is timed again with each handful of schemes."""
-    others = [scheme for scheme in args.schemes if scheme != BASELINE]
+    others = [label for label in args.labels if label != BASELINE]
     groups = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
     device = torch.device(args.device)
     for length in args.lengths:
@@ -96,7 +98,7 @@ def measure(args: argparse.Namespace, rows: Rows) -> None:
                     runs = {scheme: make(scheme, what) for scheme in names}
                     timed = timed_rows(column, BASELINE, runs, device, args.rounds, args.seconds)
                     rows.add(column, timed)
-        column, names = f"memory {length}", list(dict.fromkeys((BASELINE, *args.schemes)))
+        column, names = f"memory {length}", list(dict.fromkeys((BASELINE, *args.labels)))
         with progress(len(names), column) as bar:
             for scheme in names:
                 if rows.lacks(column, [scheme]):
@@ -113,18 +115,19 @@ def thousands(number: int) -> str:
     return f"{number / 1e6:.1f}M" if number >= 10**6 else f"{number // 1000}K"
 
 
-def cost_table(rows: list[dict], schemes: Sequence[str], sizes: Sizes) -> str:
-    """The markdown table."""
+def cost_table(rows: list[dict], labels: Sequence[str], sizes: Sizes) -> str:
+    """The markdown table, a row for each of `label_of`."""
     cells = {(row["name"], row["column"]): row for row in rows}
     columns = [c for c in dict.fromkeys(row["column"] for row in rows) if c != "parameters"]
     lines = [f"| {' | '.join((*HEADS, *columns))} |", "|---" * (len(HEADS) + len(columns)) + "|"]
-    for scheme in schemes:
+    for label in labels:
+        scheme, _ = scheme_and_backend(label)
         added = cells[scheme, "parameters"]["parameters"]
-        parts = [f"`{scheme}`", f"{added:,}"]
+        parts = [f"`{label}`", f"{added:,}"]
         parts += [
             _published(paper, scheme, sizes) for paper in (HUANG_TABLE_1, MULTIPLICATIVE_TABLE_5)
         ]
-        parts += [_measured(cells.get((scheme, c)), cells.get((BASELINE, c))) for c in columns]
+        parts += [_measured(cells.get((label, c)), cells.get((BASELINE, c))) for c in columns]
         lines.append(f"| {' | '.join(parts)} |")
     return "\n".join(lines)
 
@@ -185,7 +188,7 @@ def report(args: argparse.Namespace, rows: list[dict], words: str) -> str:
     without = next(row["without"] for row in rows if "without" in row)
     total = f"Without positions the model has {without:,} parameters ({BERT_WORDS:,} words)."
     parts = [f"{words} {total} {IN_WORDS}"]
-    parts += [cost_table(rows, args.schemes, Sizes(*widths, BERT_POSITIONS))]
+    parts += [cost_table(rows, args.labels, Sizes(*widths, BERT_POSITIONS))]
     parts += [chen_table(rows, args.model)]
     return "\n\n".join(part for part in parts if part)
 
@@ -207,6 +210,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clip", type=int, help="clip distance; 0 (default): unclipped")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--schemes", default="all", help="names separated by commas, or all")
+    parser.add_argument("--backends", default="auto", help=f"a row each: of {', '.join(BACKENDS)}")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -216,12 +220,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="measure what --csv lacks")
     parser.add_argument("--write", type=Path, help="put the tables into this markdown file")
     args = parser.parse_args(argv)
-    try:
-        args.lengths = [int(part) for part in args.lengths.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--lengths must be whole numbers separated by commas, got {args.lengths}"
-        ) from None
+    args.lengths = lengths_of(args.lengths)
     least = {"batch": 1, "layers": 0, "vocabulary": 8, "clip": 0, "rounds": 1, "threads": 1}
     for name, smallest in least.items():
         value = getattr(args, name)
@@ -234,13 +233,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError(
             f"--lengths must be >= 1 and --dropout in [0, 1), got {args.lengths}, {args.dropout}"
         )
-    if args.resume and args.csv is None:
-        raise ValueError("--resume continues a file: add --csv FILE")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
-    args.schemes = scheme_names() if args.schemes == "all" else args.schemes.split(",")
-    for name in args.schemes:
-        parse_hybrid(name)
+    check_run(args)
+    set_labels(args)
     return args
 
 

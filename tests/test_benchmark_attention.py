@@ -112,6 +112,34 @@ def test_a_run_is_continued(
     assert "there is no folder" in capsys.readouterr().err
 
 
+def test_each_command_has_its_section(tmp_path: Path) -> None:
+    """Other lengths, modes and backends do not write over the tables that a page has."""
+    path = tmp_path / "page.md"
+    command = [*TINY, "--tokens", "12", "--schemes", "m4", "--write", str(path)]
+    for number, more in enumerate(
+        (["--lengths", "12"], ["--lengths", "6"], ["--lengths", "6", "--modes", "memory"],
+         ["--lengths", "6", "--causal"], ["--lengths", "6", "--backends", "blocked"]), 1
+    ):  # fmt: skip
+        for _ in range(2):
+            assert benchmark.main([*command, "--modes", "forward", *more]) == 0
+        assert path.read_text().count(": begin -->") == number
+
+
+def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A row each, held against fp64 each; what `auto` took is said, and is in the file."""
+    path = tmp_path / "rows.csv"
+    command = [*TINY, "--lengths", "200", "--tokens", "200", "--schemes", "none,m4,t5", "--csv"]
+    command += [str(path), "--modes", "forward", "--backends", "auto,blocked", "--rounds", "1"]
+    assert benchmark.main(command) == 0
+    out = capsys.readouterr().out
+    assert "6 candidates right against fp64" in out
+    assert "| m4 |" in out and "| m4, blocked |" in out
+    (m4,) = [row for row in report.read_csv(path) if row["name"] == "m4"]
+    assert f"Evaluated by `{m4['backend']}`, `sdpa` (none at 200)." in out
+    (other,) = [row for row in report.read_csv(path) if row["name"] == "m4, blocked"]
+    assert other["backend"] == "blocked" and m4["backend"] in ("native", "blocked")
+
+
 def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
     """The layer's table says that it is one."""
     command = [*TINY, "--lengths", "12", "--tokens", "24", "--schemes", "shaw", "--layer"]
@@ -442,6 +470,18 @@ def test_the_bar_of_memory_leaves_out_tables() -> None:
     text = tables.tables([base, ours], bar=True)
     assert "| m4 | 160; 50 MiB (1.60) PASS 1.50 |" in text
     assert tables.misses([base, ours]) == (0, 1)
+
+
+def test_backends_in_words() -> None:
+    """The most frequent one first; the others with the schemes and lengths they were taken for."""
+    rows = [row(name, length=length, backend="native") for name in "abc" for length in (512, 2048)]
+    rows += [row(name, length=128, backend="reference") for name in "ab"]
+    rows += [row("none", length=length, backend="sdpa") for length in (128, 512)]
+    rows += [row("a, blocked", backend="blocked"), row("no positions", backend="")]
+    assert tables.backends_used([*rows, *rows]) == (
+        " Evaluated by `native`, `reference` (a, b at 128), `sdpa` (none at 128, 512)."
+    )
+    assert tables.backends_used([row("a")]) == ""
 
 
 def test_published_numbers_are_labelled() -> None:

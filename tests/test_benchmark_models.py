@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import benchmark_models as benchmark  # noqa: E402
-from _benchmark import timing, translation  # noqa: E402
+from _benchmark import bar, timing, translation  # noqa: E402
 from _benchmark.columns import Rows  # noqa: E402
 from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noqa: E402
 from _benchmark.peers import LEAST_TABLE, PEERS  # noqa: E402
@@ -55,6 +55,49 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob("*partial*"))
+
+
+def test_backends_side_by_side(tmp_path: Path) -> None:
+    """A row each in both parts; with --bar cells say what is known to be possible, where it is."""
+    page = tmp_path / "page.md"
+    flags = [*ONCE, "--size", "tiny", "--rows", "2", "--length", "4", "--vocabulary", "40"]
+    flags += ["--beam", "2", "--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3"]
+    flags += ["--tokens", "9", "--lengths", "9", "--modes", "train", "--peers", "none", "--bar"]
+    flags += ["--schemes", "none,shaw", "--backends", "auto,blocked", "--write", str(page)]
+    benchmark.main(flags)
+    lines = page.read_text().splitlines()
+    assert len([line for line in lines if line.startswith("| `shaw, blocked` |")]) == 2
+    (shaw, _) = [line for line in lines if line.startswith("| `shaw` |")]
+    assert shaw.endswith(("PASS 1.05 |", "OVER 1.05 |"))
+    (plain, _) = [line for line in lines if line.startswith("| `none` |")]
+    assert "1.05" not in plain.split("±")[-1]
+
+
+def test_the_backend_is_the_rows() -> None:
+    """What a row is named after evaluates it."""
+    layer = OurLayer("shaw, blocked", LAYER)
+    assert layer.layers[0].self_attn.backend == "blocked"
+    assert OurLayer("shaw", LAYER).layers[0].self_attn.backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("row", "limit"),
+    [
+        (("translation", "m4", "train", 16), 1.05),
+        (("translation", "m4, blocked", "generate", 16), 1.0),
+        (("translation", "none", "train", 16), None),
+        (("translation", "fairseq", "train", 16), None),
+        (("layers", "m3", "forward 512", 16), 1.15),
+        (("layers", "m3+shaw", "train 512", 16), 1.05),
+        (("layers", "m4", "train 512", 0), None),
+        (("layers", "m4", "train 128", 16), None),
+        (("layers", "m4", "memory 512", 16), None),
+        (("layers", "T5 (transformers)", "train 512", 16), None),
+    ],
+)
+def test_what_is_known_to_be_possible(row: tuple, limit: float | None) -> None:
+    """Targets of whole models and layers: this project's rows only."""
+    assert bar.model_target(*row) == limit
 
 
 def test_the_baseline_of_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +220,7 @@ def test_peers_have_our_sizes(peer) -> None:
         (["--rows", "0"], "--rows must be >= 1, got 0"),
         (["--width", "20", "--heads", "3"], "--width 20 must be a multiple of --heads 3"),
         (["--peers", "keras"], "--peers must be of fairseq, transformers"),
+        (["--backends", "fast"], "--backends must be of auto, reference, sdpa, blocked, native"),
         (["--resume"], "--resume continues a file: add --csv FILE"),
         (["--dropout", "1"], "--dropout must be in [0, 1), got 1.0"),
     ],

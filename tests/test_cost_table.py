@@ -49,6 +49,7 @@ def test_a_small_table(
     monkeypatch.setattr(cost_table, "TOGETHER", 2)
     page = tmp_path / "page.md"
     flags = ["--model", "small", "--schemes", "none,learned,shaw,tupe,rel_scalar", *FEW]
+    flags += ["--backends", "auto,blocked"]
     flags += ["--csv", str(tmp_path / "rows.csv"), "--write", str(page)]
     assert run_command(cost_table.main, flags) == 0
     text = page.read_text()
@@ -58,6 +59,7 @@ def test_a_small_table(
     assert learned.startswith("| `learned` | 262,144 | 262K | 262K | ")
     assert " ms ±" in learned and " MiB |" in learned
     assert text.count("| `tupe` |") == 2 and text.count("| `learned` |") == 1
+    assert "| `tupe, blocked` | 167,940 | - | 151K | " in text
     assert "| `shaw` | +24%, " in text and "| `rel_scalar` | +0%, +0% | +0%, +0% |" in text
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert sum(row["name"] == "learned" and row["column"] == "train 8" for row in rows) == 1

@@ -6,6 +6,9 @@ unclipped, which is estimated.  GPU: bf16, training, estimated.
 
 from __future__ import annotations
 
+from _benchmark.settings import scheme_and_backend
+from relpos_fairseq.registry import scheme_names
+
 SCALARS = ("t5", "rel_scalar", "alibi", "kerple", "m1", "m2")
 GROUPS = {
     **dict.fromkeys(SCALARS, "scalars"),
@@ -31,6 +34,7 @@ UNCLIPPED = {
 }
 LAYER = {"m3": (1.10, 1.15)}  # at 512; all others:
 ANY_LAYER = (1.05, 1.10)
+MODELS = {"train": 1.05, "generate": 1.0}  # of whole models, to fairseq's own
 CUDA = {  # training, at 512, 2048 and 16384
     "scalars": (1.2, 1.1, 1.02),
     "shaw_keys": (1.4, 1.15, 1.03),
@@ -79,6 +83,27 @@ def _of_gpu(group: str, length: int) -> float | None:
     lengths = (512, 2048, 16384)
     found = CUDA.get(group)
     return found[lengths.index(length)] if found and length in lengths else None
+
+
+def model_target(part: str, label: str, column: str, clip: int) -> float | None:
+    """The ratio that a whole model or layer should not exceed, or None where none is known.
+
+    Args:
+        part: `translation` or `layers`.
+        label: of a row; those of other libraries have no target.
+        column: mode, then the length where there is one.
+        clip: clip distance, 0: unclipped.
+    """
+    scheme, _ = scheme_and_backend(label)
+    if label == "none" or not set(scheme.split("+")) <= set(scheme_names()):
+        return None
+    mode, *length = column.split()
+    if part == "translation":
+        return MODELS.get(mode)
+    modes = ("train", "forward")
+    if length != ["512"] or not clip or mode not in modes:
+        return None
+    return LAYER.get(scheme, ANY_LAYER)[modes.index(mode)]
 
 
 def reached(row: dict, rows: dict[tuple, dict]) -> float:

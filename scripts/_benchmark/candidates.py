@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from _benchmark.settings import DECODED, Setting, draw, draw_heads, flags_of
+from _benchmark.settings import DECODED, Setting, draw, draw_heads, flags_of, label_of
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.attention.api import choose
 from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.config import resolve
 from relpos_fairseq.modules.decoding_cache import DecodingCache
@@ -18,7 +19,7 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.stack import StackPositions, cached_terms
 
-BASELINE = "no positions"
+BASELINE, NAIVE = "no positions", "naive"
 MODES = ("train", "forward", "decode", "memory")
 
 
@@ -91,8 +92,7 @@ class Scheme(Candidate):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Build the scheme."""
-        ways = {"auto": "", "reference": ", naive"}
-        super().__init__(name + ways.get(backend, f", {backend}"), setting)
+        super().__init__(label_of(name, NAIVE if backend == "reference" else backend), setting)
         self.name, self.backend = name, backend
         shape = AttentionShape(
             setting.embed_dim,
@@ -135,6 +135,14 @@ class Scheme(Candidate):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, T, D)."""
         return attend(self.call(q, k, v), self.backend)[0]
+
+    @property
+    def chosen(self) -> str:
+        """The backend that evaluates a whole sequence."""
+        if self.backend != "auto":
+            return self.backend
+        with torch.no_grad():
+            return choose(self.call(*self.inputs()))
 
     def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
         """A step as the plugin's attention makes it: terms, the new key into the cache, attention.

@@ -9,6 +9,7 @@ import torch
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from _benchmark.settings import scheme_and_backend
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace, transformer
 from relpos_fairseq.models.roberta_encoder import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
@@ -48,10 +49,11 @@ class Layer:
 class OurLayer(nn.Module):
     """A layer of `relpos_roberta` with what its stack evaluates once a forward pass."""
 
-    def __init__(self, scheme: str, setting: Layer) -> None:
-        """Build the layer of a scheme with its own initial values."""
+    def __init__(self, name: str, setting: Layer) -> None:
+        """Build the layer of a scheme (and backend: `label_of`) with its own initial values."""
         super().__init__()
         config = _config(setting)
+        scheme, config.attention_backend = scheme_and_backend(name)
         config.position_scheme = scheme
         if any("clip_distance" in member.takes for member in parse_hybrid(scheme)):
             config.position_clip_distance = str(setting.clip)

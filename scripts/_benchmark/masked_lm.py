@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from _benchmark.settings import scheme_and_backend
 from _benchmark.translation import adam
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
@@ -54,17 +55,18 @@ def sizes_of(size: str) -> dict[str, int]:
     return SIZES[f"relpos_roberta_{size}"]
 
 
-def masked_lm(scheme: str, setting: MaskedLM) -> RelPosRobertaModel:
-    """The model of a scheme, with seeded initial values."""
+def masked_lm(name: str, setting: MaskedLM) -> RelPosRobertaModel:
+    """The model of a scheme (and backend: `label_of`), with seeded initial values."""
     dictionary = Dictionary()
     for number in range(setting.vocabulary - SPECIAL):
         dictionary.add_symbol(f"w{number}")
     dictionary.add_symbol("<mask>")
     task = SimpleNamespace(source_dictionary=dictionary, max_positions=lambda: setting.positions)
     config = RelPosRobertaConfig()
-    for name, value in sizes_of(setting.size).items():
-        setattr(config, name, value)
+    for size, value in sizes_of(setting.size).items():
+        setattr(config, size, value)
     config.encoder_layers = setting.layers or config.encoder_layers
+    scheme, config.attention_backend = scheme_and_backend(name)
     config.position_scheme = scheme
     config.dropout = config.attention_dropout = setting.dropout
     if setting.clip is not None and any("clip_distance" in m.takes for m in parse_hybrid(scheme)):
@@ -88,9 +90,9 @@ def _text(setting: MaskedLM) -> tuple[Tensor, Tensor]:
     return tokens.to(setting.device), masked.to(setting.device)
 
 
-def training_step(scheme: str, setting: MaskedLM) -> Callable[[], object]:
+def training_step(name: str, setting: MaskedLM) -> Callable[[], object]:
     """Forward, loss of the masked tokens, backward, Adam."""
-    model = masked_lm(scheme, setting).train()
+    model = masked_lm(name, setting).train()
     optimizer = adam([part for part in model.parameters() if part.requires_grad])
     tokens, masked = _text(setting)
     inputs = tokens.masked_fill(masked, setting.vocabulary - 1)
@@ -106,8 +108,8 @@ def training_step(scheme: str, setting: MaskedLM) -> Callable[[], object]:
     return step
 
 
-def inference(scheme: str, setting: MaskedLM) -> Callable[[], object]:
+def inference(name: str, setting: MaskedLM) -> Callable[[], object]:
     """A forward pass to the features of every token."""
-    model = masked_lm(scheme, setting).eval()
+    model = masked_lm(name, setting).eval()
     tokens, _ = _text(setting)
     return torch.no_grad()(lambda: model(tokens, features_only=True)[0])

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from _benchmark.options import check_run, lengths_of, set_labels
 from _benchmark.peers import PEERS
 from _benchmark.translation import MODEL_SIZES
-from relpos_fairseq.registry import parse_hybrid, scheme_names
+from relpos_fairseq.attention import BACKENDS
 
 PARTS = {"translation": ("train", "generate"), "layers": ("train", "forward", "memory")}
 MODES = ("train", "generate", "forward", "memory")
@@ -28,6 +29,8 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help="of translation, layers")
     parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)}")
     parser.add_argument("--schemes", default="all", help="names separated by commas, or all")
+    parser.add_argument("--backends", default="auto", help=f"a row each: of {', '.join(BACKENDS)}")
+    parser.add_argument("--bar", action="store_true", help="say what is known to be possible")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -62,8 +65,6 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         if unknown or not (chosen or name == "peers"):
             raise ValueError(f"--{name} must be of {', '.join(known)}, got {', '.join(unknown)!r}")
         setattr(args, name, chosen)
-    if args.resume and args.csv is None:
-        raise ValueError("--resume continues a file: add --csv FILE")
     for part in args.parts:
         if not set(PARTS[part]) & set(args.modes):
             raise ValueError(
@@ -71,24 +72,18 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
                 f"{','.join(args.modes)}"
             )
     check_numbers(args)
-    args.schemes = scheme_names() if args.schemes == "all" else args.schemes.split(",")
-    for name in args.schemes:
-        parse_hybrid(name)
+    check_run(args)
+    set_labels(args)
     return args
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Check ranges, and that the device is there.
+    """Check ranges.
 
     Raises:
         ValueError: a wrong value.
     """
-    try:
-        args.lengths = [int(part) for part in args.lengths.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--lengths must be whole numbers separated by commas, got {args.lengths}"
-        ) from None
+    args.lengths = lengths_of(args.lengths)
     at_least_1 = "vocabulary rows beam tokens width ffn heads rounds threads".split()
     for name in at_least_1:
         if getattr(args, name) < 1:
@@ -102,5 +97,3 @@ def check_numbers(args: argparse.Namespace) -> None:
         raise ValueError(f"--width {args.width} must be a multiple of --heads {args.heads}")
     if not 0 <= args.dropout < 1:
         raise ValueError(f"--dropout must be in [0, 1), got {args.dropout}")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")

@@ -16,6 +16,17 @@ INPUT_SCHEMES = ("none", "sinusoidal", "learned", "sentence")  # nothing of them
 DECODED = 8  # sentences that a step of decoding continues, at least
 
 
+def label_of(scheme: str, backend: str) -> str:
+    """A row's name: `m4`, or `m4, blocked` where it is not `auto` that chooses."""
+    return scheme if backend == "auto" else f"{scheme}, {backend}"
+
+
+def scheme_and_backend(label: str) -> tuple[str, str]:
+    """What `label_of` put together."""
+    scheme, _, backend = label.partition(", ")
+    return scheme, backend or "auto"
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is measured.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _benchmark.bar import reached, target
 from _benchmark.candidates import BASELINE
+from _benchmark.settings import scheme_and_backend
 
 TITLES = {
     "train": "Forward and backward pass",
@@ -69,6 +70,24 @@ def _cell(row: dict | None, cells: dict[tuple, dict], bar: bool) -> str:
 
 def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
+
+
+def backends_used(rows: list[dict]) -> str:
+    """Which backends `auto` took, in words: first the one that most rows have."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        if row.get("backend") and scheme_and_backend(row["name"])[1] == "auto":
+            lengths = found.setdefault(row["backend"], {}).setdefault(row["name"], [])
+            lengths += [row["length"]] * (row["length"] not in lengths)
+    by_size = sorted(found, key=lambda name: -sum(map(len, found[name].values())))
+    words = []
+    for number, backend in enumerate(by_size):
+        names: dict[str, list[str]] = {}
+        for name, lengths in found[backend].items():
+            names.setdefault(", ".join(map(str, sorted(lengths))), []).append(name)
+        where = "; ".join(f"{', '.join(these)} at {lengths}" for lengths, these in names.items())
+        words.append(f"`{backend}`" if number == 0 else f"`{backend}` ({where})")
+    return f" Evaluated by {', '.join(words)}." if words else ""
 
 
 def misses(rows: list[dict]) -> tuple[int, int]:

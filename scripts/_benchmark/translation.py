@@ -20,6 +20,7 @@ from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
+from _benchmark.settings import scheme_and_backend
 from relpos_fairseq.models.relpos_transformer import SIZES, RelPosTransformerModel
 from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
 
@@ -74,11 +75,11 @@ def small_task(words: int) -> SimpleNamespace:
 
 
 def translation_model(name: str, setting: Translation) -> nn.Module:
-    """A model of a scheme, or fairseq's own, with seeded initial values."""
+    """A model of a scheme (and backend: `label_of`), or fairseq's own, with seeded values."""
     config = RelPosTransformerConfig()
     values = MODEL_SIZES[setting.size] | {"share_all_embeddings": True, "dropout": setting.dropout}
     if name != FAIRSEQ:
-        values["position_scheme"] = name
+        values["position_scheme"], values["attention_backend"] = scheme_and_backend(name)
     for key, value in values.items():
         setattr(config, key, value)
     torch.manual_seed(1)

@@ -67,6 +67,9 @@ def measure(run: Run, setting: Setting) -> None:
         served = [candidate for candidate in served if _fits(run, candidate, mode)]
         column = run.column(setting, mode)
         rows = _memory(served) if mode == "memory" else _times(run, served, mode)
+        if mode != "decode":  # whose steps have a way of their own
+            used = {candidate.label: _backend(candidate) for candidate in served}
+            rows = [{**row, "backend": used[row["name"]]} for row in rows]
         run.log.rows = [row for row in run.log.rows if not _is_of(row, column)]
         run.log.add({**column, **row} for row in rows)
 
@@ -124,6 +127,13 @@ def _compiles(run: Run, candidate: Flex) -> bool:
     if reason is not None:
         run.note(f"{candidate.label}: {reason}")
     return reason is None
+
+
+def _backend(candidate: Candidate) -> str:
+    """What evaluates a scheme's rows, `auto` resolved; of others, nothing."""
+    scheme = getattr(candidate, "attention", candidate)  # of a layer
+    ours = isinstance(scheme, Scheme) and not isinstance(scheme, Flex)
+    return scheme.chosen if ours else ""
 
 
 def _viewed(run: Run, candidate: Candidate) -> Candidate:
