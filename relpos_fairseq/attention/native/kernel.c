@@ -4,6 +4,7 @@
  * and forms logits for a block of queries and a chunk of keys at a time, where they stay in its
  * second-level cache.  Nothing is shared between threads, and sums have one order.
  */
+#include <pthread.h>
 #include <sys/mman.h>
 #ifdef __SSE2__
 #include <xmmintrin.h>
@@ -19,13 +20,28 @@
 static _Thread_local char *kept;
 static _Thread_local size_t kept_size;
 
+/* A thread that ends frees its buffers: a program may make one for each request. */
+static pthread_key_t of_thread;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int is_freed;
+
+static void make_key(void) { is_freed = !pthread_key_create(&of_thread, free); }
+
+static void keep(char *buffers, size_t size)
+{
+    kept = buffers;
+    kept_size = buffers ? size : 0;
+    pthread_once(&once, make_key);
+    if (is_freed)
+        pthread_setspecific(of_thread, buffers);
+}
+
 static char *borrow(size_t size)
 {
     if (size > kept_size) {
         free(kept);
         size = round_up(size, PAGE);
-        kept = aligned_alloc(PAGE, size);
-        kept_size = kept ? size : 0;
+        keep(aligned_alloc(PAGE, size), size);
 #ifdef MADV_HUGEPAGE
         if (kept)
             madvise(kept, size, MADV_HUGEPAGE);
@@ -38,8 +54,7 @@ static void give_back(void)
 {
     if (kept_size > KEPT) {
         free(kept);
-        kept = NULL;
-        kept_size = 0;
+        keep(NULL, 0);
     }
 }
 
