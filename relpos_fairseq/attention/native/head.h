@@ -58,8 +58,8 @@ static void *take(Arena *arena, int64_t count, size_t size)
 
 INLINE real *reals(Arena *arena, int64_t count) { return take(arena, count, sizeof(real)); }
 
-/* Rows of a head: with room for whole blocks of registers, and a chunk's end. */
-INLINE int64_t padded(int64_t length) { return round_up(length, UNIT) + UNIT; }
+/* Rows in whole blocks of registers, as what stands left and as what stands right. */
+INLINE int64_t padded(int64_t length) { return most(round_up(length, MR), round_up(length, NR)); }
 
 /* A row of columns: strips may be read past its end; no multiple of a page, whose lines would share
  * places in a cache. */
@@ -83,7 +83,7 @@ static void room_of_side(Arena *arena, Head *x, Side *side, const Table *table, 
     if (!table->data)
         return;
     const Call *c = x->call;
-    int64_t width = padded(c->width), row = round_up(channels, VL), rows = x->rows;
+    int64_t width = padded(c->width) + MR, row = round_up(channels, VL), rows = x->rows;
     int64_t columns = query_row(x);
     if (of_keys) {
         columns = key_row(x);
@@ -227,7 +227,7 @@ static void pack_side(Head *x, Side *side, int64_t channels, int changed)
                   side->factor, NULL);
     }
     if (x->backward)
-        zero(side->grad, padded(width) * row);
+        zero(side->grad, (padded(width) + MR) * row);
 }
 
 /* Values of all keys in a band. */
