@@ -46,6 +46,10 @@ class Formula:
         """As call.py has it."""
         return ctypes.sizeof(Call)
 
+    def relpos_groups(self, call: Call) -> int:
+        """Each row of the batch is a group of its own."""
+        return call.batch
+
     def relpos_forward(self, call: Call) -> int:
         """Write out, top and mass."""
         self.calls["forward"] += 1

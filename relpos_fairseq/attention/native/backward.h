@@ -229,12 +229,9 @@ static void end_block(Head *x, const Chunk *at)
         }
         if (apart && c->dq.data)
             memcpy(rows_for(&c->dq, x, at->first + r), of_vectors, c->dim * sizeof(real));
-        if (c->df) { /* the group's is the first's */
-            real *to = c->df + (x->n * c->tgt + at->first + r) * c->rank;
-            zero(to, c->rank);
-            if (x->df)
-                memcpy(to, x->df + r * x->rank, c->rank * sizeof(real));
-        }
+        if (c->df && x->df)
+            memcpy(c->df + (factors_of(x) * c->tgt + at->first + r) * c->rank, x->df + r * x->rank,
+                   c->rank * sizeof(real));
     }
 }
 
@@ -360,12 +357,8 @@ static void end_head(Head *x)
     STORE(dpk, pk, c->dim)
     STORE(dav, av, c->value_dim)
 #undef STORE
-    if (c->dg) { /* the group's is the first's */
-        real *to = c->dg + n * c->src * c->rank;
-        zero(to, c->src * c->rank);
-        if (x->dg)
-            store(to, c->src, x->dg, x->rank, c->rank, 1);
-    }
+    if (c->dg && x->dg)
+        store(c->dg + factors_of(x) * c->src * c->rank, c->src, x->dg, x->rank, c->rank, 1);
 }
 
 static void begin_sums(Head *x)

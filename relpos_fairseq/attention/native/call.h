@@ -64,7 +64,7 @@ typedef struct {
     /* Gradients, all written whole; NULL where not wanted or where there is no such operand. */
     Tensor dout;                      /* given */
     Tensor dq, dk, dv, dcq, dck;      /* as their operands */
-    real *df, *dg;                    /* (N, tgt, rank), (N, src, rank) */
+    real *df, *dg;                    /* (groups * heads, tgt, rank), (groups * heads, src, rank) */
     real *du;                         /* (N, dim) */
     real *daq, *dak, *dpq, *dpk;      /* (N, width, dim) */
     real *dav;                        /* (N, width, value_dim) */
@@ -77,5 +77,7 @@ typedef struct {
 int relpos_forward(const Call *call);
 int relpos_backward(const Call *call);
 int64_t relpos_call_size(void);
+/* Rows of the batch that share f and g are taken in groups; others are a group each. */
+int64_t relpos_groups(const Call *call);
 
 #endif

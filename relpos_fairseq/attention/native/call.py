@@ -64,4 +64,6 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL:
         )
     for function in (library.relpos_forward, library.relpos_backward):
         function.argtypes, function.restype = [ctypes.POINTER(Call)], ctypes.c_int
+    library.relpos_groups.argtypes = [ctypes.POINTER(Call)]
+    library.relpos_groups.restype = _number
     return library

@@ -91,10 +91,12 @@ class _Attention(torch.autograd.Function):
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
         call.dout = _tensor(dout)
+        kernel = calls.kernel(out.dtype)
+        groups = kernel.relpos_groups(call) if call.rank else call.batch
         grads: list[Tensor | None] = [None, None]
         for place, needed in enumerate(ctx.needs_input_grad[2:]):
-            grads.append(_room(call, place, laid[place]) if needed else None)
-        _run(calls.kernel(out.dtype).relpos_backward, call)
+            grads.append(_room(call, place, laid[place], groups) if needed else None)
+        _run(kernel.relpos_backward, call)
         for place, operand in enumerate(laid, 2):
             if grads[place] is not None:
                 grads[place] = _summed(grads[place], operand, call)
@@ -129,7 +131,9 @@ def _point(
     for place, name in _TENSORS:
         operand = laid[place]
         if operand is not None:
-            if operand.stride(-1) != 1:
+            # Rows of the batch that read the same numbers share one gradient: of a batch of 1 only.
+            expanded = operand.stride(0) == 0 and operand.size(0) > 1 and name in ("f", "g")
+            if operand.stride(-1) != 1 or expanded:
                 laid[place] = operand = operand.contiguous()
             setattr(call, name, _tensor(operand))
     for place, name in _TABLES:
@@ -154,14 +158,19 @@ def _tensor(x: Tensor) -> calls.Tensor:
     return calls.Tensor(x.data_ptr(), batch, heads, rows)
 
 
-def _room(call: Call, place: int, operand: Tensor) -> Tensor:
-    """Where the kernel puts a gradient: as the operand, or of each head its own (N, ...)."""
+def _room(call: Call, place: int, operand: Tensor, groups: int) -> Tensor:
+    """Where the kernel puts a gradient: as the operand, or of each head its own (N, ...).
+
+    Factors have one for each head of the `groups` that rows of the batch are taken in.
+    """
     if _LIKE_OPERAND[place]:
         grad = torch.empty_like(operand)
         setattr(call, _GRADIENTS[place], _tensor(grad))
         return grad
-    rest = operand.shape[2:] if operand.dim() == 4 else operand.shape[1:]
-    grad = operand.new_empty((call.batch * call.heads, *rest))
+    if operand.dim() == 4:
+        grad = operand.new_empty((groups * call.heads, *operand.shape[2:]))
+    else:
+        grad = operand.new_empty((call.batch * call.heads, *operand.shape[1:]))
     setattr(call, _GRADIENTS[place], grad.data_ptr())
     return grad
 
@@ -171,7 +180,7 @@ def _summed(grad: Tensor, operand: Tensor, call: Call) -> Tensor:
     if grad.dim() == 4:
         return grad
     if operand.dim() == 4:  # factors (B|1, H|1, L, r)
-        return grad.view(call.batch, call.heads, *grad.shape[1:]).sum_to_size(operand.shape)
+        return grad.view(-1, call.heads, *grad.shape[1:]).sum_to_size(operand.shape)
     if operand.size(0) == 1:
         return grad.sum(0, keepdim=True)
     return grad.view(call.batch, call.heads, *grad.shape[1:]).sum(0)

@@ -136,6 +136,19 @@ static void lend_tiles(Head *x, const Head *first)
     x->bits = first->bits;
 }
 
+/* How many rows of the batch a thread takes together: those that share factors. */
+INLINE int64_t group_of(const Call *call)
+{
+    int shared = call->rank && !call->f.b && !call->g.b;
+    return shared ? least(call->batch, GROUP) : 1;
+}
+
+/* The group and head that a head's factors belong to. */
+INLINE int64_t factors_of(const Head *x)
+{
+    return x->b / group_of(x->call) * x->call->heads + x->h;
+}
+
 /* Buffers of member `member` of a group. */
 static void room(Arena *arena, Head *group, int member, const Call *c, int backward)
 {

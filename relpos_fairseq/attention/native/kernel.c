@@ -84,17 +84,10 @@ static void restore(unsigned before)
 #endif
 }
 
-/* How many rows of the batch a thread takes together: those that share factors. */
-static int64_t group_of(const Call *call)
-{
-    int shared = call->rank && !call->f.b && !call->g.b;
-    return shared ? least(call->batch, GROUP) : 1;
-}
-
 /* Run `parts` parts of each group of heads; a part is some blocks of queries. */
 static int run(const Call *call, int backward, int64_t parts)
 {
-    int64_t size = group_of(call), groups = (call->batch + size - 1) / size, failed = 0;
+    int64_t size = group_of(call), groups = relpos_groups(call), failed = 0;
     int64_t chunk = call->heads >= 2 * call->threads ? groups : 1;
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
@@ -140,5 +133,11 @@ int relpos_forward(const Call *call)
 }
 
 int relpos_backward(const Call *call) { return run(call, 1, 1); }
+
+int64_t relpos_groups(const Call *call)
+{
+    int64_t size = group_of(call);
+    return (call->batch + size - 1) / size;
+}
 
 int64_t relpos_call_size(void) { return sizeof(Call); }
