@@ -300,3 +300,33 @@ def test_the_command(sources: Path, cache: Path, monkeypatch, capsys) -> None:
     assert main() == 2
     said = capsys.readouterr().err
     assert said.startswith("error: attention backend native") and said.count("\n") == 1
+
+
+@needs_compiler
+def test_a_library_that_anybody_may_have_put_there(sources: Path, cache: Path, monkeypatch) -> None:
+    """Where all may write, another user's library is not loaded: it would be run."""
+    build.load(sources)
+    (library,) = libraries(cache)
+    if os.geteuid() == 0:
+        os.chown(library, 12345, -1)
+    monkeypatch.setattr(build.os, "geteuid", lambda: 1)
+    assert build._is_whole(library)
+    cache.chmod(0o777)
+    assert not build._is_whole(library)
+
+
+@needs_compiler
+def test_another_users_lock(sources: Path, cache: Path) -> None:
+    """A lock that cannot be opened is no reason to refuse: each compiles for itself."""
+    build.load(sources)
+    (library,) = libraries(cache)
+    library.unlink()
+    library.with_suffix(".lock").unlink()
+    library.with_suffix(".lock").mkdir()
+    assert build.load(sources).relpos_call_size() == 7
+
+
+def test_a_compiler_that_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray quote in CC is a reason as others are."""
+    monkeypatch.setenv("CC", 'gcc "-O2')
+    assert re.search('CC=gcc "-O2 is no command .*quot', build.problem())

@@ -7,6 +7,7 @@ is compiled again rather than loaded.  It shares torch's OpenMP runtime, which h
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -16,6 +17,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -109,7 +111,10 @@ def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 def find_compiler() -> tuple[str, ...]:
     """The command of CC, or of the first known compiler on PATH."""
-    asked = shlex.split(os.environ.get("CC", ""))
+    try:
+        asked = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise BuildError(f"anything here: CC={os.environ['CC']} is no command ({error})") from None
     names = asked[:1] or COMPILERS
     for name in names:
         path = shutil.which(name)
@@ -224,8 +229,11 @@ def _processor() -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a library is there and ends with its own hash."""
+    """Whether a library is there, not from just anybody, and ends with its own hash."""
     try:
+        shared = path.parent.stat().st_mode & stat.S_IWOTH
+        if shared and path.stat().st_uid not in (0, os.geteuid()):
+            return False  # anybody may put a file there: loading it would run it
         content = path.read_bytes()
     except OSError:
         return False
@@ -239,7 +247,9 @@ def _writable_folder() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
-    return Path(tempfile.mkdtemp(prefix="relpos_fairseq-"))
+    private = Path(tempfile.mkdtemp(prefix="relpos_fairseq-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return private
 
 
 @contextlib.contextmanager
@@ -247,7 +257,8 @@ def _locked(path: Path) -> Iterator[None]:
     """One process at a time; where files cannot be locked, each for itself."""
     import fcntl  # which Windows has not
 
-    with open(path.with_suffix(".lock"), "w") as file:
-        with contextlib.suppress(OSError):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # another user's lock in a folder of several
+            file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
