@@ -2,7 +2,8 @@
 
 The library lies in a cache folder under a name made of all that it depends on: sources, compiler,
 flags, processor.  Its file ends with a hash of what stands before, so that one that was cut short
-is compiled again rather than loaded.  It shares torch's OpenMP runtime, which has the same name.
+is compiled again rather than loaded.  gcc's shares torch's OpenMP runtime, which has the same name;
+clang's has one of its own, beside torch's.
 """
 
 from __future__ import annotations

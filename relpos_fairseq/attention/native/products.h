@@ -52,6 +52,19 @@ LANES(across, ACROSS);
 LANES(first_of_pair, FIRST);
 LANES(second_of_pair, SECOND);
 
+/* Lanes of x and of y, as `from` numbers them. */
+INLINE vec shuffle(vec x, vec y, lanes from)
+{
+#ifdef __clang__
+    vec out;
+    for (int lane = 0; lane < VL; lane++)
+        out[lane] = from[lane] < VL ? x[from[lane]] : y[from[lane] - VL];
+    return out;
+#else
+    return __builtin_shuffle(x, y, from);
+#endif
+}
+
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return most(low, least(x, high)); }
@@ -185,8 +198,8 @@ INLINE void transpose(vec *rows)
         for (int r = 0; r < VL; r++)
             if (!(r & s)) {
                 vec a = rows[r], b = rows[r + s];
-                rows[r] = __builtin_shuffle(a, b, low);
-                rows[r + s] = __builtin_shuffle(a, b, high);
+                rows[r] = shuffle(a, b, low);
+                rows[r + s] = shuffle(a, b, high);
             }
     }
 }

@@ -82,7 +82,7 @@ INLINE vec larger(vec x, vec y)
     {                                                                                              \
         _Pragma("GCC unroll 4") for (int step = 0; 1 << step < VL; step++)                         \
         {                                                                                          \
-            vec y = __builtin_shuffle(x, *(const lanes *)across[step]);                            \
+            vec y = shuffle(x, x, *(const lanes *)across[step]);                            \
             x = join;                                                                              \
         }                                                                                          \
         return x[0];                                                                               \
