@@ -41,6 +41,7 @@ typedef struct {
     int64_t batch, heads, tgt, src;
     int64_t dim, value_dim, rank; /* channels of q, k; of v; of f, g */
     int64_t start;                /* slot of the first query */
+    int64_t first_head, all_heads; /* of a call that is evaluated in parts: its first, its number */
     int64_t low, width, wide;     /* of tables of vectors */
     int64_t causal;               /* 1: no key in a query's future */
     int64_t window;               /* slots that a query sees, its own the last; 0: all */

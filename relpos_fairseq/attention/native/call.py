@@ -25,8 +25,8 @@ class Table(ctypes.Structure):
 
 
 _NUMBERS = (
-    "batch", "heads", "tgt", "src", "dim", "value_dim", "rank", "start", "low", "width", "wide",
-    "causal", "window", "reset", "first_per_row", "drop", "seed", "threads",
+    "batch", "heads", "tgt", "src", "dim", "value_dim", "rank", "start", "first_head", "all_heads",
+    "low", "width", "wide", "causal", "window", "reset", "first_per_row", "drop", "seed", "threads",
 )  # fmt: skip
 TENSORS = ("q", "k", "v", "cq", "ck", "f", "g")
 TABLES = ("u", "aq", "ak", "pq", "pk", "av", "tri", "fixed", "gate", "theta")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +21,10 @@ DROPS = 65536  # parts of all probabilities, in which a dropout is counted
 _TENSORS = tuple((place, name) for place, name in enumerate(TENSORS))
 _TABLES = tuple((place, name) for place, name in enumerate(OPERANDS) if name in TABLES)
 _GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
-_LIKE_OPERAND = tuple(name in ("q", "k", "v", "cq", "ck") for name in OPERANDS)
+CONTENT = ("q", "k", "v", "cq", "ck")
+_LIKE_OPERAND = tuple(name in CONTENT for name in OPERANDS)
+_BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
+AT_ONCE = 32 << 20  # bytes of gradients that the kernel writes apart, before they are summed
 Operands = tuple[Tensor | None, ...]
 
 
@@ -45,6 +50,7 @@ def describe(inputs: AttentionInputs, low: Lowered) -> tuple[Call, tuple[Tensor 
     """
     positions, operands, call = inputs.positions, low.operands, Call()
     call.batch, call.heads, _, call.dim = inputs.q.shape
+    call.all_heads = call.heads
     call.tgt, call.src = positions.tgt_len, positions.src_len
     call.value_dim = inputs.v.size(-1)
     call.start, call.scale = positions.query_start, inputs.scale
@@ -91,16 +97,7 @@ class _Attention(torch.autograd.Function):
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
         call.dout = _tensor(dout)
-        kernel = calls.kernel(out.dtype)
-        groups = kernel.relpos_groups(call) if call.rank else call.batch
-        grads: list[Tensor | None] = [None, None]
-        for place, needed in enumerate(ctx.needs_input_grad[2:]):
-            grads.append(_room(call, place, laid[place], groups) if needed else None)
-        _run(kernel.relpos_backward, call)
-        for place, operand in enumerate(laid, 2):
-            if grads[place] is not None:
-                grads[place] = _summed(grads[place], operand, call)
-        return tuple(grads)
+        return None, None, *_gradients(call, laid, numbers, ctx.needs_input_grad[2:])
 
 
 def _forward(
@@ -158,32 +155,101 @@ def _tensor(x: Tensor) -> calls.Tensor:
     return calls.Tensor(x.data_ptr(), batch, heads, rows)
 
 
-def _room(call: Call, place: int, operand: Tensor, groups: int) -> Tensor:
-    """Where the kernel puts a gradient: as the operand, or of each head its own (N, ...).
+@dataclass
+class _Apart:
+    """A gradient that the kernel writes in several rows, before they are summed.
 
-    Factors have one for each head of the `groups` that rows of the batch are taken in.
+    Args:
+        rows: of the batch, or groups of them.
+        shape: of the operand: (B|1, H|1, ...).
     """
-    if _LIKE_OPERAND[place]:
-        grad = torch.empty_like(operand)
-        setattr(call, _GRADIENTS[place], _tensor(grad))
-        return grad
-    if operand.dim() == 4:
-        grad = operand.new_empty((groups * call.heads, *operand.shape[2:]))
-    else:
-        grad = operand.new_empty((call.batch * call.heads, *operand.shape[1:]))
-    setattr(call, _GRADIENTS[place], grad.data_ptr())
-    return grad
+
+    rows: int
+    shape: tuple[int, ...]
 
 
-def _summed(grad: Tensor, operand: Tensor, call: Call) -> Tensor:
-    """A gradient of all heads (N, ...), summed over those that share the operand."""
-    if grad.dim() == 4:
-        return grad
-    if operand.dim() == 4:  # factors (B|1, H|1, L, r)
-        return grad.view(-1, call.heads, *grad.shape[1:]).sum_to_size(operand.shape)
-    if operand.size(0) == 1:
-        return grad.sum(0, keepdim=True)
-    return grad.view(call.batch, call.heads, *grad.shape[1:]).sum(0)
+def _gradients(
+    call: Call, laid: list[Tensor | None], numbers: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of the operands that want one.
+
+    The kernel writes those of tables for each head of each row of the batch, those of factors for
+    each head of the groups that rows are taken in.  Where these would take much memory before they
+    are summed, some heads are evaluated at a time; which ones depends on shapes and the number of
+    threads alone.
+    """
+    grads: list[Tensor | None] = [None] * len(laid)
+    groups = calls.kernel(numbers.dtype).relpos_groups(call) if call.rank else call.batch
+    apart: dict[int, _Apart] = {}
+    for place, operand in enumerate(laid):
+        if operand is None or not wanted[place]:
+            continue
+        if _LIKE_OPERAND[place]:
+            grads[place] = grad = torch.empty_like(operand)
+            setattr(call, _GRADIENTS[place], _tensor(grad))
+        elif operand.dim() == 4:
+            apart[place] = _Apart(groups, operand.shape)
+        else:
+            apart[place] = _Apart(call.batch, (1, *operand.shape))
+    for first, heads in _parts(call, apart.values(), numbers.element_size()):
+        for place, grad in _of_part(call, first, heads, numbers, apart).items():
+            if heads == call.heads:
+                grads[place] = grad.view(laid[place].shape)
+                continue
+            if grads[place] is None:
+                grads[place] = torch.zeros_like(laid[place])
+            own = grads[place].view(apart[place].shape)
+            own = own[:, first : first + heads] if own.size(1) > 1 else own
+            own += grad
+    return grads
+
+
+def _parts(call: Call, apart: Iterable[_Apart], element_size: int) -> Iterator[tuple[int, int]]:
+    """First head and number of heads of each part of a backward pass.
+
+    Args:
+        call: the call.
+        apart: gradients that the kernel writes in several rows.
+        element_size: bytes of a number.
+    """
+    all_heads, threads, size = (
+        call.heads,
+        call.threads,
+        0,
+    )  # bytes of a head, before they are summed
+    for grad in apart:
+        if tuple(grad.shape[:2]) != (grad.rows, all_heads):
+            size += grad.rows * math.prod(grad.shape[2:]) * element_size
+    heads = max(AT_ONCE // max(size, 1), 2 * threads)  # no thread is idle for long
+    heads = min(all_heads, heads // threads * threads)
+    for first in range(0, all_heads, heads):
+        yield first, min(heads, all_heads - first)
+
+
+def _of_part(
+    call: Call, first: int, heads: int, numbers: Tensor, apart: dict[int, _Apart]
+) -> dict[int, Tensor]:
+    """Evaluate some heads; what they give to operands: (B|1, heads|1, ...)."""
+    if heads < call.heads:
+        call = Call.from_buffer_copy(call)
+        size = numbers.element_size()
+        for name in _BY_HEAD:
+            place = getattr(call, name)
+            if place.data:
+                place.data += first * place.h * size
+        numbers = numbers.view(2, call.batch, call.heads, call.tgt)[:, :, first : first + heads]
+        numbers = numbers.contiguous()
+        call.top, call.mass = numbers[0].data_ptr(), numbers[1].data_ptr()
+        call.heads, call.first_head = heads, first
+    found = {}
+    for place, grad in apart.items():
+        found[place] = numbers.new_empty((grad.rows, heads, *grad.shape[2:]))
+        setattr(call, _GRADIENTS[place], found[place].data_ptr())
+    _run(calls.kernel(numbers.dtype).relpos_backward, call)
+    for place, grad in apart.items():
+        own = (grad.shape[0], heads if grad.shape[1] > 1 else 1, *grad.shape[2:])
+        found[place] = found[place].sum_to_size(own)
+    return found
 
 
 def _run(function: Callable[[Call], int], call: Call) -> None:

@@ -115,7 +115,9 @@ static void logits(Head *x, const Chunk *at)
 /* Bits for the cells of a row, as dropout reads them. */
 INLINE void draw(Head *x, const Chunk *at, const Row *row)
 {
-    random_bits(x->bits, x->call->seed, x->n, at->first + row->r, at->keys, at->length);
+    const Call *c = x->call;
+    int64_t head = x->b * c->all_heads + c->first_head + x->h;
+    random_bits(x->bits, c->seed, head, at->first + row->r, at->keys, at->length);
 }
 
 #endif
