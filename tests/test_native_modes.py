@@ -71,7 +71,7 @@ print("alike" if ok else "different", [child.exitcode for child in children])
 
 
 def test_forks_of_a_program_with_threads() -> None:
-    """One thread is all that OpenMP has in a fork (torch's own operations wait for ever for two)."""
+    """OpenMP has one thread in a fork; for a second, torch's own operations wait for ever too."""
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
