@@ -327,3 +327,26 @@ def test_blocked_on_cuda(case: Case) -> None:
         moved |= {n: getattr(inputs, n).cuda() for n in ("content_q", "content_k")}
     got, _ = attend(replace(inputs, positions=positions, terms=terms, **moved), "blocked")
     torch.testing.assert_close(got.cpu(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["blocked", "native"])
+def test_compiled_models(backend: str) -> None:
+    """torch.compile, which makes operations pure, changes no value and no gradient."""
+    if backend == "native" and native.build.problem() is not None:
+        pytest.skip("no C compiler")
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 128, 8, generator=generator) for _ in range(3))
+    table = torch.randn(1, 8, 8, generator=generator).requires_grad_()
+    term = PositionTerms(Clipped(4, 3), query_vectors=table, key_vectors=table)
+    positions = Positions(128, 128)
+
+    def run(q: torch.Tensor, chosen: str) -> torch.Tensor:
+        return attend(AttentionInputs(q, k, v, (term,), positions, 0.3), chosen)[0]
+
+    compiled = torch.compile(lambda q: run(q, backend), backend="aot_eager")
+    for factor in (1, 2):
+        found, expected = compiled(q * factor), run(q * factor, "reference")
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        one, other = (torch.autograd.grad(x.square().sum(), table)[0] for x in (found, expected))
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)

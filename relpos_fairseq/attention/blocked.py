@@ -44,7 +44,9 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
         return _kept(attend_step(inputs), need_weights)
     rows = block_rows(inputs)
     tgt_len = inputs.positions.tgt_len
-    if not need_weights and tiles.refusal(inputs) is None:
+    # Tiles are views of one buffer, which torch.compile, making operations pure, takes apart.
+    pure = torch.compiler.is_compiling()
+    if not need_weights and not pure and tiles.refusal(inputs) is None:
         return tiles.attend(inputs), None
     if rows >= tgt_len:
         return _kept(_attend_block(inputs), need_weights)
