@@ -126,39 +126,58 @@ def test_refusals_name_backend_and_reason() -> None:
 
 @pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
 def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to evaluate goes to SDPA, all else, but for a few tokens, to native or blocked."""
-    monkeypatch.setattr(api, "SHORT", 1)
-    monkeypatch.setattr(api, "SHORT_SCALARS", 1)
+    """But for a few tokens native; without a compiler blocked, or SDPA where nothing is added."""
+    for name in ("SHORT", "SHORT_SCALARS", "SHORT_CAUSAL"):
+        monkeypatch.setattr(api, name, 1)
     inputs, *_ = call(case, "square")
     evaluated = any(term.present for term in inputs.terms)
     for problem, kernel in ((None, "native"), ("anything without a compiler", "blocked")):
         monkeypatch.setattr(native, "problem", lambda _, problem=problem: problem)
-        assert api.choose(inputs) == (kernel if evaluated else "sdpa")
+        assert api.choose(inputs) == (kernel if evaluated or problem is None else "sdpa")
         assert api.choose(replace(inputs, dropout=0.1)) == kernel
         assert api.choose(inputs, need_weights=True) == "blocked"
 
 
 def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tables are shorter than the distances that occur; never channel by channel."""
+    """Never channel by channel, and not where a step of decoding has its own way."""
     monkeypatch.setattr(native, "problem", lambda _: None)
-    cases = [
-        Case("shaw", {"position_clip_distance": "2"}),
-        Case("m2"),
-        Case("m3"),
-        Case("transformer_xl"),
-    ]
+    cases = [Case(name) for name in ("shaw", "m2", "transformer_xl", "m3", "none")]
     chosen = [api.choose(call(case, "square")[0]) for case in cases]
-    assert chosen == ["reference", "reference", "native", "native"]
+    assert chosen == ["reference", "reference", "reference", "native", "sdpa"]
     q, k, v = (torch.randn(1, 1, length, 4) for length in (1, 9, 9))
-    (term,) = call(cases[1], "square")[0].terms
-    one = AttentionInputs(q, k, v, (term,), Positions(1, 9, 8), 1.0, causal=True)
+    (gate,) = call(cases[1], "square")[0].terms
+    one = AttentionInputs(q, k, v, (gate,), Positions(1, 9, 8), 1.0, causal=True)
     assert api.choose(one) == "blocked"
-    vectors = call(cases[0], "square")[0].terms
-    for terms, short in ((vectors, api.SHORT), ((term,), api.SHORT_SCALARS)):
-        for length in (short - 1, short):
-            q, k, v = (torch.randn(1, 1, length, 4) for _ in range(3))
-            one = AttentionInputs(q, k, v, terms, Positions(length, length), 1.0)
-            assert api.choose(one) == ("reference" if length < short else "native")
+    assert api.choose(replace(one, terms=())) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "how", "short"),
+    [
+        ("shaw", {}, api.SHORT),
+        ("m2", {}, api.SHORT_SCALARS),
+        ("m2", {"causal": True}, api.SHORT_CAUSAL),
+        ("m2", {"causal": True, "dropout": 0.1}, api.SHORT),
+        ("none", {}, api.SHORT_SCALARS),
+        ("none", {"dropout": 0.1}, api.SHORT),
+    ],
+)
+def test_auto_knows_a_few_tokens_by_their_number(
+    scheme: str, how: dict, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a fixed number of queries on, or twice as many keys, tiles are the faster way."""
+    monkeypatch.setattr(native, "problem", lambda _: None)
+    terms = call(Case(scheme), "square")[0].terms
+    few = "sdpa" if not terms and not how else "reference"
+    for tgt, src, expected in (
+        (short - 1, short - 1, few),
+        (short, short, "native"),
+        (2, 2 * short - 1, few),
+        (2, 2 * short, "native"),
+    ):
+        q, k, v = (torch.randn(1, 1, length, 4) for length in (tgt, src, src))
+        one = AttentionInputs(q, k, v, terms, Positions(tgt, src, src - tgt), 1.0, **how)
+        assert api.choose(one) == expected
 
 
 def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, **kwargs):

@@ -1,14 +1,22 @@
 """Choosing a backend by fixed rules, and calling it.
 
 `auto` looks at terms, device and shape only, never at a clock: a resumed run chooses the same.
+On a GPU it takes triton where that does not refuse, and SDPA where there are no terms (none, input
+schemes, rope).  On a CPU it takes native, and where there are few tokens SDPA (no terms) or the
+reference, whose gathers cost less than tiles.  Without a compiler blocked stands in for native, as
+it does where probabilities are asked for.
 
-- no terms to evaluate (none, input schemes, rope): SDPA, except where SDPA's dropout on a CPU would
-  hold all probabilities;
-- few tokens on a CPU, tables shorter than the distances that occur: reference, whose gathers then
-  cost less than matrices over all distances (0.6-0.95 of blocked's time, 16 to 95 tokens; without
-  vectors 0.7-0.95 at 128, and the same at 192);
-- anything else: on a GPU triton, on a CPU native, where they do not refuse; otherwise blocked.
-  A CPU without a C compiler is told so once, in a warning.
+What decides how many tokens are few, in times relative to SDPA without positions (one core, fp32,
+8 heads of 64 channels, 1024 tokens, training / inference; reference, then native):
+
+| tokens | 32 | 64 | 128 | 192 |
+|---|---|---|---|---|
+| t5 | 1.0 1.9 / 1.1 1.6 | 1.0 1.4 / 1.2 1.4 | 1.0 1.2 / 1.2 1.1 | 1.1 1.1 / 1.4 1.2 |
+| t5, causal | 1.1 1.8 / 1.4 1.9 | 1.1 1.3 / 1.6 1.5 | 1.1 1.0 / 1.6 1.1 | 1.6 1.0 / 2.0 1.1 |
+| t5, dropout | 1.0 1.4 | 1.0 1.0 | 1.0 0.7 | 1.0 0.5 (256) |
+| m4 | 2.4 3.1 / 2.5 2.2 | 2.0 2.2 / 2.3 1.7 | 2.0 1.6 / 2.2 1.3 | |
+| m4, unclipped | 2.5 3.4 / 2.8 2.3 | 2.8 2.6 / 3.9 2.2 | 3.4 2.4 / 3.5 1.7 | |
+| none (SDPA 1) | 1.7 / 1.6 | 1.3 / 1.1 | 1.0 / 0.9 | 1.0 / 1.1; 0.8 / 0.8 (512) |
 """
 
 from __future__ import annotations
@@ -25,9 +33,9 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
 WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
-NATIVE_WITHOUT_TERMS = False  # whether native rather than SDPA evaluates calls without terms
-SHORT = 96  # queries; tiles begin there
-SHORT_SCALARS = 160  # where no term has vectors
+SHORT = 64  # queries, from which tiles cost less than gathers
+SHORT_SCALARS = 160  # where no term has vectors and nothing is dropped
+SHORT_CAUSAL = 112  # the same, where half the tiles are left out
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
 logger = logging.getLogger(__name__)
 
@@ -80,32 +88,40 @@ def _full_precision(device: str) -> AbstractContextManager:
 
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """The backend that `auto` means for these inputs."""
-    if any(term.present for term in inputs.terms):
+    with_terms = any(term.present for term in inputs.terms)
+    on_cpu = inputs.q.device.type == "cpu"
+    short = on_cpu and _is_short(inputs)
+    if with_terms:
         if on_gpu(inputs) and not need_weights and triton.refusal(inputs) is None:
             return "triton"
-        if blocked.refusal(inputs) or _is_short(inputs):
-            return "reference"
-        return "native" if not need_weights and _is_native(inputs) else "blocked"
-    needs_more = need_weights or inputs.dropout and inputs.q.device.type == "cpu"
-    if (needs_more or NATIVE_WITHOUT_TERMS) and not need_weights and _is_native(inputs):
-        return "native"
-    return "blocked" if needs_more else "sdpa"
+        short |= blocked.refusal(inputs) is not None
+    elif not need_weights:
+        # With dropout, SDPA on a CPU holds all probabilities.
+        by_torch = inputs.positions.is_step or short and not inputs.dropout
+        if by_torch or not on_cpu:
+            return "sdpa"
+    if short:
+        return "reference"
+    instead = "blocked" if with_terms or need_weights or inputs.dropout else "sdpa"
+    return "native" if not need_weights and _is_native(inputs, instead) else instead
 
 
-def _is_native(inputs: AttentionInputs) -> bool:
+def _is_native(inputs: AttentionInputs, instead: str) -> bool:
     """Whether the kernel serves the inputs, and this machine has one."""
     if inputs.positions.is_step or native.refusal_anywhere(inputs) is not None:
         return False  # a step of decoding has nothing to tile
     problem = native.problem(inputs)
     if problem is not None:
-        _warn(problem)
+        _warn(problem, instead)
     return problem is None
 
 
 @functools.cache
-def _warn(problem: str) -> None:
+def _warn(problem: str, instead: str) -> None:
     """Say once why attention is slower than it could be."""
-    logger.warning("attention backend blocked is used, since native cannot evaluate %s", problem)
+    logger.warning(
+        "attention backend %s is used, since native cannot evaluate %s", instead, problem
+    )
 
 
 def on_gpu(inputs: AttentionInputs) -> bool:
@@ -114,17 +130,11 @@ def on_gpu(inputs: AttentionInputs) -> bool:
 
 
 def _is_short(inputs: AttentionInputs) -> bool:
-    """Whether explicit products and gathers are the fastest way."""
-    positions = inputs.positions
-    tgt_len, src_len = positions.tgt_len, positions.src_len
-    short = SHORT if any(term.has_vectors for term in inputs.terms) else SHORT_SCALARS
-    if inputs.q.device.type != "cpu" or tgt_len >= short or src_len >= 2 * short:
+    """Whether explicit products and gathers are the fastest way on a CPU."""
+    positions, short = inputs.positions, SHORT_CAUSAL if inputs.causal else SHORT_SCALARS
+    if inputs.dropout or any(term.has_vectors for term in inputs.terms):
+        short = SHORT
+    if positions.is_step or positions.tgt_len >= short or positions.src_len >= 2 * short:
         return False
-    if positions.is_step:
-        return False
-    # The reference weighs channels pair by pair, and meets every row of a table of vectors.
-    return all(
-        term.trilinear is None
-        and (not term.has_vectors or term.relation.size < tgt_len + src_len - 1)
-        for term in inputs.terms
-    )
+    # The reference weighs channels pair by pair.
+    return all(term.trilinear is None for term in inputs.terms)
