@@ -16,6 +16,7 @@ from relpos_fairseq.relations import Bucketed
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes
 from relpos_fairseq.schemes.chen import SegmentHead
+from relpos_fairseq.schemes.rope import Turns, rotate
 from relpos_fairseq.stack import PositionContext, StackPositions
 
 TOLERANCE = 1e-10
@@ -183,3 +184,36 @@ def test_sinusoid(dim: int) -> None:
     for position in range(40):
         expected = torch.tensor(naive.sinusoid_fairseq(position, dim))
         torch.testing.assert_close(got[position], expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("where", [(5, 5, 0), (3, 9, 0), (2, 7, 5), (1, 4, 3)], ids=str)
+def test_transformer_xl_projects_either_direction(where: tuple[int, int, int]) -> None:
+    """W_R R of every distance, the longer side past or future, and its gradient."""
+    _, layer = build(Case("transformer_xl"))
+    (scheme,) = layer
+    (relation, vectors), positions = scheme.prepare(Positions(*where)), Positions(*where)
+    distances = range(positions.lowest_distance, positions.highest_distance + 1)
+    for row, distance in enumerate(distances):
+        wave = torch.tensor(naive.sinusoid_xl(-distance, 8), dtype=torch.float64)
+        expected = (scheme.projection.detach() @ wave).view(2, 4)
+        torch.testing.assert_close(vectors[:, row].detach(), expected)
+    upstream = torch.randn_like(vectors)
+    (grad,) = torch.autograd.grad(vectors, scheme.projection, upstream)
+    waves = [naive.sinusoid_xl(-distance, 8) for distance in distances]
+    expected = upstream.transpose(0, 1).flatten(1).t() @ torch.tensor(waves, dtype=torch.float64)
+    torch.testing.assert_close(grad, expected)
+    assert vectors.size(1) == relation.size == len(distances)
+
+
+@pytest.mark.parametrize("dim", [2, 5, 6])
+def test_rotations_of_any_layout(dim: int) -> None:
+    """Derivatives, twice, where heads are slices, channels lie apart, or begin at odd places."""
+    turn = Turns(torch.randn(5, dim // 2, dtype=torch.float64)).of(torch.float64)
+    x = torch.randn(5, 2, 3, dim, dtype=torch.float64)
+    wide = torch.cat([x, x], -1)
+    for apart in (x, wide[..., 1 : dim + 1], wide[..., ::2]):
+        q = apart.permute(1, 2, 0, 3)
+        torch.testing.assert_close(rotate(q, turn), rotate(q.contiguous(), turn))
+    leaf = x.permute(1, 2, 0, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda q: rotate(q, turn), leaf)
+    assert torch.autograd.gradgradcheck(lambda q: rotate(q, turn), leaf)

@@ -332,7 +332,7 @@ def test_the_sinusoid_is_formed_once_a_pass(checkpointed: bool, monkeypatch) -> 
             out = model(tokens, memory=memory)[0]
             model.zero_grad()
             out.square().sum().backward()
-        assert formed == [13] * ((6 if checkpointed else 3) if alone else 1)
+        assert formed == [9] * ((6 if checkpointed else 3) if alone else 1)
         found.append([out, *(p.grad.clone() for p in model.parameters())])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

@@ -8,10 +8,11 @@ R is formed once a forward pass for all layers, and projected by each, for the T
 that occur (O(length), never O(length^2)); the result is the term's query_vectors over an unclipped
 relation.  R has the released code's layout, [sin(p f_0..), cos(p f_0..)] with
 f_m = 10000^(-2m/E) and p = i - j: negative for future keys, which an encoder has and the paper's
-decoder has not.  The released code can tie u and v across layers and keep W_R a layer's own
-(untie_r=False): --position-query-bias shared; --position-share layers ties W_R too.  Its
-clamp_len, past which R no longer changes, is for inputs longer than those of training.  It starts
-u and v from N(0, 0.02), we from 0.
+decoder has not.  Sines are odd in p and cosines even: W_R R_p and W_R R_{-p} are the sum and the
+difference of the same two products of half the width.  The released code can tie u and v across
+layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared; --position-share
+layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs longer than those
+of training.  It starts u and v from N(0, 0.02), we from 0.
 000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them.
 """
 
@@ -38,6 +39,33 @@ def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
     channel = torch.arange(0, dim, 2, device=offset.device, dtype=exact)
     angle = offset.to(exact)[:, None] * 10000 ** (-channel / dim)  # (N, ceil(dim/2))
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :dim]
+
+
+class _Projected(torch.autograd.Function):
+    """W R_{i-j} over all distances j - i: (past + 1 + future, C) for weights (C, E)."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, sines: Tensor, cosines: Tensor, relation: Clipped) -> Tensor:
+        ctx.save_for_backward(sines, cosines)
+        ctx.relation, past, half = relation, relation.past, sines.size(1)
+        odd, even = sines @ weight[:, :half].t(), cosines @ weight[:, half:].t()  # (p, C)
+        out = odd.new_empty(relation.size, odd.size(1))
+        torch.add(even[1 : past + 1].flip(0), odd[1 : past + 1].flip(0), out=out[:past])
+        torch.sub(even[: relation.future + 1], odd[: relation.future + 1], out=out[past:])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        sines, cosines = ctx.saved_tensors
+        relation, past = ctx.relation, ctx.relation.past
+        grad = grad.to(sines.dtype)
+        before, after = grad[:past].flip(0), grad[past:]
+        odd, even = grad.new_zeros(2, len(sines), grad.size(1))
+        even[: relation.future + 1] = after
+        even[1 : past + 1] += before
+        odd[: relation.future + 1] = -after
+        odd[1 : past + 1] += before
+        return torch.cat([odd.t() @ sines, even.t() @ cosines], dim=1), None, None, None
 
 
 @register_scheme("transformer_xl")
@@ -67,21 +95,23 @@ class TransformerXL(PositionScheme):
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
         relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
-        weight = self.projection
-        key = (self.name, self.shape.embed_dim, self.options.clamp_len, weight.dtype)
-        waves = positions.once(key, lambda: self._waves(relation, positions))
-        vectors = waves @ weight.t()  # (R, heads*D)
+        exact = torch.promote_types(self.projection.dtype, torch.float32)
+        key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact)
+        waves = positions.once(key, lambda: self._waves(relation, exact, positions.device))
+        vectors = _Projected.apply(self.projection.to(exact), *waves, relation)  # (R, heads*D)
         split = vectors.view(relation.size, self.table_heads, self.shape.head_dim)
-        return relation, split.transpose(0, 1)
+        return relation, split.transpose(0, 1).to(self.projection.dtype)
 
-    def _waves(self, relation: Clipped, positions: Positions) -> Tensor:
-        """R of the relation's distances in the weights' type: (R, E)."""
-        distance = torch.arange(-relation.past, relation.future + 1, device=positions.device)
+    def _waves(
+        self, relation: Clipped, exact: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Sines and cosines of R_p for p = 0, 1, ... as far as distances reach: (p, E/2) each."""
+        offset = torch.arange(max(relation.past, relation.future) + 1, device=device)
         if self.options.clamp_len:
-            distance = distance.clamp(-self.options.clamp_len, self.options.clamp_len)
-        dtype = self.projection.dtype
-        offset = -distance.double() if dtype == torch.float64 else -distance
-        return sinusoid_of_distance(offset, self.shape.embed_dim).to(dtype)
+            offset = offset.clamp(max=self.options.clamp_len)
+        dim = self.shape.embed_dim
+        waves = sinusoid_of_distance(offset.to(exact), dim)
+        return waves[:, : (dim + 1) // 2], waves[:, (dim + 1) // 2 :]
 
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
