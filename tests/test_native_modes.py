@@ -16,6 +16,7 @@ from test_tiles_odd import Call, Interrupt, in_a_thread, same
 from torch import Tensor
 
 from relpos_fairseq.attention import attend, native
+from relpos_fairseq.terms import PositionTerms
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 SCHEMES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "transformer_xl")
@@ -174,3 +175,15 @@ def test_what_is_no_number_stays_in_its_head(
         leaves[where][1, 0, 110, 1] = 0.5
     fresh = results(inputs, leaves, "native")
     assert all(x.isfinite().all() for x in fresh.values())
+
+
+def test_a_batch_without_rows() -> None:
+    """Nothing to attend, by factors that its rows would share: gradients of 0."""
+    inputs = make_inputs("m4", Shape(9))
+    factors = [torch.ones(1, 1, 9, 3).double().requires_grad_() for _ in range(2)]
+    terms = (*inputs.terms, PositionTerms(static_factors=tuple(factors)))
+    parts = {name: getattr(inputs, name)[:0] for name in "qkv"}
+    out, _ = attend(replace(inputs, terms=terms, **parts), "native")
+    assert out.shape == parts["q"].shape
+    for grad in torch.autograd.grad(out.sum(), factors):
+        torch.testing.assert_close(grad, torch.zeros_like(grad))

@@ -140,7 +140,7 @@ static void lend_tiles(Head *x, const Head *first)
 INLINE int64_t group_of(const Call *call)
 {
     int shared = call->rank && !call->f.b && !call->g.b;
-    return shared ? least(call->batch, GROUP) : 1;
+    return shared ? clamp(call->batch, 1, GROUP) : 1;
 }
 
 /* The group and head that a head's factors belong to. */
