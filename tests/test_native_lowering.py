@@ -121,6 +121,7 @@ def test_refusals() -> None:
     trilinear = PositionTerms(Clipped(2, 1), trilinear=vectors)
     offset = PositionTerms(Clipped(2, 1), query_vectors=vectors, content_offset=vectors[:, 0])
     held = functools.partial(replace, reset=reset)
+    other = replace(reset, first=torch.tensor([0, 1]))
     gate = PositionTerms(Clipped(2, 1), gate=table)
     for terms, reason in (
         ((PositionTerms(pairs, query_vectors=vectors),), "query_vectors over Segments"),
@@ -129,6 +130,7 @@ def test_refusals() -> None:
         ((trilinear,) * 3, "3 trilinear terms"),
         ((held(static), static), "a reset beside the same kind"),
         ((held(replace(offset, query_offset=vectors[:, 0])), static), "a reset beside the same"),
+        ((held(static), replace(static, reset=other)), "resets of several first tokens"),
         ((held(offset), gate), "a reset of vectors beside a content_offset"),
     ):
         refused(make_call(terms), reason)
