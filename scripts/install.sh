@@ -19,6 +19,7 @@ environment variables:
   PYTHON            the interpreter to use (default: the first fitting one on PATH)
   XDG_CACHE_HOME    built fairseq wheels are kept in its relpos_fairseq/wheels, the attention kernel
                     in its relpos_fairseq (default: ~/.cache)
+  RELPOS_CACHE      a folder for the kernel alone, which then comes first
   pip's own (PIP_INDEX_URL, PIP_FIND_LINKS, HTTPS_PROXY ...) are respected; with them a CPU build
                     of torch can be chosen where the default is a CUDA build
 TEXT
