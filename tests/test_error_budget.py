@@ -52,6 +52,7 @@ class Shape:
     causal: bool = False
     padded: bool = False
     clip: int = CLIP
+    batch: int = 2
 
 
 SHAPES = {
@@ -75,7 +76,9 @@ def make_call(scheme: str, shape: Shape) -> AttentionInputs:
     generator = torch.Generator().manual_seed(shape.tgt_len)
 
     def draw(length: int) -> Tensor:
-        return torch.randn(2, HEADS, length, DIM, generator=generator, dtype=torch.float64)
+        return torch.randn(
+            shape.batch, HEADS, length, DIM, generator=generator, dtype=torch.float64
+        )
 
     padding = None
     if shape.padded:
@@ -227,3 +230,37 @@ def test_sums_over_many_keys() -> None:
         )
     )
     assert sizes(found - exact)["typical"] <= 2 * sizes(eager - exact)["typical"]
+
+
+LONG = {
+    "both": Shape(1024, batch=1),
+    "padded": Shape(700, padded=True),
+    "memory": Shape(260, memory=800, causal=True, batch=1),
+    "unclipped": Shape(620, clip=0, batch=1),
+}
+LONG_CALLS = [
+    *((scheme, "both", torch.float32) for scheme in ("none", "shaw", "m2", "m4", "transformer_xl")),
+    *((scheme, "both", torch.float32) for scheme in ("tupe", "abs_scalar", "m4m", "t5")),
+    ("tupe", "both", torch.bfloat16),
+    ("tupe", "padded", torch.float32),
+    ("shaw", "padded", torch.bfloat16),
+    ("rope", "memory", torch.float32),
+    ("m3+rel_scalar+shaw", "memory", torch.float32),
+    ("m4", "unclipped", torch.float32),
+    ("m3", "unclipped", torch.float32),
+    ("shaw", "unclipped", torch.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape", "dtype"), LONG_CALLS, ids=lambda part: str(part).removeprefix("torch.")
+)
+def test_error_budget_over_several_chunks(scheme: str, shape: str, dtype: torch.dtype) -> None:
+    """The kernel's softmax over chunks of keys, and sums over many blocks of queries."""
+    if problem := native.build.problem():
+        pytest.skip(problem)
+    low, leaves = as_leaves(make_call(scheme, LONG[shape]), dtype)
+    exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
+    found = results(low, leaves, "native")
+    over = list(overruns(found, eager, exact, torch.finfo(dtype).eps))
+    assert not over, "\n".join(over)
