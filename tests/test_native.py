@@ -44,6 +44,7 @@ FAMILIES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "rope
 SHAPES = {
     "one block": Shape(95, after=1),
     "blocks": Shape(203, masks=("right",)),
+    "many rows": Shape(107, after=490, batch=6, heads=1),
     "chunks": Shape(37, before=300, after=411, masks=("left",)),
     "three chunks": Shape(101, after=1072, heads=1, batch=1),
     "wide band": Shape(110, before=9, after=580, clip=90, heads=1),
@@ -224,6 +225,26 @@ def test_resets_anywhere(scheme: str, first: tuple[int, ...], dtype: torch.dtype
     compare(inputs, dtype)
     padding = torch.arange(707) < slots[:, None]
     compare(replace(inputs, key_padding=padding.expand(3, -1)), dtype)
+
+
+@TYPES
+@pytest.mark.parametrize("batch", [2, 4, 5, 9])
+@pytest.mark.parametrize("scheme", ["tupe", "tupe_a", "abs_scalar", "tupe+rel_scalar"])
+def test_rows_that_share_factors(scheme: str, batch: int, dtype: torch.dtype) -> None:
+    """Rows of the batch that share factors share their products, but not masks and resets."""
+    inputs = make_inputs(scheme, Shape(130, after=480, batch=batch, heads=2, dim=2))
+    compare(inputs, dtype)
+    generator = torch.Generator().manual_seed(batch)
+    lengths = torch.randint(0, 620, (batch, 1), generator=generator)
+    starts = torch.randint(0, 300, (batch, 1), generator=generator)
+    slots = torch.arange(610)
+    terms = tuple(
+        term if term.reset is None else replace(term, reset=replace(term.reset, first=starts[:, 0]))
+        for term in inputs.terms
+    )
+    padding = (slots >= lengths) | (slots < starts)
+    masked = replace(inputs, terms=terms, key_padding=padding, causal=True)
+    compare(replace(masked, documents=(slots > starts + 100).long()), dtype)
 
 
 @pytest.mark.parametrize("scheme", ["tupe", "m4", "rel_scalar", "m2", "rope+shaw"])
