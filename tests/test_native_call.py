@@ -13,7 +13,7 @@ from native_calls import make_call, make_terms, parameters_of
 from native_formula import Formula, Libraries, use_formula
 from torch.utils.checkpoint import checkpoint
 
-from relpos_fairseq.attention import api, attend, native
+from relpos_fairseq.attention import AttentionInputs, api, attend, native
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -121,6 +121,17 @@ def test_recomputed_and_moved_tensors() -> None:
     for right, *others in zip(expected, again, moved, twice, strict=True):
         for other in others:
             torch.testing.assert_close(other, right, **EXACT)
+
+
+def test_a_mask_changed_before_the_backward_pass() -> None:
+    """The tiles are formed again there, so another mask would give other gradients."""
+    q, k, v = (torch.randn(1, 2, 5, 4).requires_grad_() for _ in range(3))
+    padding = torch.tensor([[False, False, False, True, True]])
+    inputs = AttentionInputs(q, k, v, (), Positions(5, 5), 0.5, key_padding=padding)
+    out = native.attend(inputs)
+    padding[0, 1] = True
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_dropout_follows_the_generator(formula: Libraries) -> None:

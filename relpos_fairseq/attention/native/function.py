@@ -24,6 +24,7 @@ _GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
 CONTENT = ("q", "k", "v", "cq", "ck")
 _LIKE_OPERAND = tuple(name in CONTENT for name in OPERANDS)
 _BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
+_MASKS = ("first", "padding", "documents")  # have no gradients
 AT_ONCE = 32 << 20  # bytes of gradients that the kernel writes apart, before they are summed
 Operands = tuple[Tensor | None, ...]
 
@@ -83,16 +84,20 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call: Call, masks: Operands, *operands: Tensor | None) -> Tensor:
         out, numbers, laid = _forward(call, operands)
-        ctx.call, ctx.masks = call, masks  # the call points to the masks
-        ctx.save_for_backward(out, numbers, *laid)
+        ctx.call = call
+        ctx.save_for_backward(out, numbers, *masks, *laid)
         return out
 
     @staticmethod
     @differentiable_once("attention by the compiled kernel", "use --attention-backend reference")
     def backward(ctx, dout: Tensor) -> Operands:
-        out, numbers, *laid = ctx.saved_tensors
+        out, numbers, *rest = ctx.saved_tensors
+        masks, laid = rest[: len(_MASKS)], rest[len(_MASKS) :]
         # What was saved may have been moved or formed again, and a graph may be walked twice.
         call = Call.from_buffer_copy(ctx.call)
+        for name, mask in zip(_MASKS, masks, strict=True):
+            if mask is not None:
+                setattr(call, name, mask.data_ptr())
         laid = _point(call, laid, out, numbers)
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
