@@ -265,6 +265,9 @@ def test_refusals() -> None:
     mixed, *_ = make_call(Case("tupe"), 20)
     scalars, *_ = make_call(Case("rel_scalar"), 20)
     refused(replace(mixed, terms=mixed.terms + scalars.terms), "a reset beside")
+    another = replace(mixed.terms[0].reset, first=torch.tensor([3]))
+    twice = (*mixed.terms, replace(mixed.terms[0], reset=another))
+    refused(replace(mixed, terms=twice), "resets of several first tokens")
     many, *_ = make_call(Case("m3", {"position_clip_distance": "0"}), 600)
     refused(many, "vectors of 1201 distances")
 

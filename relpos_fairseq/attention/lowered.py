@@ -55,6 +55,14 @@ def reset_kinds(
     return held, free
 
 
+def several_firsts(inputs: AttentionInputs) -> str | None:
+    """Resets that take several tokens of a row for its first: the kernels have no form for them."""
+    firsts = [term.reset.first for term in inputs.terms if term.reset is not None]
+    if any(first is not firsts[0] and (first != firsts[0]).any() for first in firsts[1:]):
+        return "resets of several first tokens"
+    return None
+
+
 def side_by_side(one: Tensor, other: Tensor) -> Tensor:
     """Factors (B|1, H|1, L, r) of two terms as those of one: (B|1, H|1, L, r + r')."""
     common = torch.broadcast_shapes(one.shape[:2], other.shape[:2])

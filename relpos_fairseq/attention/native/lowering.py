@@ -23,6 +23,7 @@ from relpos_fairseq.attention.lowered import (
     reset_bits,
     reset_kinds,
     segment_factors,
+    several_firsts,
     side_by_side,
     unserved_terms,
 )
@@ -68,9 +69,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
     if unserved or all(term.reset is None for term in inputs.terms):
         return unserved
     held, free = reset_kinds(inputs, kinds_of)
-    first, *others = (term.reset.first for term in inputs.terms if term.reset is not None)
-    if any(other is not first and (other != first).any() for other in others):
-        return "resets of several first tokens"
+    if several := several_firsts(inputs):
+        return several
     if held & free & ~OF_FACTORS:
         return "a reset beside the same kind of term without one"
     offset = any(term.content_offset is not None for term in inputs.terms)

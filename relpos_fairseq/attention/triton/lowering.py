@@ -196,6 +196,7 @@ def _add_reset(low: Lowered, term: PositionTerms) -> None:
     if term.reset is None:
         return
     exact = torch.promote_types(term.reset.row.dtype, torch.float32)
-    low.add("theta", torch.stack([term.reset.row, term.reset.column], -1).to(exact))
+    theta = torch.stack(torch.broadcast_tensors(term.reset.row, term.reset.column), dim=-1)
+    low.add("theta", theta.to(exact))
     low.first = term.reset.first
     low.reset |= reset_bits(term)

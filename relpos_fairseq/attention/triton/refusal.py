@@ -13,6 +13,7 @@ from relpos_fairseq.attention.lowered import (
     folds_offset,
     is_segments,
     reset_kinds,
+    several_firsts,
     unserved_terms,
 )
 from relpos_fairseq.attention.triton.lowering import NARROW, is_wide, windows_of
@@ -119,4 +120,6 @@ def _factors(inputs: AttentionInputs) -> str | None:
 
 def _reset(inputs: AttentionInputs) -> str | None:
     held, free = reset_kinds(inputs)
-    return "a reset beside the same kind of term without one" if held & free else None
+    if held & free:
+        return "a reset beside the same kind of term without one"
+    return several_firsts(inputs)
