@@ -103,7 +103,7 @@ class StackPositions(nn.Module):
         if segments is not None:
             _check_segments(segments, self.plan.num_segments)
         padding = tokens.eq(padding_idx) if self._needs_index else None
-        if padding is not None and not padding.any():
+        if padding is not None and self._in_place(padding):
             padding = None
         sentence = None
         if any(scheme.counts_sentences for scheme in self.shared):
@@ -117,6 +117,14 @@ class StackPositions(nn.Module):
             segments=segments,
             device=tokens.device,
         )
+
+    def _in_place(self, padding: Tensor) -> bool:
+        """Whether every token's index is its slot: no token follows padding (B, S).
+
+        Padding itself then reads tables as tokens do, so they must have rows for it.
+        """
+        follows = padding[:, :-1] & ~padding[:, 1:]
+        return padding.size(1) <= self.plan.shape.max_positions and not bool(follows.any())
 
     @property
     def _needs_index(self) -> bool:

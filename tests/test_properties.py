@@ -390,6 +390,28 @@ def test_first_token_with_padding() -> None:
     assert Positions(4, 4).first_slot().tolist() == [0]
 
 
+@pytest.mark.parametrize("scheme", ["tupe", "abs_scalar", "learned"])
+def test_indices_where_tokens_are_not_in_place(scheme: str) -> None:
+    """Padding after all tokens moves none of them; before one, or beyond a table's end, it does."""
+    stack, layer = build(Case(scheme))
+    rows = stack.plan.shape.max_positions
+    words = torch.full((2, rows), 5)
+    right, left, late = words.clone(), words.clone(), words.clone()
+    right[0, 3:] = left[0, :3] = late[0, 2] = 1
+    longer = torch.cat([right, torch.ones_like(words[:, :2])], dim=1)  # to a multiple of a length
+    for tokens, in_place in ((words, True), (right, True), (left, False), (late, False)):
+        positions = stack.positions(tokens, 1, 2)
+        assert (positions.token_index is None) == in_place
+        real = tokens != 1
+        counted = (real.cumsum(dim=1) - 1)[real]
+        assert torch.equal(positions.key_index().expand_as(tokens)[real], counted)
+    positions = stack.positions(longer, 1, 2)
+    assert positions.longest_row() == rows
+    stack.embed(positions)
+    for term in layer.terms(layer.prepare(positions), positions):
+        assert term.static_factors[1].size(2) == rows + 2
+
+
 def test_kinds_cover_what_they_say() -> None:
     """The shapes used across tests include T = S, T < S, a step and both paddings."""
     assert shape_of("memory")["start"] > 0 and shape_of("step")["start"] == 6

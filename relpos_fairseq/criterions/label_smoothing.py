@@ -87,11 +87,13 @@ class _SmoothedLoss(torch.autograd.Function):
         of_all = kept * (of_loss * -ctx.each)
         gradient = torch.empty_like(logits)
         for part in _chunks(logits):
-            probs = torch.softmax(logits[part], dim=-1, dtype=ctx.exact)
+            room = gradient[part] if ctx.exact == logits.dtype else None
+            probs = torch.softmax(logits[part], dim=-1, dtype=ctx.exact, out=room)
             probs.mul_(of_softmax[part]).add_(of_all[part])
             at_target = probs.gather(-1, column[part]).add_(of_target[part])
             probs.scatter_(-1, column[part], at_target)  # each row once: repeatable on a GPU too
-            gradient[part] = probs
+            if room is None:
+                gradient[part] = probs
         return gradient, None, None, None
 
 

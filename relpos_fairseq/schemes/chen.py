@@ -26,7 +26,7 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
-from relpos_fairseq.schemes.tupe import rows_of_keys, rows_of_queries
+from relpos_fairseq.schemes.tupe import of_queries, rows_of_keys
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -49,10 +49,8 @@ class AbsScalar(PositionScheme):
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Both factors are rows of P."""
         self.check_length(positions)
-        factors = (
-            rows_of_queries(self.position_table, positions),
-            rows_of_keys(self.position_table, positions),
-        )
+        keys = rows_of_keys(self.position_table, positions)
+        factors = (of_queries(keys, positions), keys)
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
 
 

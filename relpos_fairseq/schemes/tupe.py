@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
@@ -30,17 +31,23 @@ from relpos_fairseq.terms import PositionTerms
 
 
 def rows_of_keys(table: Tensor, positions: Positions) -> Tensor:
-    """(heads, n, r) read for every key: (B|1, heads, S, r), a view where no row is padded."""
+    """(heads, n, r) read for every key: (B|1, heads, S, r), a view where tokens stand in order."""
     if positions.token_index is None:
         return table[None, :, : positions.src_len]
-    return table[:, positions.token_index].transpose(0, 1)
+    heads, rows, _ = table.shape
+    flat = positions.once(("rows of keys", heads, rows), lambda: _flat(heads, rows, positions))
+    return functional.embedding(flat, table.flatten(0, 1))
 
 
-def rows_of_queries(table: Tensor, positions: Positions) -> Tensor:
-    """(heads, n, r) read for every query: (B|1, heads, T, r), a view where no row is padded."""
-    if positions.token_index is None:
-        return table[None, :, positions.query_start : positions.query_stop]
-    return table[:, positions.query_index()].transpose(0, 1)
+def of_queries(keys: Tensor, positions: Positions) -> Tensor:
+    """The queries' part (B|1, heads, T, r) of what all keys have (B|1, heads, S, r)."""
+    return keys[:, :, positions.query_start : positions.query_stop]
+
+
+def _flat(heads: int, rows: int, positions: Positions) -> Tensor:
+    """(B, heads, S) rows of tables that lie one after another."""
+    first = torch.arange(heads, device=positions.device) * rows
+    return positions.token_index[:, None] + first[:, None]
 
 
 @register_scheme("tupe_a")
@@ -80,7 +87,7 @@ class TupeAbsolute(PositionScheme):
         self.check_length(positions)
         query, key = prepared
         factors = (
-            rows_of_queries(query, positions),
+            of_queries(rows_of_keys(query, positions), positions),
             rows_of_keys(key, positions),
         )
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
