@@ -88,13 +88,14 @@ static void trilinear_back(Head *x, const Chunk *at, real *change)
 {
     int64_t left_end, right_begin, dim = x->dim;
     tails_of(at, &left_end, &right_begin);
+    right_begin = right_begin / MR * MR; /* so that blocks of rows of dk end where a chunk's do */
     for (int64_t r = 0; r < at->count; r++) {
         Row row = row_of(x, at, r);
         real *d = change + r * x->tile, *other = x->other + r * x->tile;
         trilinear_back_row(x, &row, at, d);
         zero(other, row.right);
         memcpy(other + row.right, d + row.right, (row.end - row.right) * sizeof(real));
-        zero(other + row.end, x->tile - row.end); /* blocks from right_begin on end beyond a chunk */
+        zero(other + row.end, x->tile - row.end); /* blocks may end beyond a chunk */
         zero(d + row.left, x->tile - row.left);
     }
     const real *k = x->k_rows + at->keys * dim;
