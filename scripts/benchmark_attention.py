@@ -165,13 +165,13 @@ def run(argv: Sequence[str] | None = None) -> None:
 def report(run: Run, settings: list[Setting], rows: list[dict], words: str) -> str:
     """What was measured, the tables, and remarks."""
     args, first = run.args, settings[0]
-    size = f"batch {args.batch}" if args.batch else f"{args.tokens} tokens a batch"
     clip = f"clip {args.clip}" if args.clip else "unclipped"
     what = "a BERT layer" if args.layer else "attention"
     parts = [
-        f"{words}; {what}, {size}, {first.heads} heads of {first.head_dim}, {args.dtype}, {clip}, "
-        f"{'causal' if args.causal else 'both directions'}. Median relative to the first row's "
-        f"(in brackets: minimum to minimum) ± half the quartile distance.{backends_used(rows)}",
+        f"{words}; {what}, {size_of(args)}, {first.heads} heads of {first.head_dim}, {args.dtype}, "
+        f"{clip}, {'causal' if args.causal else 'both directions'}. Median relative to the first "
+        f"row's (in brackets: minimum to minimum) ± half the quartile distance."
+        f"{backends_used(rows)}",
         tables(rows, args.bar),
     ]
     if args.bar:
@@ -188,6 +188,11 @@ def report(run: Run, settings: list[Setting], rows: list[dict], words: str) -> s
     return "\n\n".join(parts)
 
 
+def size_of(args: argparse.Namespace) -> str:
+    """How large a batch is."""
+    return f"batch {args.batch}" if args.batch else f"{args.tokens} tokens a batch"
+
+
 def key_of(args: argparse.Namespace) -> str:
     """The name of a command's section in a markdown file."""
     if args.published:
@@ -199,6 +204,7 @@ def key_of(args: argparse.Namespace) -> str:
     if set(args.modes) & {"decode", "memory"}:
         parts.append(" ".join(args.modes))
     parts.append(f"lengths {','.join(str(length) for length in sorted(set(args.lengths)))}")
+    parts.append(size_of(args))
     return " ".join(part for part in parts if part)
 
 

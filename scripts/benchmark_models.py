@@ -30,12 +30,13 @@ logging.basicConfig(level=logging.WARNING)
 import torch  # noqa: E402
 from _benchmark import layers as encoder_layers  # noqa: E402
 from _benchmark.bar import model_target  # noqa: E402
-from _benchmark.columns import Rows, cell, largest_peak, timed_rows, versions  # noqa: E402
+from _benchmark.columns import Rows, cell, timed_rows, versions  # noqa: E402
 from _benchmark.layers import FairseqLayer, Layer, OurLayer, layer_runner  # noqa: E402
 from _benchmark.models_options import PARTS, parse  # noqa: E402
 from _benchmark.peers import PEERS  # noqa: E402
 from _benchmark.pictures import draw_ratios  # noqa: E402
 from _benchmark.report import INTERRUPTED, Log, machine, write_section  # noqa: E402
+from _benchmark.timing import peak_mebibytes  # noqa: E402
 from _benchmark.translation import (  # noqa: E402
     FAIRSEQ,
     Translation,
@@ -116,7 +117,7 @@ def measure_layers(args: argparse.Namespace, rows: Rows) -> None:
             column = f"{mode} {length}"
             if mode == "memory":
                 device = torch.device(args.device)
-                peaks = {name: largest_peak(run, device) for name, run in runs.items()}
+                peaks = {name: peak_mebibytes(run, device) for name, run in runs.items()}
                 rows.add(column, ({"name": name, "MiB": peak} for name, peak in peaks.items()))
                 continue
             timed = timed_rows(column, encoder_layers.BASELINE, runs, *timing(args))

@@ -29,7 +29,7 @@ sys.path[:0] = [path for path in (str(HERE), str(HERE.parent)) if path not in sy
 logging.basicConfig(level=logging.WARNING)
 
 import torch  # noqa: E402
-from _benchmark.columns import Rows, cell, largest_peak, timed_rows, versions  # noqa: E402
+from _benchmark.columns import Rows, cell, timed_rows, versions  # noqa: E402
 from _benchmark.masked_lm import (  # noqa: E402
     MaskedLM,
     inference,
@@ -49,6 +49,7 @@ from _benchmark.published import (  # noqa: E402
 )
 from _benchmark.report import INTERRUPTED, Log, machine, progress, write_section  # noqa: E402
 from _benchmark.settings import scheme_and_backend  # noqa: E402
+from _benchmark.timing import peak_mebibytes  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
 from relpos_fairseq.attention import BACKENDS  # noqa: E402
@@ -102,7 +103,7 @@ def measure(args: argparse.Namespace, rows: Rows) -> None:
         with progress(len(names), column) as bar:
             for scheme in names:
                 if rows.lacks(column, [scheme]):
-                    peak = largest_peak(training_step(scheme, what), device)
+                    peak = peak_mebibytes(training_step(scheme, what), device)
                     rows.add(column, [{"name": scheme, "MiB": peak}])
                 bar.update()
 

@@ -8,9 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from _benchmark.report import Log, progress
-from _benchmark.timing import Times, peak_mebibytes, time_in_turns
-
-PEAKS = 3  # measurements of memory: what an allocator kept from before hides some of it at times
+from _benchmark.timing import Times, time_in_turns
 
 
 class Rows:
@@ -87,11 +85,6 @@ def _numbers(found: Times, base: Times) -> dict[str, float]:
         "samples": len(found.samples),
         "noisy": found.noisy,
     }
-
-
-def largest_peak(run: Callable[[], object], device: torch.device) -> float:
-    """Peak memory of a run in MiB, the largest of some measurements; nan where that is unknown."""
-    return max(peak_mebibytes(run, device) for _ in range(PEAKS))
 
 
 def cell(row: dict | None, baseline: str) -> str:

@@ -16,6 +16,7 @@ import torch
 
 SAMPLE = 0.02  # seconds that one sample lasts at least
 WARM = 0.25  # runs that last longer than this fill the caches themselves
+MAPPED = -3  # mallopt's M_MMAP_THRESHOLD: bytes from which storage is the system's own
 WAITING = 30.0  # seconds that a column waits for an idle machine in all
 
 
@@ -166,17 +167,22 @@ def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
 
 def _resident_peak(run: Callable[[], object], found: list[float | Exception]) -> None:
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        libc = ctypes.CDLL("libc.so.6")
+        libc.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = _status("VmRSS")
     except OSError:  # not Linux
         found.append(math.nan)
         return
+    # What was freed into a thread's heap stays there, and would serve the run unseen.
+    libc.mallopt(MAPPED, 1 << 16)
     try:
         run()
         found.append((_status("VmHWM") - before) / 1024)
     except Exception as error:  # for the thread that waits
         found.append(error)
+    finally:
+        libc.mallopt(MAPPED, 32 << 20)  # what it has become by then in any process
 
 
 def _status(key: str) -> int:

@@ -133,6 +133,7 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
         if term.product and operand in ("aq", "ak"):
             low.operands["p" + operand[1]] = table
             continue
+        table = table.contiguous()  # once: products and the kernel keep it for the backward pass
         low.add(operand, table)
         if operand == "aq" and term.query_offset is not None:
             offset = term.query_offset.to(exact)[..., None] * inputs.scale  # (H|1, D, 1)
