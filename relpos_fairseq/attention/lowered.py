@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.windows import Window, over_window
 from relpos_fairseq.relations import DistanceRelation, Segments
 from relpos_fairseq.terms import PositionTerms
 
@@ -67,6 +68,45 @@ def side_by_side(one: Tensor, other: Tensor) -> Tensor:
     """Factors (B|1, H|1, L, r) of two terms as those of one: (B|1, H|1, L, r + r')."""
     common = torch.broadcast_shapes(one.shape[:2], other.shape[:2])
     return torch.cat([part.expand(*common, -1, -1) for part in (one, other)], dim=-1)
+
+
+def add_factors(operands: dict[str, Tensor], f: Tensor, g: Tensor) -> None:
+    """Put factors beside those that operands `f` and `g` have already."""
+    if "f" in operands:
+        f, g = side_by_side(operands["f"], f), side_by_side(operands["g"], g)
+    operands["f"], operands["g"] = f, g
+
+
+def factors_of(
+    term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
+    """A term's pairs of factors (B|1, H|1, T, r), (B|1, H|1, S, r), with those of segments."""
+    pairs = [] if term.static_factors is None else [term.static_factors]
+    if is_segments(term):
+        pairs.append(segment_factors(term, inputs))
+    return [(f.to(dtype), g.to(dtype)) for f, g in pairs]
+
+
+def add_scalars(
+    operands: dict[str, Tensor],
+    term: PositionTerms,
+    inputs: AttentionInputs,
+    window: Window,
+    static: str = "static",
+) -> None:
+    """Add a term's scalars over a window (H|1, width) to operand `static`; multiply `gate`."""
+    if is_segments(term):
+        return
+    for name in SCALARS:
+        table = getattr(term, name)
+        if table is None:
+            continue
+        table = over_window(table.to(inputs.exact), term.relation, window, inputs.positions)
+        operand = static if name == "static" else name
+        known = operands.get(operand)
+        if known is not None:
+            table = known + table if name == "static" else known * table
+        operands[operand] = table
 
 
 def segment_factors(term: PositionTerms, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:

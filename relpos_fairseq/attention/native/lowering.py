@@ -16,15 +16,14 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowered import (
     OF_FACTORS,
     OF_SCALARS,
-    SCALARS,
     VECTORS,
+    add_factors,
+    add_scalars,
+    factors_of,
     folds_offset,
-    is_segments,
     reset_bits,
     reset_kinds,
-    segment_factors,
     several_firsts,
-    side_by_side,
     unserved_terms,
 )
 from relpos_fairseq.attention.windows import Reach, Window, over_window
@@ -87,7 +86,7 @@ def lower(inputs: AttentionInputs) -> Lowered:
     low = Lowered(vectors, vectors == everywhere, everywhere)
     for term in inputs.terms:
         _add_vectors(low, term, inputs)
-        _add_scalars(low, term, inputs)
+        add_scalars(low.operands, term, inputs, low.everywhere, "fixed")
         _add_factors(low, term, inputs)
     if any(term.reset is not None for term in inputs.terms):
         _add_reset(low, inputs)
@@ -154,32 +153,11 @@ def _everywhere(scalars: Tensor, low: Lowered, inputs: AttentionInputs) -> Tenso
     return over_window(scalars, band, low.everywhere, inputs.positions)
 
 
-def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
-    if is_segments(term):
-        return
-    for name in SCALARS:
-        table = getattr(term, name)
-        if table is None:
-            continue
-        table = over_window(table.to(inputs.exact), term.relation, low.everywhere, inputs.positions)
-        if name == "static":
-            low.add("fixed", table)
-        else:
-            known = low.operands.get(name)
-            low.operands[name] = table if known is None else known * table
-
-
 def _add_factors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
-    pairs = [] if term.static_factors is None else [term.static_factors]
-    if is_segments(term):
-        pairs.append(segment_factors(term, inputs))
-    for pair in pairs:
-        f, g = (factor.to(inputs.exact) for factor in pair)
+    for f, g in factors_of(term, inputs, inputs.exact):
         if term.reset is not None and _mixes_factors(inputs):
             f, g = _without_first(f, g, term, inputs)
-        if "f" in low.operands:
-            f, g = side_by_side(low.operands["f"], f), side_by_side(low.operands["g"], g)
-        low.operands["f"], low.operands["g"] = f, g
+        add_factors(low.operands, f, g)
 
 
 def _mixes_factors(inputs: AttentionInputs) -> bool:

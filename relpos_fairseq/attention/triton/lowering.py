@@ -18,11 +18,12 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowered import (
     SCALARS,
     VECTORS,
+    add_factors,
+    add_scalars,
+    factors_of,
     folds_offset,
     is_segments,
     reset_bits,
-    segment_factors,
-    side_by_side,
 )
 from relpos_fairseq.attention.windows import Reach, Window, meet, over_window
 from relpos_fairseq.relations import DistanceRelation
@@ -96,8 +97,9 @@ def lower(inputs: AttentionInputs) -> Lowered:
     low.tensors["q"] = q
     for term in inputs.terms:
         _add_vectors(low, term, inputs)
-        _add_scalars(low, term, inputs)
-        _add_factors(low, term, inputs)
+        add_scalars(low.tensors, term, inputs, low.scalars)
+        for factors in factors_of(term, inputs, inputs.q.dtype):
+            add_factors(low.tensors, *factors)
         _add_reset(low, term)
     return low
 
@@ -164,32 +166,6 @@ def _replace_content(low: Lowered, weights: Tensor, inputs: AttentionInputs) -> 
     exact = q.to(inputs.exact)
     low.tensors["q"] = (exact * weights[:, :1]).to(q.dtype)
     low.tensors["right"] = (exact * weights[:, -1:]).to(q.dtype)
-
-
-def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
-    if is_segments(term):
-        return
-    for name in SCALARS:
-        table = getattr(term, name)
-        if table is None:
-            continue
-        table = over_window(table.to(inputs.exact), term.relation, low.scalars, inputs.positions)
-        if name == "static":
-            low.add(name, table)
-        else:
-            known = low.tensors.get(name)
-            low.tensors[name] = table if known is None else known * table
-
-
-def _add_factors(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
-    pairs = [] if term.static_factors is None else [term.static_factors]
-    if is_segments(term):
-        pairs.append(segment_factors(term, inputs))
-    for pair in pairs:
-        f, g = (factor.to(inputs.q.dtype) for factor in pair)
-        if "f" in low.tensors:
-            f, g = side_by_side(low.tensors["f"], f), side_by_side(low.tensors["g"], g)
-        low.tensors["f"], low.tensors["g"] = f, g
 
 
 def _add_reset(low: Lowered, term: PositionTerms) -> None:
