@@ -14,7 +14,7 @@
 #include "forward.h"
 
 /* Buffers outlive a call, so that their pages are not fetched anew; large ones do not. */
-#define KEPT ((size_t)64 << 20)
+#define KEPT ((size_t)16 << 20) /* calls that want more last long */
 #define PAGE ((size_t)2 << 20)
 
 static _Thread_local char *kept;
