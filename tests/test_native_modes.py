@@ -165,6 +165,17 @@ def test_what_was_changed_since_is_seen(scheme: str) -> None:
         out.sum().backward()
 
 
+def test_small_numbers_are_the_callers_own() -> None:
+    """The kernel takes numbers without a full mantissa for 0; its caller's remain."""
+    inputs, leaves = as_leaves(make_inputs("alibi", Shape(300)), torch.float32)
+    small = torch.full((100,), 1e-40)
+    before = small * 0.5
+    assert before.any()  # else this machine has none
+    results(inputs, leaves, "native")
+    torch.testing.assert_close(small * 0.5, before, **BITS)
+    assert float("5e-324") * 1.0 > 0.0
+
+
 # --- numbers that are none -----------------------------------------------------------------------
 
 
