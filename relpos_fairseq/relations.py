@@ -39,8 +39,10 @@ class DistanceRelation(Relation):
         raise NotImplementedError(f"{type(self).__name__} must define of_distance")
 
     def ids(self, positions: Positions) -> Tensor:
-        """(1, T, S) ids."""
-        return self.of_distance(positions.distance())[None]
+        """(1, T, S) ids: those of a row are a slice of those of all distances, lowest first."""
+        low, high = positions.lowest_distance, positions.highest_distance
+        every = self.window(low, high, positions.device)
+        return every.unfold(0, positions.src_len, 1).flip(0)[None]
 
     def window(self, low: int, high: int, device: torch.device) -> Tensor:
         """(high - low + 1,) ids of the distances low..high in order."""
