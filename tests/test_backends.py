@@ -157,9 +157,9 @@ def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         ("shaw", {}, api.SHORT),
         ("m2", {}, api.SHORT_SCALARS),
         ("m2", {"causal": True}, api.SHORT_CAUSAL),
-        ("m2", {"causal": True, "dropout": 0.1}, api.SHORT),
+        ("m2", {"dropout": 0.1}, api.SHORT_CAUSAL),
         ("none", {}, api.SHORT_SCALARS),
-        ("none", {"dropout": 0.1}, api.SHORT),
+        ("none", {"dropout": 0.1}, api.SHORT_CAUSAL),
     ],
 )
 def test_auto_knows_a_few_tokens_by_their_number(

@@ -9,14 +9,13 @@ it does where probabilities are asked for.
 What decides how many tokens are few, in times relative to SDPA without positions (one core, fp32,
 8 heads of 64 channels, 1024 tokens, training / inference; reference, then native):
 
-| tokens | 32 | 64 | 128 | 192 |
-|---|---|---|---|---|
-| t5 | 1.0 1.9 / 1.1 1.6 | 1.0 1.4 / 1.2 1.4 | 1.0 1.2 / 1.2 1.1 | 1.1 1.1 / 1.4 1.2 |
-| t5, causal | 1.1 1.8 / 1.4 1.9 | 1.1 1.3 / 1.6 1.5 | 1.1 1.0 / 1.6 1.1 | 1.6 1.0 / 2.0 1.1 |
-| t5, dropout | 1.0 1.4 | 1.0 1.0 | 1.0 0.7 | 1.0 0.5 (256) |
-| m4 | 2.4 3.1 / 2.5 2.2 | 2.0 2.2 / 2.3 1.7 | 2.0 1.6 / 2.2 1.3 | |
-| m4, unclipped | 2.5 3.4 / 2.8 2.3 | 2.8 2.6 / 3.9 2.2 | 3.4 2.4 / 3.5 1.7 | |
-| none (SDPA 1) | 1.7 / 1.6 | 1.3 / 1.1 | 1.0 / 0.9 | 1.0 / 1.1; 0.8 / 0.8 (512) |
+| tokens | 32 | 48 | 96 | 128 | 192 |
+|---|---|---|---|---|---|
+| t5 | 0.9 1.6 / 1.5 2.2 | 0.8 1.2 / 1.1 1.5 | 1.0 1.1 | 1.2 1.1 / 1.4 1.0 | 1.5 1.0 / 1.7 1.2 |
+| t5, causal | | 1.0 1.3 / 1.3 1.5 | 1.3 1.1 / 1.7 1.2 | | |
+| m4 | 2.4 2.1 / 3.1 2.2 | 2.0 1.6 / 2.2 1.4 | 2.0 1.4 | 2.2 1.4 / 2.7 1.2 | 2.6 1.2 / 4.0 1.3 |
+| shaw_keys, causal | | 1.5 1.2 / 1.7 1.4 | 1.8 1.2 / 2.2 1.2 | | |
+| none (SDPA 1) | 1.2 / 1.4 | 1.1 / 1.1 | 1.0 | 1.0 / 0.9 | 0.9 / 0.9 |
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
 WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
-SHORT = 64  # queries, from which tiles cost less than gathers
-SHORT_SCALARS = 160  # where no term has vectors and nothing is dropped
-SHORT_CAUSAL = 112  # the same, where half the tiles are left out
+SHORT = 48  # queries, from which tiles cost less than gathers of products with vectors
+SHORT_SCALARS = 128  # where no term has vectors
+SHORT_CAUSAL = 64  # the same, where half the tiles are left out, or probabilities are dropped
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
 logger = logging.getLogger(__name__)
 
@@ -131,9 +130,11 @@ def on_gpu(inputs: AttentionInputs) -> bool:
 
 def _is_short(inputs: AttentionInputs) -> bool:
     """Whether explicit products and gathers are the fastest way on a CPU."""
-    positions, short = inputs.positions, SHORT_CAUSAL if inputs.causal else SHORT_SCALARS
-    if inputs.dropout or any(term.has_vectors for term in inputs.terms):
+    positions, short = inputs.positions, SHORT_SCALARS
+    if any(term.has_vectors for term in inputs.terms):
         short = SHORT
+    elif inputs.causal or inputs.dropout:
+        short = SHORT_CAUSAL
     if positions.is_step or positions.tgt_len >= short or positions.src_len >= 2 * short:
         return False
     # The reference weighs channels pair by pair.
