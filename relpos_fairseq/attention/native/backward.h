@@ -4,30 +4,38 @@
 
 #include "logits.h"
 
-/* s: logits -> probabilities as values meet them; ds: their gradient -> that of logits. */
-static void harden(Head *x, const Chunk *at, const Row *row)
+/* s: logits -> probabilities as values meet them; ds: their gradient -> that of logits.
+ *
+ * The mean of a row's gradients, weighed by its probabilities, is the product of its output and the
+ * output's gradient; where the chunk has all its keys (`whole`) it is summed here, so that it errs as
+ * they do: a key that has nearly all of a row's probability leaves a difference of the two. */
+static void harden(Head *x, const Chunk *at, const Row *row, int whole)
 {
     const Call *c = x->call;
     int64_t r = row->r, length = round_up(at->length, MR);
-    real *s = x->s + r * x->tile, *ds = x->ds + r * x->tile;
+    real *restrict s = x->s + r * x->tile, *restrict ds = x->ds + r * x->tile;
+    real *restrict one = x->one;
     real top = x->top[r], inverse = 1 / x->mass[r], delta = x->delta[r];
     if (x->av.table)
         of_query(&x->av, at, row, ds, 1);
+    for (int64_t j = row->begin; j < row->end; j++)
+        s[j] = exponential(s[j] - top) * inverse;
+    const real *p = s;
     if (c->drop) {
         real factor = (real)(65536.0 / (65536 - c->drop));
         draw(x, at, row);
         for (int64_t j = row->begin; j < row->end; j++) {
-            real p = exponential(s[j] - top) * inverse, kept = x->bits[j] >= c->drop ? factor : 0;
-            ds[j] = p * (ds[j] * kept - delta);
-            s[j] = p * kept;
+            real kept = x->bits[j] >= c->drop ? factor : 0;
+            one[j] = s[j];
+            s[j] *= kept;
+            ds[j] *= kept;
         }
-    } else {
-        for (int64_t j = row->begin; j < row->end; j++) {
-            real p = exponential(s[j] - top) * inverse;
-            ds[j] = p * (ds[j] - delta);
-            s[j] = p;
-        }
+        p = one;
     }
+    if (whole)
+        delta = dot(p + row->begin, ds + row->begin, row->end - row->begin);
+    for (int64_t j = row->begin; j < row->end; j++)
+        ds[j] = p[j] * (ds[j] - delta);
     zero(s, row->begin);
     zero(s + row->end, length - row->end);
     zero(ds, row->begin);
@@ -254,7 +262,7 @@ static void begin_backward(Head *x, Chunk *at, int64_t first)
     }
 }
 
-static void backward_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
+static void backward_chunk(Head *x, Chunk *at, int64_t keys, int64_t length, int whole)
 {
     const Call *c = x->call;
     int all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS, held = (int)c->reset;
@@ -264,7 +272,7 @@ static void backward_chunk(Head *x, Chunk *at, int64_t keys, int64_t length)
             panels_from(x->v_panels, c->value_dim, keys), x->ds, x->tile, 0);
     for (int64_t r = 0; r < at->count; r++) {
         Row row = row_of(x, at, r);
-        harden(x, at, &row);
+        harden(x, at, &row, whole);
     }
     product(length, x->value_dim, at->count, columns_of(x->s, x->tile), matrix(x->dout, x->value_dim),
             x->dv + keys * x->value_dim, x->value_dim, 1);
@@ -289,7 +297,7 @@ static void backward_block(Head *group, int members, int64_t first)
     for (int64_t keys = begin, length; keys < end; keys += length) {
         length = length_of(keys, begin, end);
         for (int m = 0; m < members; m++)
-            backward_chunk(group + m, &at, keys, length);
+            backward_chunk(group + m, &at, keys, length, length == end - begin);
         if (group->df)
             factors_back(group, &at);
     }
