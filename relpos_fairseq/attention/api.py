@@ -58,15 +58,18 @@ def attend(
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
-    chosen = choose(inputs, need_weights) if backend == "auto" else backend
-    problem = _MODULES[chosen].refusal(inputs)
-    if chosen in WITHOUT_PROBABILITIES and need_weights:
-        problem = "attention probabilities (need_weights)"
-    if problem:
-        raise ValueError(
-            f"attention backend {chosen} cannot evaluate {problem}: use --attention-backend auto "
-            f"or blocked"
-        )
+    if backend == "auto":
+        chosen = choose(inputs, need_weights)  # what refuses nothing of this
+    else:
+        chosen = backend
+        problem = _MODULES[chosen].refusal(inputs)
+        if chosen in WITHOUT_PROBABILITIES and need_weights:
+            problem = "attention probabilities (need_weights)"
+        if problem:
+            raise ValueError(
+                f"attention backend {chosen} cannot evaluate {problem}: use --attention-backend "
+                f"auto or blocked"
+            )
     if chosen == "sdpa":
         return sdpa.attend(inputs)
     with _full_precision(inputs.q.device.type):

@@ -45,7 +45,7 @@ typedef struct {
     int64_t low, width, wide;     /* of tables of vectors */
     int64_t causal;               /* 1: no key in a query's future */
     int64_t window;               /* slots that a query sees, its own the last; 0: all */
-    int64_t reset, first_per_row; /* kinds that a reset replaces; whether `first` is (batch,) */
+    int64_t reset, first_per_row; /* kinds that a reset replaces (8: none); is `first` (batch,)? */
     int64_t drop;                 /* of 65536 probabilities, how many are dropped */
     int64_t seed, threads;
     double scale;

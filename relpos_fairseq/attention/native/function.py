@@ -217,11 +217,8 @@ def _parts(call: Call, apart: Iterable[_Apart], element_size: int) -> Iterator[t
         apart: gradients that the kernel writes in several rows.
         element_size: bytes of a number.
     """
-    all_heads, threads, size = (
-        call.heads,
-        call.threads,
-        0,
-    )  # bytes of a head, before they are summed
+    all_heads, threads = call.heads, call.threads
+    size = 0  # bytes of a head, before they are summed
     for grad in apart:
         if tuple(grad.shape[:2]) != (grad.rows, all_heads):
             size += grad.rows * math.prod(grad.shape[2:]) * element_size

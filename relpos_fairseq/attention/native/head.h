@@ -233,12 +233,13 @@ static void pack_side(Head *x, Side *side, int64_t channels, int changed)
     if (!side->table)
         return;
     int64_t width = x->call->width, row = round_up(channels, VL);
-    if (changed) { /* tables shared by heads are packed once */
+    int of_values = side == &x->av; /* which multiply on the way out, and queries on the way back */
+    if (changed && (x->backward || !of_values)) /* tables shared by heads are packed once */
         pack_columns(side->columns, side->length, side->table, channels, width, channels,
                      side->factor);
+    if (changed && x->backward != of_values)
         pack_rows(side->rows, row, side->table, channels, width, padded(width), channels,
                   side->factor, NULL);
-    }
     if (x->backward)
         zero(side->grad, (padded(width) + MR) * row);
 }
