@@ -11,7 +11,7 @@ from test_schemes import call
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, tiles
+from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -61,10 +61,8 @@ def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatc
     parameters = [*stack.parameters(), *layer.parameters()]
     remake = remaker(inputs, stack, layer)
     expected, wanted = gradients(inputs, "reference", parameters, remake)
-    for rows, least in ((1 << 20, 1 << 20), (2, 0)):
-        monkeypatch.setattr(blocked, "block_rows", lambda _, rows=rows: rows)
-        monkeypatch.setattr(tiles.function, "tile_rows", lambda _, rows=rows: rows)
-        monkeypatch.setattr(tiles.plan, "LEAST_ROWS", least)
+    for rows in (1 << 20, 2):
+        monkeypatch.setattr(blocked, "slice_rows", lambda _, rows=rows: rows)
         got, found = gradients(inputs, "blocked", parameters, remake)
         torch.testing.assert_close(got, expected, **EXACT)
         for one, other in zip(found, wanted, strict=True):
@@ -222,9 +220,7 @@ def test_dropout_is_replayed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatc
     """Blocks computed again in the backward pass drop the same probabilities."""
     inputs, stack, layer, _ = call(Case("shaw"), "square")
     inputs = replace(inputs, dropout=0.4)
-    monkeypatch.setattr(blocked, "block_rows", lambda _: 2)
-    monkeypatch.setattr(tiles.plan, "LEAST_ROWS", 0)
-    monkeypatch.setattr(tiles.function, "tile_rows", lambda _: 2)
+    monkeypatch.setattr(blocked, "slice_rows", lambda _: 2)
     remake = remaker(inputs, stack, layer)
 
     def loss(v: Tensor) -> Tensor:
@@ -273,8 +269,8 @@ def _largest_tensor(scheme: str, length: int) -> int:
                     Watch.largest = max(Watch.largest, storage)
             return out
 
-    budget = blocked.BLOCK_ELEMENTS["cpu"]
-    blocked.BLOCK_ELEMENTS["cpu"] = 1 << 14
+    budget = blocked.SLICE_ELEMENTS["cpu"]
+    blocked.SLICE_ELEMENTS["cpu"] = 1 << 14
     try:
         stack, layer = build(Case(scheme), heads=1, dim=8, longest=length)
         positions = Positions(length, length)
@@ -286,18 +282,18 @@ def _largest_tensor(scheme: str, length: int) -> int:
             call_ = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
             attend(call_)[0].sum().backward()
     finally:
-        blocked.BLOCK_ELEMENTS["cpu"] = budget
+        blocked.SLICE_ELEMENTS["cpu"] = budget
     return Watch.largest
 
 
 def test_blocks_follow_shape_alone() -> None:
     """Block sizes are fixed by shape: few rows for long keys, all rows for short ones."""
-    assert blocked.block_rows(plain_inputs(2, 4, 20, 4, torch.float32)) == 20
+    assert blocked.slice_rows(plain_inputs(2, 4, 20, 4, torch.float32)) == 20
     meta = AttentionInputs(
         *(torch.empty(4, 12, 4096, 64, device="meta") for _ in range(3)),
         terms=(), positions=Positions(4096, 4096), scale=1.0,
     )  # fmt: skip
-    assert blocked.block_rows(meta) >= blocked.LEAST_ROWS
+    assert blocked.slice_rows(meta) >= blocked.LEAST_ROWS
 
 
 def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,37 +1,47 @@
-"""Tables as vectors over the distances that a block of rows meets, sheared into place."""
+"""Products with tables over the distances of a slice of query rows: no (T, S) index, no gather.
+
+A slice of n rows and S keys has the distances low..low + L - 1, L = S + n - 1, where low is minus
+the slot of its last query.  A matrix X (n, L) whose column m belongs to distance low + m becomes
+logits (n, S) by shearing: entry (t, j) is X[t, j - t + n - 1].  On a contiguous X that is a view
+with strides (L - 1, 1) which starts at column n - 1, so shearing copies nothing.
+"""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.attention.formula import Products
-from relpos_fairseq.attention.toeplitz import shear, spread, trilinear_band
+from relpos_fairseq.attention.windows import Window, over_window
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
+LEAST_KEYS = 64  # of a chunk whose products with key vectors are formed at once
+
 
 class Sheared(Products):
-    """The formula's four ways of meeting a table, without an index over pairs of tokens."""
+    """The four products with a table, each formed over distances and sheared into place."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
-        """(H|1, R, ...) as rows for the distances low..high."""
-        window = relation.window(low, high, self.inputs.positions.device)
-        return table.to(self.inputs.exact).index_select(1, window)
+        """(H|1, R, ...) as a row for each of the distances low..high: (H|1, high - low + 1, ...)."""
+        table = table.to(self.inputs.exact)
+        return over_window(table, relation, Window(low, high), self.inputs.positions)
 
     def over_distances(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """(H|1, R, ...) as rows for all distances that the block meets: (H|1, L, ...)."""
+        """(H|1, R, ...) as a row for each distance of the slice: (H|1, L, ...)."""
         positions = self.inputs.positions
         low, high = positions.lowest_distance, positions.highest_distance
         return self.rows_for(table, term.relation, low, high)
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """A Toeplitz matrix; other relations are few scalars, read by ids."""
+        """The table's scalars along diagonals (1, H|1, n, S); other relations are read by ids."""
+        positions = self.inputs.positions
         if not isinstance(term.relation, DistanceRelation):
-            ids = term.relation.ids(self.inputs.positions)  # (B, n, S)
-            return table.to(self.inputs.exact)[:, ids].transpose(0, 1)
+            ids = term.relation.ids(positions)  # (B, n, S)
+            return table.to(self.inputs.exact)[:, ids].transpose(0, 1)  # (B, H|1, n, S)
         vector = self.over_distances(table, term)  # (H|1, L)
-        return spread(vector, self.inputs.positions.tgt_len)[None]
+        return shear(vector[None, :, None].expand(-1, -1, positions.tgt_len, -1))
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
         """q_i.a_r: (B, H, n, S)."""
@@ -39,26 +49,26 @@ class Sheared(Products):
         return shear(q @ vectors.transpose(-1, -2))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
-        """k_j.b_r: (B, H, n, S), over chunks of keys about as long as the block has rows.
+        """k_j.b_r: (B, H, n, S), over chunks of about as many keys as the slice has rows.
 
-        A chunk whose distances all lie beyond an end of the relation reads one vector.
+        All pairs of a chunk beyond an end of the relation read one vector.
         """
         positions, relation = self.inputs.positions, term.relation
-        rows, chunk = positions.tgt_len, max(positions.tgt_len, 64)
-        columns = []
-        for start in range(0, k.size(2), chunk):
-            keys = k[:, :, start : start + chunk]
+        rows, columns = positions.tgt_len, []
+        for keys in k.split(max(rows, LEAST_KEYS), dim=2):  # (B, H, c, D)
+            start = sum(column.size(-1) for column in columns)
             low = start - (positions.query_stop - 1)
             high = start + keys.size(2) - 1 - positions.query_start
             if high <= relation.lowest or low >= relation.highest:
-                vector = self.rows_for(term.key_vectors, relation, low, low)  # (H|1, 1, D)
-                column = vector @ keys.transpose(-1, -2)  # (B, H, 1, chunk)
-                columns.append(column.expand(-1, -1, rows, -1))
+                end = relation.lowest if high <= relation.lowest else relation.highest
+                vector = self.rows_for(term.key_vectors, relation, end, end)  # (H|1, 1, D)
+                column = (vector @ keys.transpose(-1, -2)).expand(-1, -1, rows, -1)
             else:
-                # Rows are keys here, so columns run over falling distances before the shear.
+                # Rows are keys here: along a row, distances fall.
                 vectors = self.rows_for(term.key_vectors, relation, low, high).flip(1)
-                columns.append(shear(keys @ vectors.transpose(-1, -2)).transpose(-1, -2))
-        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+                column = shear(keys @ vectors.transpose(-1, -2)).transpose(-1, -2)
+            columns.append(column)  # (B, H, n, c)
+        return torch.cat(columns, dim=-1)
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
         """q.k, or the trilinear term that replaces it: (B, H, n, S)."""
@@ -68,25 +78,85 @@ class Sheared(Products):
         return q @ k.transpose(-1, -2)
 
     def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
-        """Sum_c q_ic k_jc w_rc as a band and two tails, whose constant vector folds into q."""
+        """sum_c q_ic k_jc w_rc: beyond each end of the relation q takes up the one vector there."""
         positions, relation, table = self.inputs.positions, term.relation, term.trilinear
         lowest, highest = positions.lowest_distance, positions.highest_distance
         low, high = max(lowest, relation.lowest), min(highest, relation.highest)
-        result = None
-        if low <= high:
-            weights = self.rows_for(table, relation, low, high)
-            first = positions.query_start + low + positions.tgt_len - 1
-            band = trilinear_band(q, k, weights, first)  # (B, H, n, high - low + 1)
-            padding = (low - lowest, highest - high)
-            result = shear(torch.nn.functional.pad(band, padding))
-        for beyond, inside in ((lowest, low), (highest, high)):
-            if beyond == inside and result is not None:
-                continue
-            folded = q * self.rows_for(table, relation, beyond, beyond)
-            constant = folded @ k.transpose(-1, -2)
-            if result is None:
-                return constant
-            distance = positions.distance()
-            outside = distance < low if beyond == lowest else distance > high
-            result = torch.where(outside, constant, result)
+        weights = self.rows_for(table, relation, low, high)  # (H|1, W, D)
+        band = trilinear_band(q, k, weights, positions.query_start + low + positions.tgt_len - 1)
+        result = shear(F.pad(band, (low - lowest, highest - high)))
+        distance = positions.distance()  # (n, S)
+        for end, beyond in ((low, distance < low), (high, distance > high)):
+            if lowest < end < highest:
+                folded = q * self.rows_for(table, relation, end, end)  # (B, H, n, D)
+                result = torch.where(beyond, folded @ k.transpose(-1, -2), result)
         return result
+
+
+def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
+    """X[t, m] = sum_c q_tc k_jc w_mc with j = t + m - (n - 1) + first; keys that are none count 0.
+
+    Args:
+        q: (B, H, n, D).
+        k: (B, H, S, D).
+        w: (H|1, W, D).
+        first: key slot that row 0 and column n - 1 would meet.
+
+    Returns:
+        (B, H, n, W).
+    """
+    rows, width = q.size(2), w.size(1)
+    start, count = first - rows + 1, rows + width - 1  # the keys that the slice's rows meet
+    there = k[:, :, max(start, 0) : max(start + count, 0)]
+    before = min(max(-start, 0), count)
+    keys = F.pad(there, (0, 0, before, count - before - there.size(2)))  # (B, H, n + W - 1, D)
+    weighted = keys.unfold(2, width, 1) * w.transpose(-1, -2)[:, None]  # (B, H, n, D, W)
+    return (q[..., None, :] @ weighted)[..., 0, :]
+
+
+def shear(wide: Tensor) -> Tensor:
+    """Rows over distances (..., n, S + n - 1) as rows over keys (..., n, S)."""
+    return wide if wide.size(-2) == 1 else _Shear.apply(wide)
+
+
+def unshear(narrow: Tensor) -> Tensor:
+    """Rows over keys (..., n, S) as rows over distances (..., n, S + n - 1), elsewhere 0."""
+    return narrow if narrow.size(-2) == 1 else _Unshear.apply(narrow)
+
+
+class _Shear(torch.autograd.Function):
+    """A view; its gradient is unsheared."""
+
+    @staticmethod
+    def forward(ctx, wide: Tensor) -> Tensor:
+        rows = wide.size(-2)
+        return _sheared_view(wide.contiguous(), rows, wide.size(-1) - rows + 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return _Unshear.apply(grad)
+
+
+class _Unshear(torch.autograd.Function):
+    """A copy into zeros; its gradient is sheared."""
+
+    @staticmethod
+    def forward(ctx, narrow: Tensor) -> Tensor:
+        rows, width = narrow.shape[-2:]
+        wide = narrow.new_zeros(*narrow.shape[:-1], width + rows - 1)
+        _sheared_view(wide, rows, width).copy_(narrow)
+        return wide
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return _Shear.apply(grad)
+
+
+def _sheared_view(wide: Tensor, rows: int, width: int) -> Tensor:
+    """View (..., rows, width) of contiguous (..., rows, width + rows - 1)."""
+    span = width + rows - 1
+    return wide.as_strided(
+        (*wide.shape[:-2], rows, width),
+        (*wide.stride()[:-2], max(span - 1, 1), 1),
+        wide.storage_offset() + rows - 1,
+    )
