@@ -16,7 +16,7 @@ from torch import Tensor
 from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.attention.once import differentiable_once
-from relpos_fairseq.attention.sheared import Sheared, unshear
+from relpos_fairseq.attention.sheared import Sheared
 from relpos_fairseq.attention.step import attend_step, serves
 from relpos_fairseq.relations import DistanceRelation
 
@@ -43,7 +43,7 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
     if serves(inputs.terms, inputs.positions):
         out, probs = attend_step(inputs)
         return out, probs if need_weights else None
-    exact = inputs.mapped(lambda tensor: tensor.to(inputs.exact))
+    exact = inputs.mapped(lambda tensor: tensor.to(inputs.exact).contiguous())
     seed = int(torch.randint(2**62, ())) if inputs.dropout else 0
     out, probs = _Slices.apply(exact.mapped(_shape_of), seed, need_weights, *exact.tensors())
     return out.to(inputs.v.dtype), probs
@@ -51,14 +51,9 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
 
 def slice_rows(inputs: AttentionInputs) -> int:
     """How many query rows a slice has: fixed by shape, terms and device alone."""
-    batch, heads, _, dim = inputs.q.shape
-    cells = src_len = inputs.positions.src_len
-    for term in inputs.terms:
-        if term.trilinear is not None:  # (B, H, n, D, W) products of keys with its vectors
-            cells = max(cells, dim * min(term.relation.highest - term.relation.lowest + 1, src_len))
-    device = inputs.positions.device.type
-    budget = SLICE_ELEMENTS.get(device, SLICE_ELEMENTS["cuda"])
-    return max(budget // max(batch * heads * cells, 1), LEAST_ROWS)
+    budget = SLICE_ELEMENTS.get(inputs.positions.device.type, SLICE_ELEMENTS["cuda"])
+    row = inputs.q.size(0) * inputs.q.size(1) * inputs.positions.src_len
+    return max(budget // max(row, 1), LEAST_ROWS)
 
 
 class _Slices(torch.autograd.Function):
@@ -124,8 +119,7 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     out = probs @ inputs.v
     for term in inputs.terms:
         if term.value_vectors is not None:
-            vectors = products.over_distances(term.value_vectors, term)  # (H|1, L, Dv)
-            out = out + unshear(probs) @ vectors
+            out = out + products.values(probs, term)
     return out, probs
 
 

@@ -9,7 +9,6 @@ with strides (L - 1, 1) which starts at column n - 1, so shearing copies nothing
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.attention.formula import Products
@@ -21,52 +20,54 @@ LEAST_KEYS = 64  # of a chunk whose products with key vectors are formed at once
 
 
 class Sheared(Products):
-    """The four products with a table, each formed over distances and sheared into place."""
+    """The products with tables, each formed over distances and sheared into place."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
         """(H|1, R, ...) as a row for each of the distances low..high: (H|1, high - low + 1, ...)."""
-        table = table.to(self.inputs.exact)
         return over_window(table, relation, Window(low, high), self.inputs.positions)
-
-    def over_distances(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """(H|1, R, ...) as a row for each distance of the slice: (H|1, L, ...)."""
-        positions = self.inputs.positions
-        low, high = positions.lowest_distance, positions.highest_distance
-        return self.rows_for(table, term.relation, low, high)
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
         """The table's scalars along diagonals (1, H|1, n, S); other relations are read by ids."""
         positions = self.inputs.positions
         if not isinstance(term.relation, DistanceRelation):
             ids = term.relation.ids(positions)  # (B, n, S)
-            return table.to(self.inputs.exact)[:, ids].transpose(0, 1)  # (B, H|1, n, S)
-        vector = self.over_distances(table, term)  # (H|1, L)
+            return table[:, ids].transpose(0, 1)  # (B, H|1, n, S)
+        low, high = positions.lowest_distance, positions.highest_distance
+        vector = self.rows_for(table, term.relation, low, high)  # (H|1, L)
         return shear(vector[None, :, None].expand(-1, -1, positions.tgt_len, -1))
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
         """q_i.a_r: (B, H, n, S)."""
-        vectors = self.over_distances(term.query_vectors, term)  # (H|1, L, D)
-        return shear(q @ vectors.transpose(-1, -2))
+        positions, relation = self.inputs.positions, term.relation
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+        rows = self.rows_for(term.query_vectors, relation, low, high)  # (H|1, W, D)
+        products = q @ rows.transpose(-1, -2)  # (B, H, n, W)
+        return shear(repeat_ends(products, low - lowest, highest - high))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
         """k_j.b_r: (B, H, n, S), over chunks of about as many keys as the slice has rows.
 
         All pairs of a chunk beyond an end of the relation read one vector.
         """
-        positions, relation = self.inputs.positions, term.relation
-        rows, columns = positions.tgt_len, []
+        positions, relation, table = self.inputs.positions, term.relation, term.key_vectors
+        rows, start, columns = positions.tgt_len, 0, []
         for keys in k.split(max(rows, LEAST_KEYS), dim=2):  # (B, H, c, D)
-            start = sum(column.size(-1) for column in columns)
-            low = start - (positions.query_stop - 1)
-            high = start + keys.size(2) - 1 - positions.query_start
-            if high <= relation.lowest or low >= relation.highest:
-                end = relation.lowest if high <= relation.lowest else relation.highest
-                vector = self.rows_for(term.key_vectors, relation, end, end)  # (H|1, 1, D)
+            lowest = start - (positions.query_stop - 1)
+            start += keys.size(2)
+            highest = start - 1 - positions.query_start
+            low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+            if low >= high:
+                end = min(low, relation.highest)
+                vector = self.rows_for(table, relation, end, end)  # (H|1, 1, D)
                 column = (vector @ keys.transpose(-1, -2)).expand(-1, -1, rows, -1)
             else:
-                # Rows are keys here: along a row, distances fall.
-                vectors = self.rows_for(term.key_vectors, relation, low, high).flip(1)
-                column = shear(keys @ vectors.transpose(-1, -2)).transpose(-1, -2)
+                # Rows are keys here, and along a row distances fall.
+                vectors = self.rows_for(table, relation, low, high).flip(1)  # (H|1, W, D)
+                products = repeat_ends(
+                    keys @ vectors.transpose(-1, -2), highest - high, low - lowest
+                )
+                column = shear(products).transpose(-1, -2)
             columns.append(column)  # (B, H, n, c)
         return torch.cat(columns, dim=-1)
 
@@ -84,13 +85,40 @@ class Sheared(Products):
         low, high = max(lowest, relation.lowest), min(highest, relation.highest)
         weights = self.rows_for(table, relation, low, high)  # (H|1, W, D)
         band = trilinear_band(q, k, weights, positions.query_start + low + positions.tgt_len - 1)
-        result = shear(F.pad(band, (low - lowest, highest - high)))
+        result = shear(repeat_ends(band, low - lowest, highest - high))
         distance = positions.distance()  # (n, S)
         for end, beyond in ((low, distance < low), (high, distance > high)):
             if lowest < end < highest:
                 folded = q * self.rows_for(table, relation, end, end)  # (B, H, n, D)
                 result = torch.where(beyond, folded @ k.transpose(-1, -2), result)
         return result
+
+    def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
+        """Value vectors weighed by probabilities (B, H, n, S): (B, H, n, Dv)."""
+        positions, relation = self.inputs.positions, term.relation
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+        vectors = self.rows_for(term.value_vectors, relation, low, high)  # (H|1, W, Dv)
+        return sum_ends(unshear(probs), low - lowest, highest - high) @ vectors
+
+
+def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
+    """(..., W) with its first column repeated `before` times and its last one `after` times."""
+    parts = (
+        x[..., :1].expand(*x.shape[:-1], before),
+        x,
+        x[..., -1:].expand(*x.shape[:-1], after),
+    )
+    return torch.cat(parts, dim=-1) if before or after else x
+
+
+def sum_ends(x: Tensor, before: int, after: int) -> Tensor:
+    """(..., before + W + after) with columns beyond W summed into its first and last: (..., W)."""
+    if not before and not after:
+        return x
+    stop = x.size(-1) - after - 1
+    first, last = x[..., : before + 1].sum(-1, keepdim=True), x[..., stop:].sum(-1, keepdim=True)
+    return torch.cat((first, x[..., before + 1 : stop], last), dim=-1)
 
 
 def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
@@ -105,13 +133,38 @@ def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
     Returns:
         (B, H, n, W).
     """
-    rows, width = q.size(2), w.size(1)
-    start, count = first - rows + 1, rows + width - 1  # the keys that the slice's rows meet
+    start, count = first - q.size(2) + 1, q.size(2) + w.size(1) - 1  # the keys in the band
     there = k[:, :, max(start, 0) : max(start + count, 0)]
     before = min(max(-start, 0), count)
-    keys = F.pad(there, (0, 0, before, count - before - there.size(2)))  # (B, H, n + W - 1, D)
-    weighted = keys.unfold(2, width, 1) * w.transpose(-1, -2)[:, None]  # (B, H, n, D, W)
-    return (q[..., None, :] @ weighted)[..., 0, :]
+    padding = (0, 0, before, count - before - there.size(2))
+    return _TrilinearBand.apply(q, torch.nn.functional.pad(there, padding), w)
+
+
+class _TrilinearBand(torch.autograd.Function):
+    """Of keys (B, H, n + W - 1, D); one distance at a time: nothing has n x W x D elements."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, w)
+        rows, width = q.size(2), w.size(1)
+        columns = [
+            (q * k[:, :, m : m + rows]) @ w[:, m, :, None]  # (B, H, n, 1)
+            for m in range(width)
+        ]
+        return torch.cat(columns, dim=-1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, w = ctx.saved_tensors
+        dq, dk, dw = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(w)
+        for m in range(w.size(1)):
+            g, keys = grad[..., m, None], k[:, :, m : m + q.size(2)]  # (B, H, n, 1), (B, H, n, D)
+            of_w = (g.transpose(-1, -2) @ (q * keys)).sum(0)[:, 0]  # (H, D)
+            dw[:, m] = of_w if w.size(0) > 1 else of_w.sum(0)
+            product = g * w[:, m, None]
+            dq.addcmul_(product, keys)
+            dk[:, :, m : m + q.size(2)].addcmul_(product, q)
+        return dq, dk, dw
 
 
 def shear(wide: Tensor) -> Tensor:
