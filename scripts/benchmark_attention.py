@@ -39,7 +39,7 @@ from _benchmark.turns import Run, measure  # noqa: E402
 from _prepare.command import run_command  # noqa: E402
 
 from relpos_fairseq.attention import BACKENDS  # noqa: E402
-from relpos_fairseq.registry import parse_hybrid, scheme_names  # noqa: E402
+from relpos_fairseq.schemes import parse_hybrid, scheme_names  # noqa: E402
 
 OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
 

@@ -18,8 +18,8 @@ import torch  # noqa: E402
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton  # noqa: E402
 from relpos_fairseq.config import CLIP_DISTANCE, PositionConfig, resolve  # noqa: E402
 from relpos_fairseq.positions import Positions  # noqa: E402
-from relpos_fairseq.registry import scheme_class, scheme_names  # noqa: E402
 from relpos_fairseq.scheme import AttentionShape, PositionScheme  # noqa: E402
+from relpos_fairseq.schemes import scheme_class, scheme_names  # noqa: E402
 from relpos_fairseq.stack import StackPositions  # noqa: E402
 
 BEGIN, END = "<!-- scheme table: begin -->", "<!-- scheme table: end -->"

@@ -13,7 +13,7 @@ import torch
 from cli import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
 
 import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load read checkpoints
-from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.schemes import scheme_names
 from relpos_fairseq.stack import PositionMismatchError, decode_text
 
 M4 = ("--position-scheme", "m4")

@@ -15,8 +15,8 @@ from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.relations import Bucketed
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes
-from relpos_fairseq.schemes.chen import SegmentHead
 from relpos_fairseq.schemes.rope import Turns, rotate
+from relpos_fairseq.schemes.segments import SegmentHead
 from relpos_fairseq.stack import PositionContext, StackPositions
 
 TOLERANCE = 1e-10

@@ -17,7 +17,7 @@ from _benchmark.candidates import Candidate, NoPositions, Scheme
 from _benchmark.flex import Flex
 from _benchmark.settings import Setting, draw, draw_heads
 from relpos_fairseq.attention import attend
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 ODD_LENGTH = 130
 MOST = 2.0  # errors, in units of what the formula in the same precision errs

@@ -15,7 +15,7 @@ from _benchmark.layer import Layer
 from _benchmark.report import Log, progress
 from _benchmark.settings import INPUT_SCHEMES, Setting
 from _benchmark.timing import Times, peak_mebibytes, time_in_turns
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 NAIVE = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most
 
