@@ -31,9 +31,9 @@ from _plot_model import Stack  # noqa: E402
 from relpos_fairseq.attention import AttentionInputs  # noqa: E402
 from relpos_fairseq.config import PositionConfig, resolve  # noqa: E402
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention  # noqa: E402
+from relpos_fairseq.placement import Placement  # noqa: E402
 from relpos_fairseq.positions import Positions  # noqa: E402
 from relpos_fairseq.scheme import AttentionShape  # noqa: E402
-from relpos_fairseq.stack import StackPositions  # noqa: E402
 from relpos_fairseq.terms import PositionTerms  # noqa: E402
 
 WORDS = "the cat sat on a mat and saw $5 or $6".split()
@@ -249,7 +249,7 @@ def test_schemes_without_position_logits(save, data, tmp_path, undrawn, capsys, 
 def segment_stack() -> Stack:
     config = PositionConfig(position_scheme="rel_scalar+m2", segment_encoding="head")
     shape = AttentionShape(embed_dim=12, num_heads=2, max_positions=20)
-    positions = StackPositions(resolve(config, shape, "masked_lm"))
+    positions = Placement(resolve(config, shape, "masked_lm"))
     own = positions.layer_schemes(0)
     torch.manual_seed(0)
     with torch.no_grad():
