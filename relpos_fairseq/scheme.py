@@ -267,32 +267,3 @@ def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[Position
         return cls
 
     return keep
-
-
-class SchemeStack(nn.ModuleList):
-    """The members of a hybrid that live at one place: a layer's own, or those layers share."""
-
-    def embed(self, positions: Positions) -> Tensor | None:
-        """Sum of what the members add to the input."""
-        total = None
-        for scheme in self:
-            added = scheme.embed(positions)
-            if added is not None:
-                total = added if total is None else total + added
-        return total
-
-    def prepare(self, positions: Positions) -> tuple[Any, ...]:
-        """Each member's content-free part."""
-        return tuple(scheme.prepare(positions) for scheme in self)
-
-    def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
-        """The members' terms, one after the other."""
-        pairs = zip(self, prepared, strict=True)
-        return tuple(term for scheme, part in pairs for term in scheme.terms(part, positions))
-
-    def rotation(self, prepared: tuple[Any, ...]) -> tuple[PositionScheme, Any] | None:
-        """The member that transforms queries and keys, with its prepared part."""
-        for scheme, part in zip(self, prepared, strict=True):
-            if scheme.rotates:
-                return scheme, part
-        return None

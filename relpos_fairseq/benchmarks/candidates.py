@@ -22,9 +22,9 @@ from relpos_fairseq.benchmarks.settings import (
 )
 from relpos_fairseq.config import resolve
 from relpos_fairseq.modules.decoding_cache import DecodingCache
+from relpos_fairseq.placement import DecodingTerms, Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import StackPositions, cached_terms
 
 BASELINE, NAIVE = "no positions", "naive"
 MODES = ("train", "forward", "decode", "memory")
@@ -108,7 +108,7 @@ class Scheme(Candidate):
             causal=setting.causal,
             seed_name="benchmark",
         )
-        self.stack = StackPositions(resolve(flags_of(name, setting), shape, "translation"))
+        self.stack = Placement(resolve(flags_of(name, setting), shape, "translation"))
         self.layer = self.stack.layer_schemes(0)
         for number, parameter in enumerate(self.parameters()):
             _stir(parameter, number)
@@ -125,9 +125,7 @@ class Scheme(Candidate):
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         """The call of a whole sequence, its terms formed anew."""
         context = self.stack.context(self.positions)
-        terms = context.shared + self.layer.terms(
-            self.layer.prepare(self.positions), self.positions
-        )
+        terms = context.shared + self.layer.evaluate(self.positions)[1]
         made = AttentionInputs(
             q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal
         )
@@ -160,11 +158,11 @@ class Scheme(Candidate):
         positions = Positions(1, length, length - 1, device=q.device)
         cache = DecodingCache()
         with torch.no_grad():
-            context = self.stack.context(positions, {})
+            context = self.stack.context(positions, DecodingTerms())
 
         def advance(first: int) -> AttentionInputs:
             cache.length = first
-            terms = context.shared + cached_terms(self.layer, positions, cache.prepared)[1]
+            terms = context.shared + cache.position.evaluate(self.layer, positions)[1]
             new = {"key": k[:, :, first:], "content_key": None, "value": v[:, :, first:]}
             query, content_q = q, None
             if context.rotation is not None:

@@ -114,7 +114,7 @@ def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
     """
     import torch
 
-    from relpos_fairseq.stack import decode_text
+    from relpos_fairseq.placement import decode_text
 
     # Schemes first: what else differs follows from them.
     for name in sorted(model.keys() | other.keys(), key=lambda n: (not n.endswith(SCHEME), n)):

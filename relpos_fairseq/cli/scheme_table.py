@@ -13,10 +13,10 @@ import torch
 
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
 from relpos_fairseq.config import CLIP_DISTANCE, PositionConfig, resolve
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.registry import scheme_class, scheme_names
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
-from relpos_fairseq.stack import StackPositions
 
 BEGIN, END = "<!-- scheme table: begin -->", "<!-- scheme table: end -->"
 BERT_BASE = {"embed_dim": 768, "num_heads": 12, "max_positions": 512}
@@ -30,7 +30,7 @@ HEADINGS = (
 def parameters(name: str) -> int:
     """Parameters that the scheme adds to BERT-base: 12 layers, 768, 12 heads, 512 positions."""
     plan = resolve(PositionConfig(position_scheme=name), AttentionShape(**BERT_BASE), "masked_lm")
-    stack = StackPositions(plan)
+    stack = Placement(plan)
     layers = [stack.layer_schemes(layer) for layer in range(LAYERS)]
     return sum(p.numel() for part in (stack, *layers) for p in part.parameters())
 
@@ -38,7 +38,7 @@ def parameters(name: str) -> int:
 def small_call(name: str) -> AttentionInputs:
     """A small attention call with the scheme's terms, which shows what it consists of."""
     shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4)
-    stack = StackPositions(resolve(PositionConfig(position_scheme=name), shape, "translation"))
+    stack = Placement(resolve(PositionConfig(position_scheme=name), shape, "translation"))
     layer, positions = stack.layer_schemes(0), Positions(4, 4)
     context = stack.context(positions)
     terms = context.shared + layer.terms(layer.prepare(positions), positions)

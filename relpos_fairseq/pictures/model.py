@@ -16,8 +16,8 @@ from fairseq import checkpoint_utils
 from torch import nn
 
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.stack import StackPositions, prepare_cached
 from relpos_fairseq.terms import PositionTerms
 
 SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
@@ -32,7 +32,7 @@ class Stack:
     """An encoder or a decoder: its positions, and the self-attention of each of its layers."""
 
     name: str
-    positions: StackPositions
+    positions: Placement
     attentions: tuple[RelPosMultiheadAttention, ...]
 
     @property
@@ -55,8 +55,7 @@ class Stack:
         """What layers share, as layer `all`; then each layer's own, counted from 1."""
         yield "all", self.positions.context(positions).shared
         for number, attention in enumerate(self.attentions, 1):
-            prepared = prepare_cached(attention.position, positions, None)
-            yield str(number), attention.position.terms(prepared, positions)
+            yield str(number), attention.position.evaluate(positions)[1]
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
@@ -130,7 +129,7 @@ def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
     owners = {
         name.rpartition(".")[0]: module
         for name, module in modules.items()
-        if isinstance(module, StackPositions)
+        if isinstance(module, Placement)
     }
     if not owners:
         raise PlotError(

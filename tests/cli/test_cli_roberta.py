@@ -16,7 +16,7 @@ from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
 from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.data.word_starts import FILE, word_starts
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.stack import PositionMismatchError
+from relpos_fairseq.placement import PositionMismatchError
 
 PACKED = ["--tokens-per-sample", "24", "--sample-break-mode", "complete"]
 BRIEF = ["--max-update", "3", "--disable-validation"]

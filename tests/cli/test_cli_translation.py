@@ -13,8 +13,8 @@ import torch
 import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load read checkpoints
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
+from relpos_fairseq.placement import PositionMismatchError, decode_text
 from relpos_fairseq.registry import scheme_names
-from relpos_fairseq.stack import PositionMismatchError, decode_text
 
 M4 = ("--position-scheme", "m4")
 UPDATES = ("--max-update", "2", "--disable-validation")

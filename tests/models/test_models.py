@@ -21,9 +21,9 @@ from helpers.models import (
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.models import relpos_transformer
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.registry import scheme_names
-from relpos_fairseq.stack import StackPositions
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
 SCHEMES = (*scheme_names(), *HYBRIDS)
@@ -171,7 +171,7 @@ def test_need_weights_are_true_probabilities() -> None:
     """Asked for weights, attention returns probabilities of every head."""
     model = small_model(position_scheme="shaw")
     source, _ = batch()
-    stack: StackPositions = model.encoder.positions
+    stack: Placement = model.encoder.positions
     positions = stack.positions(source, 1, 2)
     x = model.encoder.embed(source, stack.embed(positions))[0].transpose(0, 1)
     attention = model.encoder.layers[0].self_attn
@@ -249,7 +249,7 @@ def test_inference_mode_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("backend", ["blocked", "reference"])
 def test_autocast_keeps_logits_exact(backend: str) -> None:
     """Under --amp logits stay fp32: M4M's product of three would overflow in half precision."""
-    stack = StackPositions(plan_of(Case("m4m"), dim=16))
+    stack = Placement(plan_of(Case("m4m"), dim=16))
     layer = stack.layer_schemes(0)
     randomize(layer, 1)
     positions = Positions(6, 6)

@@ -21,8 +21,8 @@ from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictio
 from relpos_fairseq.models import relpos_roberta
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.models.roberta_config import namespace
+from relpos_fairseq.placement import Placement, PositionMismatchError
 from relpos_fairseq.registry import scheme_names
-from relpos_fairseq.stack import PositionMismatchError, StackPositions
 
 HYBRIDS = ("learned+m4m", "rope+m4", "learned+rel_scalar")
 SCHEMES = (*scheme_names(), *HYBRIDS)
@@ -72,9 +72,9 @@ def test_the_scheme_changes_no_other_initial_value(scheme: str) -> None:
     """BERT's initialisation, drawn twice, neither redraws a scheme nor depends on it."""
     plain = dict(small_roberta(position_scheme="none").named_parameters())
     model = small_roberta(position_scheme=scheme)
-    stack = StackPositions(model.encoder.sentence_encoder.positions.plan)
+    stack = Placement(model.encoder.sentence_encoder.positions.plan)
     torch.manual_seed(1)
-    own = {f"positions.{n}": p for n, p in StackPositions(stack.plan).named_parameters()}
+    own = {f"positions.{n}": p for n, p in Placement(stack.plan).named_parameters()}
     for layer in range(2):
         drawn = stack.layer_schemes(layer).named_parameters()
         own |= {f"layers.{layer}.self_attn.position.{name}": p for name, p in drawn}

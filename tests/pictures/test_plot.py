@@ -27,12 +27,13 @@ from relpos_fairseq.pictures import plots
 from relpos_fairseq.pictures import sentence as plot_sentence
 from relpos_fairseq.pictures import tables as plot_tables
 from relpos_fairseq.pictures.model import Stack
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import StackPositions
 from relpos_fairseq.terms import PositionTerms
 
 SCRIPT = ROOT / "scripts" / "plot_positions.py"
+
 WORDS = "the cat sat on a mat and saw $5 or $6".split()
 SENTENCE = "the cat saw a mat".split()
 
@@ -246,7 +247,7 @@ def test_schemes_without_position_logits(save, data, tmp_path, undrawn, capsys, 
 def segment_stack() -> Stack:
     config = PositionConfig(position_scheme="rel_scalar+m2", segment_encoding="head")
     shape = AttentionShape(embed_dim=12, num_heads=2, max_positions=20)
-    positions = StackPositions(resolve(config, shape, "masked_lm"))
+    positions = Placement(resolve(config, shape, "masked_lm"))
     own = positions.layer_schemes(0)
     torch.manual_seed(0)
     with torch.no_grad():

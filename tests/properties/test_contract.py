@@ -12,9 +12,9 @@ from cases import CASES
 from helpers import ROOT
 from relpos_fairseq.cli import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
 from relpos_fairseq.registry import parse_hybrid, scheme_class, scheme_names
 from relpos_fairseq.scheme import AttentionShape, register_scheme
-from relpos_fairseq.stack import PositionMismatchError, StackPositions, decode_text, encode_text
 
 # scheme: (share by default, clip distance in translation, max length, parameters of BERT-base)
 CONTRACT = {
@@ -159,7 +159,7 @@ def test_a_scale_makes_members_agree() -> None:
 @pytest.mark.parametrize("share", ["none", "heads", "layers", "both"])
 def test_sharing_is_real(share: str) -> None:
     """One table where layers share it, one row where heads do."""
-    made = StackPositions(plan("m4", position_share=share))
+    made = Placement(plan("m4", position_share=share))
     layers = [made.layer_schemes(i) for i in range(3)]
     tables = [p for part in (made, *layers) for p in part.parameters()]
     assert len(tables) == (1 if share in ("layers", "both") else 3)
@@ -168,13 +168,11 @@ def test_sharing_is_real(share: str) -> None:
 
 def test_checkpoints_know_their_scheme() -> None:
     """m4 and m4m have the same tensors; loading one as the other is refused and names both."""
-    m4, m4m = (torch.nn.ModuleDict({"positions": StackPositions(plan(s))}) for s in ("m4", "m4m"))
+    m4, m4m = (torch.nn.ModuleDict({"positions": Placement(plan(s))}) for s in ("m4", "m4m"))
     with pytest.raises(PositionMismatchError, match=r"trained with \[m4 .*flags say \[m4m "):
         m4m.load_state_dict(m4.state_dict())
     m4.load_state_dict(m4.state_dict())
-    clip = torch.nn.ModuleDict(
-        {"positions": StackPositions(plan("m4", position_clip_distance="3"))}
-    )
+    clip = torch.nn.ModuleDict({"positions": Placement(plan("m4", position_clip_distance="3"))})
     with pytest.raises(PositionMismatchError, match="clip_distance=16.*clip_distance=3"):
         clip.load_state_dict(m4.state_dict())
 
@@ -213,19 +211,19 @@ def test_a_reset_that_no_encoder_takes_is_refused() -> None:
 @pytest.mark.parametrize("scheme", ["m4", "m4+learned", "learned+m4", "t5", "rope"])
 def test_segments_are_shared_as_asked_not_as_a_neighbour(scheme: str) -> None:
     """By default each head and layer has its own; --position-share says otherwise."""
-    made = StackPositions(plan(scheme, segment_encoding="head"))
+    made = Placement(plan(scheme, segment_encoding="head"))
     tables = [
         scheme.pair_table for scheme in made.layer_schemes(0) if scheme.name == "segment_head"
     ]
     assert [tuple(table.shape) for table in tables] == [(4, 4)]
-    shared = StackPositions(plan(scheme, segment_encoding="head", position_share="both"))
+    shared = Placement(plan(scheme, segment_encoding="head", position_share="both"))
     assert [tuple(s.pair_table.shape) for s in shared.shared if s.name == "segment_head"] == [
         (1, 4)
     ]
 
 
 def test_segment_numbers_are_checked() -> None:
-    made = StackPositions(plan("m4", segment_encoding="head"))
+    made = Placement(plan("m4", segment_encoding="head"))
     tokens = torch.full((1, 3), 5)
     with pytest.raises(ValueError, match=r"segments must be in 0\.\.1, got 2"):
         made.positions(tokens, 1, 2, segments=torch.tensor([[0, 1, 2]]))
@@ -238,7 +236,7 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "u.find_spec = lambda n, *a: None if n.startswith('fairseq') else find(n, *a)\n"
         "sys.modules['fairseq'] = None\n"
         "import relpos_fairseq, relpos_fairseq.attention, relpos_fairseq.schemes\n"
-        "import relpos_fairseq.config, relpos_fairseq.stack\n"
+        "import relpos_fairseq.config, relpos_fairseq.placement\n"
         "print(relpos_fairseq.__version__, len(relpos_fairseq.registry.scheme_names()))\n"
     )
     result = subprocess.run(

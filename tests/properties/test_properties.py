@@ -15,8 +15,8 @@ from torch import Tensor
 from cases import CASES, INPUT, Case, build, plan_of, randomize
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.placement import DecodingTerms, Placement
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
-from relpos_fairseq.stack import StackPositions
 
 BATCH, HEADS, DIM = 3, 2, 4
 WIDTH = HEADS * DIM
@@ -40,7 +40,7 @@ class Layer(torch.nn.Module):
     def __init__(self, case: Case, causal: bool, backend: str = "auto") -> None:
         super().__init__()
         plan = replace(plan_of(case, causal=causal), backend=backend)
-        self.stack = StackPositions(plan)
+        self.stack = Placement(plan)
         schemes = self.stack.layer_schemes(0)
         self.attention = RelPosMultiheadAttention(
             WIDTH, HEADS, schemes, plan.scale, backend=backend
@@ -65,7 +65,7 @@ class Layer(torch.nn.Module):
         added = self.stack.embed(positions)
         if added is not None:
             x = x + added
-        shared = None if cache is None else cache.setdefault("shared", {})
+        shared = None if cache is None else cache.setdefault("shared", DecodingTerms())
         context = self.stack.context(positions, shared)
         new_padding = None if padding is None else padding[:, offset:]
         state = None if cache is None else cache.setdefault("state", {})
@@ -212,7 +212,7 @@ def test_small_tables_start_near_plain_attention(scheme: str) -> None:
 def _assert_near_plain(scheme: str, tolerance: float) -> None:
     plan = plan_of(Case(scheme), heads=4, dim=32)
     torch.manual_seed(0)
-    stack = StackPositions(plan)
+    stack = Placement(plan)
     layer = stack.layer_schemes(0)
     positions = Positions(10, 10)
     context = stack.context(positions)
@@ -228,7 +228,7 @@ def test_m4m_starts_near_plain_attention() -> None:
     """With its projection biases M4M's factors are near 1 and its attention near plain."""
     torch.manual_seed(0)
     plan = plan_of(Case("m4m"), heads=4, dim=64)
-    stack = StackPositions(plan)
+    stack = Placement(plan)
     attention = RelPosMultiheadAttention(256, 4, stack.layer_schemes(0), plan.scale)
     scheme = attention.position[0]
     scheme.initialize_projections(attention.q_proj, attention.k_proj)
@@ -305,7 +305,7 @@ def test_other_parameters_do_not_depend_on_the_scheme() -> None:
     states = []
     for case in (Case("none"), Case("shaw"), Case("deberta"), Case("learned+m3"), Case("kerple")):
         torch.manual_seed(7)
-        StackPositions(plan_of(case)).layer_schemes(0)
+        Placement(plan_of(case)).layer_schemes(0)
         states.append(torch.get_rng_state())
     assert all(torch.equal(states[0], state) for state in states)
 
@@ -315,7 +315,7 @@ def test_layers_start_apart_and_seeds_differ() -> None:
 
     def tables(seed: int) -> list[Tensor]:
         torch.manual_seed(seed)
-        stack = StackPositions(plan_of(Case("deberta")))
+        stack = Placement(plan_of(Case("deberta")))
         return [p for i in (0, 1) for p in stack.layer_schemes(i).parameters() if p.dim() == 3]
 
     first, again, other = tables(1), tables(1), tables(2)

@@ -11,13 +11,13 @@ from torch import Tensor
 import naive
 from cases import CASES, INPUT, Case, build, oracle_members
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.placement import Placement, PositionContext
 from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.relations import Bucketed
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes
 from relpos_fairseq.schemes.chen import SegmentHead
 from relpos_fairseq.schemes.rope import Turns, rotate
-from relpos_fairseq.stack import PositionContext, StackPositions
 
 TOLERANCE = 1e-10
 IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
@@ -55,7 +55,7 @@ def padding_of(side: str | None, batch: int, length: int) -> Tensor | None:
 
 def call(
     case: Case, kind: str, *, batch: int = 2, heads: int = 2, dim: int = 4, seed: int = 3
-) -> tuple[AttentionInputs, StackPositions, torch.nn.ModuleList, dict]:
+) -> tuple[AttentionInputs, Placement, torch.nn.ModuleList, dict]:
     """Inputs of an attention call of the case, with everything that made them."""
     wanted = shape_of(kind)
     stack, layer = build(case, causal=wanted["causal"], heads=heads, dim=dim)
@@ -77,13 +77,12 @@ def call(
         segments=segments if case.flags.get("segment_encoding") else None,
     )
     context = stack.context(positions)
-    prepared = layer.prepare(positions)
     q, k, v = draw(stop - start), draw(length), draw(length)
     inputs = AttentionInputs(
         q=q,
         k=k,
         v=v,
-        terms=context.shared + layer.terms(prepared, positions),
+        terms=context.shared + layer.evaluate(positions)[1],
         positions=positions,
         scale=stack.plan.scale,
         causal=wanted["causal"],
@@ -106,7 +105,7 @@ def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]
 
 
 def expected(
-    inputs: AttentionInputs, stack: StackPositions, layer: torch.nn.ModuleList, extra: dict
+    inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList, extra: dict
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The oracle's logits, probabilities and output of the same call."""
     schemes = [*stack.shared, *layer]

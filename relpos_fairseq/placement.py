@@ -1,9 +1,11 @@
-"""The positions of one stack of layers (an encoder or a decoder).
+"""The positions of an encoder or a decoder: which scheme stands where, evaluated once a pass.
 
-Where a scheme lives: what layers share, and what acts on the input, belongs to the stack and is
-evaluated once a forward pass; a layer's own tables belong to the layer's attention.  Both reach
-attention through an explicit `PositionContext`, an argument of every layer, so that activation
-recomputation and torch.compile see the same values.
+    added, context = placement.of(tokens, padding_idx, eos_idx)
+
+What layers share, and what is added to the input, belongs to the `Placement`, which evaluates it
+once a forward pass; a layer's own tables belong to the layer's attention.  Every layer takes the
+`PositionContext` as an argument, so that activation recomputation and torch.compile see the same
+values.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from relpos_fairseq.scheme import (
     PositionMismatchError,
     PositionScheme,
     SchemeOptions,
-    SchemeStack,
 )
 from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
 from relpos_fairseq.terms import PositionTerms
@@ -33,15 +34,15 @@ LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
 
 @dataclass(frozen=True)
 class PositionContext:
-    """What a layer's attention is told about positions.
+    """What a layer's attention needs of positions.
 
     Args:
         positions: where queries and keys stand.
         causal: keys in a query's future are excluded.
         shared: the terms that all layers share.
         rotation: the scheme that transforms queries and keys, with its prepared part, or None.
-        memory: (M, B, E) what stands before the queries' tokens, as key and value projections
-            meet it, or None; the positions count its slots.
+        memory: (M, B, E) input of the key and value projections for the slots before the
+            queries' tokens, or None; the positions count these slots.
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
     """
@@ -55,11 +56,76 @@ class PositionContext:
     documents: Tensor | None = None
 
 
-class StackPositions(nn.Module):
-    """The schemes that a stack's layers share, and the identity that its checkpoints carry."""
+class SchemeStack(nn.ModuleList):
+    """The members of a hybrid that stand at one place: in a layer, or shared by all layers."""
+
+    def embed(self, positions: Positions) -> Tensor | None:
+        """Sum what the members add to the input: (B|1, T, E) or None."""
+        added = [part for scheme in self if (part := scheme.embed(positions)) is not None]
+        return sum(added[1:], added[0]) if added else None
+
+    def prepare(self, positions: Positions) -> tuple[Any, ...]:
+        """Prepare each member's content-free part."""
+        return tuple(scheme.prepare(positions) for scheme in self)
+
+    def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
+        """Return the members' terms, one after the other."""
+        pairs = zip(self, prepared, strict=True)
+        return tuple(term for scheme, part in pairs for term in scheme.terms(part, positions))
+
+    def evaluate(self, positions: Positions) -> tuple[tuple, tuple[PositionTerms, ...]]:
+        """Return what the members prepare, and their terms."""
+        prepared = self.prepare(positions)
+        return prepared, self.terms(prepared, positions)
+
+    def rotation(self, prepared: tuple[Any, ...]) -> tuple[PositionScheme, Any] | None:
+        """Return the member that transforms queries and keys, with its prepared part."""
+        pairs = zip(self, prepared, strict=True)
+        return next((pair for pair in pairs if pair[0].rotates), None)
+
+
+class DecodingTerms:
+    """What schemes prepare, and their terms, kept between the steps of decoding.
+
+    Parts are prepared for more tokens than there are, so that many steps are served.
+    """
+
+    def __init__(self) -> None:
+        self._capacity = 0
+        self._gradients = False
+        self._prepared: tuple = ()
+        self._terms: tuple[PositionTerms, ...] = ()
+
+    def evaluate(
+        self, schemes: SchemeStack, positions: Positions
+    ) -> tuple[tuple, tuple[PositionTerms, ...]]:
+        """Do as `SchemeStack.evaluate`, with what earlier steps left."""
+        # What was prepared without gradients has none to give to a step that wants them.
+        if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
+            self._prepare(schemes, positions)
+        elif not self._moving:
+            return self._prepared, self._terms
+        self._terms = schemes.terms(self._prepared, positions)
+        return self._prepared, self._terms
+
+    @property
+    def _moving(self) -> bool:
+        """Whether terms depend on where the query stands, as only factors and a reset do."""
+        return any(
+            term.static_factors is not None or term.reset is not None for term in self._terms
+        )
+
+    def _prepare(self, schemes: SchemeStack, positions: Positions) -> None:
+        self._capacity = length = capacity_for(positions.src_len)
+        self._gradients = torch.is_grad_enabled()
+        start = length - positions.tgt_len
+        self._prepared = schemes.prepare(replace(positions, src_len=length, query_start=start))
+
+
+class Placement(nn.Module):
+    """The schemes that all layers share, and the identity that checkpoints carry."""
 
     def __init__(self, plan: PositionPlan) -> None:
-        """Build what is shared by the layers of `plan`."""
         super().__init__()
         self.plan = plan
         self._common: dict[str, nn.Parameter] = {}  # a plain dict: the layers register them
@@ -71,13 +137,44 @@ class StackPositions(nn.Module):
         logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 
     def layer_schemes(self, layer: int) -> SchemeStack:
-        """The schemes that layer `layer` has for itself."""
+        """Build the schemes that layer `layer` has for itself."""
         schemes = _build(self.plan, layer)
         for scheme in schemes:
             for name in scheme.common_parameters:
                 key = f"{scheme.name}.{name}"
                 setattr(scheme, name, self._common.setdefault(key, getattr(scheme, name)))
         return schemes
+
+    def of(
+        self,
+        tokens: Tensor,
+        padding_idx: int,
+        eos_idx: int,
+        *,
+        query_start: int = 0,
+        segments: Tensor | None = None,
+        decoding: DecodingTerms | None = None,
+    ) -> tuple[Tensor | None, PositionContext]:
+        """Evaluate for a batch what its model needs of positions.
+
+        Args:
+            tokens: (B, S) token ids of all keys.
+            padding_idx: id of padding.
+            eos_idx: id of a sentence's end.
+            query_start: slot of the first query.
+            segments: (B, S) segment numbers or None.
+            decoding: what decoding keeps between steps, or None.
+
+        Returns:
+            (B|1, T, E) to add to the queries' embeddings or None, and the context of all layers.
+
+        Raises:
+            ValueError: a segment number that the tables do not have.
+        """
+        positions = self.positions(
+            tokens, padding_idx, eos_idx, query_start=query_start, segments=segments
+        )
+        return self.embed(positions), self.context(positions, decoding)
 
     def positions(
         self,
@@ -88,18 +185,7 @@ class StackPositions(nn.Module):
         query_start: int = 0,
         segments: Tensor | None = None,
     ) -> Positions:
-        """Where the tokens stand.
-
-        Args:
-            tokens: (B, S) token ids of all keys.
-            padding_idx: id of padding.
-            eos_idx: id of a sentence's end.
-            query_start: slot of the first query.
-            segments: (B, S) segment numbers or None.
-
-        Raises:
-            ValueError: a segment number that the tables do not have.
-        """
+        """Return where the tokens stand; arguments and errors as of `of`."""
         if segments is not None:
             _check_segments(segments, self.plan.num_segments)
         padding = tokens.eq(padding_idx) if self._needs_index else None
@@ -119,7 +205,7 @@ class StackPositions(nn.Module):
         )
 
     def _in_place(self, padding: Tensor) -> bool:
-        """Whether every token's index is its slot: no token follows padding (B, S).
+        """Tell whether every token's index is its slot: no token follows padding (B, S).
 
         Padding itself then reads tables as tokens do, so they must have rows for it.
         """
@@ -132,17 +218,22 @@ class StackPositions(nn.Module):
         return self.plan.absolute or resets
 
     def embed(self, positions: Positions) -> Tensor | None:
-        """(B|1, T, E) to add to the queries' embeddings, or None."""
+        """Return (B|1, T, E) to add to the queries' embeddings, or None."""
         return self.shared.embed(positions)
 
-    def context(self, positions: Positions, cache: dict | None = None) -> PositionContext:
-        """Evaluate what layers share.
+    def context(
+        self, positions: Positions, decoding: DecodingTerms | None = None
+    ) -> PositionContext:
+        """Evaluate what all layers share.
 
         Args:
             positions: where queries and keys stand.
-            cache: decoding's store for content-free parts, or None outside decoding.
+            decoding: what decoding keeps between steps, or None.
         """
-        prepared, terms = cached_terms(self.shared, positions, cache)
+        if decoding is None:
+            prepared, terms = self.shared.evaluate(positions)
+        else:
+            prepared, terms = decoding.evaluate(self.shared, positions)
         return PositionContext(
             positions=positions,
             causal=self.plan.shape.causal,
@@ -151,7 +242,7 @@ class StackPositions(nn.Module):
         )
 
     def check_before(self, owner: nn.Module) -> None:
-        """Hold checkpoints against this scheme before the layers of `owner` load their tables."""
+        """Compare checkpoints with this scheme before the layers of `owner` load their tables."""
         owner.register_load_state_dict_pre_hook(self._check_owner)
 
     def _check_owner(self, owner: nn.Module, state_dict: dict, prefix: str, *rest: Any) -> None:
@@ -171,42 +262,8 @@ class StackPositions(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def prepare_cached(schemes: SchemeStack, positions: Positions, cache: dict | None) -> tuple:
-    """Prepare, or in decoding reuse what was prepared for some longer length.
-
-    What was prepared without gradients has none to give to a step that wants them.
-    """
-    if cache is None:
-        return schemes.prepare(positions)
-    gradients = torch.is_grad_enabled()
-    if cache.get("capacity", 0) < positions.src_len or cache["gradients"] != gradients:
-        capacity = capacity_for(positions.src_len)
-        ahead = replace(positions, src_len=capacity, query_start=capacity - positions.tgt_len)
-        cache.update(capacity=capacity, gradients=gradients, prepared=schemes.prepare(ahead))
-    return cache["prepared"]
-
-
-def cached_terms(
-    schemes: SchemeStack, positions: Positions, cache: dict | None
-) -> tuple[tuple, tuple[PositionTerms, ...]]:
-    """What the schemes prepare, and their terms; in decoding both are kept.
-
-    Only factors and a reset depend on where the query stands: terms without them are the same at
-    every step that the prepared parts serve.
-    """
-    earlier = None if cache is None else cache.get("prepared")
-    prepared = prepare_cached(schemes, positions, cache)
-    if cache is None:
-        return prepared, schemes.terms(prepared, positions)
-    if prepared is not earlier or any(
-        term.static_factors is not None or term.reset is not None for term in cache["terms"]
-    ):
-        cache["terms"] = schemes.terms(prepared, positions)
-    return prepared, cache["terms"]
-
-
 def capacity_for(length: int) -> int:
-    """How many tokens decoding makes room for, once it holds `length`."""
+    """Return how many tokens decoding makes room for, once it holds `length`."""
     return max(LEAST_CAPACITY, 1 << (length - 1).bit_length())
 
 
@@ -219,12 +276,12 @@ def _check_segments(segments: Tensor, count: int) -> None:
 
 
 def encode_text(text: str) -> Tensor:
-    """Text as a tensor of character codes (int64, so that averaging checkpoints keeps it)."""
+    """Return text as character codes (int64, so that averaging checkpoints keeps them)."""
     return torch.tensor(list(text.encode()), dtype=torch.long)
 
 
 def decode_text(codes: Tensor) -> str:
-    """The text of `encode_text`."""
+    """Return the text of `encode_text`."""
     return bytes(codes.tolist()).decode()
 
 
@@ -235,7 +292,7 @@ def _segment_options(plan: PositionPlan) -> SchemeOptions:
 
 
 def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
-    """The members that live in a layer, or (None) those that layers share."""
+    """Build the members that stand in a layer, or (None) those that layers share."""
     where = "shared" if layer is None else str(layer)
     shape = replace(plan.shape, seed_name=f"{plan.shape.seed_name}.{where}")
     schemes = [
