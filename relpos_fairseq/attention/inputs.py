@@ -187,9 +187,7 @@ def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tens
     return probs.masked_fill(excluded, 0.0) if padded else probs
 
 
-def drop(
-    probs: Tensor, probability: float, generator: torch.Generator | None = None
-) -> Tensor:
+def drop(probs: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
     """Drop probabilities, before values and value vectors are weighed by them.
 
     Args:

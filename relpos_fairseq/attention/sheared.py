@@ -23,11 +23,21 @@ class Sheared(Products):
     """The products with tables, each formed over distances and sheared into place."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
-        """(H|1, R, ...) as a row for each of the distances low..high: (H|1, high - low + 1, ...)."""
+        """Return (H|1, R, ...) as a row for each of the distances low..high: (H|1, W, ...)."""
         return over_window(table, relation, Window(low, high), self.inputs.positions)
 
+    def reach(self, term: PositionTerms) -> tuple[int, int, int, int]:
+        """Return the first and last distance with a row of its own, and how many lie beyond each.
+
+        Distances beyond the first read the first's row, those beyond the last the last's.
+        """
+        positions, relation = self.inputs.positions, term.relation
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+        return low, high, low - lowest, highest - high
+
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """The table's scalars along diagonals (1, H|1, n, S); other relations are read by ids."""
+        """Return a number for each pair, along diagonals or by ids: (B|1, H|1, n, S)."""
         positions = self.inputs.positions
         if not isinstance(term.relation, DistanceRelation):
             ids = term.relation.ids(positions)  # (B, n, S)
@@ -37,16 +47,14 @@ class Sheared(Products):
         return shear(vector[None, :, None].expand(-1, -1, positions.tgt_len, -1))
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
-        """q_i.a_r: (B, H, n, S)."""
-        positions, relation = self.inputs.positions, term.relation
-        lowest, highest = positions.lowest_distance, positions.highest_distance
-        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
-        rows = self.rows_for(term.query_vectors, relation, low, high)  # (H|1, W, D)
-        products = q @ rows.transpose(-1, -2)  # (B, H, n, W)
-        return shear(repeat_ends(products, low - lowest, highest - high))
+        """Return q_i.a_r: (B, H, n, S)."""
+        low, high, before, after = self.reach(term)
+        vectors = self.rows_for(term.query_vectors, term.relation, low, high)  # (H|1, W, D)
+        products = q @ vectors.transpose(-1, -2)  # (B, H, n, W)
+        return shear(repeat_ends(products, before, after))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
-        """k_j.b_r: (B, H, n, S), over chunks of about as many keys as the slice has rows.
+        """Return k_j.b_r (B, H, n, S), by chunks of about as many keys as the slice has rows.
 
         All pairs of a chunk beyond an end of the relation read one vector.
         """
@@ -72,38 +80,43 @@ class Sheared(Products):
         return torch.cat(columns, dim=-1)
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """q.k, or the trilinear term that replaces it: (B, H, n, S)."""
+        """Return q.k, or the trilinear term that replaces it: (B, H, n, S)."""
         for term in self.inputs.terms:
             if term.trilinear is not None:
                 return self._trilinear(q, k, term)
         return q @ k.transpose(-1, -2)
 
     def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
-        """sum_c q_ic k_jc w_rc: beyond each end of the relation q takes up the one vector there."""
-        positions, relation, table = self.inputs.positions, term.relation, term.trilinear
-        lowest, highest = positions.lowest_distance, positions.highest_distance
-        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
-        weights = self.rows_for(table, relation, low, high)  # (H|1, W, D)
-        band = trilinear_band(q, k, weights, positions.query_start + low + positions.tgt_len - 1)
-        result = shear(repeat_ends(band, low - lowest, highest - high))
+        """Return sum_c q_ic k_jc w_rc; beyond an end of the relation, w_r is folded into q."""
+        positions, (low, high, before, after) = self.inputs.positions, self.reach(term)
+        weights = self.rows_for(term.trilinear, term.relation, low, high)  # (H|1, W, D)
+        band = trilinear_band(q, k, weights, positions.query_stop - 1 + low)  # (B, H, n, W)
+        result = shear(repeat_ends(band, before, after))
         distance = positions.distance()  # (n, S)
-        for end, beyond in ((low, distance < low), (high, distance > high)):
-            if lowest < end < highest:
-                folded = q * self.rows_for(table, relation, end, end)  # (B, H, n, D)
-                result = torch.where(beyond, folded @ k.transpose(-1, -2), result)
+        if before:
+            folded = q * weights[:, :1]  # (B, H, n, D)
+            result = torch.where(distance < low, folded @ k.transpose(-1, -2), result)
+        if after:
+            folded = q * weights[:, -1:]
+            result = torch.where(distance > high, folded @ k.transpose(-1, -2), result)
         return result
 
     def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
-        """Value vectors weighed by probabilities (B, H, n, S): (B, H, n, Dv)."""
-        positions, relation = self.inputs.positions, term.relation
-        lowest, highest = positions.lowest_distance, positions.highest_distance
-        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
-        vectors = self.rows_for(term.value_vectors, relation, low, high)  # (H|1, W, Dv)
-        return sum_ends(unshear(probs), low - lowest, highest - high) @ vectors
+        """Return value vectors weighed by probabilities (B, H, n, S): (B, H, n, Dv)."""
+        low, high, before, after = self.reach(term)
+        vectors = self.rows_for(term.value_vectors, term.relation, low, high)  # (H|1, W, Dv)
+        wide = unshear(probs)  # (B, H, n, before + W + after)
+        stop = wide.size(-1) - after
+        result = wide[..., before:stop] @ vectors
+        if before:
+            result = result + wide[..., :before].sum(-1, keepdim=True) * vectors[:, :1]
+        if after:
+            result = result + wide[..., stop:].sum(-1, keepdim=True) * vectors[:, -1:]
+        return result
 
 
 def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
-    """(..., W) with its first column repeated `before` times and its last one `after` times."""
+    """Repeat the first column of (..., W) `before` times more, and the last `after` times."""
     parts = (
         x[..., :1].expand(*x.shape[:-1], before),
         x,
@@ -112,23 +125,14 @@ def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
     return torch.cat(parts, dim=-1) if before or after else x
 
 
-def sum_ends(x: Tensor, before: int, after: int) -> Tensor:
-    """(..., before + W + after) with columns beyond W summed into its first and last: (..., W)."""
-    if not before and not after:
-        return x
-    stop = x.size(-1) - after - 1
-    first, last = x[..., : before + 1].sum(-1, keepdim=True), x[..., stop:].sum(-1, keepdim=True)
-    return torch.cat((first, x[..., before + 1 : stop], last), dim=-1)
-
-
 def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
-    """X[t, m] = sum_c q_tc k_jc w_mc with j = t + m - (n - 1) + first; keys that are none count 0.
+    """Return X[t, m] = sum_c q_tc k_jc w_mc for j = t + m - (n - 1) + first; 0 without key j.
 
     Args:
         q: (B, H, n, D).
         k: (B, H, S, D).
         w: (H|1, W, D).
-        first: key slot that row 0 and column n - 1 would meet.
+        first: slot of the key in row 0 and column n - 1.
 
     Returns:
         (B, H, n, W).
@@ -147,11 +151,8 @@ class _TrilinearBand(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, w)
         rows, width = q.size(2), w.size(1)
-        columns = [
-            (q * k[:, :, m : m + rows]) @ w[:, m, :, None]  # (B, H, n, 1)
-            for m in range(width)
-        ]
-        return torch.cat(columns, dim=-1)
+        columns = [(q * k[:, :, m : m + rows]) @ w[:, m, :, None] for m in range(width)]
+        return torch.cat(columns, dim=-1)  # of (B, H, n, 1)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,12 +169,12 @@ class _TrilinearBand(torch.autograd.Function):
 
 
 def shear(wide: Tensor) -> Tensor:
-    """Rows over distances (..., n, S + n - 1) as rows over keys (..., n, S)."""
+    """Turn rows over distances (..., n, S + n - 1) into rows over keys (..., n, S)."""
     return wide if wide.size(-2) == 1 else _Shear.apply(wide)
 
 
 def unshear(narrow: Tensor) -> Tensor:
-    """Rows over keys (..., n, S) as rows over distances (..., n, S + n - 1), elsewhere 0."""
+    """Turn rows over keys (..., n, S) into rows over distances (..., n, S + n - 1), elsewhere 0."""
     return narrow if narrow.size(-2) == 1 else _Unshear.apply(narrow)
 
 
@@ -206,7 +207,7 @@ class _Unshear(torch.autograd.Function):
 
 
 def _sheared_view(wide: Tensor, rows: int, width: int) -> Tensor:
-    """View (..., rows, width) of contiguous (..., rows, width + rows - 1)."""
+    """Return a view (..., rows, width) of contiguous (..., rows, width + rows - 1)."""
     span = width + rows - 1
     return wide.as_strided(
         (*wide.shape[:-2], rows, width),
