@@ -198,7 +198,7 @@ def name_position_mismatch() -> None:
     """Let the trainer say what disagrees, instead of that architectures do not match."""
     from fairseq.trainer import Trainer
 
-    from relpos_fairseq.stack import PositionMismatchError
+    from relpos_fairseq.placement import PositionMismatchError
 
     original = Trainer.load_checkpoint
     if not not_replaced(Trainer, "load_checkpoint"):

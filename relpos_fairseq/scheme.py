@@ -101,6 +101,7 @@ class SchemeCard:
     """A scheme's row in the contract table (README, `scripts/scheme_table.py`).
 
     Args:
+        row: where it stands among the other rows; the gaps leave room for new schemes.
         source: paper and equation.
         logits: the equation, in words of the table.
         starts_at: initial values.
@@ -108,6 +109,7 @@ class SchemeCard:
         difference: why ours are not that number.
     """
 
+    row: int
     source: str
     logits: str
     starts_at: str
@@ -116,7 +118,7 @@ class SchemeCard:
 
 
 class PositionScheme(nn.Module):
-    """Base of every scheme.  Class attributes say what a scheme is; `registry` reads them.
+    """Base of every scheme.  Class attributes say what a scheme is.
 
     Attributes:
         name: the scheme's name on the command line.
@@ -267,32 +269,3 @@ def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[Position
         return cls
 
     return keep
-
-
-class SchemeStack(nn.ModuleList):
-    """The members of a hybrid that live at one place: a layer's own, or those layers share."""
-
-    def embed(self, positions: Positions) -> Tensor | None:
-        """Sum of what the members add to the input."""
-        total = None
-        for scheme in self:
-            added = scheme.embed(positions)
-            if added is not None:
-                total = added if total is None else total + added
-        return total
-
-    def prepare(self, positions: Positions) -> tuple[Any, ...]:
-        """Each member's content-free part."""
-        return tuple(scheme.prepare(positions) for scheme in self)
-
-    def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
-        """The members' terms, one after the other."""
-        pairs = zip(self, prepared, strict=True)
-        return tuple(term for scheme, part in pairs for term in scheme.terms(part, positions))
-
-    def rotation(self, prepared: tuple[Any, ...]) -> tuple[PositionScheme, Any] | None:
-        """The member that transforms queries and keys, with its prepared part."""
-        for scheme, part in zip(self, prepared, strict=True):
-            if scheme.rotates:
-                return scheme, part
-        return None

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
-from relpos_fairseq.stack import StackPositions
 
 # The oracle has the schemes' own parameter names, but for this one.
 RENAMED = {"theta": ("theta1", "theta2")}
@@ -107,9 +107,9 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> None:
                 parameter.abs_().add_(0.05)
 
 
-def build(case: Case, **shape) -> tuple[StackPositions, torch.nn.ModuleList]:
+def build(case: Case, **shape) -> tuple[Placement, torch.nn.ModuleList]:
     """Shared schemes and one layer's own, in fp64, with random parameters."""
-    stack = StackPositions(plan_of(case, **shape)).double()
+    stack = Placement(plan_of(case, **shape)).double()
     layer = stack.layer_schemes(0).double()
     randomize(stack, 1)
     randomize(layer, 2)

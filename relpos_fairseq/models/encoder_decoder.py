@@ -19,14 +19,14 @@ from relpos_fairseq.modules.transformer_layer import (
     RelPosEncoderLayer,
     initialize_projections,
 )
+from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import PositionContext, StackPositions
 
 UNLIMITED = 2**31 - 1  # what fairseq is told where positions set no limit
 SIDES = ("encoder", "decoder")
 
 
-def encoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> StackPositions:
+def encoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> Placement:
     """The positions of an encoder described by fairseq's nested config."""
     shape = AttentionShape(
         embed_dim=cfg.encoder.embed_dim,
@@ -35,7 +35,7 @@ def encoder_positions(cfg: Any, model: str = "translation", sides=SIDES) -> Stac
         length_flag="--max-source-positions",
         seed_name="encoder",
     )
-    return StackPositions(resolve(cfg, shape, model, side="encoder", sides=sides))
+    return Placement(resolve(cfg, shape, model, side="encoder", sides=sides))
 
 
 def decoder_positions(
@@ -44,7 +44,7 @@ def decoder_positions(
     sides=SIDES,
     length_flag: str = "--max-target-positions",
     memory: int = 0,
-) -> StackPositions:
+) -> Placement:
     """The positions of a decoder described by fairseq's nested config, after `memory` slots."""
     shape = AttentionShape(
         embed_dim=cfg.decoder.embed_dim,
@@ -54,7 +54,7 @@ def decoder_positions(
         length_flag=length_flag,
         seed_name="decoder",
     )
-    return StackPositions(resolve(cfg, shape, model, side="decoder", sides=sides))
+    return Placement(resolve(cfg, shape, model, side="decoder", sides=sides))
 
 
 class TableLimit(int):
@@ -70,10 +70,10 @@ class TableLimit(int):
         return limit
 
 
-def limit_of(stack: StackPositions) -> int:
-    """What fairseq is told of a stack's longest input."""
-    longest = stack.plan.longest
-    return UNLIMITED if longest is None else TableLimit.of(longest, stack.plan.name)
+def limit_of(placement: Placement) -> int:
+    """Return the longest input, as fairseq asks for it."""
+    longest = placement.plan.longest
+    return UNLIMITED if longest is None else TableLimit.of(longest, placement.plan.name)
 
 
 def wrap(cfg: Any, layer: nn.Module) -> nn.Module:
@@ -108,25 +108,25 @@ class RelPosEncoder(TransformerEncoderBase):
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
         """As fairseq's; the position flags are read from `cfg`."""
-        stack = self.make_positions(cfg)
+        placement = self.make_positions(cfg)
         # fairseq's constructor builds layers before modules of ours may be assigned.
-        self._construction = (stack, itertools.count())
+        self._construction = (placement, itertools.count())
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         del self._construction
-        self.positions = stack
-        stack.check_before(self)
+        self.positions = placement
+        placement.check_before(self)
         self.eos_idx = dictionary.eos()
-        initialize_projections(stack, self.layers)
+        initialize_projections(placement, self.layers)
 
     @staticmethod
-    def make_positions(cfg: Any) -> StackPositions:
+    def make_positions(cfg: Any) -> Placement:
         """The positions that the config asks for."""
         return encoder_positions(cfg)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """A layer with its own part of the position scheme."""
-        stack, index = self._construction
-        return wrap(cfg, RelPosEncoderLayer(cfg, stack, next(index), self.return_fc))
+        placement, index = self._construction
+        return wrap(cfg, RelPosEncoderLayer(cfg, placement, next(index), self.return_fc))
 
     def forward_scriptable(
         self,
@@ -139,17 +139,16 @@ class RelPosEncoder(TransformerEncoderBase):
         """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers."""
         padding = src_tokens.eq(self.padding_idx)
         has_pads = bool(padding.any())
-        positions = self.positions.positions(
+        added, context = self.positions.of(
             src_tokens, self.padding_idx, self.eos_idx, segments=segments
         )
-        x, embedding = self.embed(src_tokens, self.positions.embed(positions), token_embeddings)
+        x, embedding = self.embed(src_tokens, added, token_embeddings)
         if has_pads:
             x = x * (~padding).unsqueeze(-1).type_as(x)
         x = x.transpose(0, 1)  # (S, B, E)
-        context = self.positions.context(positions)
         states, fc_results = [x] if return_all_hiddens else [], []
         for layer in self.layers:
-            x = layer(x, encoder_padding_mask=padding if has_pads else None, positions=context)
+            x = layer(x, encoder_padding_mask=padding if has_pads else None, context=context)
             x, fc_result = x if isinstance(x, tuple) else (x, None)
             if return_all_hiddens:
                 states.append(x)
@@ -217,28 +216,28 @@ class RelPosDecoder(TransformerDecoderBase):
         output_projection: nn.Module | None = None,
     ) -> None:
         """As fairseq's; the position flags are read from `cfg`."""
-        stack = self.make_positions(cfg)
-        self._construction = (stack, itertools.count())
+        placement = self.make_positions(cfg)
+        self._construction = (placement, itertools.count())
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         del self._construction
-        self.positions = stack
-        stack.check_before(self)
+        self.positions = placement
+        placement.check_before(self)
         self.eos_idx = dictionary.eos()
         self.initialize(cfg)
-        initialize_projections(stack, self.layers)
+        initialize_projections(placement, self.layers)
 
     def initialize(self, cfg: Any) -> None:
         """Redraw what a model starts from otherwise than fairseq; never a scheme's parameters."""
 
     @staticmethod
-    def make_positions(cfg: Any) -> StackPositions:
+    def make_positions(cfg: Any) -> Placement:
         """The positions that the config asks for."""
         return decoder_positions(cfg)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """A layer with its own part of the position scheme."""
-        stack, index = self._construction
-        return wrap(cfg, self.layer_class(cfg, stack, next(index), no_encoder_attn))
+        placement, index = self._construction
+        return wrap(cfg, self.layer_class(cfg, placement, next(index), no_encoder_attn))
 
     def extract_features_scriptable(
         self,
@@ -255,9 +254,11 @@ class RelPosDecoder(TransformerDecoderBase):
         enc, enc_padding, sources = _encoder_parts(encoder_out)
         if incremental_state is not None:
             incremental_state[SOURCES] = sources
-        context = self._context(prev_output_tokens, incremental_state, full_context_alignment)
+        added, context = self._place(prev_output_tokens, incremental_state)
+        if full_context_alignment:
+            context = replace(context, causal=False)
         tokens = prev_output_tokens[:, context.positions.query_start :]
-        x = self.embed(tokens, self.positions.embed(context.positions)).transpose(0, 1)
+        x = self.embed(tokens, added).transpose(0, 1)
         padding = tokens.eq(self.padding_idx)
         padding = padding if padding.any() else None
         attn, inner_states = None, [x]
@@ -296,20 +297,16 @@ class RelPosDecoder(TransformerDecoderBase):
             if layer.encoder_attn is not None:
                 regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
-    def _context(
-        self, tokens: Tensor, incremental_state: dict | None, full_context: bool
-    ) -> PositionContext:
-        """Positions of all tokens, queried by all of them or in decoding by the last."""
-        start = 0 if incremental_state is None else tokens.size(1) - 1
-        positions = self.positions.positions(
-            tokens, self.padding_idx, self.eos_idx, query_start=start
-        )
-        cache = None
-        if incremental_state is not None:
-            cache = self.get_incremental_state(incremental_state, "positions") or {}
-            self.set_incremental_state(incremental_state, "positions", cache)
-        context = self.positions.context(positions, cache)
-        return replace(context, causal=False) if full_context else context
+    def _place(
+        self, tokens: Tensor, incremental_state: dict | None
+    ) -> tuple[Tensor | None, PositionContext]:
+        """Place all tokens, queried by all of them or in decoding by the last."""
+        ids = (self.padding_idx, self.eos_idx)
+        if incremental_state is None:
+            return self.positions.of(tokens, *ids)
+        kept = self.get_incremental_state(incremental_state, "positions") or DecodingTerms()
+        self.set_incremental_state(incremental_state, "positions", kept)
+        return self.positions.of(tokens, *ids, query_start=tokens.size(1) - 1, decoding=kept)
 
     def embed(self, tokens: Tensor, added: Tensor | None) -> Tensor:
         """Input of the first layer: (B, T, E)."""

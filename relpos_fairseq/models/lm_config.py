@@ -16,7 +16,7 @@ from omegaconf import II, OmegaConf
 
 from relpos_fairseq.models.single_stack_config import (
     ACTIVATIONS,
-    SingleStackPositions,
+    SinglePlacement,
     help_text,
 )
 
@@ -24,7 +24,7 @@ DEFAULT_LENGTH = 1024
 
 
 @dataclass
-class LanguageModelFlags(SingleStackPositions):
+class LanguageModelFlags(SinglePlacement):
     """Every option of a decoder-only transformer, and every option of positions."""
 
     activation_fn: ACTIVATIONS = help_text("relu", "activation of the feed-forward layers")

@@ -22,7 +22,7 @@ from relpos_fairseq.models.lm_config import (
     nested,
 )
 from relpos_fairseq.models.transformer_config import sized
-from relpos_fairseq.stack import PositionMismatchError, StackPositions
+from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
 class ModelMismatchError(PositionMismatchError):
@@ -33,7 +33,7 @@ class RelPosLMDecoder(RelPosDecoder):
     """A decoder without an encoder."""
 
     @staticmethod
-    def make_positions(cfg: Any) -> StackPositions:
+    def make_positions(cfg: Any) -> Placement:
         """The positions that the config asks for."""
         return decoder_positions(cfg, "language_model", sides=(), length_flag="--tokens-per-sample")
 

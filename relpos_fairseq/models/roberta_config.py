@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from relpos_fairseq.models.single_stack_config import (
     ACTIVATIONS,
-    SingleStackPositions,
+    SinglePlacement,
 )
 from relpos_fairseq.models.single_stack_config import (
     help_text as _help,
@@ -22,7 +22,7 @@ from relpos_fairseq.models.single_stack_config import (
 
 
 @dataclass
-class RelPosRobertaConfig(SingleStackPositions):
+class RelPosRobertaConfig(SinglePlacement):
     """Every option of fairseq's RoBERTa, and every option of positions."""
 
     position_scheme: str = _help(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from relpos_fairseq.config import resolve
 from relpos_fairseq.models.encoder_decoder import RelPosEncoder
 from relpos_fairseq.models.roberta_config import transformer
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import StackPositions
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
     """Transformer encoder whose positions and segments are those of masked language models."""
 
     @staticmethod
-    def make_positions(cfg: Any) -> StackPositions:
+    def make_positions(cfg: Any) -> Placement:
         """The positions that the config asks for."""
         shape = AttentionShape(
             embed_dim=cfg.encoder.embed_dim,
@@ -31,7 +31,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
             length_flag="--max-positions",
             seed_name="encoder",
         )
-        return StackPositions(resolve(cfg, shape, "masked_lm"))
+        return Placement(resolve(cfg, shape, "masked_lm"))
 
     def forward(
         self,

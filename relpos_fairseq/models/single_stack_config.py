@@ -18,8 +18,8 @@ def help_text(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
-SingleStackPositions = make_dataclass(
-    "SingleStackPositions",
+SinglePlacement = make_dataclass(
+    "SinglePlacement",
     [
         (part.name, str, field(default=part.default, metadata=part.metadata))
         for part in fields(PositionConfig)
@@ -27,4 +27,4 @@ SingleStackPositions = make_dataclass(
     ],
     bases=(FairseqDataclass,),
 )
-SingleStackPositions.__module__ = __name__
+SinglePlacement.__module__ = __name__

@@ -26,8 +26,8 @@ from relpos_fairseq.models.xl_config import check_mem_len, check_memory_flags
 from relpos_fairseq.models.xl_initialisation import initialise
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
+from relpos_fairseq.placement import DecodingTerms, Placement, encode_text
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.stack import StackPositions, encode_text
 
 
 class RelPosXLDecoder(RelPosLMDecoder):
@@ -53,17 +53,19 @@ class RelPosXLDecoder(RelPosLMDecoder):
         self.register_buffer("segment_recurrence_version", encode_text("1"))
 
     @staticmethod
-    def make_positions(cfg: Any) -> StackPositions:
+    def make_positions(cfg: Any) -> Placement:
         """The positions that the config asks for; tables cover memory and segment.
 
         Raises:
             ValueError: a scheme that reads absolute positions.
         """
         flags = "--tokens-per-sample and --mem-len"
-        stack = decoder_positions(
+        placement = decoder_positions(
             cfg, "language_model", sides=(), length_flag=flags, memory=cfg.mem_len
         )
-        absolute = [member.scheme.name for member in stack.plan.members if member.scheme.absolute]
+        absolute = [
+            member.scheme.name for member in placement.plan.members if member.scheme.absolute
+        ]
         if absolute:
             raise ValueError(
                 f"position scheme {' and '.join(absolute)} cannot carry memory: it numbers tokens "
@@ -72,7 +74,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
                 f"(temporal confusion, Dai 2019 section 3.3); choose a relative scheme, or "
                 f"--arch relpos_transformer_lm"
             )
-        return stack
+        return placement
 
     def initialize(self, cfg: Any) -> None:
         """The released code's initial values, for everything but the schemes."""
@@ -180,7 +182,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             )
         if done == 0:
             before = self._before(memory, tokens)
-            cache.update(memory_len=len(before), prepared={})
+            cache.update(memory_len=len(before), terms=DecodingTerms())
         else:
             before = Memory.empty(self.num_layers, tokens.size(0), self.embed_dim, tokens)
         cache["tokens"] = tokens.size(1)
@@ -239,11 +241,11 @@ class RelPosXLDecoder(RelPosLMDecoder):
         self, tokens: Tensor, mem_len: int, documents: Tensor | None, state: dict | None
     ) -> Any:
         """Positions over memory and segment, and who may see whom."""
-        start, prepared = mem_len, None
+        start, kept = mem_len, None
         if state is not None:
             cache = self.get_incremental_state(state, "segment")
             start = cache["memory_len"] + cache["tokens"] - tokens.size(1)
-            mem_len, prepared = cache["memory_len"], cache["prepared"]
+            mem_len, kept = cache["memory_len"], cache["terms"]
         positions = Positions(
             tgt_len=tokens.size(1),
             src_len=start + tokens.size(1),
@@ -253,7 +255,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         if documents is not None:
             documents = torch.nn.functional.pad(documents, (mem_len, 0))
         window = self.mem_len or None if self.same_length else None
-        context = self.positions.context(positions, prepared)
+        context = self.positions.context(positions, kept)
         return replace(context, window=window, documents=documents)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from fairseq.modules import AdaptiveInput
 from torch import nn
 
-from relpos_fairseq.scheme import SchemeStack
-from relpos_fairseq.stack import StackPositions
+from relpos_fairseq.placement import Placement, SchemeStack
 
 
 def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
@@ -37,7 +36,7 @@ def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
 
 def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
     """The module and its descendants, but for position schemes."""
-    if isinstance(module, (SchemeStack, StackPositions)):
+    if isinstance(module, (SchemeStack, Placement)):
         return
     yield module
     for child in module.children():

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.step import StepTables, serves
+from relpos_fairseq.placement import DecodingTerms, capacity_for
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.stack import capacity_for
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -24,14 +24,13 @@ class DecodingCache:
     Attributes:
         length: slots that are filled.
         padding: (B, length) True at padding, or None where there is none.
-        prepared: content-free parts of the layer's schemes (`stack.cached_terms`).
+        position: the terms of the layer's own schemes.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.length = 0
         self.padding: Tensor | None = None
-        self.prepared: dict = {}
+        self.position = DecodingTerms()
         self._tables: StepTables | None = None
         self._buffers: dict[str, Tensor] = {}
 

@@ -7,6 +7,7 @@ checkpoints differ only by what the position scheme adds.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.modules.decoding_cache import DecodingCache
-from relpos_fairseq.scheme import SchemeStack
-from relpos_fairseq.stack import PositionContext, cached_terms
+from relpos_fairseq.placement import PositionContext, SchemeStack
+from relpos_fairseq.terms import PositionTerms
 
 SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model
 
@@ -87,7 +88,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
                 brings memory of M slots.
             incremental_state: fairseq's decoding cache.
             need_weights: return attention probabilities, averaged over nothing: (B, H, T, S).
-            attn_mask: the positions; fairseq's layers hand this argument through untouched.
+            attn_mask: the `PositionContext`, under the name that fairseq's layers hand through.
 
         Returns:
             (T, B, E) output, and probabilities or None.
@@ -95,12 +96,65 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         context = attn_mask
         if not isinstance(context, PositionContext):
             raise ValueError(
-                "relpos attention takes a PositionContext as attn_mask (the stack that owns the "
-                f"layer makes one), got {type(attn_mask).__name__}"
+                "relpos attention takes a PositionContext as attn_mask (Placement.of returns one), "
+                f"got {type(attn_mask).__name__}"
             )
-        cache = self._cache(incremental_state)
-        store = None if cache is None else cache.prepared
-        terms = context.shared + cached_terms(self.position, context.positions, store)[1]
+        if incremental_state is None:
+            inputs = self._inputs(query, context, key_padding_mask)
+        else:
+            cache = self._cache(incremental_state)
+            inputs = self._step_inputs(query, context, key_padding_mask, cache)
+        out, probs = attend(inputs, self.backend, need_weights)
+        tgt_len, batch = query.shape[:2]
+        out = out.permute(2, 0, 1, 3).reshape(tgt_len, batch, self.embed_dim)
+        return self.out_proj(out), probs
+
+    def _inputs(
+        self, query: Tensor, context: PositionContext, key_padding: Tensor | None
+    ) -> AttentionInputs:
+        """Project (T, B, E) and return the call of attention, with the layer's own terms."""
+        terms = context.shared + self.position.evaluate(context.positions)[1]
+        return self._project(query, context, terms, key_padding)
+
+    def _step_inputs(
+        self,
+        query: Tensor,
+        context: PositionContext,
+        new_padding: Tensor | None,
+        cache: DecodingCache,
+    ) -> AttentionInputs:
+        """Do as `_inputs` for the newest tokens of decoding, whose keys join the cached ones."""
+        positions = context.positions
+        terms = context.shared + cache.position.evaluate(self.position, positions)[1]
+        new = self._project(query, context, terms, None)
+        _check_cached(cache.length + new.k.size(2), positions.src_len)
+        keys = cache.append(
+            {
+                "key": new.k,
+                "content_key": new.content_k,
+                "value": new.v,
+                "key_tails": tail_products(terms, new.k),
+            },
+            new_padding,
+        )
+        return replace(
+            new,
+            k=keys["key"],
+            v=keys["value"],
+            key_padding=cache.padding,
+            content_k=keys["content_key"],
+            key_tails=keys["key_tails"],
+            step_tables=cache.tables(terms, positions, new.q, self.scale),
+        )
+
+    def _project(
+        self,
+        query: Tensor,
+        context: PositionContext,
+        terms: tuple[PositionTerms, ...],
+        key_padding: Tensor | None,
+    ) -> AttentionInputs:
+        """Return the call of attention of the tokens (T, B, E) over themselves and memory."""
         source = query
         if context.memory is not None:
             source = torch.cat([context.memory.to(query), query])
@@ -108,48 +162,31 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         k, v = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
         content_q, content_k = _rotated(q, k, context)
         if content_q is not None and not any(term.meets_vectors for term in terms):
-            # Nothing meets the unrotated q and k, so nothing need keep them.
+            # No vector multiplies the unrotated q and k, so they need not be kept.
             q, k, content_q, content_k = content_q, content_k, None, None
-        keys = {"key": k, "content_key": content_k, "value": v}
-        if cache is not None:
-            keys["key_tails"] = tail_products(terms, k)
-            _check_cached(cache.length + k.size(2), context.positions.src_len)
-            keys = cache.append(keys, key_padding_mask)
-            key_padding_mask = cache.padding
-        tables = None
-        if cache is not None:
-            tables = cache.tables(terms, context.positions, q, self.scale)
-        inputs = AttentionInputs(
+        return AttentionInputs(
             q=q,
-            k=keys["key"],
-            v=keys["value"],
+            k=k,
+            v=v,
             terms=terms,
             positions=context.positions,
             scale=self.scale,
             causal=context.causal,
-            key_padding=key_padding_mask,
+            key_padding=key_padding,
             dropout=self.dropout if self.training else 0.0,
             content_q=content_q,
-            content_k=keys["content_key"],
-            key_tails=keys.get("key_tails"),
+            content_k=content_k,
             window=context.window,
             documents=context.documents,
-            step_tables=tables,
         )
-        out, probs = attend(inputs, self.backend, need_weights)
-        tgt_len, batch = query.shape[:2]
-        out = out.permute(2, 0, 1, 3).reshape(tgt_len, batch, self.embed_dim)
-        return self.out_proj(out), probs
 
     def _heads(self, x: Tensor) -> Tensor:
         """(L, B, E) to (B, H, L, D)."""
         length, batch, _ = x.shape
         return x.view(length, batch, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
-    def _cache(self, incremental_state: dict | None) -> DecodingCache | None:
-        """This attention's own store in fairseq's incremental state."""
-        if incremental_state is None:
-            return None
+    def _cache(self, incremental_state: dict) -> DecodingCache:
+        """Return this attention's own cache in fairseq's incremental state."""
         cache = self._get_input_buffer(incremental_state)
         if cache is None:
             cache = DecodingCache()

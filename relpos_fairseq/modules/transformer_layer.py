@@ -1,7 +1,7 @@
-"""fairseq's transformer layers with positions as an explicit argument.
+"""fairseq's transformer layers with the `PositionContext` as an explicit argument.
 
-The encoder's layer takes the `PositionContext` as `positions`; the decoder's as `self_attn_mask`,
-which fairseq's layer hands to self-attention untouched.  Activation checkpointing is torch's
+The encoder's layer takes it as `context`; the decoder's as `self_attn_mask`, since fairseq's
+forward hands that argument to self-attention untouched.  Activation checkpointing is torch's
 non-reentrant one: it recomputes the layer with the same context, and gradients reach the tables
 that layers share (fairseq's own wrapper would cut them off).
 """
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.stack import PositionContext, StackPositions
+from relpos_fairseq.placement import Placement, PositionContext
 
 
 class _Checkpointed(nn.Module):
@@ -47,16 +47,16 @@ class _Checkpointed(nn.Module):
 
 
 def build_self_attention(
-    cfg: Any, embed_dim: int, num_heads: int, stack: StackPositions, layer: int
+    cfg: Any, embed_dim: int, num_heads: int, placement: Placement, layer: int
 ) -> RelPosMultiheadAttention:
-    """Self-attention of layer `layer` of a stack."""
+    """Self-attention of layer `layer` of a placement."""
     return RelPosMultiheadAttention(
         embed_dim,
         num_heads,
-        stack.layer_schemes(layer),
-        stack.plan.scale,
+        placement.layer_schemes(layer),
+        placement.plan.scale,
         dropout=cfg.attention_dropout,
-        backend=stack.plan.backend,
+        backend=placement.plan.backend,
         q_noise=cfg.quant_noise.pq,
         qn_block_size=cfg.quant_noise.pq_block_size,
     )
@@ -65,10 +65,10 @@ def build_self_attention(
 class _EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer whose self-attention is told positions."""
 
-    def __init__(self, cfg: Any, stack: StackPositions, layer: int, return_fc: bool) -> None:
+    def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool) -> None:
         # fairseq's constructor asks build_self_attention before attributes may be set.
         self._make_attention = lambda dim: build_self_attention(
-            cfg, dim, cfg.encoder.attention_heads, stack, layer
+            cfg, dim, cfg.encoder.attention_heads, placement, layer
         )
         super().__init__(cfg, return_fc=return_fc)
         self.can_use_fastpath = False
@@ -80,13 +80,13 @@ class _EncoderLayer(TransformerEncoderLayerBase):
         self,
         x: Tensor,
         encoder_padding_mask: Tensor | None,
-        positions: PositionContext,
+        context: PositionContext,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """As fairseq's, for x (T, B, E)."""
         residual = x
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, attn_mask=positions)
+        x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, attn_mask=context)
         x = self.residual_connection(self.dropout_module(x), residual)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
@@ -105,9 +105,9 @@ class _EncoderLayer(TransformerEncoderLayerBase):
 class _DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer whose self-attention is told positions."""
 
-    def __init__(self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool) -> None:
+    def __init__(self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool) -> None:
         self._make_attention = lambda dim: build_self_attention(
-            cfg, dim, cfg.decoder.attention_heads, stack, layer
+            cfg, dim, cfg.decoder.attention_heads, placement, layer
         )
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
         self.need_attn = False  # but where the decoder asks for it: it drops all other layers'
@@ -133,11 +133,9 @@ class _DecoderLayer(TransformerDecoderLayerBase):
 class RelPosEncoderLayer(_Checkpointed, _EncoderLayer):
     """An encoder layer; see `_EncoderLayer.forward`."""
 
-    def __init__(
-        self, cfg: Any, stack: StackPositions, layer: int, return_fc: bool = False
-    ) -> None:
-        """Build layer number `layer` of the stack."""
-        super().__init__(cfg, stack, layer, return_fc)
+    def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool = False) -> None:
+        """Build layer number `layer` of the placement."""
+        super().__init__(cfg, placement, layer, return_fc)
         del self._make_attention
         self._set_checkpointing(cfg)
 
@@ -146,10 +144,10 @@ class RelPosDecoderLayer(_Checkpointed, _DecoderLayer):
     """A decoder layer; takes the PositionContext as `self_attn_mask`."""
 
     def __init__(
-        self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool = False
+        self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False
     ) -> None:
-        """Build layer number `layer` of the stack."""
-        super().__init__(cfg, stack, layer, no_encoder_attn)
+        """Build layer number `layer` of the placement."""
+        super().__init__(cfg, placement, layer, no_encoder_attn)
         del self._make_attention
         self._set_checkpointing(cfg)
 
@@ -165,29 +163,30 @@ class _MemoryLayer(_DecoderLayer):
         memory: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """As fairseq's, for x (T, B, E) after memory (M, B, E) of the same layer's inputs."""
+        """Do as fairseq's, for x (T, B, E) after memory (M, B, E) of the same layer's inputs."""
+        context = self_attn_mask
         if memory is not None and len(memory):
             if self.normalize_before:
                 memory = self.self_attn_layer_norm(memory)
-            self_attn_mask = replace(self_attn_mask, memory=memory)
-        return super().forward(x, self_attn_mask=self_attn_mask, **kwargs)
+            context = replace(context, memory=memory)
+        return super().forward(x, self_attn_mask=context, **kwargs)
 
 
 class RelPosMemoryLayer(_Checkpointed, _MemoryLayer):
     """A decoder layer with memory; see `_MemoryLayer.forward`."""
 
     def __init__(
-        self, cfg: Any, stack: StackPositions, layer: int, no_encoder_attn: bool = True
+        self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = True
     ) -> None:
-        """Build layer number `layer` of the stack."""
-        super().__init__(cfg, stack, layer, no_encoder_attn)
+        """Build layer number `layer` of the placement."""
+        super().__init__(cfg, placement, layer, no_encoder_attn)
         del self._make_attention
         self._set_checkpointing(cfg)
 
 
-def initialize_projections(stack: StackPositions, layers: nn.ModuleList) -> None:
+def initialize_projections(placement: Placement, layers: nn.ModuleList) -> None:
     """Let schemes set projection biases; after the model's own initialisation."""
     for index in range(len(layers)):  # iterating over them would drop some where layers drop out
         attention = layers[index].self_attn
-        for scheme in (*stack.shared, *attention.position):
+        for scheme in (*placement.shared, *attention.position):
             scheme.initialize_projections(attention.q_proj, attention.k_proj)
