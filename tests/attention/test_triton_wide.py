@@ -25,7 +25,7 @@ WIDE = ("transformer_xl", "shaw_keys", "m4", "deberta")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "wide_launch_of", lambda *_, **__: launch.Launch(16, 16, 4, 1))
-    monkeypatch.setattr(lowering, "NARROW", 8)
+    monkeypatch.setattr(operands, "NARROW", 8)
 
 
 def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none"):
@@ -59,7 +59,7 @@ def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, m
 def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
     """Values and all gradients of the kernels and of the reference."""
     assert backend.refusal(inputs) is None
-    assert {"rq", "rk"} & set(lowering.lower(inputs).tensors)
+    assert {"query_vectors", "key_vectors"} & set(operands.operands_of(inputs).tensors)
     expected, wanted = gradients(inputs, "reference", parameters, remake)
     got, found = gradients(inputs, "triton", parameters, remake)
     torch.testing.assert_close(got, expected, **EXACT)
