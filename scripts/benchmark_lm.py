@@ -45,7 +45,7 @@ from _prepare.command import run_command  # noqa: E402
 from _prepare.files import write_json  # noqa: E402
 from _prepare.progress import progress  # noqa: E402
 
-from relpos_fairseq.data.streams import StreamPlan, read_block  # noqa: E402
+from relpos_fairseq.data.streams.plan import StreamPlan, read_block  # noqa: E402
 
 WARM_UP = 2  # updates that are not timed
 HEADERS = ("model", "method", "context", "predictions", "tokens/s", "ratio", "perplexity", "bits")

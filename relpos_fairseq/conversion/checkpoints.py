@@ -39,7 +39,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ConversionError: it is absent, truncated, or another kind of file.
     """
-    from relpos_fairseq.compat import allow_checkpoint_types
+    from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
 
     if not path.is_file():
         raise ConversionError(f"{path} does not exist: give a checkpoint or a Hugging Face folder")

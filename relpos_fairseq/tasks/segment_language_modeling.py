@@ -1,6 +1,6 @@
 """Task `segment_language_modeling`: contiguous streams, read block by block with memory.
 
-The data is cut as data/streams.py says; memory goes to the model in `net_input` as a carrier
+The data is cut as data/streams/plan.py says; memory goes to the model in `net_input` as a carrier
 (modules/memory.py), one for each split and each of training and validation, so that fairseq's own
 criterions work and validation never touches the memory of training.  Models without memory
 (`relpos_transformer_lm`) read the same blocks, each on its own.
@@ -18,9 +18,10 @@ from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from relpos_fairseq.data import streams_dataset, streams_text
-from relpos_fairseq.data.streams_iterator import StreamBatchIterator
-from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.data.streams import dataset as streams_dataset
+from relpos_fairseq.data.streams import text_level as streams_text
+from relpos_fairseq.data.streams.carried import StreamMemory
+from relpos_fairseq.data.streams.iterator import StreamBatchIterator
 from relpos_fairseq.tasks import segment_language_modeling_steps as steps
 from relpos_fairseq.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 

@@ -6,7 +6,7 @@ from typing import Any, Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from relpos_fairseq.data import streams_text
+from relpos_fairseq.data.streams import text_level as streams_text
 
 BOUNDARIES = ("sidecar", "eos")
 

@@ -11,9 +11,9 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from relpos_fairseq.data import streams_text
-from relpos_fairseq.data.streams_dataset import StreamBlocks
-from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.data.streams import text_level as streams_text
+from relpos_fairseq.data.streams.carried import StreamMemory
+from relpos_fairseq.data.streams.dataset import StreamBlocks
 from relpos_fairseq.modules.memory import MemoryCarrier
 
 logger = logging.getLogger(__name__)
