@@ -4,7 +4,7 @@
 #   bash scripts/test.sh [pytest arguments]
 #
 # Without a path all of tests/ runs (testpaths in pyproject.toml); paths count from the repository
-# root: bash scripts/test.sh tests/test_schemes.py -k m4 -m "not slow"
+# root: bash scripts/test.sh tests/schemes -k m4 -m "not slow"
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

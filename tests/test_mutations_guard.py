@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import naive
 import numpy as np
 import pytest
 import torch
-from cases import Case, build
 
+import naive
+from cases import Case, build
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.schemes.kerple import LEAST
 

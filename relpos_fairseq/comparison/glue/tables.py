@@ -1,0 +1,91 @@
+"""The table that a comparison prints, and the numbers beside the majority class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from relpos_fairseq.comparison.glue.majority import majority
+from relpos_fairseq.comparison.glue.protocols import Summary
+from relpos_fairseq.engine.manifest import table
+from relpos_fairseq.preparation.glue.tasks import Task
+from relpos_fairseq.preparation.mlm.encoded import Encoded
+from relpos_fairseq.preparation.mlm.vocabulary import NSPECIAL
+
+TITLES = {
+    "accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "spearman": "Spearman",
+    "pearson": "Pearson",
+}  # fmt: skip
+MISSING = "-"
+
+
+def read_labels(task: Task, data: Path, split: str) -> list[str]:
+    """The labels of a split of prepare_glue.py."""
+    prefix = data / task.name / "label" / split
+    if task.regression:
+        return Path(f"{prefix}.label").read_text().split()
+    encoded = Encoded(prefix)
+    return [task.labels[int(number) - NSPECIAL] for number in encoded.ids[encoded.starts[:-1]]]
+
+
+def majority_summary(task: Task, data: Path) -> dict[str, float]:
+    """The scores of the most frequent training label on every validation set."""
+    train, values = read_labels(task, data, "train"), {}
+    for split in task.valid_splits:
+        for metric, value in majority(task, train, read_labels(task, data, split)).items():
+            values[metric if split == "valid" else f"{split}_{metric}"] = value
+    return values
+
+
+def cell(task: Task, values: dict[str, float] | None) -> str:
+    """A task's metrics as GLUE writes them: `F1 / accuracy`, `matched / mismatched`."""
+    if values is None:
+        return MISSING
+    keys = list(task.metrics)
+    keys += [f"{split}_{keys[0]}" for split in task.valid_splits[1:]]
+    return " / ".join(f"{values[key]:.2f}" if np.isfinite(values[key]) else MISSING for key in keys)
+
+
+def title(task: Task) -> str:
+    """A column's heading."""
+    names = [TITLES[metric] for metric in task.metrics]
+    if len(task.valid_splits) > 1:
+        names = ["accuracy m", "mm"]
+    return f"{task.name} ({' / '.join(names)})"
+
+
+def scores(
+    tasks: list[Task], data: Path, found: dict[tuple[str, str], Summary], models: list[str]
+) -> str:
+    """One row a model under the majority class's, one column a task."""
+    rows = [["majority class", *(cell(task, majority_summary(task, data)) for task in tasks)]]
+    for model in models:
+        summaries = (found.get((model, task.name)) for task in tasks)
+        rows.append(
+            [
+                model,
+                *(
+                    cell(task, summary and summary.values)
+                    for task, summary in zip(tasks, summaries, strict=True)
+                ),
+            ]
+        )
+    return table(rows, ["model", *map(title, tasks)])
+
+
+def choices(found: dict[tuple[str, str], Summary]) -> str:
+    """What was chosen for each cell, and how far its runs lie apart."""
+    rows = [
+        (
+            model,
+            task,
+            f"learning rate {one.learning_rate:g}, {one.epochs} epochs",  # bare, it reads 0.00
+            one.runs,
+            one.lowest,
+            one.highest,
+        )
+        for (model, task), one in found.items()
+    ]
+    headers = ("model", "task", "chosen", "runs", "lowest", "highest")
+    return table(rows, headers)

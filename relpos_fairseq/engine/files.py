@@ -1,0 +1,237 @@
+"""Whole files: written under a temporary name, renamed when complete; hashes; free space."""
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from relpos_fairseq.engine.errors import PreparationError
+
+TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
+BLOCK = 1 << 20
+TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`, which takes its place when the block succeeds.
+
+    After a failure the temporary file is removed and `path` is as it was. A temporary file that a
+    kill left behind has the same name, so the next run replaces it.
+
+    Raises:
+        OSError: With `filename` set where the disk is full, so that the error can say which.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(TEMPORARY + path.name)
+    remove(temporary)
+    try:
+        with named_on_disk_full(path):
+            yield temporary
+            sync(temporary)
+            replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def named_on_disk_full(path: Path) -> Iterator[None]:
+    """Adds the file's name to an OSError of a write, which has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Gives an empty temporary folder, which takes the place of `path` when the block succeeds.
+
+    The temporary name is unique to this process: a child that outlives a killed parent writes
+    into a folder that nobody reads. What dead processes left is removed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    temporary.mkdir()
+    try:
+        with named_on_disk_full(path):
+            yield temporary
+            for file in temporary.rglob("*"):
+                sync(file)
+            replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Renames over whatever is at `path`; a folder cannot be replaced in one step, so it goes."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    os.replace(temporary, path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Has a file's bytes on the disk before its name is."""
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Has a folder's names on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_text_out(path: str | Path) -> Iterator[TextIO]:
+    """Opens a UTF-8 text file for writing, whole or not at all; `.gz` is compressed.
+
+    The compressed bytes depend on the text alone: no clock time, no name in the header.
+    """
+    path = Path(path)
+    with atomic_path(path) as temporary, temporary.open("wb") as raw:
+        if path.suffix == ".gz":
+            packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
+        else:
+            packed = raw
+        with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file:
+            yield file
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a UTF-8 text file, whole or not at all."""
+    with open_text_out(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Writes a value as indented JSON with sorted keys, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> dict | None:
+    """Reads a JSON file; None where there is none.
+
+    Raises:
+        PreparationError: The file is not JSON.
+    """
+    path = Path(path)
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise PreparationError(f"{path} is not JSON ({error}): delete it") from error
+
+
+def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
+    """Returns the SHA-256 of a file's bytes, or of a folder's names and files in order.
+
+    Args:
+        path: The file or folder.
+        hashes: Remembers files' hashes; None computes them.
+    """
+    path = Path(path)
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for file in files_below(path):
+            name = file.relative_to(path).as_posix()
+            digest.update(f"{name}\0{sha256_of(file, hashes)}\n".encode())
+        return digest.hexdigest()
+    return hash_file(path) if hashes is None else hashes.of_file(path)
+
+
+def hash_file(path: Path) -> str:
+    """Reads a file; returns its SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Hashes:
+    """Hashes of files, each computed once while the file stays the same."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple, str] = {}
+
+    def of(self, path: str | Path) -> str:
+        """Returns a file's or folder's SHA-256."""
+        return sha256_of(path, self)
+
+    def of_file(self, path: Path) -> str:
+        """Returns a file's SHA-256."""
+        status = path.stat()
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if key not in self.known:
+            # A write within the clock tick of the last one leaves the times as they are: by
+            # reading after that tick, what is remembered for these times is what they end with.
+            if 0 <= (age := time.time_ns() - changed) < TICK:
+                time.sleep((TICK - age) / 1e9)
+            self.known[key] = hash_file(path)
+        return self.known[key]
+
+
+def size_of(path: str | Path) -> int:
+    """Returns the bytes of a file, or of all files of a folder."""
+    path = Path(path)
+    files = files_below(path) if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Lists a folder's files at any depth, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def require_space(folder: str | Path, bytes: int) -> None:
+    """Checks that a folder's disk has room.
+
+    Args:
+        folder: It, or the nearest folder above it that exists, is asked.
+        bytes: What will be written.
+
+    Raises:
+        PreparationError: There is less.
+    """
+    existing = Path(folder).absolute()
+    while not existing.is_dir():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < bytes:
+        raise PreparationError(
+            f"{folder} needs {bytes / 1e6:,.1f} MB, its disk has {free / 1e6:,.1f} MB free: "
+            "make room or choose another folder"
+        )

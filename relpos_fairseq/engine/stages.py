@@ -1,0 +1,211 @@
+"""Stages of a preparation: each resumable, each skipped while nothing it depends on has changed."""
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import Hashes, files_below, read_json, remove, size_of, write_json
+from relpos_fairseq.engine.manifest import versions
+
+STAMPS = ".stages"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step from files to files.
+
+    Attributes:
+        name: Unique in its pipeline; also the stamp's file name.
+        run: Makes the outputs, each whole or not at all, and returns counts for the manifest.
+        inputs: Files and folders that it reads.
+        outputs: Files and folders that it makes.
+        parameters: All else that the outputs depend on, as JSON values.
+        keeps: Whether outputs that are no longer asked for stay: downloads, a user's own files.
+    """
+
+    name: str
+    run: Callable[[], Mapping | None]
+    inputs: list[Path]
+    outputs: list[Path]
+    parameters: dict = field(default_factory=dict)
+    keeps: bool = False
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    folder: str | Path,
+    *,
+    force: bool = False,
+    prune: bool = False,
+    hashes: Hashes | None = None,
+) -> dict[str, dict]:
+    """Runs the stages whose inputs, parameters, versions or outputs are not their stamps'.
+
+    A stage's stamp is removed before it runs and written after its outputs are complete, so after
+    a kill at any moment the same call continues where it was.
+
+    Args:
+        stages: In order; a stage may read what earlier ones make.
+        folder: Where the stamps are kept, in `.stages`.
+        force: Whether to run all of them.
+        prune: Whether to remove what stages made that ran here before and are not among these.
+        hashes: Those of files that other calls have read; None: of this call alone.
+
+    Returns:
+        Every stage's counts, by its name.
+
+    Raises:
+        PreparationError: An input is missing, another process is at work in the folder, or someone
+            has put files into a folder that has to be made anew.
+    """
+    folder = Path(folder)
+    names = [stage.name for stage in stages]
+    if len(set(names)) != len(names):
+        raise PreparationError(f"stages must have different names, got {', '.join(names)}")
+    (folder / STAMPS).mkdir(parents=True, exist_ok=True)
+    hashes = Hashes() if hashes is None else hashes
+    counts = {}
+    with locked(folder):
+        if prune:
+            remove_others(stages, folder)
+        for number, stage in enumerate(stages, start=1):
+            counts[stage.name] = run_stage(
+                stage, folder, f"[{number}/{len(stages)}]", force, hashes
+            )
+    return counts
+
+
+def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:
+    """Runs a stage or finds it done; returns its counts."""
+    missing = [str(path) for path in stage.inputs if not Path(path).exists()]
+    if missing:
+        raise PreparationError(f"stage {stage.name} needs what is not there: {', '.join(missing)}")
+    stamp = folder / STAMPS / f"{stage.name}.json"
+    key = {
+        "parameters": stage.parameters,
+        "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
+        "versions": versions(),  # the manifest says that they made it
+    }
+    old = read_stamp(stamp)
+    if not force and old and holds(old, key, stage, folder, hashes):
+        print(f"{position} {stage.name} ... unchanged", flush=True)
+        return old["counts"]
+    print(f"{position} {stage.name} ...", flush=True)
+    start = time.monotonic()
+    refuse_strangers(old, folder)
+    remove(stamp)
+    if not stage.keeps:
+        remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
+    counts = dict(stage.run() or {})
+    absent = [str(path) for path in stage.outputs if not Path(path).exists()]
+    if absent:
+        raise RuntimeError(f"stage {stage.name} did not make {', '.join(absent)}")
+    outputs = {label(path, folder): describe(path, hashes) for path in stage.outputs}
+    write_json(stamp, {**key, "outputs": outputs, "counts": counts})
+    print(f"{position} {stage.name} ... {time.monotonic() - start:.0f} s", flush=True)
+    return read_json(stamp)["counts"]  # as a later run will find them
+
+
+def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> bool:
+    """Tells whether a stamp is of this key and its outputs are still there."""
+    if {name: old.get(name) for name in key} != as_json(key):
+        return False
+    outputs = old.get("outputs", {})
+    if set(outputs) != {label(path, folder) for path in stage.outputs}:
+        return False
+    return all(is_same(Path(path), outputs[label(path, folder)], hashes) for path in stage.outputs)
+
+
+def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
+    """Tells whether an output is as it was; files that others put into a folder do not matter."""
+    if "files" in described:
+        files = described["files"].items()
+        return path.is_dir() and all(is_same(path / name, file, hashes) for name, file in files)
+    return (
+        path.is_file()
+        and size_of(path) == described["bytes"]
+        and hashes.of(path) == described["sha256"]
+    )
+
+
+def refuse_strangers(stamp: dict | None, folder: Path) -> None:
+    """Refuses to make folders anew that hold files which the stage did not put there.
+
+    Raises:
+        PreparationError: There are some; the message names them.
+    """
+    for name, described in (stamp or {}).get("outputs", {}).items():
+        path = folder / name
+        if "files" in described and path.is_dir():
+            found = {file.relative_to(path).as_posix() for file in files_below(path)}
+            if strangers := sorted(found - set(described["files"])):
+                raise PreparationError(
+                    f"{path} has to be made anew, which would remove files that were put there "
+                    f"since: move {', '.join(strangers)} elsewhere and run the same command again"
+                )
+
+
+def remove_others(stages: Sequence[Stage], folder: Path) -> None:
+    """Removes the stamps, and inside the folder the outputs, of stages that are not listed."""
+    kept = {label(path, folder) for stage in stages for path in stage.outputs}
+    names = {stage.name for stage in stages}
+    for stamp in (folder / STAMPS).glob("*.json"):
+        if stamp.stem not in names:
+            old = read_stamp(stamp)
+            refuse_strangers(old, folder)
+            remove_outputs(old, folder, kept)
+            remove(stamp)
+
+
+def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
+    """Removes a stamp's outputs that are inside the folder and not kept."""
+    for name in (stamp or {}).get("outputs", {}):
+        if name not in kept and not Path(name).is_absolute():
+            remove(folder / name)
+
+
+def describe(path: Path, hashes: Hashes) -> dict:
+    """Returns a file's size and hash, or those of a folder's files."""
+    path = Path(path)
+    if path.is_dir():
+        files = files_below(path)
+        return {"files": {f.relative_to(path).as_posix(): describe(f, hashes) for f in files}}
+    return {"bytes": size_of(path), "sha256": hashes.of(path)}
+
+
+def read_stamp(path: Path) -> dict | None:
+    """Reads a stamp; a damaged one is none."""
+    try:
+        return read_json(path)
+    except PreparationError:
+        return None
+
+
+def as_json(value: object) -> object:
+    """Returns what a value is after being written and read."""
+    return json.loads(json.dumps(value))
+
+
+def label(path: str | Path, folder: Path) -> str:
+    """Names a file independently of where the folder lies, if it is inside."""
+    path = Path(path)
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a folder; the lock ends with this process, however it ends."""
+    with (folder / STAMPS / "lock").open("w") as file:
+        try:
+            # A record lock: unlike flock's, forked workers do not inherit it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise PreparationError(
+                f"another process is preparing {folder}: wait for it or choose another folder"
+            ) from error
+        yield

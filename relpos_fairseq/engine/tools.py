@@ -1,0 +1,96 @@
+"""What the quickstart's stages share: running fairseq's commands, content keys."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from relpos_fairseq.engine.command import last_words
+
+USER_DIR = Path(__file__).resolve().parents[1]
+
+
+class ToolError(RuntimeError):
+    """A command failed; the message is its own error line and where its log is."""
+
+
+def find_tool(name: str) -> str:
+    """Returns the path of a command of the same environment as this Python.
+
+    Raises:
+        ToolError: There is none; the message says how to install it.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ToolError(f"{name} is not installed beside {sys.executable}: run scripts/install.sh")
+    return str(path)
+
+
+def run_tool(
+    command: list[str],
+    log: Path,
+    threads: int,
+    on_line: Callable[[str], None] | None = None,
+) -> None:
+    """Runs a command to its end; its output is appended to a log, line by line.
+
+    Args:
+        command: The program's path and its arguments.
+        log: The file that takes output and errors.
+        threads: How many threads the command may compute with.
+        on_line: Called with every line.
+
+    Raises:
+        ToolError: The command did not end with status 0.
+    """
+    # Unbuffered, so that progress shows at once and no line is cut by another stream's.
+    settings = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    process = subprocess.Popen(
+        command,
+        env=os.environ | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        reason = follow(process, log, on_line)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status != 0:
+        reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
+        name = Path(command[1] if command[0] == sys.executable else command[0]).name
+        raise ToolError(f"{name}: {reason}\n  (its whole output: {log})")
+
+
+def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] | None) -> str:
+    """Copies a command's output to its log; returns its last words."""
+
+    def copied() -> Iterator[str]:
+        for line in process.stdout:
+            file.write(line)
+            if on_line is not None:
+                on_line(line)
+            yield line
+
+    with log.open("a", encoding="utf-8") as file:
+        return last_words(copied())
+
+
+def key_of(settings: object, files: Iterable[Path] = ()) -> str:
+    """Returns a short hash of settings and of the files' contents."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:8]

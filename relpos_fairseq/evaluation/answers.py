@@ -1,0 +1,103 @@
+"""Files of answers: read and scored as the official scripts do, written as they read them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from relpos_fairseq.data.question_answering.reading import read_questions
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import read_json, write_json
+from relpos_fairseq.metrics.question_answering import (
+    Scored,
+    best_scores,
+    best_thresholds,
+    normaliser,
+    score_file,
+    summary,
+    with_threshold,
+)
+
+
+def score_predictions(args: argparse.Namespace) -> dict[str, dict]:
+    """The official script's numbers for a predictions file."""
+    path = args.files[0]
+    found = read_questions(path)
+    predictions = read_answers(args.predictions, str, "the text of an answer")
+    odds = None
+    if args.null_odds:
+        odds = read_answers(args.null_odds, (int, float), "a number")
+        lost = [name for name in predictions if name not in odds]
+        if lost:
+            raise PreparationError(
+                f"{args.null_odds} lacks {len(lost)} of the ids of {args.predictions}: "
+                f"{', '.join(lost[:5])}"
+            )
+    normalised = language_normaliser(path, args.metric or "squad", args.language)
+    scored, missing = score_file(predictions, found.questions, normalised, odds)
+    if missing:
+        print(f"{len(missing)} questions without a prediction: {', '.join(missing[:5])}")
+    numbers = summary(scored)
+    if odds is not None and found.unanswerable:
+        threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
+        numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
+    return {path.name: numbers}
+
+
+def language_normaliser(path: Path, metric: str, language: str | None):
+    """The normalisation of a file's answers."""
+    from relpos_fairseq.tasks.question_answering import language_of
+
+    return normaliser(metric, language or language_of(path))
+
+
+def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
+    """A JSON object by id, all of one kind.
+
+    Raises:
+        PreparationError: it is absent or another.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise PreparationError(f"{path} is absent, or no object of id to answer")
+    for name, value in found.items():
+        if not isinstance(value, kind):
+            raise PreparationError(f"{path}: id {name!r} must have {said}, got {value!r:.60}")
+    return found
+
+
+def score(asked, prediction) -> tuple[Scored, Scored]:
+    """A question's scores as predicted, and without the threshold."""
+    question, v2 = asked.question, asked.unanswerable
+    texts = (prediction.text, prediction.best)
+    return tuple(
+        Scored(
+            *best_scores(text, question.gold, asked.normalised, v2),
+            question.answerable,
+            prediction.odds,
+            bool(text),
+        )
+        for text in texts
+    )
+
+
+def write_answers(folder: Path, answered: list, dataset) -> None:
+    """predictions.json, nbest.json and null_odds.json, each whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = [(asked.question.id, one) for asked, one in answered]
+    write_json(folder / "predictions.json", {name: one.text for name, one in ids})
+    n_best = {
+        name: [
+            {
+                "text": answer.text,
+                "probability": answer.probability,
+                "start_logit": answer.start_logit,
+                "end_logit": answer.end_logit,
+            }
+            for answer in one.n_best
+        ]
+        for name, one in ids
+    }
+    write_json(folder / "nbest.json", n_best)
+    if dataset.unanswerable:
+        write_json(folder / "null_odds.json", {name: min(one.odds, 1e30) for name, one in ids})

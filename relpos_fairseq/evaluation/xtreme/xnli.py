@@ -1,0 +1,148 @@
+"""Predictions of a sentence pair classifier, and their accuracy, on splits of prepare_glue.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.progress import progress
+
+BATCH = 64
+NAME = "XNLI"
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What is predicted in a language.
+
+    Attributes:
+        scored: the split whose labels accuracy is computed with; None: it has none.
+        unlabelled: a test set without labels, whose predictions are only written.
+    """
+
+    scored: str | None
+    unlabelled: str | None = None
+
+
+def languages(data: Path) -> dict[str, Splits]:
+    """Splits of every language: test sets are scored, or validation sets where no test has labels.
+
+    Args:
+        data: `XNLI` of prepare_glue.py.
+
+    Raises:
+        PreparationError: there is none.
+    """
+    there, labelled = (
+        {path.stem for path in (data / part).glob("*_*.idx")} for part in ("input0", "label")
+    )
+    kind = "test" if any(name.startswith("test_") for name in labelled) else "valid"
+    spoken = {name.partition("_")[2] for name in there if name.startswith(("test_", "valid_"))}
+    found = {}
+    for language in sorted(spoken):
+        scored, test = f"{kind}_{language}", f"test_{language}"
+        found[language] = Splits(
+            scored if scored in labelled else None,
+            test if test in there - labelled else None,
+        )
+    found = {name: splits for name, splits in found.items() if splits != Splits(None)}
+    if not found:
+        raise PreparationError(
+            f"{data} has no test_LANGUAGE or valid_LANGUAGE: make it with prepare_glue.py --tasks "
+            f"XNLI"
+        )
+    return found
+
+
+class Classifier:
+    """A fine-tuned model and its task."""
+
+    def __init__(self, checkpoint: Path, data: Path, cpu: bool = False) -> None:
+        """Load both.
+
+        Args:
+            checkpoint: of finetune_glue.py, or of fairseq-train.
+            data: `XNLI` of prepare_glue.py.
+            cpu: whether to leave a GPU alone.
+
+        Raises:
+            PreparationError: the checkpoint is none of a sentence_prediction.
+        """
+        import torch
+        from fairseq import checkpoint_utils
+
+        import relpos_fairseq  # noqa: F401
+
+        if not checkpoint.is_file():
+            raise PreparationError(f"there is no checkpoint {checkpoint}")
+        overrides = {"data": str(data)}
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), overrides)
+        trained = state["cfg"]["task"]
+        name = getattr(trained, "classification_head_name", None)
+        if name is None:  # said before a task looks for files that are not there
+            raise PreparationError(
+                f"{checkpoint} is no fine-tuned classifier: it was trained with task "
+                f"{trained._name}; fine-tune with finetune_glue.py --keep-models"
+            )
+        models, _, self.task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(checkpoint)], arg_overrides=overrides, state=state
+        )
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        self.model, self.head = models[0].eval().to(self.device), str(name)
+        dictionary = self.task.label_dictionary
+        known = dictionary.symbols[dictionary.nspecial : dictionary.nspecial + trained.num_classes]
+        own = (state.get("conversion") or {}).get("labels")
+        self.names = in_order(own, known, checkpoint) if own else known
+
+    def predict(self, split: str) -> tuple[list[str], list[str] | None]:
+        """Labels that are predicted and the right ones, if there are, in the order of the file."""
+        import torch
+        from fairseq import utils
+
+        self.task.load_dataset(split)
+        dataset = self.task.datasets[split]
+        batches = self.task.get_batch_iterator(
+            dataset, max_sentences=BATCH, max_positions=self.task.max_positions()
+        ).next_epoch_itr(shuffle=False)
+        found, right = {}, {}
+        with torch.no_grad():
+            for sample in progress(batches, description=split, unit="batches"):
+                if self.device.type == "cuda":
+                    sample = utils.move_to_cuda(sample)
+                logits, _ = self.model(
+                    **sample["net_input"],
+                    features_only=True,
+                    classification_head_name=self.head,
+                )
+                places = sample["id"].view(-1).tolist()
+                found.update(zip(places, logits.argmax(dim=1).tolist(), strict=True))
+                if "target" in sample:
+                    right.update(zip(places, sample["target"].view(-1).tolist(), strict=True))
+        if sorted(found) != list(range(len(dataset))):
+            raise PreparationError(
+                f"{split}: {len(found)} of {len(dataset)} examples were evaluated; the model takes "
+                f"{self.task.max_positions()} tokens: prepare_glue.py --max-length"
+            )
+        dictionary = self.task.label_dictionary
+        predicted = [self.names[found[number]] for number in range(len(dataset))]
+        if not right:
+            return predicted, None
+        numbers = (right[number] for number in range(len(dataset)))
+        return predicted, [dictionary[number + dictionary.nspecial] for number in numbers]
+
+
+def in_order(own: Sequence[str], known: Sequence[str], checkpoint: Path) -> list[str]:
+    """The data's labels in the order of the classes of a converted model, which has its own.
+
+    Raises:
+        PreparationError: they are others.
+    """
+    by_name = {label.lower(): label for label in known}
+    names = [by_name.get(label.lower()) for label in own]
+    if None in names:
+        raise PreparationError(
+            f"{checkpoint} predicts {', '.join(own)}, and the data's labels are {', '.join(known)}"
+        )
+    return names

@@ -1,0 +1,148 @@
+"""What plot_positions.py lets a checkpoint read, and what its attention does with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.modules import multihead_attention
+from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.pictures.model import SPECIALS, PlotError, Stack, one_line
+
+SPLITS = ("test", "valid", "train")
+LONGEST_SENTENCE = 256  # longer samples (blocks of a language model) are cut
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What the model reads for a picture of attention.
+
+    Args:
+        net_input: the arguments of the model's forward.
+        title: where it comes from.
+    """
+
+    net_input: dict[str, Any]
+    title: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer's attention: what it was given and the probabilities (H, T, S)."""
+
+    inputs: AttentionInputs
+    probs: Tensor
+
+
+def choose_sentence(
+    model: nn.Module, task: Any, words: str | None, length: int, data: Path | None
+) -> Sentence:
+    """The sentence given, else the data's first, else a synthetic run of tokens.
+
+    Raises:
+        PlotError: data that does not read.
+    """
+    if words is not None:
+        line = task.source_dictionary.encode_line(words, add_if_not_exist=False).long()
+        unknown = int((line == task.source_dictionary.unk()).sum())
+        note = f", {unknown} of {len(line) - 1} words unknown" if unknown else ""
+        return Sentence(arguments(model, task, line[:-1]), f"the given sentence{note}")
+    for split in SPLITS if data else ():
+        try:
+            task.load_dataset(split)
+            dataset = task.dataset(split)
+            sample = dataset.collater([dataset[0]])["net_input"]
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # whatever a broken binary file makes of fairseq's readers
+            raise PlotError(
+                f"--data {data}: {split} does not read, run fairseq-preprocess again "
+                f"({one_line(error)})"
+            ) from error
+        return Sentence(cut(sample), f"first sentence of {split}")
+    generator = torch.Generator().manual_seed(1)
+    most = max(len(task.source_dictionary) - 1, SPECIALS + 1)
+    size = min(length, LONGEST_SENTENCE) - 1
+    tokens = torch.randint(SPECIALS, most, (size,), generator=generator)
+    return Sentence(arguments(model, task, tokens), "synthetic tokens")
+
+
+def cut(net_input: dict[str, Any]) -> dict[str, Any]:
+    """The first tokens of a sample that is longer than a picture can show."""
+    short = {
+        name: part[:, :LONGEST_SENTENCE] if isinstance(part, Tensor) and part.dim() > 1 else part
+        for name, part in net_input.items()
+    }
+    if "src_lengths" in short:
+        short["src_lengths"] = short["src_lengths"].clamp(max=LONGEST_SENTENCE)
+    return short
+
+
+def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
+    """A model's arguments for words (L,): each kind of model has its own beginning and end."""
+    start, end = (
+        words.new_tensor([task.source_dictionary.bos()]),
+        words.new_tensor([task.source_dictionary.eos()]),
+    )
+    if not hasattr(model, "encoder"):
+        return {"src_tokens": torch.cat([end, words])[None]}
+    if not hasattr(model, "decoder"):
+        return {"src_tokens": torch.cat([start, words, end])[None]}
+    source = torch.cat([words, end])[None]
+    lengths = torch.tensor([source.size(1)])
+    previous = translate(model, source, lengths, task.target_dictionary.eos())
+    return {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
+
+
+@torch.no_grad()
+def translate(model: nn.Module, source: Tensor, lengths: Tensor, eos: int) -> Tensor:
+    """What a decoder reads: the model's own greedy translation, about as long as its source."""
+    encoded = model.encoder(source, lengths)
+    tokens = torch.full((1, 1), eos)
+    while tokens.size(1) < source.size(1):
+        best = model.decoder(tokens, encoder_out=encoded)[0][:, -1].argmax(-1)
+        if tokens.size(1) > 1 and int(best) == eos:
+            break
+        tokens = torch.cat([tokens, best[:, None]], dim=1)
+    return tokens
+
+
+def token_names(model: nn.Module, task: Any, stack: Stack, sentence: Sentence) -> list[str]:
+    """The tokens that a stack reads, as written in its dictionary."""
+    reads_target = stack.name.startswith("decoder") and hasattr(model, "encoder")
+    tokens = sentence.net_input["prev_output_tokens" if reads_target else "src_tokens"]
+    dictionary = task.target_dictionary if reads_target else task.source_dictionary
+    return [dictionary[int(token)] for token in tokens[0]]
+
+
+@torch.no_grad()
+def watch(
+    model: nn.Module, stacks: list[Stack], sentence: Sentence
+) -> dict[RelPosMultiheadAttention, Call]:
+    """Runs the model on a sentence and keeps what every self-attention did."""
+    calls: dict[RelPosMultiheadAttention, Call] = {}
+    current: list[RelPosMultiheadAttention] = []
+
+    def enter(module: nn.Module, _: tuple) -> None:
+        current[:] = [module]
+
+    def recorded(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = False):
+        out, probs = attend(inputs, "auto", need_weights=True)  # not every backend has them
+        calls[current[0]] = Call(inputs, probs[0])
+        return out, probs if need_weights else None
+
+    layers = [attention for stack in stacks for attention in stack.attentions]
+    hooks = [attention.register_forward_pre_hook(enter) for attention in layers]
+    try:
+        with mock.patch.object(multihead_attention, "attend", recorded):
+            model(**sentence.net_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls

@@ -1,0 +1,249 @@
+"""The stages of prepare_mlm.py: count, sample, train the tokenizer, encode, assemble."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import (
+    atomic_folder,
+    open_text_out,
+    read_json,
+    write_json,
+    write_text,
+)
+from relpos_fairseq.engine.pool import ordered_map
+from relpos_fairseq.engine.progress import progress
+from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.preparation.binarise import write_indexed
+from relpos_fairseq.preparation.mlm.documents import read_stream
+from relpos_fairseq.preparation.mlm.encoded import Encoded, encode_file
+from relpos_fairseq.preparation.mlm.packing import pack
+from relpos_fairseq.preparation.mlm.sampling import copies, repetitions, shares, uniform
+from relpos_fairseq.preparation.mlm.settings import Source
+from relpos_fairseq.preparation.mlm.vocabulary import EOS, Vocabulary, tokenizer_files
+
+BLOCK = 1 << 16  # random numbers that are drawn at a time
+
+
+class Pipeline:
+    """Names of all files, and what makes them.
+
+    Attributes:
+        args: the command line.
+        work: folder of what is only needed on the way.
+        tokenizer: folder of the tokenizer.
+        shards: the data-bins.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        """Name the files."""
+        self.args = args
+        self.work = args.out / "work"
+        self.counts_file = self.work / "counts.json"
+        self.text = self.work / "tokenizer.txt"
+        self.tokenizer = args.tokenizer_folder or args.out / "tokenizer"
+        data = args.out / "data-bin"
+        several = args.shards > 1
+        self.shards = [data / f"shard{n}" for n in range(args.shards)] if several else [data]
+
+    def stages(self) -> list[Stage]:
+        """All of them, in their order."""
+        args = self.args
+        reading = vars(args.reading)
+        sources = args.sources
+        described = [[source.name, source.language] for source in sources]
+        paths = [source.path for source in sources]
+        stages = [
+            Stage("count", self.count, paths, [self.counts_file],
+                  {"reading": reading, "sources": described})
+        ]  # fmt: skip
+        if args.tokenizer_folder is None:
+            stages += self._tokenizer_stages(reading)
+        tokenizer = [self.tokenizer]
+        if args.tokenizer_folder:
+            tokenizer = tokenizer_files(self.tokenizer)
+        stages += [
+            Stage(f"encode-{source.name}", lambda source=source: self.encode(source),
+                  [source.path, *tokenizer], self._encoded(source),
+                  {"reading": reading})
+            for source in sources
+        ]  # fmt: skip
+        encoded = [file for source in sources for file in self._encoded(source)]
+        names = ("alpha", "pack", "tokens_per_sample", "shards", "seed")
+        parameters = {name: getattr(args, name) for name in names} | {"sources": described}
+        parameters["hold_out"] = None if args.valid else args.hold_out
+        return stages + [
+            Stage(f"assemble-{shard.name}", lambda number=number: self.assemble(number),
+                  [self.counts_file, *tokenizer, *encoded], [shard],
+                  parameters | {"shard": number})
+            for number, shard in enumerate(self.shards)
+        ]  # fmt: skip
+
+    def _tokenizer_stages(self, reading: dict) -> list[Stage]:
+        args = self.args
+        paths = [source.path for source in args.sources if source.split == "train"]
+        chosen = {"sentences": args.tokenizer_sentences, "alpha": args.alpha, "seed": args.seed}
+        trained = {name: getattr(args, name) for name in
+                   ("tokenizer", "vocab_size", "lowercase", "character_coverage")}  # fmt: skip
+        return [
+            Stage("sample", self.sample, [self.counts_file, *paths], [self.text],
+                  {"reading": reading} | chosen),
+            Stage("tokenizer", self.train_tokenizer, [self.text], [self.tokenizer], trained),
+        ]  # fmt: skip
+
+    def _encoded(self, source: Source) -> list[Path]:
+        return [self.work / f"{source.name}{ending}" for ending in (".bin", ".idx")]
+
+    def count(self) -> dict[str, int]:
+        """Count every file's documents and sentences."""
+        reading = self.args.reading
+
+        def count_one(source: Source) -> Counter:
+            counts = Counter()
+            for _ in read_stream(source.path, reading, counts):
+                pass
+            return counts
+
+        sources = self.args.sources
+        found = list(progress(ordered_map(count_one, sources, self.args.workers),
+                              total=len(sources), description="count", unit="files"))  # fmt: skip
+        for source, counts in zip(sources, found, strict=True):
+            if not counts["sentences"]:
+                raise PreparationError(f"{source.path} has no text")
+        write_json(self.counts_file, {
+            source.name: dict(counts) for source, counts in zip(sources, found, strict=True)
+        })  # fmt: skip
+        return dict(sum(found, Counter()))
+
+    def sentences(self) -> dict[str, int]:
+        """Training sentences of every language."""
+        counts, totals = read_json(self.counts_file), Counter()
+        for source in self.args.sources:
+            if source.split == "train":
+                totals[source.language] += counts[source.name]["sentences"]
+        return dict(totals)
+
+    def sample(self) -> dict[str, int]:
+        """Write the tokenizer's text: every language by its share raised to alpha."""
+        sentences = self.sentences()
+        wanted = min(self.args.tokenizer_sentences, sum(sentences.values()))
+        factors = {
+            language: share * wanted / sentences[language]
+            for language, share in shares(sentences, self.args.alpha).items()
+        }
+        counts = Counter()
+        with open_text_out(self.text) as file:
+            for source in self.args.sources:
+                if source.split == "train":
+                    for line in self._sampled(source, factors[source.language]):
+                        counts[source.language] += 1
+                        file.write(f"{line}\n")
+        if not counts:
+            raise PreparationError("--tokenizer-sentences is too small: no sentence was sampled")
+        return dict(counts)
+
+    def _sampled(self, source: Source, factor: float) -> Iterator[str]:
+        """A file's sentences, each as often as its own random number says."""
+        stream = (item for item in read_stream(source.path, self.args.reading) if item)
+        number, times = 0, np.empty(0, np.int64)
+        for sentence in stream:
+            if number % BLOCK == 0:
+                numbers = np.arange(number, number + BLOCK)
+                times = copies(factor, uniform(self.args.seed, f"text:{source.name}", numbers))
+            for _ in range(int(times[number % BLOCK])):
+                yield sentence
+            number += 1
+
+    def train_tokenizer(self) -> dict[str, int]:
+        """Train the tokenizer on the sample."""
+        from relpos_fairseq.data.tokenizers import train_tokenizer
+
+        args = self.args
+        options = {"lowercase": True} if args.lowercase else {}
+        if args.character_coverage:
+            options["character_coverage"] = args.character_coverage
+        with atomic_folder(self.tokenizer) as temporary:
+            trained = train_tokenizer(args.tokenizer, temporary, vocab_size=args.vocab_size,
+                                      files=[self.text], **options)  # fmt: skip
+        return {"symbols": len(trained.symbols)}
+
+    def encode(self, source: Source) -> dict[str, int]:
+        """Encode one file."""
+        vocabulary = Vocabulary(self.tokenizer)
+        prefix = self.work / source.name
+        return encode_file(source.path, prefix, vocabulary, self.args.reading, self.args.workers)
+
+    def assemble(self, number: int) -> dict[str, int]:
+        """Write one data-bin; the validation text is in the first."""
+        vocabulary = Vocabulary(self.tokenizer)
+        counts = Counter()
+        with atomic_folder(self.shards[number]) as folder:
+            for split in ("train", "valid") if number == 0 else ("train",):
+                found = self._write(folder / split, split, number, vocabulary.size)
+                counts.update({f"{split}_{name}": value for name, value in found.items()})
+            self._write_vocabulary(folder, vocabulary)
+        return dict(counts)
+
+    def _write(self, prefix: Path, split: str, shard: int, vocab_size: int) -> Counter:
+        counts = Counter(dict.fromkeys(("documents", "blocks", "tokens", "split_sentences"), 0))
+        documents = progress(self._documents(split, shard, counts),
+                             description=f"assemble {split}", unit="documents")  # fmt: skip
+        items = pack(documents, self.args.pack, self.args.tokens_per_sample, EOS, counts)
+        write_indexed(prefix, items, vocab_size)
+        if not counts["blocks"]:
+            raise PreparationError(self._nothing(split))
+        return counts
+
+    def _documents(self, split: str, shard: int, counts: Counter) -> Iterator[list[np.ndarray]]:
+        factors = repetitions(self.sentences(), self.args.alpha)
+        for source in self.args.sources:
+            encoded = Encoded(self.work / source.name)
+            chosen = self.choose(source, len(encoded.spans), split, shard, factors)
+            counts["documents"] += len(chosen)
+            yield from encoded.documents(chosen)
+
+    def choose(
+        self, source: Source, count: int, split: str, shard: int, factors: dict[str, float]
+    ) -> np.ndarray:
+        """Numbers of a file's documents in a split of a shard, a repeated one several times.
+
+        The c-th copy of document d is in shard (d + c) mod shards, so copies lie apart.
+        """
+        numbers, args = np.arange(count), self.args
+        held_out = np.full(count, source.split == "valid")
+        if not args.valid:
+            held_out = uniform(args.seed, f"valid:{source.name}", numbers) < args.hold_out
+        if split == "valid":
+            return numbers[held_out]
+        times = copies(
+            factors.get(source.language, 0.0), uniform(args.seed, f"copies:{source.name}", numbers)
+        )
+        times[held_out] = 0
+        every = np.repeat(numbers, times)
+        copy = np.arange(len(every)) - np.repeat(np.cumsum(times) - times, times)
+        return every[(every + copy) % args.shards == shard]
+
+    def _nothing(self, split: str) -> str:
+        if split == "valid":
+            return (
+                f"--hold-out {self.args.hold_out} left no document for validation: raise it, say "
+                "with --documents what a document is, or give --valid"
+            )
+        return (
+            f"a shard has no text: there are fewer training documents than --shards "
+            f"{self.args.shards}; use fewer, or say with --documents what a document is"
+        )
+
+    def _write_vocabulary(self, folder: Path, vocabulary: Vocabulary) -> None:
+        """The tokenizer's files, and which symbols begin a word (for --mask-whole-words)."""
+        for file in tokenizer_files(vocabulary.folder):
+            shutil.copyfile(file, folder / file.name)
+        starts = "".join(f"{int(flag)}\n" for flag in vocabulary.word_starts())
+        write_text(folder / "word_starts.txt", starts)

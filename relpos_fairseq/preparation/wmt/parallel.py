@@ -1,0 +1,161 @@
+"""Streams parallel text in chunks of lines that workers take and give back as bytes."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import atomic_path
+from relpos_fairseq.engine.lines import count_lines, raw_lines
+
+LINES = 2000  # of a chunk
+BYTES = 1 << 22  # of a chunk, so that long lines make short chunks
+LONGEST_SIDE = 1 << 18  # bytes of a training line; what is longer is cut, then dropped as too long
+MALFORMED = "wrong number of columns"
+BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
+
+
+@dataclass(frozen=True)
+class Text:
+    """One corpus in two files, or in two columns of one.
+
+    Attributes:
+        name: What the table and the manifest call it.
+        paths: The source's and the target's file; the same twice for columns.
+        columns: The source's and the target's column of tab-separated lines; () for two files.
+        skipped: Blocks of CzEng 1.6 that are not in CzEng 1.7.
+    """
+
+    name: str
+    paths: tuple[Path, Path]
+    columns: tuple[int, ...] = ()
+    skipped: frozenset[int] = frozenset()
+
+    def count(self) -> int:
+        """Returns the number of pairs.
+
+        Raises:
+            PreparationError: The files have different numbers of lines.
+        """
+        counts = [count_lines(path) for path in dict.fromkeys(self.paths)]
+        if counts[0] != counts[-1]:
+            source, target = self.paths
+            raise PreparationError(
+                f"parallel files must have equally many lines: {source} has {counts[0]:,}, "
+                f"{target} has {counts[-1]:,}"
+            )
+        return counts[0]
+
+    def rows(self) -> Iterator[tuple[bytes, bytes] | None]:
+        """Streams the pairs; None where a line has not enough columns."""
+        if not self.columns:
+            yield from zip(*(raw_lines(path, LONGEST_SIDE) for path in self.paths), strict=True)
+            return
+        for line in raw_lines(self.paths[0], LONGEST_SIDE):
+            cells = line.split(b"\t")
+            if len(cells) <= max(self.columns):
+                yield None
+            elif self.is_skipped(cells[0]):
+                yield b"", b""
+            else:
+                yield cells[self.columns[0]], cells[self.columns[1]]
+
+    def is_skipped(self, number: bytes) -> bool:
+        """Tells whether a sentence's number is of a block to leave out."""
+        block = BLOCK.match(number) if self.skipped else None
+        return block is not None and int(block.group(1)) in self.skipped
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some pairs of a text; a line's text never has a line feed.
+
+    Attributes:
+        text: Where they are from.
+        numbers: Their lines' numbers in the files, from 1.
+        source: The source's lines, joined by line feeds.
+        target: The target's.
+    """
+
+    text: Text
+    numbers: Sequence[int]
+    source: bytes
+    target: bytes
+
+
+def read_chunks(
+    text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str
+) -> Iterator[Chunk]:
+    """Reads the pairs of a text that are asked for.
+
+    Args:
+        text: What to read.
+        wanted: Whether each pair is asked for; as long as the text.
+        counts: Counts malformed lines under MALFORMED.
+        on_bad_line: "drop" or "fail".
+
+    Raises:
+        PreparationError: A malformed line under "fail"; the message has its number.
+    """
+    numbers, source, target, size = [], [], [], 0
+    for number, (row, asked) in enumerate(zip(text.rows(), wanted, strict=False), start=1):
+        if not asked:
+            continue
+        if row is None:
+            if on_bad_line == "fail":
+                raise PreparationError(
+                    f"{text.paths[0]}, line {number}: needs {max(text.columns) + 1} tab-separated "
+                    "columns; mend it or use --on-bad-line drop"
+                )
+            counts[MALFORMED] += 1
+            continue
+        numbers.append(number)
+        source.append(row[0])
+        target.append(row[1])
+        size += len(row[0]) + len(row[1])
+        if len(numbers) == LINES or size > BYTES:
+            yield Chunk(text, numbers, b"\n".join(source), b"\n".join(target))
+            numbers, source, target, size = [], [], [], 0
+    if numbers:
+        yield Chunk(text, numbers, b"\n".join(source), b"\n".join(target))
+
+
+def read_blobs(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Streams whole files of ours, one after the other, as blocks of lines."""
+    for path in paths:
+        with path.open("rb") as file:
+            while lines := list(islice(file, LINES)):
+                yield b"".join(lines)
+
+
+def map_lines(function, blob: bytes) -> bytes:
+    """Applies a function to each line of a block; the result ends every line."""
+    lines = blob.decode("utf-8").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return "".join([f"{function(line)}\n" for line in lines]).encode("utf-8")
+
+
+class Outputs:
+    """Several files that become visible together, when all are complete."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = paths
+        self.stack = ExitStack()
+
+    def __enter__(self) -> list[BinaryIO]:
+        """Opens temporary files."""
+        with ExitStack() as stack:
+            temporary = [stack.enter_context(atomic_path(path)) for path in self.paths]
+            files = [stack.enter_context(path.open("wb")) for path in temporary]
+            self.stack = stack.pop_all()
+        return files
+
+    def __exit__(self, *error: object) -> bool | None:
+        """Closes and renames them, or removes them after an error."""
+        return self.stack.__exit__(*error)

@@ -1,0 +1,171 @@
+"""Where the papers' training and test text comes from.
+
+Chen et al. 2021 (section 4.3) train on WMT 2015 English-German and WMT 2018 English-Czech and test
+on newstest2015. Sizes and SHA-256 of archives are those that TensorFlow Datasets publishes
+(tensorflow_datasets/url_checksums); test sets, their addresses and MD5 are sacrebleu's. An archive
+without a published checksum has none here: the manifest records what was got.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sacrebleu.dataset import DATASETS
+
+from relpos_fairseq.engine.download import Source
+from relpos_fairseq.engine.errors import PreparationError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A part of a training set.
+
+    Attributes:
+        name: As the table and the manifest call it.
+        source: The archive; None for a folder that the user names (CzEng).
+        members: Language to the member of the archive that holds it.
+        expanded: Bytes of the two members together, roughly, for --dry-run.
+    """
+
+    name: str
+    source: Source | None
+    members: dict[str, str]
+    expanded: int
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A test set of sacrebleu's.
+
+    Attributes:
+        name: As the news translation task calls it.
+        archive: The archive's source.
+        md5: The archive's MD5, as sacrebleu has it.
+        members: Language to its SGML file in the archive.
+    """
+
+    name: str
+    archive: Source
+    md5: str
+    members: dict[str, str]
+
+
+EUROPARL = Source(
+    "europarl-v7",
+    ("https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
+     "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"),
+    "training-parallel-europarl-v7.tgz",
+    size=657_632_379,
+    sha256="0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+    licence="see statmt.org/europarl",
+)  # fmt: skip
+COMMON_CRAWL = Source(
+    "commoncrawl",
+    ("https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+     "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"),
+    "training-parallel-commoncrawl.tgz",
+    size=918_311_367,
+    sha256="c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+    licence="see statmt.org/wmt13/translation-task.html",
+)  # fmt: skip
+NEWS_V10 = Source(
+    "news-commentary-v10",
+    ("https://www.statmt.org/wmt15/training-parallel-nc-v10.tgz",
+     "http://www.statmt.org/wmt15/training-parallel-nc-v10.tgz"),
+    "training-parallel-nc-v10.tgz",
+    size=125_136_590,
+    sha256="11e053e7ea29e87e69a1ad05e61cb559820947ecec144ea8c1d6cf05017c9602",
+    licence="see casmacat.eu/corpus/news-commentary.html",
+)  # fmt: skip
+NEWS_V13 = Source(
+    "news-commentary-v13",
+    ("https://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz",
+     "http://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz"),
+    "training-parallel-nc-v13.tgz",
+    size=113_157_482,
+    sha256="17992b7e919cfb754c60f4e754148bc23b80706ad0ed7b34150831a554b40c91",
+    licence="see casmacat.eu/corpus/news-commentary.html",
+)  # fmt: skip
+PARACRAWL_CS = Source(
+    "paracrawl-v1",
+    ("https://s3.amazonaws.com/web-language-models/paracrawl/release1/"
+     "paracrawl-release1.en-cs.zipporah0-dedup-clean.tgz",),
+    "paracrawl-release1.en-cs.zipporah0-dedup-clean.tgz",
+    size=299_052_360,
+    sha256="221f88bac9f48ed6ef94bad5490890066f508be00e8f102cf19edf2a1413c350",
+    licence="CC0, see paracrawl.eu",
+)  # fmt: skip
+CZENG = Corpus("czeng", None, {}, 12_000_000_000)
+
+
+def both(prefix: str, language: str) -> dict[str, str]:
+    """Returns the members of a language and English."""
+    return {side: f"{prefix}.{side}" for side in (language, "en")}
+
+
+def news_task(language: str, commentary: Source, version: str, folder: str) -> tuple[Corpus, ...]:
+    """Returns what every year's task has: Europarl, Common Crawl and News Commentary."""
+    pair = f"{language}-en"
+    return (
+        Corpus("europarl-v7", EUROPARL, both(f"training/europarl-v7.{pair}", language),
+               600_000_000 if language == "de" else 160_000_000),
+        Corpus("commoncrawl", COMMON_CRAWL, both(f"commoncrawl.{pair}", language),
+               650_000_000 if language == "de" else 45_000_000),
+        Corpus(commentary.name, commentary,
+               both(f"{folder}/news-commentary-{version}.{pair}", language), 70_000_000),
+    )  # fmt: skip
+
+
+TRAINING = {
+    ("wmt15", "de"): news_task("de", NEWS_V10, "v10", "training"),
+    ("wmt18", "cs"): (
+        *news_task("cs", NEWS_V13, "v13", "training-parallel-nc-v13"),
+        Corpus("paracrawl-v1", PARACRAWL_CS,
+               both("paracrawl-release1.en-cs.zipporah0-dedup-clean", "cs"), 800_000_000),
+        CZENG,
+    ),
+}  # fmt: skip
+DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18"}
+SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
+
+
+def training_set(year: str, source: str, target: str) -> tuple[Corpus, ...]:
+    """Returns the corpora of a year's training set.
+
+    Raises:
+        PreparationError: There is none for these languages.
+    """
+    other = target if source == "en" else source
+    if "en" not in (source, target) or (year, other) not in TRAINING:
+        known = ", ".join(f"{y} en-{lang}, {y} {lang}-en" for y, lang in TRAINING)
+        raise PreparationError(
+            f"no training set is known for {year} {source}-{target}: choose one of {known}, "
+            "or give your own parallel files with --from-dir"
+        )
+    return TRAINING[year, other]
+
+
+def test_set(name: str, source: str, target: str) -> TestSet:
+    """Returns a newstest as sacrebleu declares it: newstest2015 is its wmt15.
+
+    Raises:
+        PreparationError: sacrebleu has none of this name for these languages.
+    """
+    dataset = DATASETS.get(name.replace("newstest20", "wmt"))
+    pair = f"{source}-{target}"
+    if dataset is None or pair not in dataset.langpairs or not dataset.md5:
+        raise PreparationError(f"sacrebleu has no test set {name} for {pair}: try newstest2015")
+    url = dataset.data[0]
+    filename = f"{dataset.name.replace('/', '.')}.{Path(url).name}"  # there is a wmt14/full
+    archive = Source(
+        f"sacrebleu {dataset.name}", (url,), filename, None, None,
+        "see statmt.org",
+    )  # fmt: skip
+    members = dict(zip((source, target), dataset.langpairs[pair], strict=False))
+    return TestSet(name, archive, dataset.md5[0], members)
+
+
+def segments(sgml: str) -> list[str]:
+    """Returns an SGML test set's sentences, as sacrebleu gives them (it unescapes nothing)."""
+    lines = (line for line in sgml.split("\n") if line.startswith("<seg "))
+    return [" ".join(SEGMENT.sub(r"\1", line).split()) for line in lines]

@@ -1,0 +1,185 @@
+"""Learns subword units on a seeded sample and applies them.
+
+subword-nmt: Sennrich et al. 2016, joint merges over both languages. sentencepiece: Kudo and
+Richardson 2018, one model (BPE or unigram) for both languages.
+"""
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr
+from itertools import compress
+from pathlib import Path
+
+import sentencepiece
+from subword_nmt.apply_bpe import BPE
+
+from relpos_fairseq.engine.command import last_words
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import atomic_path
+from relpos_fairseq.engine.pool import ordered_map
+from relpos_fairseq.engine.progress import progress
+from relpos_fairseq.preparation.pieces import train_pieces
+from relpos_fairseq.preparation.wmt.clean import sampled
+from relpos_fairseq.preparation.wmt.memo import Memo
+from relpos_fairseq.preparation.wmt.parallel import Outputs, map_lines, read_blobs
+
+SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
+FILE_NAME = {SUBWORD_NMT: "bpe.codes", SENTENCEPIECE: "sentencepiece.model"}
+REMEMBERED = 12_000  # words
+
+
+def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
+    """Writes the same lines of each side to one file, which the units are learned on.
+
+    Args:
+        paths: The source's and the target's lines.
+        pairs: How many there are.
+        size: How many pairs to choose at most.
+        seed: Of the choice.
+        output: The sample.
+
+    Returns:
+        The number of pairs chosen.
+    """
+    with Outputs([output]) as (file,):
+        for path in paths:
+            with path.open("rb") as lines:
+                file.writelines(compress(lines, sampled(pairs, size, seed)))
+    return min(size, pairs)
+
+
+def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
+    """Learns merges by subword-nmt's own learner, in a process of its own for its memory's sake.
+
+    Raises:
+        PreparationError: It failed.
+    """
+    with atomic_path(output) as temporary:
+        run_learner(
+            [sys.executable, "-m", "subword_nmt.learn_bpe", "--input", str(sample), "--output",
+             str(temporary), "--symbols", str(merges)],
+            "fewer words than --vocab-size asks for, or none?",
+        )  # fmt: skip
+        if temporary.stat().st_size <= len("#version: 0.2\n"):
+            raise PreparationError(f"no merges were learned on {sample}: is there enough text?")
+
+
+def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> None:
+    """Trains a sentencepiece model, with one thread: more may change the order of sums.
+
+    Args:
+        sample: Lines of both languages.
+        size: Pieces; fewer where the text has not as many.
+        kind: "bpe" or "unigram".
+        output: The model.
+
+    Raises:
+        PreparationError: The text has more characters than that many pieces, or is empty.
+    """
+
+    def train(sample: Path) -> bytes:
+        with sample.open(encoding="utf-8", newline="\n") as lines:
+            return train_pieces(
+                (line.removesuffix("\n") for line in lines), size, "--vocab-size", model_type=kind,
+                num_threads=1, input_sentence_size=0, hard_vocab_limit=False,
+                shuffle_input_sentence=False,
+            )  # fmt: skip
+
+    # In a process of its own for its memory's sake, which workers=1 would not be.
+    [model] = ordered_map(train, [sample], workers=2)
+    with atomic_path(output) as temporary:
+        temporary.write_bytes(model)
+
+
+def run_learner(command: list[str], remedy: str) -> None:
+    """Runs a learner; its last words become the error's.
+
+    Raises:
+        PreparationError: It did not end with status 0.
+    """
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = last_words(done.stderr.decode("utf-8", "replace").splitlines())
+        raise PreparationError(f"subword units could not be learned ({said}): {remedy}")
+
+
+class SubwordNmt:
+    """Cuts words as subword-nmt does; remembers words' units.
+
+    Args:
+        codes: The file of merges.
+    """
+
+    def __init__(self, codes: Path):
+        with redirect_stderr(io.StringIO()), codes.open(encoding="utf-8") as file:
+            self.library = BPE(file)
+        self.units = Memo(self.cut, REMEMBERED)
+
+    def cut(self, word: str) -> str:
+        """Cuts a word; the library's own memory, which is not bounded, is not used."""
+        self.library.cache.clear()
+        return self.library.segment(word)
+
+    def __call__(self, line: str) -> str:
+        """Returns a line's units, separated by spaces."""
+        return " ".join(map(self.units.__getitem__, line.split(" ")))
+
+
+class SentencePiece:
+    """Cuts lines by a sentencepiece model.
+
+    Args:
+        model: Its file.
+    """
+
+    def __init__(self, model: Path):
+        self.library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+    def __call__(self, line: str) -> str:
+        """Returns a line's units, separated by spaces."""
+        return " ".join(self.library.encode(line, out_type=str))
+
+
+def load_units(kind: str, path: Path) -> SubwordNmt | SentencePiece:
+    """Loads what was learned."""
+    return SubwordNmt(path) if kind == SUBWORD_NMT else SentencePiece(path)
+
+
+def apply(
+    functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str
+) -> list[int]:
+    """Applies a function to every line of two files.
+
+    Args:
+        functions: Of the source's and of the target's lines.
+        files: What is read; lines of our own making.
+        outputs: What is written, with as many lines.
+        workers: How many processes.
+        name: For the progress.
+
+    Returns:
+        The number of lines, and of words or units of each side.
+    """
+    counts = [0, 0, 0]
+
+    def convert(task: tuple[int, bytes]) -> tuple[int, bytes, int, int]:
+        side, blob = task
+        converted = map_lines(functions[side], blob)
+        return side, converted, converted.count(b"\n"), len(converted.split())
+
+    with Outputs(outputs) as written, progress(description=name, unit="lines") as bar:
+        for side, converted, lines, words in ordered_map(convert, tasks(files), workers):
+            written[side].write(converted)
+            counts[0] += lines if side == 0 else 0
+            counts[1 + side] += words
+            bar.update(lines)
+    return counts
+
+
+def tasks(files: tuple[Path, Path]) -> Iterator[tuple[int, bytes]]:
+    """Streams blocks of lines with their side, source and target in turn."""
+    streams = [read_blobs([path]) for path in files]
+    for blobs in zip(*streams, strict=True):
+        yield from enumerate(blobs)

@@ -1,0 +1,371 @@
+"""Every backend equals the reference, in values and in every gradient; none falls back silently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from schemes.test_schemes import call
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from cases import CASES, INPUT, Case, build
+from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, tiles
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped
+from relpos_fairseq.terms import PositionTerms
+
+IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
+
+
+def gradients(
+    inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake
+) -> tuple[Tensor, list[Tensor]]:
+    """Output and gradients by q, k, v and the schemes' parameters."""
+    leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    out, _ = attend(remake(*leaves), backend)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    wanted = [*leaves, *parameters]
+    found = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
+    filled = zip(found, wanted, strict=True)
+    return out.detach(), [torch.zeros_like(w) if g is None else g for g, w in filled]
+
+
+def remaker(inputs: AttentionInputs, stack, layer):
+    """A function that rebuilds the call from new q, k, v, terms included."""
+
+    def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        positions = inputs.positions
+        context = stack.context(positions)
+        content = {}
+        if context.rotation is not None:
+            scheme, prepared = context.rotation
+            content = {
+                "content_q": scheme.transform_query(q, prepared, positions.query_start),
+                "content_k": scheme.transform_key(k, prepared, 0),
+            }
+        terms = context.shared + layer.terms(layer.prepare(positions), positions)
+        return replace(inputs, q=q, k=k, v=v, terms=terms, **content)
+
+    return remake
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block, several blocks and tiles give the reference's values and gradients."""
+    inputs, stack, layer, _ = call(case, kind)
+    parameters = [*stack.parameters(), *layer.parameters()]
+    remake = remaker(inputs, stack, layer)
+    expected, wanted = gradients(inputs, "reference", parameters, remake)
+    for rows, least in ((1 << 20, 1 << 20), (2, 0)):
+        monkeypatch.setattr(blocked, "block_rows", lambda _, rows=rows: rows)
+        monkeypatch.setattr(tiles.function, "tile_rows", lambda _, rows=rows: rows)
+        monkeypatch.setattr(tiles.plan, "LEAST_ROWS", least)
+        got, found = gradients(inputs, "blocked", parameters, remake)
+        torch.testing.assert_close(got, expected, **EXACT)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, **EXACT)
+
+
+SERVED_BY_SDPA = [
+    Case("none"), Case("rope"), Case("alibi"), Case("rel_scalar"), Case("t5"), Case("kerple"),
+    Case("abs_scalar"), Case("tupe"), Case("rope+rel_scalar"),
+    Case("rel_scalar", {"segment_encoding": "head"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", SERVED_BY_SDPA, ids=str)
+def test_sdpa_gradients(case: Case, kind: str) -> None:
+    """SDPA serves content alone and constant biases, exactly."""
+    inputs, stack, layer, _ = call(case, kind)
+    parameters = [*stack.parameters(), *layer.parameters()]
+    remake = remaker(inputs, stack, layer)
+    expected, wanted = gradients(inputs, "reference", parameters, remake)
+    got, found = gradients(inputs, "sdpa", parameters, remake)
+    torch.testing.assert_close(got, expected, **EXACT)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "field"),
+    [
+        ("shaw", "query_vectors"),
+        ("m4", "key_vectors"),
+        ("m2", "gate"),
+        ("m3", "trilinear"),
+        ("m4m", "product"),
+        ("transformer_xl", "content_offset"),
+    ],
+)
+def test_sdpa_refuses_by_name(scheme: str, field: str) -> None:
+    """A backend that cannot evaluate a term says which, and names itself."""
+    inputs, *_ = call(Case(scheme), "square")
+    with pytest.raises(ValueError, match=f"backend sdpa cannot evaluate .*{field}"):
+        attend(inputs, "sdpa")
+
+
+def test_refusals_name_backend_and_reason() -> None:
+    """Unknown backends, probabilities from SDPA, and vectors over segments are refused."""
+    inputs, _, layer, _ = call(Case("none"), "square")
+    with pytest.raises(ValueError, match="unknown attention backend 'flash'"):
+        attend(inputs, "flash")
+    with pytest.raises(ValueError, match="backend sdpa .*need_weights"):
+        attend(inputs, "sdpa", need_weights=True)
+    inputs, _, layer, _ = call(Case("rel_scalar", {"segment_encoding": "head"}), "square")
+    relation = inputs.terms[-1].relation
+    vectors = PositionTerms(relation, query_vectors=torch.zeros(1, relation.size, 4).double())
+    with pytest.raises(ValueError, match="backend blocked .*query_vectors over Segments"):
+        attend(replace(inputs, terms=(vectors,)), "blocked")
+
+
+@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for a few tokens native; without a compiler blocked, or SDPA where nothing is added."""
+    for name in ("SHORT", "SHORT_SCALARS", "SHORT_CAUSAL"):
+        monkeypatch.setattr(api, name, 1)
+    inputs, *_ = call(case, "square")
+    evaluated = any(term.present for term in inputs.terms)
+    for problem, kernel in ((None, "native"), ("anything without a compiler", "blocked")):
+        monkeypatch.setattr(native, "problem", lambda _, problem=problem: problem)
+        assert api.choose(inputs) == (kernel if evaluated or problem is None else "sdpa")
+        assert api.choose(replace(inputs, dropout=0.1)) == kernel
+        assert api.choose(inputs, need_weights=True) == "blocked"
+
+
+def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never channel by channel, and not where a step of decoding has its own way."""
+    monkeypatch.setattr(native, "problem", lambda _: None)
+    cases = [Case(name) for name in ("shaw", "m2", "transformer_xl", "m3", "none")]
+    chosen = [api.choose(call(case, "square")[0]) for case in cases]
+    assert chosen == ["reference", "reference", "reference", "native", "sdpa"]
+    q, k, v = (torch.randn(1, 1, length, 4) for length in (1, 9, 9))
+    (gate,) = call(cases[1], "square")[0].terms
+    one = AttentionInputs(q, k, v, (gate,), Positions(1, 9, 8), 1.0, causal=True)
+    assert api.choose(one) == "blocked"
+    assert api.choose(replace(one, terms=())) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "how", "short"),
+    [
+        ("shaw", {}, api.SHORT),
+        ("m2", {}, api.SHORT_SCALARS),
+        ("m2", {"causal": True}, api.SHORT_CAUSAL),
+        ("m2", {"dropout": 0.1}, api.SHORT_CAUSAL),
+        ("none", {}, api.SHORT_SCALARS),
+        ("none", {"dropout": 0.1}, api.SHORT_CAUSAL),
+    ],
+)
+def test_auto_knows_a_few_tokens_by_their_number(
+    scheme: str, how: dict, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a fixed number of queries on, or twice as many keys, tiles are the faster way."""
+    monkeypatch.setattr(native, "problem", lambda _: None)
+    terms = call(Case(scheme), "square")[0].terms
+    few = "sdpa" if not terms and not how else "reference"
+    for tgt, src, expected in (
+        (short - 1, short - 1, few),
+        (short, short, "native"),
+        (2, 2 * short - 1, few),
+        (2, 2 * short, "native"),
+    ):
+        q, k, v = (torch.randn(1, 1, length, 4) for length in (tgt, src, src))
+        one = AttentionInputs(q, k, v, terms, Positions(tgt, src, src - tgt), 1.0, **how)
+        assert api.choose(one) == expected
+
+
+def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, **kwargs):
+    """Inputs without terms."""
+    q, k, v = (torch.randn(batch, heads, length, dim).to(dtype) for _ in range(3))
+    positions = Positions(length, length)
+    return AttentionInputs(q, k, v, (), positions, dim**-0.5, **kwargs)
+
+
+def test_products_do_not_overflow_fp16() -> None:
+    """M4M's product of three passes 65504 in fp16; logits are fp32, so probabilities stand."""
+    inputs, stack, layer, _ = call(Case("m4m"), "square", dim=8)
+    layer.half()
+    terms = layer.terms(layer.prepare(inputs.positions), inputs.positions)
+    big = {name: (getattr(inputs, name) * 40).half() for name in ("q", "k", "v")}
+    big["k"][:] = big["q"]
+    loud = replace(inputs, terms=terms, **big)
+    product = (loud.q.double() @ loud.k.double().transpose(-1, -2)).abs().max()
+    factor = (loud.q.double() @ layer[0].table[0].double().t()).abs().max()
+    assert product * factor > 65504
+    for backend in ("reference", "blocked"):
+        assert attend(loud, backend)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+def test_dropout_in_distribution(backend: str) -> None:
+    """Dropped probabilities keep their mean, and drop at the asked rate."""
+    torch.manual_seed(0)
+    probability = 0.3
+    inputs = plain_inputs(400, 2, 6, 4, torch.float64, dropout=probability)
+    one = replace(inputs, q=inputs.q[:1], k=inputs.k[:1], v=inputs.v[:1], dropout=0.0)
+    same = {n: getattr(inputs, n)[:1].expand(400, -1, -1, -1).clone() for n in ("q", "k", "v")}
+    out, _ = attend(replace(inputs, **same), backend)
+    expected, probs = attend(one, "reference", need_weights=True)
+    spread = out.std(dim=0) / 400**0.5
+    assert ((out.mean(dim=0) - expected[0]).abs() < 5 * spread + 1e-9).all()
+    variance = probability / (1 - probability) * (probs[0] ** 2 @ one.v[0] ** 2)
+    assert ((out.var(dim=0) / variance - 1).abs() < 0.5).all()
+
+
+def test_dropout_is_replayed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks computed again in the backward pass drop the same probabilities."""
+    inputs, stack, layer, _ = call(Case("shaw"), "square")
+    inputs = replace(inputs, dropout=0.4)
+    monkeypatch.setattr(blocked, "block_rows", lambda _: 2)
+    monkeypatch.setattr(tiles.plan, "LEAST_ROWS", 0)
+    monkeypatch.setattr(tiles.function, "tile_rows", lambda _: 2)
+    remake = remaker(inputs, stack, layer)
+
+    def loss(v: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return attend(remake(inputs.q, inputs.k, v), "blocked")[0].square().sum()
+
+    v = inputs.v.clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(v), v)
+    nudge = torch.randn_like(inputs.v) * 1e-6
+    slope = (loss(inputs.v + nudge) - loss(inputs.v - nudge)) / 2
+    torch.testing.assert_close((found * nudge).sum(), slope, rtol=1e-5, atol=1e-12)
+
+
+def test_dropout_falls_before_the_value_vectors() -> None:
+    """Shaw's value term meets dropped probabilities, as values do."""
+    inputs, *_ = call(Case("shaw"), "square")
+    torch.manual_seed(1)
+    out, probs = attend(replace(inputs, dropout=0.5), "blocked", need_weights=True)
+    vectors = inputs.terms[-1].value_vectors[:, inputs.terms[-1].relation.ids(inputs.positions)[0]]
+    expected = probs @ inputs.v + torch.einsum(
+        "bhij,hijd->bhid", probs, vectors.expand(2, -1, -1, -1)
+    )
+    assert (probs == 0).any()
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("scheme", ["shaw", "m4", "rel_scalar", "transformer_xl", "tupe", "m3"])
+def test_memory_is_linear_in_length(scheme: str) -> None:
+    """No tensor of a training step has T^2 elements beyond one block's budget."""
+    largest = {length: _largest_tensor(scheme, length) for length in (512, 1024)}
+    assert largest[1024] <= 2.1 * max(largest[512], 1 << 16)
+
+
+def _largest_tensor(scheme: str, length: int) -> int:
+    """Elements of the largest tensor that a forward and backward pass makes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for item in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(item, Tensor):
+                    storage = item.untyped_storage().nbytes() // max(item.element_size(), 1)
+                    Watch.largest = max(Watch.largest, storage)
+            return out
+
+    budget = blocked.BLOCK_ELEMENTS["cpu"]
+    blocked.BLOCK_ELEMENTS["cpu"] = 1 << 14
+    try:
+        stack, layer = build(Case(scheme), heads=1, dim=8, longest=length)
+        positions = Positions(length, length)
+        q, k, v = (torch.randn(1, 1, length, 8, dtype=torch.float64) for _ in range(3))
+        q.requires_grad_()
+        with Watch():
+            context = stack.context(positions)
+            terms = context.shared + layer.terms(layer.prepare(positions), positions)
+            call_ = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
+            attend(call_)[0].sum().backward()
+    finally:
+        blocked.BLOCK_ELEMENTS["cpu"] = budget
+    return Watch.largest
+
+
+def test_blocks_follow_shape_alone() -> None:
+    """Block sizes are fixed by shape: few rows for long keys, all rows for short ones."""
+    assert blocked.block_rows(plain_inputs(2, 4, 20, 4, torch.float32)) == 20
+    meta = AttentionInputs(
+        *(torch.empty(4, 12, 4096, 64, device="meta") for _ in range(3)),
+        terms=(), positions=Positions(4096, 4096), scale=1.0,
+    )  # fmt: skip
+    assert blocked.block_rows(meta) >= blocked.LEAST_ROWS
+
+
+def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's cost per key is that of q.k: far keys meet no vector of their own."""
+    for scheme in ("shaw", "m4", "m4m", "m3", "m2", "rel_scalar"):
+        stack, layer = build(Case(scheme), causal=True, heads=1, dim=8)
+        length = 300
+        positions = Positions(1, length, length - 1)
+        q = torch.randn(1, 1, 1, 8).double()
+        k, v = (torch.randn(1, 1, length, 8).double() for _ in range(2))
+        terms = layer.terms(layer.prepare(positions), positions)
+        tails = step.tail_products(terms, k)
+        inputs = AttentionInputs(q, k, v, terms, positions, 0.3, causal=True, key_tails=tails)
+        expected, _ = attend(inputs, "reference")
+        with FlopCounterMode(display=False) as plain:
+            attend(replace(inputs, terms=()), "blocked")
+        with FlopCounterMode(display=False) as counted:
+            got, _ = attend(inputs, "blocked")
+        torch.testing.assert_close(got, expected)
+        assert counted.get_total_flops() <= 1.15 * plain.get_total_flops(), scheme
+
+
+def test_terms_check_their_shapes() -> None:
+    """A table that does not fit its relation is refused where it is made."""
+    with pytest.raises(ValueError, match=r"query_vectors must be \(heads, 5, head_dim\)"):
+        PositionTerms(Clipped(2, 2), query_vectors=torch.zeros(1, 4, 8))
+    with pytest.raises(ValueError, match="gate needs a relation"):
+        PositionTerms(gate=torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="product term needs both"):
+        PositionTerms(Clipped(2, 2), query_vectors=torch.zeros(1, 5, 8), product=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+def test_blocked_on_cuda(case: Case) -> None:
+    """The same numbers on a GPU."""
+    inputs, stack, layer, _ = call(case, "causal")
+    expected, _ = attend(inputs, "reference")
+    stack.cuda(), layer.cuda()
+    positions = replace(inputs.positions, device=torch.device("cuda"))
+    context = stack.context(positions)
+    terms = context.shared + layer.terms(layer.prepare(positions), positions)
+    moved = {n: getattr(inputs, n).cuda() for n in ("q", "k", "v")}
+    if inputs.rotated:
+        moved |= {n: getattr(inputs, n).cuda() for n in ("content_q", "content_k")}
+    got, _ = attend(replace(inputs, positions=positions, terms=terms, **moved), "blocked")
+    torch.testing.assert_close(got.cpu(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["blocked", "native"])
+def test_compiled_models(backend: str) -> None:
+    """torch.compile, which makes operations pure, changes no value and no gradient."""
+    if backend == "native" and native.build.problem() is not None:
+        pytest.skip("no C compiler")
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 128, 8, generator=generator) for _ in range(3))
+    table = torch.randn(1, 8, 8, generator=generator).requires_grad_()
+    term = PositionTerms(Clipped(4, 3), query_vectors=table, key_vectors=table)
+    positions = Positions(128, 128)
+
+    def run(q: torch.Tensor, chosen: str) -> torch.Tensor:
+        return attend(AttentionInputs(q, k, v, (term,), positions, 0.3), chosen)[0]
+
+    compiled = torch.compile(lambda q: run(q, backend), backend="aot_eager")
+    for factor in (1, 2):
+        found, expected = compiled(q * factor), run(q * factor, "reference")
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        one, other = (torch.autograd.grad(x.square().sum(), table)[0] for x in (found, expected))
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)

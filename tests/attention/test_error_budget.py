@@ -1,0 +1,266 @@
+"""Error budgets: no backend is further from fp64 than eager attention of the same precision.
+
+A budget is the eager reference's own error times a fixed factor, plus the rounding of one result:
+the type's epsilon times the size of the quantity.  The tables of the terms are leaves like q, k and
+v, so that what a scheme itself rounds before attention is in no backend's account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import Case, build
+from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
+from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.terms import PositionTerms
+
+SCHEMES = (
+    "none", "rope", "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m",
+    "deberta", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi", "kerple", "m2+rel_scalar",
+    "m3+rel_scalar+shaw",
+)  # fmt: skip
+SDPA = {"none", "rope", "t5", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi", "kerple"}
+CLIPPED = {"shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
+UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+CONTENT = ("q", "k", "v", "content_q", "content_k")
+TABLES = (
+    "query_vectors", "query_offset", "key_vectors", "content_offset", "gate", "trilinear",
+    "static", "value_vectors",
+)  # fmt: skip
+LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
+# Times the reference's error, of the whole tensor (root mean square) and of its worst element; a
+# second order of summing the same rounded numbers stays inside.
+FACTORS = {"typical": 3.0, "worst": 4.0}
+# Fused kernels multiply half-precision numbers: products with tables, probabilities and gradients
+# of logits are rounded on their way, where eager attention rounds its result alone.
+ROUNDINGS = {"triton": 3}
+VANISHES = 1e-10  # a gradient that is 0 but for fp64's rounding
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths and masks of a call."""
+
+    tgt_len: int = LENGTH
+    memory: int = 0
+    causal: bool = False
+    padded: bool = False
+    clip: int = CLIP
+    batch: int = 2
+
+
+SHAPES = {
+    "both": Shape(),
+    "causal": Shape(causal=True),
+    "memory": Shape(tgt_len=67, memory=40, causal=True),
+    "padded": Shape(tgt_len=97, padded=True),
+    "unclipped": Shape(tgt_len=97, clip=0),
+}
+
+
+def make_call(scheme: str, shape: Shape) -> AttentionInputs:
+    """A call in fp64 whose positions weigh about as much as its content."""
+    flags = {}
+    if CLIPPED & set(scheme.split("+")):
+        flags = {"position_clip_distance": str(shape.clip)}
+    src_len = shape.tgt_len + shape.memory
+    stack, layer = build(
+        Case(scheme, flags), causal=shape.causal, heads=HEADS, dim=DIM, longest=src_len
+    )
+    generator = torch.Generator().manual_seed(shape.tgt_len)
+
+    def draw(length: int) -> Tensor:
+        return torch.randn(
+            shape.batch, HEADS, length, DIM, generator=generator, dtype=torch.float64
+        )
+
+    padding = None
+    if shape.padded:
+        padding = torch.zeros(2, src_len, dtype=torch.bool)
+        padding[0, src_len - 20 :] = True
+        padding[1, :33] = True
+    positions = Positions(
+        shape.tgt_len, src_len, shape.memory, token_index=index_of_tokens(padding)
+    )
+    q, k, v = draw(shape.tgt_len), draw(src_len), draw(src_len)
+    context = stack.context(positions)
+    with torch.no_grad():
+        terms = context.shared + layer.terms(layer.prepare(positions), positions)
+    rotated = {}
+    if context.rotation is not None:
+        rope, prepared = context.rotation
+        rotated["content_q"] = rope.transform_query(q, prepared, positions.query_start)
+        rotated["content_k"] = rope.transform_key(k, prepared, 0)
+    return AttentionInputs(
+        q, k, v, terms, positions, stack.plan.scale, causal=shape.causal, key_padding=padding,
+        **rotated,
+    )  # fmt: skip
+
+
+def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
+    """The call in another type, and by name all tensors that gradients are taken for."""
+    leaves: dict[str, Tensor] = {}
+
+    def leaf(name: str, value: Tensor) -> Tensor:
+        leaves[name] = value.detach().to(dtype).clone().requires_grad_()
+        return leaves[name]
+
+    def term_of(number: int, term: PositionTerms) -> PositionTerms:
+        found = {
+            name: leaf(f"{number}.{name}", getattr(term, name))
+            for name in TABLES
+            if getattr(term, name) is not None
+        }
+        if term.static_factors is not None:
+            pair = zip("qk", term.static_factors, strict=True)
+            found["static_factors"] = tuple(leaf(f"{number}.factor_{n}", f) for n, f in pair)
+        if term.reset is not None:
+            thetas = {n: leaf(f"{number}.{n}", getattr(term.reset, n)) for n in ("row", "column")}
+            found["reset"] = replace(term.reset, **thetas)
+        return replace(term, **found)
+
+    content = {n: leaf(n, getattr(inputs, n)) for n in CONTENT if getattr(inputs, n) is not None}
+    terms = tuple(term_of(number, term) for number, term in enumerate(inputs.terms))
+    return replace(inputs, terms=terms, **content), leaves
+
+
+def results(inputs: AttentionInputs, leaves: dict, backend: str) -> dict[str, Tensor]:
+    """The output and every gradient, by name, in the call's type."""
+    out, _ = attend(inputs, backend)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    upstream = upstream.to(torch.bfloat16).to(out.dtype)  # the same numbers in every type
+    if inputs.key_padding is not None:
+        real = ~inputs.key_padding[:, inputs.positions.query_start :]
+        upstream = upstream * real[:, None, :, None]
+    found = torch.autograd.grad(out, list(leaves.values()), upstream, allow_unused=True)
+    named = zip(leaves.items(), found, strict=True)
+    gradients = {n: torch.zeros_like(x) if g is None else g for (n, x), g in named}
+    assert all(g.dtype == leaves[n].dtype for n, g in gradients.items())
+    if inputs.key_padding is not None:
+        out = out * real[:, None, :, None]
+    return {"output": out.detach()} | gradients
+
+
+def exact_results(leaves: dict, low: AttentionInputs) -> dict[str, Tensor]:
+    """What fp64 makes of the very numbers that the lower type holds."""
+    with torch.no_grad():
+        exact, leaves = as_leaves(low, torch.float64)
+    return results(exact, leaves, "reference")
+
+
+def sizes(error: Tensor) -> dict[str, float]:
+    """Of a tensor of errors: its root mean square, and its worst."""
+    return {"typical": float(error.square().mean().sqrt()), "worst": float(error.abs().max())}
+
+
+def overruns(
+    got: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor], rounding: float
+) -> Iterator[str]:
+    """Every result over its budget, in words."""
+    size = {name: sizes(right) for name, right in exact.items()}
+    for name, right in exact.items():
+        found, allowed = (sizes(part[name].double() - right) for part in (got, eager))
+        if size[name]["worst"] < VANISHES:  # softmax does not see it: what cancels has q's size
+            size[name] = size["q"]
+        for kind, factor in FACTORS.items():
+            budget = factor * allowed[kind] + rounding * size[name][kind]
+            if not found[kind] <= budget:
+                yield (
+                    f"{name}: {kind} error {found[kind]:.2e} exceeds {budget:.2e} (reference "
+                    f"{allowed[kind]:.2e}, size {size[name][kind]:.2e})"
+                )
+
+
+def backends_for(scheme: str, shape: str) -> list[str]:
+    """The backends that serve a scheme; interpreted kernels are slow, and have a shape each."""
+    unserved = {"auto", "reference"} | (set() if scheme in SDPA else {"sdpa"})
+    interpreted = list(SHAPES)[SCHEMES.index(scheme) % 4]
+    if shape != interpreted or not triton.interpreted():
+        unserved.add("triton")
+    if native.build.problem():
+        unserved.add("native")
+    return [name for name in BACKENDS if name not in unserved]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [
+        (scheme, shape)
+        for scheme in SCHEMES
+        for shape in SHAPES
+        if shape != "unclipped" or scheme in UNCLIPPED
+    ],
+)
+def test_error_budget(scheme: str, shape: str, dtype: torch.dtype) -> None:
+    """Values and every gradient stay inside the reference's own error and one rounding."""
+    low, leaves = as_leaves(make_call(scheme, SHAPES[shape]), dtype)
+    exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
+    epsilon = torch.finfo(dtype).eps
+    times = ROUNDINGS if dtype != torch.float32 else {}
+    over = [
+        f"{backend}: {line}"
+        for backend in backends_for(scheme, shape)
+        for line in overruns(
+            results(low, leaves, backend), eager, exact, epsilon * times.get(backend, 1)
+        )
+    ]
+    assert not over, "\n".join(over)
+
+
+def test_sums_over_many_keys() -> None:
+    """The kernel sums probabilities times values by parts: one long sum errs five times as much."""
+    if problem := native.build.problem():
+        pytest.skip(problem)
+    generator = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(1, 2, rows, 16, generator=generator) for rows in (12, 8192, 8192))
+    positions = Positions(12, 8192, 8192 - 12)
+    exact, eager, found = (
+        attend(AttentionInputs(*parts, (), positions, 0.25), backend)[0].double()
+        for parts, backend in (
+            ([x.double() for x in (q, k, v)], "reference"),
+            ((q, k, v), "reference"),
+            ((q, k, v), "native"),
+        )
+    )
+    assert sizes(found - exact)["typical"] <= 2 * sizes(eager - exact)["typical"]
+
+
+LONG = {
+    "both": Shape(1024, batch=1),
+    "padded": Shape(700, padded=True),
+    "memory": Shape(260, memory=800, causal=True, batch=1),
+    "unclipped": Shape(620, clip=0, batch=1),
+}
+LONG_CALLS = [
+    *((scheme, "both", torch.float32) for scheme in ("none", "shaw", "m2", "m4", "transformer_xl")),
+    *((scheme, "both", torch.float32) for scheme in ("tupe", "abs_scalar", "m4m", "t5")),
+    ("tupe", "both", torch.bfloat16),
+    ("tupe", "padded", torch.float32),
+    ("shaw", "padded", torch.bfloat16),
+    ("rope", "memory", torch.float32),
+    ("m3+rel_scalar+shaw", "memory", torch.float32),
+    ("m4", "unclipped", torch.float32),
+    ("m3", "unclipped", torch.float32),
+    ("shaw", "unclipped", torch.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape", "dtype"), LONG_CALLS, ids=lambda part: str(part).removeprefix("torch.")
+)
+def test_error_budget_over_several_chunks(scheme: str, shape: str, dtype: torch.dtype) -> None:
+    """The kernel's softmax over chunks of keys, and sums over many blocks of queries."""
+    if problem := native.build.problem():
+        pytest.skip(problem)
+    low, leaves = as_leaves(make_call(scheme, LONG[shape]), dtype)
+    exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
+    found = results(low, leaves, "native")
+    over = list(overruns(found, eager, exact, torch.finfo(dtype).eps))
+    assert not over, "\n".join(over)

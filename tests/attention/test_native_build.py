@@ -1,0 +1,332 @@
+"""The native kernel's library: compiled once, whole or not at all, and never failing silently.
+
+A few lines of C stand for the kernel where only compiling is looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from schemes.test_schemes import call as make_call
+
+from cases import Case
+from helpers import ROOT
+from relpos_fairseq.attention import api, attend
+from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native import call as calls
+from relpos_fairseq.attention.native.__main__ import main
+
+SOURCE = '#include "size.h"\nlong relpos_call_size(void) { return SIZE; }\n'
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, build.COMPILERS)), reason="no C compiler on PATH"
+)
+# A compiler that notes each of its runs, but for those that ask its version.
+COUNTING = """#!/bin/sh
+case "$*" in *--version*) ;; *) echo run >> "$RUNS" ;; esac
+exec cc "$@"
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with a kernel of one function."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "kernel.c").write_text(SOURCE)
+    (folder / "size.h").write_text("#define SIZE 7\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own; what this process knows of the machine is forgotten."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("RELPOS_CACHE", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    for function in (build._attempt, calls.kernel, api._warn):
+        monkeypatch.setattr(*_owner(function), _fresh(function))
+    return folder
+
+
+def _owner(function) -> tuple[object, str]:
+    return sys.modules[function.__module__], function.__name__
+
+
+def _fresh(function):
+    """The same function with an empty cache of results."""
+    return build.functools.cache(function.__wrapped__)
+
+
+def libraries(folder: Path) -> list[Path]:
+    """The libraries of a cache, oldest first."""
+    return sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def counting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the compiler write a line a run into the file that is returned."""
+    command, runs = tmp_path / "counting-cc", tmp_path / "runs"
+    command.write_text(COUNTING)
+    command.chmod(0o755)
+    monkeypatch.setenv("CC", str(command))
+    monkeypatch.setenv("RUNS", str(runs))
+    return runs
+
+
+@needs_compiler
+def test_the_cache_knows_sources_and_flags(sources: Path, cache: Path, caplog) -> None:
+    """What is unchanged is loaded; other sources, headers and flags are compiled."""
+    caplog.set_level(logging.INFO, logger=build.__name__)
+    assert build.load(sources).relpos_call_size() == 7
+    assert [r.getMessage() for r in caplog.records] == [
+        f"compiling the attention kernel to {libraries(cache)[0]}, once for this machine"
+    ]
+    assert build.load(sources).relpos_call_size() == 7
+    assert len(libraries(cache)) == 1
+    (sources / "size.h").write_text("#define SIZE 8\n")
+    assert build.load(sources).relpos_call_size() == 8
+    (sources / "kernel.c").write_text(SOURCE.replace("SIZE;", "SIZE + SIZE;"))
+    assert build.load(sources).relpos_call_size() == 16
+    build.load(sources, ("-DRELPOS_DOUBLE",))
+    assert len(libraries(cache)) == 4 == len(caplog.records)
+    assert not [path for path in cache.iterdir() if path.name.startswith(".partial")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut", "empty", "changed"])
+def test_a_damaged_library_is_compiled_again(sources: Path, cache: Path, damage: str) -> None:
+    """Loading half a library would end the process, or worse."""
+    build.load(sources)
+    (library,) = libraries(cache)
+    content = library.read_bytes()
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    library.unlink()  # it is loaded: writing into the file would change running code
+    library.write_bytes({"cut": content[:middle], "empty": b"", "changed": changed}[damage])
+    assert build.load(sources).relpos_call_size() == 7
+    assert build._is_whole(library)
+
+
+@needs_compiler
+def test_processes_at_once_compile_once(
+    sources: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of a training wait for the one that compiles."""
+    runs = counting_compiler(tmp_path, monkeypatch)
+    code = (
+        "import sys\nfrom pathlib import Path\nsys.modules['fairseq'] = None\n"
+        "from relpos_fairseq.attention.native import build\n"
+        f"print(build.load(Path({str(sources)!r})).relpos_call_size())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[0].strip() for process in started] == ["7", "7"]
+    assert runs.read_text() == "run\n"
+    assert len(libraries(cache)) == 1
+
+
+@needs_compiler
+def test_the_next_cache_where_one_is_unwritable(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RELPOS_CACHE, XDG_CACHE_HOME, the home's; then a folder of the process's own."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    build.load(sources)
+    assert len(libraries(tmp_path / "xdg" / "relpos_fairseq")) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    build.load(sources)
+    assert len(libraries(tmp_path / "home" / ".cache" / "relpos_fairseq")) == 1
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    assert build.load(sources).relpos_call_size() == 7
+    (private,) = tmp_path.glob("relpos_fairseq-*")
+    assert len(libraries(private)) == 1
+    assert private.stat().st_mode & 0o077 == 0
+
+
+@needs_compiler
+def test_a_finished_cache_needs_no_writing(
+    sources: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that was built elsewhere, in an image say, is loaded from where it lies."""
+    runs = counting_compiler(tmp_path, monkeypatch)
+    build.load(sources)
+    (cache / f"{libraries(cache)[0].stem}.lock").unlink()
+    build.load(sources)
+    assert runs.read_text() == "run\n"
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+@needs_compiler
+def test_flags_that_a_compiler_does_not_take_are_left_out(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older compilers know no -mprefer-vector-width."""
+    plain = [build.FLAGS]
+    monkeypatch.setattr(build, "_flag_sets", lambda: [(*build.FLAGS, "-fno-such-flag"), *plain])
+    assert build.load(sources).relpos_call_size() == 7
+
+
+@needs_compiler
+def test_sources_that_do_not_compile(sources: Path) -> None:
+    """The error has the command, the compiler's own words, and what to do."""
+    (sources / "kernel.c").write_text("#error this is no kernel\n")
+    with pytest.raises(build.BuildError, match=r"cc.* -O3 .*kernel\.c.*this is no kernel.*gcc"):
+        build.load(sources)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("/bin/false", r"/bin/false --version ended with status 1"),
+        ("no-such-compiler -m64", r"no-such-compiler, which CC names, is not on PATH"),
+    ],
+)
+def test_a_broken_compiler(
+    compiler: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    """An explicit choice is an error that says why; auto takes blocked, and says so once."""
+    monkeypatch.setenv("CC", compiler)
+    inputs, *_ = make_call(Case("m4"), "square")
+    expected, _ = attend(inputs, "reference")
+    with pytest.raises(ValueError, match=f"backend native cannot .*{said}.*gcc.*auto or blocked"):
+        attend(inputs, "native")
+    monkeypatch.setattr(api, "SHORT", 1)
+    for _ in range(2):
+        assert api.choose(inputs) == "blocked"
+    torch.testing.assert_close(attend(inputs)[0], expected, rtol=1e-10, atol=1e-10)
+    (warned,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert re.search(f"backend blocked is used, .*native.*{said}.*install gcc", warned.getMessage())
+
+
+@needs_compiler
+def test_a_full_disk(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be kept is a reason as others are, and leaves nothing behind."""
+
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build.os, "replace", full)
+    assert re.search("cannot be kept .*No space left.*RELPOS_CACHE", build.problem())
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PATH without one."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "one of cc, gcc, clang is not on PATH" in build.problem()
+    with pytest.raises(build.BuildError, match="install gcc"):
+        build.library(torch.float32)
+
+
+def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything is tried."""
+    monkeypatch.setattr(build.sys, "platform", "win32")
+    assert "win32" in build.problem()
+
+
+@needs_compiler
+def test_a_call_of_another_size(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """call.py and call.h must describe the same bytes."""
+    monkeypatch.setattr(build, "SOURCES", sources)
+    with pytest.raises(build.BuildError, match="call has 7 bytes, and call.py's"):
+        calls.kernel(torch.float32)
+
+
+@needs_compiler
+def test_call_h_is_mirrored(sources: Path) -> None:
+    """Every field of call.h stands where call.py has it, in fp32 and fp64."""
+    names = [name for name, _ in calls.Call._fields_]
+    offsets = ", ".join(f"offsetof(Call, {name})" for name in names)
+    (sources / "kernel.c").write_text(
+        f'#include <stddef.h>\n#include "{build.SOURCES / "call.h"}"\n'
+        f"int64_t offsets[] = {{{offsets}, sizeof(Call)}};\n"
+    )
+    for defined in build.DEFINED.values():
+        found = (ctypes.c_int64 * (len(names) + 1)).in_dll(build.load(sources, defined), "offsets")
+        expected = [getattr(calls.Call, name).offset for name in names]
+        assert list(found) == [*expected, ctypes.sizeof(calls.Call)]
+
+
+@needs_compiler
+def test_one_openmp(sources: Path) -> None:
+    """The kernel's threads are torch's: a second runtime would make threads of its own."""
+    (sources / "kernel.c").write_text(
+        "int count(void) {\n    int n = 0;\n#pragma omp parallel num_threads(2) reduction(+ : n)\n"
+        "    n++;\n    return n;\n}\n"
+    )
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "for name in ('fairseq', 'sklearn'): sys.modules[name] = None\n"
+        "import torch\nfrom relpos_fairseq.attention.native import build\n"
+        "def runtimes():\n"
+        "    lines = open('/proc/self/maps').read().splitlines()\n"
+        "    names = {line.split()[-1] for line in lines if '.so' in line}\n"
+        "    return {name for name in names if 'omp' in name.rpartition('/')[2]}\n"
+        f"before, library = runtimes(), build.load(Path({str(sources)!r}))\n"
+        "print(len(before), library.count(), runtimes() == before)\n"
+    )
+    run, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["1", "2", "True"], done.stderr[-2000:]
+
+
+@needs_compiler
+def test_the_command(sources: Path, cache: Path, monkeypatch, capsys) -> None:
+    """`python -m relpos_fairseq.attention.native` compiles, or says in one line why it cannot."""
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert main() == 0
+    assert len(libraries(cache)) == 1
+    monkeypatch.setenv("CC", "/bin/false")
+    build._attempt.cache_clear()
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: attention backend native") and said.count("\n") == 1
+
+
+@needs_compiler
+def test_a_library_that_anybody_may_have_put_there(sources: Path, cache: Path, monkeypatch) -> None:
+    """Where all may write, another user's library is not loaded: it would be run."""
+    build.load(sources)
+    (library,) = libraries(cache)
+    if os.geteuid() == 0:
+        os.chown(library, 12345, -1)
+    monkeypatch.setattr(build.os, "geteuid", lambda: 1)
+    assert build._is_whole(library)
+    cache.chmod(0o777)
+    assert not build._is_whole(library)
+
+
+@needs_compiler
+def test_another_users_lock(sources: Path, cache: Path) -> None:
+    """A lock that cannot be opened is no reason to refuse: each compiles for itself."""
+    build.load(sources)
+    (library,) = libraries(cache)
+    library.unlink()
+    library.with_suffix(".lock").unlink()
+    library.with_suffix(".lock").mkdir()
+    assert build.load(sources).relpos_call_size() == 7
+
+
+def test_a_compiler_that_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray quote in CC is a reason as others are."""
+    monkeypatch.setenv("CC", 'gcc "-O2')
+    assert re.search('CC=gcc "-O2 is no command .*quot', build.problem())

@@ -1,0 +1,157 @@
+"""The native kernel's dropout: its random bits, and one mask in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from attention.test_error_budget import as_leaves
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from helpers.native_formula import kept
+from helpers.native_shapes import EXACT, Shape, make_inputs, results
+from relpos_fairseq.attention import AttentionInputs, attend, native, reference, triton
+
+if triton.interpreted():
+    import triton as compiler
+    import triton.language as tl
+
+    from relpos_fairseq.attention.triton.tile import kept as kept_by_triton
+
+    @compiler.jit
+    def store(out, seed, n, first, DROP: tl.constexpr, X: tl.constexpr):  # noqa: N803
+        """Write which cells of the queries 0..X and the keys first..first + X are kept."""
+        rows = tl.arange(0, X)
+        mask = kept_by_triton(seed, n, rows, first, DROP, X, X, False)
+        tl.store(out + rows[:, None] * X + rows[None, :], mask.to(tl.int8))
+
+
+pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
+RATE = 0.3
+SHAPES = {
+    "blocks": Shape(103, after=2, masks=("left",)),
+    "chunks": Shape(35, before=500, after=641, heads=1),
+    "window": Shape(110, before=220, causal=True, window=150),
+    "unclipped": Shape(99, before=400, after=201, clip=0, heads=1),
+}
+
+
+def drops(rate: float) -> int:
+    """Of 65536 cells, how many are dropped."""
+    return round(rate * 65536)
+
+
+def expected_mask(inputs: AttentionInputs, seed: int) -> Tensor:
+    """(B, H, T, S) cells kept after torch.manual_seed(seed), by Philox worked out in numpy."""
+    torch.manual_seed(seed)
+    drawn = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
+    batch, heads, tgt, _ = inputs.q.shape
+    src = inputs.k.size(2)
+    return kept(
+        SimpleNamespace(
+            batch=batch, heads=heads, tgt=tgt, src=src, seed=drawn, drop=drops(inputs.dropout)
+        )
+    )
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.1, RATE, 0.9, 1 - 2.0**-15])
+def test_cells_are_philoxes(rate: float) -> None:
+    """Cell by cell what the counter-based generator says, across blocks and chunks of keys."""
+    shape = Shape(101, before=7, after=1100, batch=2, heads=2)
+    inputs = replace(make_inputs("none", shape), dropout=rate)
+    inputs = replace(inputs, v=torch.eye(shape.src_len).double().expand(2, 2, -1, -1))
+    mask = expected_mask(inputs, 5)
+    torch.manual_seed(5)
+    out, _ = attend(inputs, "native")
+    assert int(((out > 0) != mask).sum()) == 0
+    probs = attend(replace(inputs, dropout=0.0), "reference", need_weights=True)[1]
+    right = probs * mask * (65536 / (65536 - drops(rate)))
+    torch.testing.assert_close(out, right, **EXACT)
+
+
+@pytest.mark.skipif(not triton.interpreted(), reason="triton's interpreter is not on")
+def test_cells_are_the_fused_kernels() -> None:
+    """One seed drops the same cells on a CPU as on a GPU."""
+    out, seed, first = torch.zeros(64, 64, dtype=torch.int8), (1 << 61) + 987654321, 64
+    store[(1,)](out, seed, 3, first, drops(RATE), 64)
+    call = SimpleNamespace(batch=2, heads=2, tgt=64, src=128, seed=seed, drop=drops(RATE))
+    expected = kept(call)[1, 1, :, first:]
+    assert int((out.bool() != expected).sum()) == 0
+    assert 0 < int(out.sum()) < out.numel()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "scheme", ["none", "shaw", "m2+m4m+shaw", "m3", "tupe", "rope+m4", "transformer_xl"]
+)
+def test_both_directions_use_one_mask(
+    scheme: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output and every gradient are the formula's under the mask of the seed."""
+    inputs, leaves = as_leaves(make_inputs(scheme, SHAPES[shape]), torch.float64)
+    inputs = replace(inputs, dropout=RATE)
+    mask = expected_mask(inputs, 11).double() * (65536 / (65536 - drops(RATE)))
+    torch.manual_seed(11)
+    found = results(inputs, leaves, "native")
+    monkeypatch.setattr(reference, "drop", lambda probs, rate: probs * mask)
+    for name, right in results(inputs, leaves, "reference").items():
+        torch.testing.assert_close(
+            found[name], right, **EXACT, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_the_seed_decides() -> None:
+    """The same bits from the same seed, other cells from the next draw, none at a rate of 0."""
+    inputs, leaves = as_leaves(make_inputs("shaw", SHAPES["blocks"]), torch.float32)
+    dropping = replace(inputs, dropout=RATE)
+
+    def run(inputs: AttentionInputs) -> dict[str, Tensor]:
+        return results(inputs, leaves, "native")
+
+    torch.manual_seed(4)
+    first, other = run(dropping), run(dropping)
+    torch.manual_seed(4)
+    again = run(dropping)
+    for name, right in first.items():
+        torch.testing.assert_close(again[name], right, rtol=0, atol=0)
+    assert not torch.equal(first["output"], other["output"])
+    state = torch.get_rng_state()
+    without = run(replace(inputs, dropout=0.0))
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn that nobody needs
+    assert not torch.equal(without["output"], first["output"])
+
+
+@pytest.mark.parametrize("scheme", ["shaw", "m3"])
+def test_a_recomputed_layer_drops_the_same(scheme: str) -> None:
+    """Activation checkpointing calls the kernel twice, with torch's generator set back."""
+    inputs, leaves = as_leaves(make_inputs(scheme, SHAPES["blocks"]), torch.float64)
+    inputs = replace(inputs, dropout=RATE)
+
+    def layer(q: Tensor) -> Tensor:
+        return attend(replace(inputs, q=q * 1.5), "native")[0].square()
+
+    wanted = list(leaves.values())
+    torch.manual_seed(9)
+    expected = torch.autograd.grad(layer(inputs.q).sum(), wanted, allow_unused=True)
+    torch.manual_seed(9)
+    out = checkpoint(layer, inputs.q, use_reentrant=False)
+    found = torch.autograd.grad(out.sum(), wanted, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_the_mean_is_kept() -> None:
+    """Over many seeds, what comes out is what comes out without dropout."""
+    inputs = make_inputs("shaw", Shape(97, after=490, heads=1, batch=1))
+    whole, _ = attend(inputs, "native")
+    seeds, outs = 60, []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        outs.append(attend(replace(inputs, dropout=RATE), "native")[0])
+    outs = torch.stack(outs)
+    z = (outs.mean(0) - whole) / (outs.std(0) / seeds**0.5)
+    assert abs(float(z.mean())) < 5 / z.numel() ** 0.5
+    assert abs(float(z.square().mean()) - 1) < 0.15

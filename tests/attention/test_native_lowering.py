@@ -1,0 +1,142 @@
+"""What the native kernel is handed means what the terms say: held against the reference, in fp64.
+
+The kernel's formula is evaluated densely by torch here (`native_formula`), so that lowering, the
+call and autograd's part are tested without a compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from attention.test_backends import gradients, remaker
+from schemes.test_schemes import call
+
+from cases import CASES, INPUT, Case
+from helpers.native_calls import ODD, make_call, make_terms, parameters_of
+from helpers.native_formula import Libraries, use_formula
+from relpos_fairseq.attention import AttentionInputs, attend, native
+from relpos_fairseq.attention.native import lowering
+from relpos_fairseq.relations import Clipped, Segments
+from relpos_fairseq.terms import PositionTerms, Reset
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
+KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
+HEAD = {"segment_encoding": "head"}
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
+    """Libraries that evaluate the formula, in place of compiled ones."""
+    return use_formula(monkeypatch)
+
+
+def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
+    """Values and all gradients."""
+    expected, wanted = gradients(inputs, "reference", parameters, remake)
+    got, found = gradients(inputs, "native", parameters, remake)
+    torch.testing.assert_close(got, expected, **EXACT)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
+    """Every scheme and option, for every kind of call."""
+    inputs, stack, layer, _ = call(case, kind)
+    compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+    step = inputs.positions.is_step and native.serves(inputs.terms, inputs.positions)
+    assert formula[torch.float64].calls == {"forward": not step, "backward": not step}
+
+
+def compare_call(inputs: AttentionInputs) -> None:
+    """Values and all gradients of a call whose terms are its leaves."""
+
+    def remake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionInputs:
+        return replace(inputs, q=q, k=k, v=v)
+
+    compare(inputs, parameters_of(inputs.terms), remake)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("kind", ODD)
+def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several relations in one window, narrow or of all distances; offsets; mixed resets."""
+    monkeypatch.setattr(lowering, "NARROW", 0 if wide else 192)
+    compare_call(make_call(make_terms(kind)))
+
+
+@pytest.mark.parametrize("mask", ["padding", "dead", "window", "documents", "all"])
+def test_masks(mask: str) -> None:
+    """Every mask, alone and together; a row without keys gives 0."""
+    chosen = {}
+    if mask in ("padding", "dead", "all"):
+        padding = torch.zeros(2, 9, dtype=torch.bool)
+        padding[1, : 9 if mask == "dead" else 4] = True
+        chosen["key_padding"] = padding
+    if mask in ("window", "all"):
+        chosen["window"] = 3
+    if mask in ("documents", "all"):
+        chosen["documents"] = torch.tensor([[0, 0, 0, 4, 4, 4, 7, 7, 7]], dtype=torch.int32)
+    chosen["causal"] = mask == "all"
+    compare_call(make_call(make_terms("several"), **chosen))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("tupe", HEAD),
+        Case("tupe_a", HEAD),
+        Case("m4", {"position_reset_cls": "on", **HEAD}),
+        Case("rope+transformer_xl"),
+        Case("rope+transformer_xl+m2"),
+        Case("m3+transformer_xl"),
+        Case("tupe+transformer_xl", {"position_reset_cls": "on", "position_scale": "2"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["square", "pad_left"])
+def test_hybrids(case: Case, kind: str) -> None:
+    """Segments beside a reset; u and v where the content is rotated or multiplied."""
+    inputs, stack, layer, _ = call(case, kind)
+    compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+
+
+def test_refusals() -> None:
+    """What the kernel has no form for is said by name."""
+
+    def refused(inputs: AttentionInputs, reason: str) -> None:
+        with pytest.raises(ValueError, match=f"backend native cannot evaluate .*{reason}"):
+            attend(inputs, "native")
+
+    reset = Reset(torch.zeros(1), torch.zeros(1), torch.tensor([0]))
+    table, pairs = torch.zeros(1, 4).double(), Segments(2)
+    vectors = torch.zeros(1, 4, 4).double()
+    static = PositionTerms(Clipped(2, 1), static=table)
+    product = PositionTerms(Clipped(2, 1), query_vectors=vectors, key_vectors=vectors, product=True)
+    trilinear = PositionTerms(Clipped(2, 1), trilinear=vectors)
+    offset = PositionTerms(Clipped(2, 1), query_vectors=vectors, content_offset=vectors[:, 0])
+    held = functools.partial(replace, reset=reset)
+    other = replace(reset, first=torch.tensor([0, 1]))
+    gate = PositionTerms(Clipped(2, 1), gate=table)
+    for terms, reason in (
+        ((PositionTerms(pairs, query_vectors=vectors),), "query_vectors over Segments"),
+        ((PositionTerms(pairs, gate=table),), "gate over Segments"),
+        ((product, product), "2 product terms"),
+        ((trilinear,) * 3, "3 trilinear terms"),
+        ((held(static), static), "a reset beside the same kind"),
+        ((held(replace(offset, query_offset=vectors[:, 0])), static), "a reset beside the same"),
+        ((held(static), replace(static, reset=other)), "resets of several first tokens"),
+        ((held(offset), gate), "a reset of vectors beside a content_offset"),
+    ):
+        refused(make_call(terms), reason)
+    refused(make_call((), dropout=1.0), "a dropout of 1,")
+    small = make_call(())
+    refused(replace(small, q=small.q.to("meta")), "tensors on meta")
+    refused(replace(small, q=small.q.to(torch.complex128)), "inputs of torch.complex128")
+    with pytest.raises(ValueError, match="backend native cannot .*need_weights"):
+        attend(small, "native", need_weights=True)

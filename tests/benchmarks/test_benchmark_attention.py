@@ -1,0 +1,509 @@
+"""Candidates are held against fp64 before they are timed, and what was measured is reported."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import CASES, INPUT, Case
+from helpers import SCRIPTS
+from relpos_fairseq.attention import attend
+from relpos_fairseq.attention.inputs import probabilities
+from relpos_fairseq.benchmarks import (
+    bar,
+    candidates,
+    correctness,
+    deberta_h200,
+    flex,
+    report,
+    tables,
+    timing,
+    turns,
+)
+from relpos_fairseq.benchmarks.candidates import NoPositions, Scheme, runner
+from relpos_fairseq.benchmarks.layer import Layer
+from relpos_fairseq.benchmarks.settings import Setting, draw_heads
+from relpos_fairseq.cli import benchmark_attention as benchmark
+
+TINY = ["--heads", "2", "--head-dim", "8", "--clip", "3", "--rounds", "2", "--seconds", "1"]
+TINY += ["--threads", str(torch.get_num_threads())]
+CPU = torch.device("cpu")
+
+
+def setting(length: int = 20, batch: int = 2, causal: bool = False, **other) -> Setting:
+    """A small one."""
+    given = {"heads": 2, "head_dim": 8, "clip": 3, "dtype": torch.float32, "device": CPU} | other
+    return Setting(batch=batch, length=length, causal=causal, **given)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Every mode gives a cell; the tables go where they are asked to, once."""
+    path, picture = tmp_path / "README.md", tmp_path / "plot.svg"
+    path.write_text("# Numbers\n")
+    for number in range(2):
+        command = [*TINY, "--lengths", "20,8", "--tokens", "40", "--schemes", "none,m4,tupe"]
+        command += ["--modes", "train,forward,decode,memory", "--naive", "--bar"]
+        command += ["--csv", str(tmp_path / f"{number}.csv"), "--write", str(path)]
+        assert benchmark.main([*command, "--plot", str(picture)]) == 0
+    out, text = capsys.readouterr().out, path.read_text()
+    assert "6 candidates right against fp64" in out and "not idle" in out
+    assert text.startswith("# Numbers\n") and text.count("| m4 |") == 4
+    assert text.count("| m4, naive |") == 3 and " MiB" in text and "nan" not in text
+    assert "PASS" in text or "OVER" in text
+    rows = list(csv.DictReader((tmp_path / "1.csv").open()))
+    assert {row["mode"] for row in rows} == {"train", "forward", "decode", "memory"}
+    assert {row["length"] for row in rows} == {"8", "20"}
+    assert all(float(row["ms"]) > 0 for row in rows if row["mode"] != "memory")
+    assert picture.read_text().count("<svg") == 1
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_a_run_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """What the file has is not measured again; other settings keep their rows."""
+    path, calls = tmp_path / "rows.csv", []
+    honest = turns.time_in_turns
+
+    def counted(runs, *rest):
+        calls.append(sorted(runs))
+        return honest(runs, *rest)
+
+    monkeypatch.setattr(turns, "time_in_turns", counted)
+    command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4", "--csv", str(path)]
+    assert benchmark.main([*command, "--modes", "train"]) == 0
+    for more, measured in (
+        (["--modes", "train"], 0),
+        (["--modes", "train,forward"], 1),
+        (["--modes", "train", "--clip", "2"], 1),
+        (["--modes", "train", "--schemes", "m4,t5"], 1),
+    ):
+        before = len(calls)
+        assert benchmark.main([*command, *more, "--resume"]) == 0
+        assert len(calls) - before == measured, more
+    assert calls[-1] == sorted([candidates.BASELINE, "m4", "t5"])
+    rows = report.read_csv(path)
+    assert len(rows) == 2 + 2 + 3  # forward; clip 2; what m4's first column has become
+    assert sum(row["clip"] == 2 for row in rows) == 2
+    assert benchmark.main([*command, "--modes", "train"]) == 2
+    assert "--resume continues it" in capsys.readouterr().err  # nothing is written over
+    assert report.read_csv(path) == rows
+    assert benchmark.main([*command, "--csv", str(tmp_path / "no" / "rows.csv")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_each_command_has_its_section(tmp_path: Path) -> None:
+    """Other lengths, modes and backends do not write over the tables that a page has."""
+    path = tmp_path / "page.md"
+    command = [*TINY, "--tokens", "12", "--schemes", "m4", "--write", str(path)]
+    for number, more in enumerate(
+        (["--lengths", "12"], ["--lengths", "6"], ["--lengths", "6", "--modes", "memory"],
+         ["--lengths", "6", "--causal"], ["--lengths", "6", "--backends", "blocked"]), 1
+    ):  # fmt: skip
+        for _ in range(2):
+            assert benchmark.main([*command, "--modes", "forward", *more]) == 0
+        assert path.read_text().count(": begin -->") == number
+
+
+def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A row each, held against fp64 each; what `auto` took is said, and is in the file."""
+    path = tmp_path / "rows.csv"
+    command = [*TINY, "--lengths", "120", "--tokens", "120", "--schemes", "none,m4,shaw", "--csv"]
+    command += [str(path), "--modes", "forward", "--backends", "auto,blocked", "--rounds", "1"]
+    assert benchmark.main(command) == 0
+    out = capsys.readouterr().out
+    assert "6 candidates right against fp64" in out
+    assert "| m4 |" in out and "| m4, blocked |" in out
+    (m4,) = [row for row in report.read_csv(path) if row["name"] == "m4"]
+    assert f"Evaluated by `{m4['backend']}`, `sdpa` (none at 120)." in out
+    (other,) = [row for row in report.read_csv(path) if row["name"] == "m4, blocked"]
+    assert other["backend"] == "blocked" and m4["backend"] in ("native", "blocked")
+
+
+def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
+    """The layer's table says that it is one."""
+    command = [*TINY, "--lengths", "12", "--tokens", "24", "--schemes", "shaw", "--layer"]
+    assert benchmark.main([*command, "--modes", "train,forward,memory", "--unclipped"]) == 0
+    out = capsys.readouterr().out
+    assert "a BERT layer" in out and "unclipped" in out and out.count("| shaw |") == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lengths", "12,x"], "--lengths must be whole numbers"),
+        (["--lengths", "0"], "--lengths must be >= 1"),
+        (["--modes", "train,slow"], "--modes must be of train, forward, decode, memory, got slow"),
+        (
+            ["--backends", "auto,fast"],
+            "of auto, sdpa, blocked, native, triton, got fast",
+        ),
+        (["--heads", "0"], "--heads must be >= 1, got 0"),
+        (["--schemes", "m5"], "unknown position scheme 'm5'"),
+        (["--resume"], "add --csv FILE"),
+        (["--published"], "add --device cuda"),
+        (["--layer", "--modes", "decode"], "leave decode out of --modes"),
+        (["--plot", "rows.txt"], "--plot must end in .png"),
+    ],
+)
+def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    """One line that names flag, value and the way out; nothing is measured."""
+    assert benchmark.main(flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_needs_torch_alone() -> None:
+    """Without fairseq, tqdm and what else a training environment has, it runs."""
+    blocked = "fairseq", "omegaconf", "hydra", "sacrebleu", "tqdm", "matplotlib", "pandas"
+    command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4"]
+    program = (
+        f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
+        "from relpos_fairseq.cli.benchmark_attention import main\n"
+        f"sys.exit(main({command}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=SCRIPTS, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "| m4 |" in done.stdout
+
+
+# --- is it right? --------------------------------------------------------------------------------
+
+
+def wrong_rows(start: int):
+    """`attend`, but for rows from `start`, which err by a thousandth."""
+
+    def wrong(inputs, backend):
+        out, probs = attend(inputs, backend)
+        if backend != "reference":
+            out = torch.cat([out[:, :, :start], out[:, :, start:] * 1.001], dim=2)
+        return out, probs
+
+    return wrong
+
+
+@pytest.mark.parametrize("start", [0, 290])
+def test_what_is_wrong_is_not_timed(
+    start: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """What errs, be it in the last rows of a long call, is named, and no time is printed."""
+    monkeypatch.setattr(candidates, "attend", wrong_rows(start))
+    command = [*TINY, "--lengths", "300", "--tokens", "300", "--schemes", "m4"]
+    assert benchmark.main(command) == 2
+    captured = capsys.readouterr()
+    assert "error: m4 at length 300" in captured.err and " ms " not in captured.out
+
+
+def test_wrong_gradients_are_seen() -> None:
+    """Values alone do not pass."""
+
+    class Detached(Scheme):
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return super().__call__(q, k.detach(), v)
+
+    with pytest.raises(ValueError, match="errs"):
+        correctness.check(Detached("m4", setting()))
+
+
+def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of decoding is checked as well."""
+    scheme = Scheme("m4", setting())
+    assert correctness.check_step(scheme) <= correctness.MOST
+    monkeypatch.setattr(candidates, "attend", wrong_rows(0))
+    with pytest.raises(ValueError, match="m4 at length 20"):
+        correctness.check_step(scheme)
+
+
+def test_neutral_tables_are_moved() -> None:
+    """A gate of ones or a bias of zeros would hide a wrong row."""
+    for name in ("m2", "rel_scalar", "tupe"):
+        for parameter in Scheme(name, setting()).parameters():
+            assert parameter.detach().unique().numel() == parameter.numel()
+
+
+def test_rows_that_are_checked() -> None:
+    """First, middle and last rows, apart, few where the formula's tensor is large."""
+    assert correctness.some_rows("m4", setting(40)) == [(0, 40)]
+    rows = correctness.some_rows("m4", setting(500))
+    assert rows == [(0, 16), (253, 269), (484, 500)]
+    large = setting(16384, 1, heads=12, head_dim=64)
+    (_, count), *_ = correctness.some_rows("m3", large)
+    assert 1 <= count < 16 and count * 12 * 16384 * 64 <= correctness.ELEMENTS
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+
+def test_the_layer_is_torchs() -> None:
+    """Without positions it is nn.TransformerEncoderLayer."""
+    torch.manual_seed(0)
+    layer = Layer(NoPositions("plain", setting()))
+    oracle = torch.nn.TransformerEncoderLayer(
+        16, 2, 64, dropout=0.0, activation="gelu", batch_first=True
+    )
+    body = layer.body
+    parts = [body[name] for name in ("query", "key", "value")]
+    with torch.no_grad():
+        oracle.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        oracle.self_attn.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+    for mine, theirs in (
+        ("out", oracle.self_attn.out_proj), ("widen", oracle.linear1), ("narrow", oracle.linear2),
+        ("first_norm", oracle.norm1), ("second_norm", oracle.norm2),
+    ):  # fmt: skip
+        theirs.load_state_dict(body[mine].state_dict())
+    (x,) = layer.inputs()
+    torch.testing.assert_close(layer(x), oracle(x), rtol=1e-4, atol=1e-5)
+
+
+def test_training_wants_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timed step goes back to q, k, v and every parameter."""
+    wanted = []
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda out, inputs, *_, **__: wanted.append(list(inputs))
+    )
+    scheme = Scheme("shaw", setting())
+    runner(scheme, "train")()
+    assert len(wanted[0]) == 3 + len(scheme.parameters()) == 5
+
+
+FLEXIBLE = [
+    case
+    for case in CASES
+    if case.scheme not in INPUT
+    and not {"m3", "shaw"} & set(case.scheme.split("+"))
+    and not case.flags
+]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
+@pytest.mark.parametrize("case", FLEXIBLE, ids=str)
+def test_score_mods_are_the_formula(case: Case, causal: bool) -> None:
+    """A score_mod applied to every logit gives the formula's output and gradients."""
+    exact = setting(9, causal=causal)
+    schemes = [Scheme(case.scheme, exact, dtype=torch.float64) for _ in range(2)]
+    found = []
+    for scheme, flexible in zip(schemes, (True, False), strict=True):
+        leaves = [part.double().requires_grad_() for part in draw_heads(exact)]
+        inputs = scheme.call(*leaves)
+        out = by_score_mod(inputs) if flexible else attend(inputs, "reference")[0]
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        wanted = [*leaves, *scheme.parameters()]
+        back = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
+        found.append([out, *(torch.zeros(()) if part is None else part for part in back)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, check_dtype=False)
+
+
+def by_score_mod(inputs) -> Tensor:
+    """Attention as FlexAttention defines it, every logit at once."""
+    q, k = (inputs.content_q, inputs.content_k) if inputs.rotated else (inputs.q, inputs.k)
+    scores = q @ k.transpose(-1, -2) * inputs.scale
+    grid = torch.meshgrid(*(torch.arange(size) for size in scores.shape), indexing="ij")
+    mod = flex.score_mod(inputs)
+    scores = scores if mod is None else mod(scores, *grid)
+    return probabilities(scores, inputs.excluded(), False) @ inputs.v
+
+
+def test_flex_says_what_it_cannot() -> None:
+    """Neither a replaced content nor value vectors, and on a CPU no backward pass."""
+    assert "q.k" in flex.Flex("m3", setting()).refusal("forward")
+    assert "values" in flex.Flex("shaw", setting()).refusal("forward")
+    assert flex.Flex("m4", setting()).refusal("forward") is None
+    assert "no backward" in flex.Flex("m4", setting()).refusal("train")
+
+
+def test_a_compiler_that_fails_is_a_remark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The other candidates are measured all the same."""
+
+    def fails(*_, **__):
+        raise RuntimeError("no C++ compiler\nat all")
+
+    monkeypatch.setattr(flex.Flex, "__call__", fails)
+    command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4,m3", "--flex"]
+    assert benchmark.main([*command, "--modes", "forward"]) == 0
+    out = capsys.readouterr().out
+    assert "- m4, FlexAttention: not compiled on this machine: no C++ compiler\n" in out
+    assert "- m3, FlexAttention: a score_mod cannot replace q.k" in out and "| m4 |" in out
+
+
+@pytest.mark.slow
+def test_flex_is_compiled(capsys: pytest.CaptureFixture) -> None:
+    """Where a compiler is, FlexAttention is right and timed."""
+    command = [*TINY, "--head-dim", "16", "--lengths", "40", "--tokens", "40", "--flex"]
+    assert benchmark.main([*command, "--schemes", "m4", "--modes", "forward", "--causal"]) == 0
+    out = capsys.readouterr().out
+    if "not compiled on this machine" in out:
+        pytest.skip("torch.compile does not work here")
+    assert "2 candidates right against fp64" in out and "| m4, FlexAttention |" in out
+
+
+def test_what_a_gpu_cannot_hold_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the column is measured."""
+
+    def full(*_) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(turns, "runner", lambda *_: full)
+    notes: list[str] = []
+    run = turns.Run(None, {}, report.Log(None), notes.append)
+    there = SimpleNamespace(label="m4, naive", setting=setting(64, device=torch.device("cuda")))
+    assert not turns._fits(run, there, "train")
+    assert notes == ["m4, naive, train: not at 64, out of memory"]
+    assert turns._fits(run, SimpleNamespace(setting=setting()), "train")
+
+
+# --- times, memory, tables -----------------------------------------------------------------------
+
+
+def test_times_are_taken_in_turns() -> None:
+    """A B A B, each as often as the rounds say; all is counted."""
+    order, ticks = [], []
+    runs = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    times, noisy = timing.time_in_turns(runs, CPU, 3, 1e9, lambda: ticks.append(None))
+    turns = [name for name, after in zip(order, [*order[1:], ""], strict=True) if name != after]
+    assert turns == ["a", "b"] * 4  # the first calls, then three rounds
+    assert noisy == 6 and times["a"].noisy == 3 and len(times["b"].samples) == 3
+    assert len(ticks) == 2 + 6
+
+
+def test_a_column_ends_in_time() -> None:
+    """Three rounds are made whatever they last; then the limit holds."""
+    times, _ = timing.time_in_turns({"a": lambda: None}, CPU, 50, 0.0)
+    assert len(times["a"].samples) == 3
+    times, _ = timing.time_in_turns({"a": lambda: None}, CPU, 1, 0.0)
+    assert len(times["a"].samples) == 1
+
+
+def test_kept_storage_counts_as_memory() -> None:
+    """What a thread keeps for its next call belongs to the peak; errors come out."""
+    kept = threading.local()
+
+    def run() -> None:
+        if not hasattr(kept, "cells"):
+            kept.cells = torch.ones(12 << 20)
+
+    found = timing.peak_mebibytes(run, CPU)
+    assert found != found or found > 40  # 48 MiB; nan where there is no /proc
+
+    def fails() -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("inside")
+
+    if found == found:
+        with pytest.raises(ValueError, match="inside"):
+            timing.peak_mebibytes(fails, CPU)
+
+
+def test_spread_and_sections(tmp_path: Path) -> None:
+    """Quartiles relative to the median; a section is replaced, its neighbours are kept."""
+    times = timing.Times([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (times.median, times.least) == (3.0, 1.0)
+    assert times.spread == pytest.approx((4.5 - 1.5) / 2 / 3)
+    path = tmp_path / "page.md"
+    report.write_section(path, "one", "first")
+    report.write_section(path, "two", "second")
+    report.write_section(path, "one", "third")
+    text = path.read_text()
+    assert "first" not in text and text.index("third") < text.index("second")
+
+
+def row(name: str, mode: str = "train", length: int = 512, **other) -> dict:
+    """A row of results."""
+    given = {"device": "cpu", "view": "attention", "clip": 16, "least_ratio": 1.2} | other
+    return {"name": name, "mode": mode, "length": length, **given}
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        (row("t5"), 1.12),
+        (row("shaw", "forward", 2048), 1.4),
+        (row("m4", clip=0), 2.4),
+        (row("m2", "forward", clip=0), 1.2),
+        (row("m3", clip=0), None),
+        (row("m4", length=1024), None),
+        (row("m3", "forward", view="layer"), 1.15),
+        (row("tupe_a", view="layer"), 1.05),
+        (row("m4", device="cuda", length=16384), 1.05),
+        (row("m4", "forward", device="cuda"), None),
+        (row("m4m", "decode", 64), 1.2),
+        (row("m4", "memory", 8192), 1.5),
+        (row("none"), None),
+        (row("m4, naive"), None),
+        (row("m4", length=128), 1.9),
+    ],
+)
+def test_what_is_known_to_be_possible(given: dict, limit: float | None) -> None:
+    """The bar by scheme, view, length and clip distance; up to 128 it is the formula's own time."""
+    peers = tables.by_place([row("m4, naive", length=128, least_ratio=1.9)])
+    assert bar.target(given, peers) == limit
+
+
+def test_the_bar_of_memory_leaves_out_tables() -> None:
+    """Tables and their gradients are the scheme's, not the backend's."""
+    base = row("no positions", "memory", 8192, MiB=100.0, forward_MiB=50.0, tables_MiB=0.0)
+    ours = row("m4", "memory", 8192, MiB=160.0, forward_MiB=50.0, tables_MiB=10.0, ratio=1.6)
+    assert bar.reached(ours, tables.by_place([base, ours])) == pytest.approx(1.4)
+    text = tables.tables([base, ours], bar=True)
+    assert "| m4 | 160; 50 MiB (1.60) PASS 1.50 |" in text
+    assert tables.misses([base, ours]) == (0, 1)
+
+
+def test_backends_in_words() -> None:
+    """The most frequent one first; the others with the schemes and lengths they were taken for."""
+    rows = [row(name, length=length, backend="native") for name in "abc" for length in (512, 2048)]
+    rows += [row(name, length=128, backend="reference") for name in "ab"]
+    rows += [row("none", length=length, backend="sdpa") for length in (128, 512)]
+    rows += [row("a, blocked", backend="blocked"), row("no positions", backend="")]
+    assert tables.backends_used([*rows, *rows]) == (
+        " Evaluated by `native`, `reference` (a, b at 128), `sdpa` (none at 128, 512)."
+    )
+    assert tables.backends_used([row("a")]) == ""
+
+
+def test_published_numbers_are_labelled() -> None:
+    """Theirs are never given as measured here."""
+    rows = [
+        row("deberta", "train", 8192, device="cuda", view="layer", ms=12.3),
+        row("deberta", "memory", 8192, device="cuda", view="layer", MiB=512.0),
+    ]
+    lines = deberta_h200.published_table(rows, "a GPU").splitlines()
+    theirs = [line for line in lines if "published" in line]
+    assert len(theirs) == 3 and all("not measured here" in line for line in theirs)
+    assert "| DisentangledFlash 1.0: published, on an H200; not measured here | 8.6 | 88.9 |" in (
+        "\n".join(theirs)
+    )
+    assert "| deberta: measured here, on a GPU | - | 12.3 | 0.5 |" in lines
+
+
+def test_an_interrupted_run_says_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The same command alone would begin again, and write over the rows."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "measure", interrupt)
+    assert benchmark.main(["--lengths", "8", "--schemes", "none"]) == 130
+    assert "--csv FILE: add --resume" in capsys.readouterr().err

@@ -1,0 +1,228 @@
+"""Whole models and layers as the benchmark runs them: alike where they must be, and reported."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from relpos_fairseq.benchmarks import bar, timing, translation
+from relpos_fairseq.benchmarks.columns import Rows
+from relpos_fairseq.benchmarks.layers import FairseqLayer, Layer, OurLayer, layer_runner
+from relpos_fairseq.benchmarks.peers import LEAST_TABLE, PEERS
+from relpos_fairseq.benchmarks.report import Log
+from relpos_fairseq.cli import benchmark_models as benchmark
+from relpos_fairseq.engine.command import run_command
+
+CPU = torch.device("cpu")
+ONCE = ["--rounds", "1", "--threads", str(torch.get_num_threads())]
+TINY = translation.Translation("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
+LAYER = Layer(16, 32, 2, 2, 9, 3, 0.0, torch.float32, CPU)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
+
+
+def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The baseline in milliseconds, schemes as ratios; files are written, sections once."""
+    page = tmp_path / "README.md"
+    page.write_text("# Numbers\n")
+    for number in range(2):
+        benchmark.main(
+            [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--rows"]
+            + ["2", "--length", "4", "--vocabulary", "40", "--beam", "2", "--write", str(page)]
+            + ["--csv", str(tmp_path / f"{number}.csv"), "--plot", str(tmp_path / "bars.png")]
+        )
+    text, out = page.read_text(), capsys.readouterr().out
+    assert "train: 3 candidates, 1 rounds, 3 of 3 samples on a machine that was not idle" in out
+    assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
+    assert (
+        "| translation | train | generate |" in text
+        and "size tiny, 2 sentences of 3-4 tokens" in text
+    )
+    rows = list(csv.DictReader((tmp_path / "1.csv").open()))
+    assert [row["name"] for row in rows] == ["fairseq", "shaw", "m4"] * 2
+    assert {row["column"] for row in rows} == {"train", "generate"}
+    assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("*partial*"))
+
+
+def test_backends_side_by_side(tmp_path: Path) -> None:
+    """A row each in both parts; with --bar cells say what is known to be possible, where it is."""
+    page = tmp_path / "page.md"
+    flags = [*ONCE, "--size", "tiny", "--rows", "2", "--length", "4", "--vocabulary", "40"]
+    flags += ["--beam", "2", "--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3"]
+    flags += ["--tokens", "9", "--lengths", "9", "--modes", "train", "--peers", "none", "--bar"]
+    flags += ["--schemes", "none,shaw", "--backends", "auto,blocked", "--write", str(page)]
+    benchmark.main(flags)
+    lines = page.read_text().splitlines()
+    assert len([line for line in lines if line.startswith("| `shaw, blocked` |")]) == 2
+    (shaw, _) = [line for line in lines if line.startswith("| `shaw` |")]
+    assert shaw.endswith(("PASS 1.05 |", "OVER 1.05 |"))
+    (plain, _) = [line for line in lines if line.startswith("| `none` |")]
+    assert "1.05" not in plain.split("±")[-1]
+
+
+def test_the_backend_is_the_rows() -> None:
+    """What a row is named after evaluates it."""
+    layer = OurLayer("shaw, blocked", LAYER)
+    assert layer.layers[0].self_attn.backend == "blocked"
+    assert OurLayer("shaw", LAYER).layers[0].self_attn.backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("row", "limit"),
+    [
+        (("translation", "m4", "train", 16), 1.05),
+        (("translation", "m4, blocked", "generate", 16), 1.0),
+        (("translation", "none", "train", 16), None),
+        (("translation", "fairseq", "train", 16), None),
+        (("layers", "m3", "forward 512", 16), 1.15),
+        (("layers", "m3+shaw", "train 512", 16), 1.05),
+        (("layers", "m4", "train 512", 0), None),
+        (("layers", "m4", "train 128", 16), None),
+        (("layers", "m4", "memory 512", 16), None),
+        (("layers", "T5 (transformers)", "train 512", 16), None),
+    ],
+)
+def test_what_is_known_to_be_possible(row: tuple, limit: float | None) -> None:
+    """Targets of whole models and layers: this project's rows only."""
+    assert bar.model_target(*row) == limit
+
+
+def test_the_baseline_of_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More schemes than are in memory at a time: the baseline is reported once."""
+    monkeypatch.setattr(benchmark, "TOGETHER", 1)
+    flags = [*ONCE, "--parts", "translation", "--modes", "train", "--size", "tiny", "--rows", "2"]
+    flags += ["--length", "4", "--vocabulary", "40", "--schemes", "t5,alibi"]
+    rows = Rows(Log(None), "here")
+    benchmark.measure_translation(benchmark.parse(flags, ""), rows)
+    rows = rows.found
+    assert [row["name"] for row in rows] == ["fairseq", "t5", "alibi"]
+    assert rows[0]["ratio"] == 1.0
+
+
+def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file has of the same setting is not measured again; another setting is."""
+    path = tmp_path / "rows.csv"
+    flags = [*ONCE, "--parts", "layers", "--peers", "none", "--width", "16", "--ffn", "32"]
+    flags += ["--heads", "2", "--tokens", "6", "--csv", str(path), "--modes", "train,forward"]
+    benchmark.main([*flags, "--lengths", "3", "--schemes", "t5"])
+    before = path.read_text()
+    measured = []
+    honest = benchmark.timed_rows
+    monkeypatch.setattr(
+        benchmark,
+        "timed_rows",
+        lambda column, *rest: measured.append(column) or honest(column, *rest),
+    )
+    benchmark.main([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
+    assert measured == ["train 2", "forward 2"] and path.read_text().startswith(before)
+    benchmark.main([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--tokens", "9"])
+    assert measured[2:] == ["train 3", "forward 3"]
+
+
+def test_fairseq_and_sinusoidal_are_one_model() -> None:
+    """Same seed, same batch: losses after steps of Adam agree, and so do the hypotheses."""
+    steps = [translation.training_step(name, TINY) for name in ("fairseq", "sinusoidal")]
+    for _ in range(3):
+        ours, theirs = (step() for step in steps)
+        torch.testing.assert_close(ours, theirs)
+    found = [translation.generation(name, TINY)() for name in ("fairseq", "sinusoidal")]
+    for one, other in zip(*found, strict=True):
+        assert len(one[0]["tokens"]) == TINY.length + 1  # and the sentence's end
+        assert one[0]["tokens"].tolist() == other[0]["tokens"].tolist()
+
+
+def test_sentences_are_padded_on_fairseqs_sides() -> None:
+    """Sources left, targets right, no row empty, no token outside the vocabulary."""
+    batch = translation.sentences(TINY)
+    source, target = batch["net_input"]["src_tokens"], batch["target"]
+    assert source.shape == (3, max(batch["net_input"]["src_lengths"]))
+    assert (source[:, -1] == 2).all() and not (target[:, 0] == 1).any()
+    assert source.max() < 44 and (source != 1).sum(1).min() >= 6
+
+
+def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Every library that is installed has a row; the others are named."""
+    pytest.importorskip("transformers")
+    sizes = ["--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3", "--tokens", "18"]
+    benchmark.main(
+        [*ONCE, "--parts", "layers", "--schemes", "none,learned,shaw,tupe", "--lengths", "9,5"]
+        + [*sizes, "--csv", str(tmp_path / "rows.csv")]
+    )
+    out = capsys.readouterr().out
+    assert "| layers | train 9 | forward 9 | memory 9 | train 5 |" in out and "nan" not in out
+    assert "| BERT relative_key (transformers), as `shaw_keys` |" in out
+    assert "| `fairseq` |" in out and "| `learned` |" not in out and " MiB" in out
+    for peer in PEERS:
+        reason = peer.absence(CPU)
+        assert (peer.name if reason is None else reason) in out
+
+
+def test_our_layer_without_positions_is_fairseqs() -> None:
+    """The baseline of the table is what fairseq computes."""
+    torch.manual_seed(0)
+    ours, theirs = OurLayer("none", LAYER), FairseqLayer(LAYER)
+    theirs.layer.load_state_dict(ours.layers[0].state_dict())
+    (found, *gradients), (wanted, *others) = (
+        (layer_runner(layer, LAYER, "forward")(), *layer_runner(layer, LAYER, "train")())
+        for layer in (ours, theirs)
+    )
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients[0], others[0])
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_peers_have_our_sizes(peer) -> None:
+    """A peer's layer has our projections and feed-forward; what it has beyond them is known."""
+    if reason := peer.absence(CPU):
+        pytest.skip(reason)
+    width, ffn, heads, head_dim = LAYER.width, LAYER.ffn, LAYER.heads, LAYER.width // LAYER.heads
+    biases = 4 * width + ffn + width
+    beyond = {
+        "BERT relative_key (transformers)": (2 * LEAST_TABLE - 1) * head_dim,
+        "BERT relative_key_query (transformers)": (2 * LEAST_TABLE - 1) * head_dim,
+        "DeBERTa-v2 (transformers)": (LEAST_TABLE + 2) * width,
+        "T5 (transformers)": 32 * heads - biases - 2 * width,
+        # u, v and W_R; the four projections have no biases
+        "Transformer-XL, causal (transformers)": 2 * width + width**2 - 4 * width,
+        "T5's bias (x-transformers)": 32 * heads - 4 * width - width,
+        "rotary (x-transformers)": -4 * width - width,
+        "ALiBi (x-transformers)": -4 * width - width,
+    }
+    torch.manual_seed(0)
+    layer = peer.build(LAYER)
+    plain = benchmark.count(OurLayer("none", LAYER))
+    assert benchmark.count(layer) == plain + beyond.get(peer.name, 0)
+    out = layer_runner(layer, LAYER, "forward", peer.time_first)()
+    rows = (LAYER.length, LAYER.batch) if peer.time_first else (LAYER.batch, LAYER.length)
+    assert out.shape == (*rows, width) and bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lengths", "12,x"], "--lengths must be whole numbers separated by commas, got 12,x"),
+        (["--parts", "layer"], "--parts must be of translation, layers, got 'layer'"),
+        (["--parts", "layers", "--modes", "generate"], "--parts layers has the modes train"),
+        (["--schemes", "m5"], "unknown position scheme 'm5'"),
+        (["--rows", "0"], "--rows must be >= 1, got 0"),
+        (["--width", "20", "--heads", "3"], "--width 20 must be a multiple of --heads 3"),
+        (["--peers", "keras"], "--peers must be of fairseq, transformers"),
+        (["--backends", "fast"], "--backends must be of auto, reference, sdpa, blocked, native"),
+        (["--resume"], "--resume continues a file: add --csv FILE"),
+        (["--dropout", "1"], "--dropout must be in [0, 1), got 1.0"),
+    ],
+)
+def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    """One line that names flag, value and the way out, and status 2."""
+    assert run_command(benchmark.main, flags) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ") and message in line

@@ -1,0 +1,167 @@
+"""The real fairseq commands with language models, on toy text."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+import relpos_fairseq  # noqa: F401
+from helpers.commands import QUIET, USER_DIR, call
+
+TINY = [
+    *("--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "48"),
+    *("--decoder-attention-heads", "2", "--decoder-layers", "2"),
+]
+TRAIN = [
+    *("--task", "language_modeling", "--optimizer", "adam", "--lr", "5e-3"),
+    *("--tokens-per-sample", "24", "--max-tokens", "200", "--max-update", "40"),
+    *("--log-interval", "20", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
+    *QUIET,
+]
+LENGTH = 12  # of generated sentences, prompts included
+CUTOFFS = ["--adaptive-input-cutoff", "10,20", "--adaptive-softmax-cutoff", "10,20"]
+ADAPTIVE = [*CUTOFFS, "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"]
+MODELS = {
+    "lm": ["--arch", "relpos_transformer_lm_tiny", "--position-scheme", "m4"],
+    "wiki103": ["--arch", "relpos_transformer_lm_wiki103", "--position-scheme", "alibi", *ADAPTIVE],
+    "xl": ["--arch", "relpos_transformer_xl_wt103_base", *ADAPTIVE, "--lr-scheduler", "cosine"],
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences that count through forty words, binarised."""
+    folder = tmp_path_factory.mktemp("lm")
+    generator = random.Random(0)
+    for split, count in (("train", 200), ("valid", 29), ("test", 37)):
+        lines = []
+        for _ in range(count):
+            first = generator.randrange(40)
+            words = (f"w{(first + i) % 40}" for i in range(generator.randint(2, 10)))
+            lines.append(" ".join(words))
+        (folder / split).write_text("\n".join(lines) + "\n")
+    parts = [(f"--{split}pref", str(folder / split)) for split in ("train", "valid", "test")]
+    binary = folder / "bin"
+    call("preprocess", "--only-source", *sum(parts, ()), "--destdir", binary, "--workers", "1")
+    return binary
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def trained(request, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of each model."""
+    folder = tmp_path_factory.mktemp(request.param)
+    out = call(
+        *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", folder),
+        *(*MODELS[request.param], *TINY),
+    )
+    losses = [float(x) for x in re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", out)]
+    assert losses[-1] < losses[0]
+    return folder / "checkpoint_best.pt"
+
+
+def by_whole_passes(model: torch.nn.Module, prompt: torch.Tensor, longest: int) -> list[int]:
+    """The likeliest continuation, without any cache.
+
+    As fairseq's generator: --min-len holds from the end of the batch's longest prompt on.
+    """
+    tokens = prompt
+    while tokens.size(1) <= LENGTH:
+        log_probs = model.get_normalized_probs(model(tokens), True)[0, -1]
+        log_probs[1] = -torch.inf  # padding
+        if tokens.size(1) > longest:
+            log_probs[2] = -torch.inf
+        tokens = torch.cat([tokens, log_probs.argmax().view(1, 1)], dim=1)
+        if tokens[0, -1] == 2:
+            return tokens[0, 1:-1].tolist()
+    return tokens[0, 1:].tolist()
+
+
+def test_eval_lm_and_its_context_window(text: Path, trained: Path) -> None:
+    """Perplexity of every token of the test set, with more context than without."""
+    found = []
+    for window in ("0", "12"):
+        out = call(
+            *("eval_lm", text, "--user-dir", USER_DIR, "--path", trained, "--gen-subset", "test"),
+            *("--tokens-per-sample", "16", "--context-window", window, "--batch-size", "4"),
+            *QUIET,
+        )
+        assert re.search(r"Evaluated ([\d,]+) tokens", out)[1].replace(",", "") == str(
+            sum(len(line.split()) + 1 for line in (text.parent / "test").read_text().splitlines())
+        )
+        found.append(float(re.search(r"Perplexity: ([\d.]+)", out)[1]))
+    assert found[1] < found[0]
+
+
+def test_generation_is_the_full_forward(
+    text: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fairseq-interactive and sample() with prompts of different lengths, beside no cache."""
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(trained)])
+    model.eval()
+    words = task.source_dictionary
+    prompts = ["w3 w4 w5", "w30 w31 w32 w33 w34", "w7"]
+    expected = []
+    for prompt in prompts:
+        ids = words.encode_line(prompt, append_eos=False, add_if_not_exist=False).long()
+        with torch.no_grad():
+            row = by_whole_passes(model, torch.cat([torch.tensor([2]), ids])[None], 5)
+        expected.append(words.string(row))
+    monkeypatch.setattr("fileinput.input", lambda **_: _Lines(prompts))
+    out = call(
+        *("interactive", text, "--user-dir", USER_DIR, "--task", "language_modeling"),
+        *("--path", trained, "--beam", "1", "--buffer-size", "3", "--batch-size", "3", *QUIET),
+        *("--min-len", str(LENGTH), "--max-len-b", str(LENGTH)),
+    )
+    hypotheses = dict(re.findall(r"^H-(\d)\t\S+\t(.*)$", out, re.MULTILINE))
+    assert [hypotheses[str(number)] for number in range(3)] == expected
+    hub = type(model).from_pretrained(str(trained.parent), trained.name, str(text))
+    assert hub.sample(prompts, beam=1, min_len=LENGTH, max_len_b=LENGTH) == expected
+
+
+class _Lines(list):
+    """Stands for fileinput's reader."""
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to close."""
+
+
+def test_flags_of_a_size_switch_nothing_off(text: Path, tmp_path: Path) -> None:
+    """`--adaptive-input` where a size has it already leaves it on; bool flags only switch on."""
+    call(
+        *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
+        *(*MODELS["wiki103"], "--adaptive-input", "--decoder-normalize-before"),
+        *("--max-update", "1", "--no-save"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--position-scheme", "learned"], "cannot carry memory"),
+        (["--mem-len", "-1"], "mem_len must be >= 0, got -1"),
+        (["--clamp-len", "5", "--position-scheme", "t5"], "--clamp-len 5 does not apply"),
+    ],
+)
+def test_wrong_flags_of_xl(text: Path, tmp_path: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(
+            *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
+            *("--arch", "relpos_transformer_xl_tiny", *flags),
+        )
+
+
+def test_restoring_another_model(text: Path, trained: Path, tmp_path: Path) -> None:
+    """Training on from a checkpoint of another model ends with what differs."""
+    with pytest.raises(ValueError, match="checkpoint of another model"):
+        call(
+            *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
+            *("--arch", "relpos_transformer_xl_tiny", "--restore-file", trained),
+        )

@@ -1,0 +1,527 @@
+"""What goes wrong in silence with fairseq, and what users get wrong: each must be right or loud."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import relpos_fairseq
+from helpers import commands as cli
+from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
+from relpos_fairseq import plugin
+from relpos_fairseq.mends.noisy_warnings import quiet_warnings
+
+UPDATES = ("--max-update", "2", "--disable-validation")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Corpus:
+    return cli.write_corpus(tmp_path_factory.mktemp("traps_corpus"))
+
+
+@pytest.fixture(scope="session")
+def briefly(corpus, tmp_path_factory):
+    """Checkpoints of two updates, one for each set of flags."""
+    made = {}
+
+    def checkpoint(*flags: str) -> Path:
+        if flags not in made:
+            save_dir = tmp_path_factory.mktemp("briefly")
+            cli.train(corpus, save_dir, *flags, *UPDATES)
+            made[flags] = save_dir / "checkpoint_last.pt"
+        return made[flags]
+
+    return checkpoint
+
+
+@pytest.fixture
+def checkpoint(briefly) -> Path:
+    return briefly("--position-scheme", "m4")
+
+
+# T1: the tail of the data.
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 37, 100])
+@pytest.mark.parametrize("limit", [{"max_sentences": 16}, {"max_tokens": 50}, {"max_sentences": 1}])
+@pytest.mark.parametrize("vector", [True, False])
+def test_batches_hold_every_index_once(count, limit, vector):
+    from fairseq.data import data_utils
+
+    sizes = np.random.default_rng(count).integers(1, 20, count)
+    batches = data_utils.batch_by_size(
+        np.argsort(sizes, kind="stable"),
+        lambda index: sizes[index],
+        num_tokens_vec=sizes[np.argsort(sizes, kind="stable")] if vector else None,
+        required_batch_size_multiple=8,
+        **limit,
+    )
+    assert sorted(int(i) for batch in batches for i in batch) == list(range(count))
+    for batch in batches:
+        assert len(batch) <= limit.get("max_sentences", count)
+        assert len(batch) * max(sizes[i] for i in batch) <= limit.get("max_tokens", 10**9)
+
+
+def test_training_sees_every_sentence(corpus, tmp_path):
+    output = cli.train(corpus, tmp_path, "--max-epoch", "1", "--required-batch-size-multiple", "64")
+    (line,) = re.findall(r"INFO \| train \| .*", output)
+    updates = cli.value(line, "num_updates")
+    assert cli.value(line, "bsz") * updates == pytest.approx(400, abs=updates * 0.06)
+
+
+# T2 and T3: the config.
+
+
+def test_models_do_not_share_configs():
+    from fairseq.models.transformer import TransformerConfig
+
+    from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
+
+    one = nested(RelPosTransformerConfig(encoder_embed_dim=64, position_scheme="m4"))
+    two = nested(RelPosTransformerConfig(encoder_embed_dim=96, decoder_layers=2))
+    assert (one.encoder.embed_dim, two.encoder.embed_dim) == (64, 96)
+    assert (one.decoder.layers, two.decoder.layers) == (6, 2)
+    assert (one.position_scheme, two.position_scheme) == ("m4", "sinusoidal")
+    assert TransformerConfig().encoder.embed_dim == TransformerConfig().decoder.embed_dim == 512
+    assert TransformerConfig().decoder.layers == 6
+
+
+def test_two_models_in_one_process_keep_their_own_config(briefly):
+    from fairseq.checkpoint_utils import load_model_ensemble
+
+    flags = [("--position-scheme", "m4"), ("--position-scheme", "rope", "--decoder-layers", "1")]
+    models = [load_model_ensemble([str(briefly(*each))])[0][0] for each in flags]
+    assert [len(model.decoder.layers) for model in models] == [2, 1]
+    assert [model.encoder.positions.plan.name for model in models] == ["m4", "rope"]
+
+
+def test_fairseq_models_are_left_alone(corpus, tmp_path):
+    """The plugin is loaded, but fairseq's own transformer trains and translates as ever."""
+    own = ("--arch", "transformer_tiny", "--no-token-positional-embeddings", *UPDATES)
+    output = cli.train(corpus, tmp_path, *own)
+    assert "positions of" not in output
+    state = cli.load(tmp_path / "checkpoint_last.pt")
+    assert not any("position" in name for name in state["model"])
+    translated = cli.in_order(cli.generate(corpus, tmp_path / "checkpoint_last.pt"))
+    assert len(translated) == TEST_SENTENCES
+
+
+# T5: the encoder's fast path would skip our attention.
+
+
+def test_no_layer_takes_the_fast_path(checkpoint, monkeypatch):
+    from fairseq.checkpoint_utils import load_model_ensemble
+
+    from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+
+    (model,), _ = load_model_ensemble([str(checkpoint)])
+    assert [layer.can_use_fastpath for layer in model.encoder.layers] == [False, False]
+    asked = []
+    original = RelPosMultiheadAttention.forward
+    monkeypatch.setattr(
+        RelPosMultiheadAttention,
+        "forward",
+        lambda self, *args, **kwargs: (asked.append(self), original(self, *args, **kwargs))[1],
+    )
+    with torch.no_grad():
+        model.eval().encoder(torch.tensor([[5, 6, 7, 2]]), torch.tensor([4]))
+    assert asked == [layer.self_attn for layer in model.encoder.layers]
+
+
+# T8 and the ways to load the plugin.
+
+
+@pytest.mark.slow
+def test_forgotten_user_dir(corpus, checkpoint, tmp_path):
+    arguments = cli.generate_arguments(corpus, checkpoint)
+    at = arguments.index("--user-dir")
+    output = cli.command(
+        "fairseq-generate", *arguments[:at], *arguments[at + 2 :], fails=True, cwd=tmp_path
+    )
+    assert "KeyError: \"'_name'\"" in output.strip().splitlines()[-1]
+    arguments = cli.train_arguments(corpus, tmp_path)
+    at = arguments.index("--user-dir")
+    output = cli.command(
+        "fairseq-train", *arguments[:at], *arguments[at + 2 :], fails=True, cwd=tmp_path
+    )
+    assert "argument --arch/-a: invalid choice: 'relpos_transformer_tiny'" in output
+
+
+BOTH_WAYS = """
+import sys
+from argparse import Namespace
+from fairseq import utils
+from fairseq.models import MODEL_REGISTRY
+user_dir, order = sys.argv[1:]
+if order == "user_dir_first":
+    utils.import_user_module(Namespace(user_dir=user_dir))
+    first = MODEL_REGISTRY["relpos_transformer"]
+    import relpos_fairseq
+else:
+    import relpos_fairseq
+    first = MODEL_REGISTRY["relpos_transformer"]
+    utils.import_user_module(Namespace(user_dir=user_dir))
+utils.import_user_module(Namespace(user_dir=user_dir))
+from relpos_fairseq.models.relpos_transformer import SIZES
+assert MODEL_REGISTRY["relpos_transformer"] is first
+assert set(SIZES) <= set(MODEL_REGISTRY)
+print("version", relpos_fairseq.__version__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["user_dir_first", "import_first"])
+def test_import_and_user_dir_in_one_process(tmp_path, order):
+    script = tmp_path / "both.py"
+    script.write_text(BOTH_WAYS)
+    output = cli.command("python", script, USER_DIR, order, cwd=tmp_path, PYTHONPATH=str(cli.ROOT))
+    assert f"version {relpos_fairseq.__version__}" in output
+
+
+def test_registering_twice_changes_nothing():
+    import fairseq.distributed.utils as distributed
+    from fairseq import checkpoint_utils
+    from fairseq.data import data_utils
+    from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+    from fairseq.models import distributed_fairseq_model as wrapper
+    from fairseq.tasks.fairseq_task import FairseqTask
+    from fairseq.trainer import Trainer
+
+    def state():
+        return (
+            *(dict(MODEL_REGISTRY), dict(MODEL_DATACLASS_REGISTRY), dict(ARCH_CONFIG_REGISTRY)),
+            *(data_utils.batch_by_size, checkpoint_utils.load_checkpoint_to_cpu),
+            *(FairseqTask.filter_indices_by_size, Trainer.load_checkpoint),
+            *(wrapper.DistributedDataParallel, distributed._infer_torch_distributed_launch_init),
+            len(torch.serialization.get_safe_globals()),
+        )
+
+    before = state()
+    plugin.register()
+    importlib.reload(relpos_fairseq)
+    from fairseq import utils
+
+    utils.import_user_module(Namespace(user_dir=str(USER_DIR)))
+    utils.import_user_module(Namespace(user_dir=str(USER_DIR)))
+    assert state() == before
+
+
+def load_in_child(path: str, connection) -> None:
+    """Load a model in a process that shares no memory with the test's."""
+    hub = importlib.import_module("fairseq.checkpoint_utils")
+    importlib.import_module("relpos_fairseq")
+    (model,), _ = hub.load_model_ensemble([path])
+    total = sum(part.double().sum().item() for part in model.parameters())
+    connection.send((model.encoder.positions.plan.describe(), total))
+
+
+@pytest.mark.slow
+def test_spawned_processes_load_the_plugin(checkpoint):
+    from fairseq.checkpoint_utils import load_model_ensemble
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=load_in_child, args=(str(checkpoint), theirs))
+    child.start()
+    assert ours.poll(120), "the child said nothing"
+    described, total = ours.recv()
+    child.join(60)
+    assert child.exitcode == 0
+    (model,), _ = load_model_ensemble([str(checkpoint)])
+    assert described == model.encoder.positions.plan.describe()
+    assert total == pytest.approx(sum(part.double().sum().item() for part in model.parameters()))
+
+
+# What users get wrong.
+
+BAD_FLAGS = {
+    "unknown": (("--position-scheme", "m5"), "unknown position scheme 'm5': choose one of none, "),
+    "unknown_member": (("--position-scheme", "learned+m5"), "unknown position scheme 'm5'"),
+    "empty_member": (("--position-scheme", "learned+"), "unknown position scheme ''"),
+    "none_and_other": (("--position-scheme", "none+m4"), "none adds nothing, leave it out"),
+    "twice": (("--position-scheme", "m4+m4"), "each member may stand in a hybrid once"),
+    "scales": (
+        ("--position-scheme", "deberta+m4"),
+        "scales disagree (deberta 1/sqrt(3d), m4 1/sqrt(1d))",
+    ),
+    "one_side": (("--decoder-position-scheme", "m5"), "unknown position scheme 'm5'"),
+    "not_taken": (
+        ("--position-scheme", "m4", "--position-rank", "4"),
+        "--position-rank 4 does not apply to position scheme m4: leave it out or at auto",
+    ),
+    "clip": (
+        ("--position-scheme", "m4", "--position-clip-distance", "-1"),
+        "clip_distance must be >= 0, got -1",
+    ),
+    "clip_word": (
+        ("--position-scheme", "m4", "--position-clip-distance", "far"),
+        "clip_distance must be a whole number >= 0, got far",
+    ),
+    "rank": (
+        ("--position-scheme", "abs_scalar", "--position-rank", "0"),
+        "rank must be >= 1, got 0",
+    ),
+    "share": (
+        ("--position-scheme", "m4", "--position-share", "head"),
+        "--position-share must be auto, none, heads, layers, both, got head",
+    ),
+    "heads": (
+        ("--position-scheme", "m4", "--encoder-attention-heads", "3"),
+        "embed_dim must be divisible by the number of heads, got embed_dim 32 and 3 heads",
+    ),
+    "segments": (
+        ("--position-scheme", "m4", "--segment-encoding", "head"),
+        "--segment-encoding head: translation supplies no segments; leave it at none",
+    ),
+    "backend": (
+        ("--position-scheme", "m4", "--attention-backend", "fast"),
+        "--attention-backend must be one of auto, reference, ",
+    ),
+    "scale": (("--position-scheme", "m4", "--position-scale", "0"), "scale must be "),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FLAGS)
+def test_bad_flag_is_refused(corpus, tmp_path, name):
+    flags, message = BAD_FLAGS[name]
+    with pytest.raises(ValueError) as caught:
+        cli.train(corpus, tmp_path, *flags, *UPDATES)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*.pt"))
+
+
+@pytest.mark.slow
+def test_bad_flag_ends_the_command(corpus, tmp_path):
+    output = cli.command(
+        "fairseq-train",
+        *cli.train_arguments(corpus, tmp_path, "--position-scheme", "none+m4"),
+        fails=True,
+    )
+    assert output.strip().splitlines()[-1].startswith("ValueError: position scheme none+m4: ")
+
+
+def broken(checkpoint: Path, folder: Path, how: str) -> Path:
+    """A file that is no checkpoint of ours."""
+    path = folder / "checkpoint_last.pt"
+    content = checkpoint.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("this is no checkpoint\n" * 50)
+    elif how == "foreign":
+        torch.save({"weight": torch.zeros(3)}, path)
+    elif how == "tensor":
+        torch.save(torch.zeros(3), path)
+    return path
+
+
+@pytest.mark.parametrize("tool", ["train", "generate"])
+@pytest.mark.parametrize("how", ["truncated", "empty", "text", "foreign", "tensor"])
+def test_broken_checkpoint_is_refused(corpus, checkpoint, tmp_path, how, tool):
+    path = broken(checkpoint, tmp_path, how)
+    before = path.read_bytes()
+    with pytest.raises(ValueError) as caught:
+        if tool == "train":
+            cli.train(corpus, tmp_path, "--position-scheme", "m4", *UPDATES)
+        else:
+            cli.generate(corpus, path)
+    message = str(caught.value)
+    assert str(path) in message and "truncated, or not a fairseq checkpoint" in message
+    assert f"({len(before):,} bytes)" in message and "\n" not in message
+    assert path.read_bytes() == before
+
+
+def test_missing_checkpoint_says_so(corpus, tmp_path):
+    with pytest.raises(OSError, match="Model file not found: .*absent.pt"):
+        cli.generate(corpus, tmp_path / "absent.pt")
+
+
+# Length limits.
+
+
+def longer_than(corpus: Corpus, limit: int) -> list[int]:
+    """Numbers of the test sentences of more than `limit` tokens, their end included."""
+    pairs = zip(corpus.lines("test", "src"), corpus.lines("test", "tgt"), strict=True)
+    return [n for n, pair in enumerate(pairs) if max(len(x.split()) for x in pair) + 1 > limit]
+
+
+def test_long_samples_are_counted_and_the_flag_is_named(corpus, checkpoint):
+    long = longer_than(corpus, 8)
+    assert 3 < len(long) < TEST_SENTENCES - 3
+    limit = ("--max-source-positions", "8", "--skip-invalid-size-inputs-valid-test")
+    output = cli.generate(corpus, checkpoint, *limit)
+    assert sorted(cli.hypotheses(output)) == sorted(set(range(TEST_SENTENCES)) - set(long))
+    (warning,) = [line for line in output.splitlines() if "samples left out" in line]
+    assert warning.startswith("WARNING | relpos_fairseq.")
+    assert f"{len(long)} of {TEST_SENTENCES} samples left out" in warning
+    assert "--max-source-positions" in warning
+
+
+def test_samples_longer_than_a_batch_are_counted_and_the_flag_is_named(corpus, tmp_path):
+    output = cli.train(corpus, tmp_path, "--max-tokens", "8", *UPDATES)
+    lengths = [len(line.split()) + 1 for line in corpus.lines("train", "src")]
+    (warning,) = [line for line in output.splitlines() if "samples left out" in line]
+    assert f"{sum(n > 8 for n in lengths)} of 400 samples left out" in warning
+    assert "--max-tokens" in warning
+
+
+def test_nothing_is_said_where_nothing_is_left_out(corpus, checkpoint):
+    assert "left out" not in cli.generate(corpus, checkpoint)
+
+
+def test_long_sample_without_skipping_names_the_flag_that_raises_the_limit(corpus, checkpoint):
+    with pytest.raises(Exception, match=r"\(8, 1024\)") as caught:
+        cli.generate(corpus, checkpoint, "--max-source-positions", "8")
+    assert "--max-source-positions" in str(caught.value)
+    assert "table" not in str(caught.value)
+
+
+def interactive(corpus: Corpus, checkpoint: Path, folder: Path, length: int, *more: str) -> str:
+    """Translate one sentence of `length` tokens, its end included."""
+    source = folder / "source.txt"
+    source.write_text(" ".join(f"w{n % 24}" for n in range(length - 1)) + "\n")
+    return cli.call(
+        "interactive",
+        *(corpus.binary, "--user-dir", USER_DIR, "--path", checkpoint, "--input", source),
+        *("--beam", "1", "--max-len-b", "5", "--cpu", *more),
+    )
+
+
+@pytest.mark.parametrize("scheme", ["m4", "t5", "transformer_xl", "sinusoidal", "rope"])
+def test_scheme_without_a_table_of_positions_takes_any_length(corpus, briefly, tmp_path, scheme):
+    checkpoint = briefly("--position-scheme", scheme)
+    raised = ("--max-source-positions", "1500")
+    output = interactive(corpus, checkpoint, tmp_path, 1500, *raised)
+    assert len(cli.hypotheses(output)) == 1
+    (source,) = re.findall(r"^S-0\t(.*)$", output, re.MULTILINE)
+    assert len(source.split()) == 1499
+    with pytest.raises(Exception, match="1024"):
+        interactive(corpus, checkpoint, tmp_path, 1500)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "tupe_a", "abs_scalar"])
+def test_table_of_positions_refuses_longer_input(corpus, briefly, tmp_path, scheme):
+    flags = ("--position-scheme", scheme, "--max-source-positions", "30")
+    checkpoint = briefly(*flags, "--max-target-positions", "40")
+    assert len(cli.hypotheses(interactive(corpus, checkpoint, tmp_path, 30))) == 1
+    # fairseq asks the model for its limit, and refuses before the model is called.
+    with pytest.raises(Exception, match=r"31.*\(30, 40\)") as caught:
+        interactive(corpus, checkpoint, tmp_path, 31, "--max-source-positions", "1500")
+    message = str(caught.value)
+    assert f"{scheme} has a table of 30" in message and "relative scheme" in message
+    # Left out rather than refused, the warning must not promise that the flag helps.
+    output = interactive(
+        *(corpus, checkpoint, tmp_path, 31, "--max-source-positions", "1500"),
+        "--skip-invalid-size-inputs-valid-test",
+    )
+    (warning,) = [line for line in output.splitlines() if "samples left out" in line]
+    assert "1 of 1 samples left out" in warning and "table" in warning
+
+
+def test_table_of_positions_explains_itself(corpus, briefly):
+    from fairseq.checkpoint_utils import load_model_ensemble
+
+    checkpoint = briefly("--position-scheme", "learned", "--max-source-positions", "30")
+    (model,), _ = load_model_ensemble([str(checkpoint)])
+    with pytest.raises(ValueError) as caught:
+        model.encoder(torch.full((1, 31), 5), torch.tensor([31]))
+    message = str(caught.value)
+    assert "learned" in message and "30" in message and "31" in message
+    assert "--max-source-positions" in message and "relative scheme" in message
+
+
+# The rest of the numpy and torch traps.
+
+
+def test_batch_buckets(corpus, tmp_path):
+    flags = ("--num-batch-buckets", "3", "--position-scheme", "tupe")
+    output = cli.train(corpus, tmp_path, *flags, *UPDATES)
+    assert "bucketing source lengths" in output
+    translated = cli.generate(corpus, tmp_path / "checkpoint_last.pt", "--num-batch-buckets", "3")
+    plain = cli.generate(corpus, tmp_path / "checkpoint_last.pt")
+    assert len(cli.in_order(translated)) == TEST_SENTENCES
+    assert cli.scores(translated) == pytest.approx(cli.scores(plain), abs=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "tupe", "m4", "abs_scalar", "rope"])
+def test_padding_on_the_right_translates_the_same(corpus, briefly, scheme):
+    checkpoint = briefly("--position-scheme", scheme)
+    left = cli.generate(corpus, checkpoint)
+    right = cli.generate(corpus, checkpoint, "--left-pad-source")
+    assert "'left_pad_source': True" in left and "'left_pad_source': False" in right
+    assert len(cli.in_order(right)) == TEST_SENTENCES
+    assert cli.scores(left) == pytest.approx(cli.scores(right), abs=1e-4)
+
+
+def test_no_warning_is_printed(corpus, tmp_path, recwarn):
+    quiet_warnings()
+    cli.train(corpus, tmp_path, "--position-scheme", "m4", *UPDATES)
+    assert [str(warning.message)[:80] for warning in recwarn.list] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--print-alignment", "hard"),
+        ("--sampling", "--sampling-topk", "3", "--beam", "1"),
+        ("--prefix-size", "1"),
+        ("--nbest", "2"),
+        ("--match-source-len",),
+        ("--retain-dropout",),
+        ("--memory-efficient-fp16",),
+    ],
+    ids=lambda options: options[0].strip("-"),
+)
+def test_search_options_work(corpus, checkpoint, options):
+    output = cli.generate(corpus, checkpoint, *options)
+    numbers = re.findall(r"^H-(\d+)\t", output, re.MULTILINE)
+    best = 2 if "--nbest" in options else 1
+    assert sorted(map(int, numbers)) == sorted(list(range(TEST_SENTENCES)) * best)
+    if "--print-alignment" in options:
+        assert len(re.findall(r"^A-\d+\t\d+-\d+", output, re.MULTILINE)) == TEST_SENTENCES
+    if "--match-source-len" in options:
+        # fairseq counts the source's end, and ends the output only after as many tokens.
+        sources = corpus.lines("test", "src")
+        for number, scores in re.findall(r"^P-(\d+)\t(.*)$", output, re.MULTILINE):
+            assert len(scores.split()) == len(sources[int(number)].split()) + 2
+
+
+def test_reference_scores_are_the_validation_loss(corpus, checkpoint):
+    output = cli.generate(corpus, checkpoint, "--score-reference")
+    tokens = [
+        float(score)
+        for line in re.findall(r"^P-\d+\t(.*)$", output, re.MULTILINE)
+        for score in line.split()
+    ]
+    assert len(tokens) == sum(len(line.split()) + 1 for line in corpus.lines("test", "tgt"))
+    validated = cli.call(
+        *("validate", corpus.binary, "--task", "translation", "--user-dir", USER_DIR),
+        *("--path", checkpoint, *cli.QUIET, "--valid-subset", "test", "--batch-size", "5"),
+    )
+    assert cli.value(validated, "nll_loss") == pytest.approx(-np.mean(tokens), abs=2e-3)
+
+
+def test_schemes_translate_together(corpus, briefly):
+    schemes = ("m4", "rope", "learned")
+    paths = [str(briefly("--position-scheme", scheme)) for scheme in schemes]
+    together, alone = cli.generate(corpus, ":".join(paths)), cli.generate(corpus, paths[0])
+    assert len(cli.in_order(together)) == TEST_SENTENCES
+    assert cli.scores(together) != pytest.approx(cli.scores(alone), abs=1e-4)
+
+
+def test_bf16_does_not_mean_a_tpu(corpus):
+    from fairseq import options
+
+    arguments = [str(corpus.binary), *SMALL, "--bf16"]
+    args = options.parse_args_and_arch(options.get_training_parser(), input_args=arguments)
+    assert args.bf16 and not args.tpu

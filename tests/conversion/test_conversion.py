@@ -1,0 +1,332 @@
+"""The algebra of conversions: converted models compute what their sources do, to 1e-10 in fp64."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.conversion import POSITIONS, config, converted, difference, random_state
+from relpos_fairseq.conversion import NotExactError, convert, exact, layouts
+from relpos_fairseq.conversion.distances import reread
+from relpos_fairseq.conversion.fit import FITTED, fit
+from relpos_fairseq.conversion.positions import resize
+from relpos_fairseq.conversion.report import ConversionReport
+from relpos_fairseq.conversion.sources import Source, plan_of
+from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.relations import Bucketed, Clipped, Folded
+
+NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a".split()
+REFUSED = "m4m rope alibi kerple abs_scalar".split()
+CLOSE = 1e-10
+
+
+def assert_exact(source: dict, target: dict, **options) -> None:
+    """The conversion says that it is exact, and is."""
+    done, difference = converted(source, target, **options)
+    assert done.report.exact, done.report.lines()
+    assert difference < CLOSE
+
+
+@pytest.mark.parametrize("scheme", NEUTRAL)
+def test_a_scheme_is_added_at_neutral_values(scheme):
+    assert_exact(config("learned"), config(f"learned+{scheme}"))
+
+
+@pytest.mark.parametrize("scheme", REFUSED)
+def test_what_cannot_be_neutral_is_refused_and_offered(scheme):
+    source, target = config("learned"), config(f"learned+{scheme}")
+    with pytest.raises(NotExactError, match=rf"learned\+{scheme} is not exact.*--approximate"):
+        converted(source, target)
+    done, _ = converted(source, target, allow_loss=True)
+    assert not done.report.exact
+    assert scheme in " ".join(done.report.lost)
+
+
+def test_every_scheme_is_neutral_or_says_why_not():
+    assert set(exact.NEUTRAL) | set(exact.NOT_NEUTRAL) >= set(scheme_names())
+    assert not set(exact.NEUTRAL) & set(exact.NOT_NEUTRAL)
+
+
+@pytest.mark.parametrize("scheme", NEUTRAL)
+def test_a_gradient_leaves_the_neutral_start(scheme):
+    """Else training could never use what was added."""
+    from relpos_fairseq.conversion.fidelity import Probe
+    from relpos_fairseq.conversion.writer import build
+
+    source, target = config("learned"), config(f"learned+{scheme}")
+    done, _ = converted(source, target)
+    model = build(target, done.state)
+    model(Probe.draw(23, POSITIONS, False).tokens)[0].square().sum().backward()
+    moved = {
+        name.rsplit(".", 1)[1]
+        for name, parameter in model.named_parameters()
+        if ".position." in name or ".positions.shared.1" in name
+        if parameter.grad is not None and parameter.grad.abs().max() > 1e-12
+    }
+    # The others' turn comes once these have moved.
+    first = {
+        "deberta": {"table"},
+        "tupe": {"query_projection", "bias_table"},
+        "tupe_a": {"query_projection"},
+        "transformer_xl": {"projection", "content_bias"},
+    }
+    assert moved >= first.get(scheme, set(exact.NEUTRAL[scheme]))
+
+
+RULES = [
+    ("shaw_keys", "shaw", {}),
+    ("m1", "m2", {}),
+    ("m1", "m3", {}),
+    ("m2", "m3", {}),
+    ("t5", "rel_scalar", {}),
+    ("shaw_keys", "deberta", {}),
+    ("m4", "deberta", {}),
+    ("tupe_a", "tupe", {}),
+    ("rel_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
+    ("abs_scalar", "tupe_a", {"position_reset_cls": "off", "position_share": "none"}),
+    ("abs_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
+    ("sinusoidal", "learned", {}),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "options"), RULES)
+def test_one_scheme_in_the_words_of_another(source, target, options):
+    assert_exact(config(source), config(target, **options))
+
+
+def test_every_rule_is_tested():
+    assert {(source, target) for source, target, _ in RULES} == set(exact.RULES)
+
+
+def test_hybrids_are_converted_member_by_member():
+    options = {"position_clip_distance": "3"}
+    assert_exact(config("learned+m4", **options), config("learned+m4+rel_scalar", **options))
+    assert_exact(config("learned+t5"), config("learned+rel_scalar"))
+    assert_exact(config("m4+rope", **options), config("m4+rope+t5", **options))
+
+
+CLIPPED = "shaw_keys shaw m2 m3 m4 m4m deberta tupe rel_scalar".split()
+
+
+@pytest.mark.parametrize("scheme", CLIPPED)
+def test_a_smaller_clip_becomes_a_larger(scheme):
+    source = config(scheme, position_clip_distance="3")
+    assert_exact(source, config(scheme, position_clip_distance="7"))
+    assert_exact(source, config(scheme, position_clip_distance="0"))
+
+
+def test_a_larger_clip_does_not_become_a_smaller():
+    source, target = (config("m4", position_clip_distance=clip) for clip in ("7", "3"))
+    with pytest.raises(NotExactError, match=r"averaged over Clipped\(past=3, future=3\)"):
+        converted(source, target)
+    done, difference = converted(source, target, allow_loss=True)
+    assert difference > 1e-6
+    table = done.state[f"{layouts.ENCODER}.layers.0.self_attn.position.0.table"]
+    before = random_state(source)[f"{layouts.ENCODER}.layers.0.self_attn.position.0.table"]
+    torch.testing.assert_close(table[:, 1:-1], before[:, 5:-5])
+
+
+SHARED = "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar kerple".split()
+
+
+@pytest.mark.parametrize("scheme", SHARED)
+@pytest.mark.parametrize("share", ["heads", "layers", "both"])
+def test_who_shared_a_table_gets_copies(scheme, share):
+    assert_exact(config(scheme, position_share=share), config(scheme, position_share="none"))
+
+
+def test_tables_that_differ_do_not_become_one():
+    source, target = (config("m4", position_share=share) for share in ("none", "both"))
+    with pytest.raises(NotExactError, match="of all heads become one table.*of all layers"):
+        converted(source, target)
+
+
+def test_equal_tables_become_one_and_back():
+    shared, own = (config("m4", position_share=share) for share in ("both", "none"))
+    done, _ = converted(shared, own)
+    back = convert(done.state, plan_of(own), plan_of(shared))
+    assert back.report.exact
+    for key, value in random_state(shared).items():
+        if "position" in key:
+            assert torch.equal(value, back.state[key]), key
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi kerple abs_scalar "
+    "tupe deberta learned+m4 m4+rel_scalar".split(),
+)
+def test_another_scale_is_folded_in(scheme):
+    assert_exact(config(scheme), config(scheme, position_scale="5"))
+
+
+def test_options_that_add_nothing_at_zero():
+    assert_exact(
+        config("transformer_xl", position_query_bias="off"),
+        config("transformer_xl", position_query_bias="on"),
+    )
+    assert_exact(
+        config("transformer_xl", position_query_bias="shared"),
+        config("transformer_xl", position_query_bias="on"),
+    )
+    assert_exact(config("abs_scalar", position_rank="3"), config("abs_scalar", position_rank="5"))
+
+
+def test_options_that_lose_something_say_what():
+    cases = [
+        ("transformer_xl", {}, {"position_query_bias": "off"}, "u of transformer_xl is dropped"),
+        ("transformer_xl", {}, {"position_query_bias": "shared"}, "of all layers become one"),
+        ("m4", {}, {"position_reset_cls": "on"}, "the reset takes"),
+        ("m4", {"position_reset_cls": "on"}, {}, "the reset of the first token of m4 is dropped"),
+        ("deberta", {}, {"position_p2c_index": "mirrored"}, "p2c index paper -> mirrored"),
+        ("abs_scalar", {"position_rank": "5"}, {"position_rank": "3"}, "rank 5 cut to 3"),
+        ("t5", {}, {"position_buckets": "8"}, "averaged over Bucketed"),
+    ]
+    for scheme, before, after, message in cases:
+        with pytest.raises(NotExactError, match=message):
+            converted(config(scheme, **before), config(scheme, **after))
+
+
+def test_segments_start_at_zero_and_are_kept():
+    plain = config("learned")
+    for encoding in ("input", "head"):
+        own = {"segment_encoding": encoding}
+        assert_exact(plain, config("learned", **own))
+        assert_exact(config("m4", **own), config("m4+rel_scalar", **own))
+        assert_exact(config("m4", **own), config("m4", num_segments="3", **own))
+        with pytest.raises(NotExactError, match=f"segment_{encoding} is dropped"):
+            converted(config("learned", **own), plain)
+
+
+def test_learned_to_m4_drops_the_table_and_says_so():
+    with pytest.raises(NotExactError, match="learned is dropped .320 numbers"):
+        converted(config("learned"), config("m4"))
+    done, difference = converted(config("learned"), config("m4"), allow_loss=True)
+    assert done.report.lost and difference > 1e-3
+
+
+def test_what_was_never_used_may_be_left_out():
+    added, _ = converted(config("learned"), config("learned+m4"))
+    back = convert(added.state, plan_of(config("learned+m4")), plan_of(config("learned")))
+    assert back.report.exact
+    assert "m4 left out (its tables are neutral)" in back.report.steps
+
+
+@pytest.mark.parametrize("scheme", ["m4", "rel_scalar", "m2", "m1", "t5", "rope", "kerple"])
+def test_relative_schemes_take_longer_input(scheme):
+    """Trained at 20 (Huang trains at 512), read at 44 (at 704): distances beyond read the ends."""
+    clip = {"position_clip_distance": "8"} if scheme in ("m4", "rel_scalar", "m2") else {}
+    source, target = config(scheme, **clip), config(scheme, max_positions=44, **clip)
+    state = random_state(source)
+    done = convert(state, plan_of(source), plan_of(target))
+    assert done.report.exact
+    assert difference(source, state, target, done.state, longest=44) < CLOSE
+
+
+def test_unclipped_tables_grow_by_their_ends():
+    source, target = config("m4"), config("m4", max_positions=44)
+    state = random_state(source)
+    done = convert(state, plan_of(source), plan_of(target))
+    assert difference(source, state, target, done.state, longest=44) < CLOSE
+
+
+@pytest.mark.parametrize("scheme", ["learned", "sentence", "tupe", "abs_scalar"])
+def test_absolute_tables_are_filled_as_told(scheme):
+    source, target = config(scheme), config(scheme, max_positions=44)
+    with pytest.raises(ValueError, match="knows 20 absolute positions and 44 are wanted.*--fill"):
+        converted(source, target)
+    done, difference = converted(source, target, fill="tile")
+    assert done.report.exact and difference < CLOSE
+    assert "inputs of up to 20 tokens" in done.report.limits
+    with pytest.raises(NotExactError, match="stretched over 44"):
+        converted(source, target, fill="interpolate")
+
+
+def test_a_shorter_table_is_cut():
+    done, difference = converted(config("learned"), config("learned", max_positions=11))
+    assert done.report.exact and difference < CLOSE
+    assert "inputs of up to 11 tokens" in done.report.limits
+
+
+def test_tiles_and_interpolation_by_hand():
+    table = torch.tensor([[0.0, 10.0], [1.0, 20.0], [4.0, 40.0]])
+    report = ConversionReport("", "")
+    tiled = resize(table, 7, "tile", report)
+    assert tiled[:, 0].tolist() == [0, 1, 4, 0, 1, 4, 0]
+    stretched = resize(table, 5, "interpolate", report)
+    assert stretched[:, 0].tolist() == [0.0, 0.5, 1.0, 2.5, 4.0]
+    assert stretched[:, 1].tolist() == [10.0, 15.0, 20.0, 30.0, 40.0]
+    with pytest.raises(ValueError, match="filled by one of tile, interpolate, got wrap"):
+        resize(table, 7, "wrap", report)
+
+
+@pytest.mark.parametrize("source", ["alibi", "kerple"])
+def test_a_fit_finds_what_can_be_found(source):
+    """A penalty on distance is a table of scalars: least squares must find it."""
+    old = Source("ours", Path(), random_state(config(source)), config(source))
+    new = config("rel_scalar")
+    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
+    before = difference(old.values, old.state, new, rough.state)
+    fitted = fit(old, new, rough, seed=1)
+    after = difference(old.values, old.state, new, fitted.state)
+    assert after < before / 100, (before, after)
+    assert fitted.report.losses
+
+
+@pytest.mark.parametrize("scheme", sorted(FITTED))
+def test_a_fit_brings_attention_nearer(scheme):
+    old = Source("ours", Path(), random_state(config("learned")), config("learned"))
+    new = config(scheme)
+    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
+    steps = " ".join(fit(old, new, rough, seed=1).report.steps)
+    found = re.findall(r"off by (\S+) before, (\S+) after", steps)
+    assert found and all(float(after) < float(before) for before, after in found)
+
+
+def test_a_fit_moves_the_table_that_is_left():
+    old = Source(
+        "ours", Path(), random_state(config("alibi+rel_scalar")), config("alibi+rel_scalar")
+    )
+    new = config("rel_scalar")
+    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
+    before = difference(old.values, old.state, new, rough.state)
+    fitted = fit(old, new, rough, seed=1)
+    assert difference(old.values, old.state, new, fitted.state) < before / 100
+
+
+relations = st.one_of(
+    st.builds(Clipped, st.integers(1, 12), st.integers(1, 12)),
+    st.builds(Folded, st.integers(1, 12)),
+    st.builds(Bucketed, st.sampled_from([4, 8, 16]), st.integers(9, 20), st.just(True)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(relations, relations, st.integers(1, 15))
+def test_reread_tells_exactly_what_is_lost(source, target, length):
+    table = torch.randn(1, source.size, 2, generator=torch.Generator().manual_seed(0))
+    result, error, _ = reread(table, source, target, length)
+    assert result.shape == (1, target.size, 2)
+    worst = 0.0
+    for distance in range(1 - length, length):
+        here = torch.tensor(distance)
+        apart = table[0, source.of_distance(here)] - result[0, target.of_distance(here)]
+        worst = max(worst, float(apart.abs().max()))
+    assert error == pytest.approx(worst, abs=1e-6)
+    assert (error == 0) == (worst == 0)
+
+
+def test_a_state_that_does_not_fit_its_flags():
+    state = random_state(config("m4"))
+    plan = plan_of(config("m4", position_clip_distance="3"))
+    with pytest.raises(ValueError, match=r"position.0.table is \(1, 39, 8\).*\(1, 7, 8\)"):
+        convert(state, plan, plan)
+    with pytest.raises(ValueError, match="has no .*key_table, which its position scheme shaw_keys"):
+        convert(state, plan_of(config("shaw_keys")), plan)
+    with pytest.raises(ValueError, match="start at one of neutral, own, got zero"):
+        convert(state, plan_of(config("m4")), plan, start="zero")

@@ -1,0 +1,263 @@
+"""scripts/convert_checkpoint.py, and training that begins from another model's positions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.commands import ROOT, call, load
+from helpers.conversion import ROWS, fairseq_roberta
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
+from relpos_fairseq.conversion import sources
+from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.writer import build
+
+STYLES = ("argparse", "legacy", "dataclass")
+
+
+@pytest.fixture(scope="module")
+def command():
+    """The script's own main, with its errors as lines: arguments to exit status."""
+    path = ROOT / "scripts" / "convert_checkpoint.py"
+    spec = importlib.util.spec_from_file_location("convert_checkpoint", path)
+    script = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(script)
+    yield lambda *arguments: script.run_command(script.main, [str(part) for part in arguments])
+    sys.path[:] = before
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The RoBERTa of fairseq as three releases wrote it: style to (path, model)."""
+    folder = tmp_path_factory.mktemp("plain")
+    return {style: fairseq_roberta(folder, style) for style in STYLES}
+
+
+def printed_difference(text: str) -> float:
+    """What the command says of logits."""
+    return float(re.search(r"Maximum logit difference: (\S+)", text).group(1))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
+    path, model = plain[style]
+    assert command(path, "--to", "learned+m4", "--out", tmp_path / "out") == 0
+    text = capsys.readouterr().out
+    assert "exact     yes" in text
+    assert printed_difference(text) < 1e-5
+    source = sources.read_source(tmp_path / "out")
+    probe = Probe.draw(ROWS, 20, False)
+    ours = outputs_of(build(source.values, source.state), probe.tokens, None)
+    theirs = outputs_of(model, probe.tokens, None)
+    for name in ("logits", "classification"):
+        apart = (ours[name] - theirs[name])[probe.real if name == "logits" else slice(None)]
+        assert apart.abs().max() < 1e-5
+    told = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    assert told["source"] == f"fairseq's roberta: {style}.pt"
+
+
+def test_fairseqs_tools_load_what_was_written(command, plain, tmp_path):
+    from fairseq import checkpoint_utils
+
+    path, _ = plain["legacy"]
+    words = "".join(f"w{number} 1\n" for number in range(ROWS - 5))
+    (path.parent / "dict.txt").write_text(words)
+    out = tmp_path / "out"
+    assert command(path, "--to", "m4", "--approximate", "--out", out) == 0
+    assert (out / "dict.txt").read_text() == words
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(out / "model.pt")], arg_overrides={"data": str(out)}
+    )
+    assert cfg.model.position_scheme == "m4"
+    assert task.mask_idx == ROWS - 1
+    tokens = torch.tensor([[0, 5, 6, 2]])
+    assert models[0].eval()(tokens)[0].shape == (1, 4, ROWS)
+
+
+def test_to_and_fro_by_the_command(command, plain, tmp_path, capsys):
+    path, _ = plain["dataclass"]
+    first, second = tmp_path / "first.pt", tmp_path / "second.pt"
+    assert command(path, "--to", "learned+tupe", "--out", first) == 0
+    assert command(first, "--to", "learned+tupe", "--positions", "31", "--out", second) == 2
+    assert "--fill tile or --fill interpolate" in capsys.readouterr().err
+    fill = ("--positions", "31", "--fill", "tile")
+    assert command(first, "--to", "same", *fill, "--out", second) == 0
+    assert printed_difference(capsys.readouterr().out) < 1e-5
+    assert load(second)["cfg"]["model"]["max_positions"] == 31
+
+
+def test_approximations_are_asked_for_and_measured(command, plain, tmp_path, capsys):
+    path, _ = plain["legacy"]
+    assert command(path, "--to", "rope", "--out", tmp_path / "no") == 2
+    assert "learned is dropped" in capsys.readouterr().err
+    for init in ("neutral", "fit"):
+        options = ("--approximate", "--init", init, "--out", tmp_path / init)
+        assert command(path, "--to", "m4", *options) == 0
+        text = capsys.readouterr().out
+        assert "exact     no" in text and "lost      learned is dropped" in text
+        assert printed_difference(text) > 1e-3 and "KL divergence" in text
+    assert "Before fitting: Maximum logit difference" in text
+    before, after = map(
+        float, re.search(r"m4 fitted in layer 0: .* by (\S+) before, (\S+)", text).groups()
+    )
+    assert after < before
+    assert command(path, "--to", "rope", "--init", "fit", "--out", tmp_path / "no") == 2
+    assert "rope has no table that is linear" in capsys.readouterr().err
+
+
+def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
+    path, _ = plain["legacy"]
+    short, other = tmp_path / "short.pt", tmp_path / "other.pt"
+    short.write_bytes(path.read_bytes()[:-2000])
+    torch.save({"weights": 1}, other)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").touch()
+    out = ("--out", tmp_path / "out")
+    cases = [
+        ((short, "--to", "m4", *out), "is truncated or no checkpoint: copy it again"),
+        ((other, "--to", "m4", *out), "is no fairseq checkpoint: it holds no model"),
+        ((tmp_path / "absent.pt", "--to", "m4", *out), "does not exist"),
+        ((tmp_path / "empty", "--to", "m4", *out), "has no config.json"),
+        ((path, "--to", "m4", "--out", path), "is or lies in the source"),
+        ((path, "--to", "m4", "--out", tmp_path / "there"), "exists: remove it"),
+        ((path, "--to", "m5", *out), "unknown position scheme 'm5'"),
+        ((path, "--to", "learned+rope", "--position-clip-distance", "3", *out), "does not apply"),
+        ((path, "--to", "learned", "--head", "x", *out), "--head chooses"),
+        ((path, "--to", "same", "--fill", "tile", *out), "source has 20 positions, and 20 are"),
+        (
+            (path, "--to", "rope", "--fill", "tile", "--positions", "30", "--approximate", *out),
+            "--fill tile: no table over absolute positions is kept",
+        ),
+        ((path, "--to", "learned+m4", "--init", "fit", *out), "is exact, and nothing is left to"),
+        ((path, "--to", "same", "--init", "own", *out), "--init own: no table is new"),
+        ((path, "--to", "hf-roberta", "--fill", "tile", *out), "--fill: convert to a scheme first"),
+        ((path, "--to", "hf-roberta", "--init", "fit", *out), "--init fit: convert to a scheme"),
+        ((path, "--to", "hf-roberta", "--positions", "9", *out), "--max-positions: convert to"),
+        ((path, "--to", "learned", "--data", tmp_path / "empty", *out), "holds neither dict.txt"),
+    ]
+    before = path.read_bytes()
+    for arguments, message in cases:
+        assert command(*arguments) == 2, arguments
+        error = capsys.readouterr().err
+        assert message in error and error.startswith("error: ") and error.count("\n") == 1, error
+        assert not (tmp_path / "out").exists()
+    assert path.read_bytes() == before
+    assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    """Text for masked_lm."""
+    return write_packed(tmp_path_factory.mktemp("packed"))
+
+
+def train(packed: Path, save_dir: Path, length: int, *more: str | Path) -> str:
+    """Train a tiny model for two updates."""
+    return call(
+        *("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, "--save-dir", save_dir),
+        *("--tokens-per-sample", length, "--max-update", "2", *more),
+    )
+
+
+@pytest.fixture(scope="module")
+def pretrained(packed, tmp_path_factory) -> dict[str, Path]:
+    """Plain and ours, on the text's dictionary, trained at 16 tokens: name to checkpoint."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    clip = ("--position-clip-distance", "8")
+    runs = {"learned": (), "m4": clip}
+    for scheme, options in runs.items():
+        train(packed, folder / scheme, 16, "--position-scheme", scheme, *options)
+    paths = {scheme: folder / scheme / "checkpoint_last.pt" for scheme in runs}
+    paths["plain"] = folder / "plain.pt"
+    torch.save(as_plain(load(paths["learned"])), paths["plain"])
+    return paths
+
+
+def as_plain(checkpoint: dict) -> dict:
+    """One of ours with learned positions as fairseq's own RoBERTa writes it."""
+    state = {}
+    for key, value in checkpoint["model"].items():
+        if key.endswith("positions.shared.0.table"):
+            value = torch.cat([value.new_zeros(2, value.size(1)), value])
+            key = "encoder.sentence_encoder.embed_positions.weight"
+        if not key.endswith("scheme_version"):
+            state[key] = value
+    options = {
+        key: value
+        for key, value in checkpoint["cfg"]["model"].items()
+        if not key.startswith(("position_", "segment_", "num_segments", "clamp", "attention_ba"))
+    }
+    checkpoint["cfg"]["model"] = options | {"_name": "roberta"}
+    return checkpoint | {"model": state}
+
+
+def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path):
+    start = ("--finetune-from-model", pretrained["plain"])
+    output = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start)
+    assert "(fairseq's roberta) on load" in output
+    assert "WARNING | relpos_fairseq.conversion.on_load | conversion: lost" in output
+    assert "learned is dropped" in output and "biases of q and k shifted as m4m starts" in output
+    again = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start, "--max-update", "3")
+    assert "conversion:" not in again, "a resume converts nothing"
+    assert "3 updates" in again or "num_updates: 3" in again
+
+
+def test_an_exact_conversion_on_load_starts_where_the_source_stood(packed, pretrained, tmp_path):
+    start = (
+        "--finetune-from-model",
+        pretrained["plain"],
+        "--lr",
+        "0",
+        "--segment-encoding",
+        "head",
+    )
+    output = train(packed, tmp_path, 16, "--position-scheme", "learned+rel_scalar", *start)
+    assert "conversion: exact     yes" in output
+    kept, made = load(pretrained["plain"])["model"], load(tmp_path / "checkpoint_last.pt")["model"]
+    for key, value in kept.items():
+        if "embed_positions" not in key and not key.endswith("sentence_encoder.version"):
+            assert torch.equal(value, made[key]), key
+    tables = [value for key, value in made.items() if "self_attn.position." in key]
+    assert tables and not any(table.any() for table in tables)
+
+
+def test_restore_file_never_converts(packed, pretrained, tmp_path):
+    reset = ("--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler")
+    with pytest.raises(ValueError, match="--finetune-from-model converts fairseq's RoBERTa"):
+        restore = ("--restore-file", pretrained["plain"])
+        train(packed, tmp_path / "a", 16, "--position-scheme", "m4", *restore, *reset)
+    with pytest.raises(ValueError, match=r"trained with \[m4 .* the flags say \[learned "):
+        restore = ("--restore-file", pretrained["m4"])
+        train(packed, tmp_path / "b", 16, "--position-scheme", "learned", *restore, *reset)
+
+
+def test_longer_input_than_in_pretraining(packed, pretrained, tmp_path):
+    """Huang's Table 4: 512 and clip 256, fine-tuned at 704; here 16 and 8, at 22."""
+    clip = ("--position-clip-distance", "8")
+    options = ("--finetune-from-model", pretrained["m4"], "--position-scheme", "m4", *clip)
+    output = train(packed, tmp_path / "m4", 22, *options)
+    assert "2 updates" in output or "num_updates: 2" in output
+    for source in ("learned", "plain"):
+        options = ("--finetune-from-model", pretrained[source], "--position-scheme", "learned")
+        with pytest.raises(ValueError, match="knows 16 absolute positions and 22 are wanted.*fill"):
+            train(packed, tmp_path / source, 22, *options)
+
+
+def test_flags_that_contradict_the_checkpoint_are_named(packed, pretrained, tmp_path):
+    start = ("--finetune-from-model", pretrained["plain"], "--position-scheme", "m4")
+    for flags, message in (
+        (("--layer-norm-eps", "1e-12"), "layer_norm_eps 1e-05, and the flags say 1e-12: give --la"),
+        (("--encoder-attention-heads", "4"), "encoder_attention_heads 2, and the flags say 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(packed, tmp_path / "run", 16, *start, *flags)
+    with pytest.raises(ValueError, match="is a folder: give the model.pt in it"):
+        train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)

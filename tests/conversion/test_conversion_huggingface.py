@@ -1,0 +1,420 @@
+"""Conversion from and to Hugging Face's BERT and RoBERTa, held against transformers itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.conversion import ROWS, config, random_state, shake
+from relpos_fairseq.conversion import ConversionError, hf_export, hf_model
+from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.hf_reference import Reference
+from relpos_fairseq.conversion.sources import Source, read_source
+from relpos_fairseq.conversion.vocabulary import (
+    Vocabulary,
+    of_checkpoint,
+    of_folder,
+    symbol_numbers,
+)
+from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.data.tokenizers import train_tokenizer
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "hidden_act": "gelu_new",
+}
+PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+PIECES += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwx"]  # 40 of them
+KINDS = ("absolute", "relative_key", "relative_key_query")
+
+
+def bert(folder: Path, kind: str, cls: str = "MaskedLM", **values):
+    """A random BERT with a WordPiece vocabulary, saved to `folder`."""
+    sizes = SIZES | {"max_position_embeddings": 24, "layer_norm_eps": 1e-6}
+    config = transformers.BertConfig(**sizes | values, position_embedding_type=kind)
+    model = getattr(transformers, f"BertFor{cls}")(config).eval()
+    shake(model)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    return model
+
+
+def roberta(folder: Path, kind: str = "absolute", cls: str = "MaskedLM", **values):
+    """A random RoBERTa without files of a tokenizer, saved to `folder`."""
+    sizes = SIZES | {"max_position_embeddings": 26, "hidden_act": "gelu", "type_vocab_size": 1}
+    config = transformers.RobertaConfig(**sizes | values, position_embedding_type=kind)
+    model = getattr(transformers, f"RobertaFor{cls}")(config).eval()
+    shake(model)
+    with torch.no_grad():
+        embeddings = model.roberta.embeddings
+        embeddings.position_embeddings.weight[:2] = 0
+        embeddings.token_type_embeddings.weight.zero_()  # as in the released models
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Probe, dict]:
+    """Outputs of transformers' model in its own order of rows, and ours, in fp64."""
+    segments = source.values["segment_encoding"] == "input"
+    probe = Probe.draw(source.rows, longest, segments)
+    rows = torch.tensor(source.vocabulary.rows)
+    types = torch.zeros_like(probe.tokens) if probe.segments is None else probe.segments
+    theirs = model.double()(
+        input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types
+    )
+    ours = outputs_of(build(source.values, source.state), probe.tokens, probe.segments)
+    return theirs, ours, probe, source.outputs(probe.tokens, probe.segments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bert_equals_transformers(tmp_path, kind):
+    model = bert(tmp_path, kind)
+    source = read_source(tmp_path)
+    theirs, ours, probe, reference = compared(model, source)
+    logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
+    assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-10
+    assert (reference["logits"] - logits)[probe.real].abs().max() < 1e-10
+    assert source.values["layer_norm_eps"] == 1e-6
+    assert source.values["segment_encoding"] == "input"
+    assert source.plan.name == {"absolute": "learned"}.get(kind, source.plan.name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_roberta_equals_transformers(tmp_path, kind):
+    model = roberta(tmp_path, kind)
+    source = read_source(tmp_path)
+    theirs, ours, probe, reference = compared(model, source)
+    # transformers' gelu keeps fp64, fairseq's rounds to fp32
+    assert (ours["logits"] - theirs.logits)[probe.real].abs().max() < 1e-5
+    assert (reference["logits"] - theirs.logits)[probe.real].abs().max() < 1e-10
+    assert source.values["segment_encoding"] == "none"
+    assert any("no tokenizer" in note for note in source.notes)
+
+
+def test_the_only_token_type_of_roberta_is_kept(tmp_path):
+    for kind, encoding in (("absolute", "none"), ("relative_key", "input")):
+        folder = tmp_path / kind
+        model = roberta(folder, kind)
+        with torch.no_grad():
+            model.roberta.embeddings.token_type_embeddings.weight.normal_()
+        model.save_pretrained(folder)
+        source = read_source(folder)
+        assert source.values["segment_encoding"] == encoding
+        reference = source.outputs(*_probe(source))
+        ours = outputs_of(build(source.values, source.state), *_probe(source))
+        assert (ours["logits"] - reference["logits"]).abs().max() < 1e-5
+
+
+def _probe(source):
+    tokens = torch.arange(4, 20)[None]
+    segments = source.values["segment_encoding"] == "input"
+    return tokens, torch.zeros_like(tokens) if segments else None
+
+
+HEADS = [
+    (bert, "SequenceClassification", "classification", "logits"),
+    (roberta, "SequenceClassification", "classification", "logits"),
+    (bert, "QuestionAnswering", "spans", None),
+    (roberta, "QuestionAnswering", "spans", None),
+]
+
+
+@pytest.mark.parametrize(("make", "cls", "ours_name", "theirs_name"), HEADS)
+def test_heads_come_along(tmp_path, make, cls, ours_name, theirs_name):
+    values = {"num_labels": 3} if theirs_name else {}
+    model = make(tmp_path, "absolute", cls, **values)
+    source = read_source(tmp_path)
+    theirs, ours, probe, reference = compared(model, source)
+    if theirs_name:
+        wanted, real = theirs.logits, slice(None)
+    else:
+        wanted, real = torch.stack([theirs.start_logits, theirs.end_logits], -1), probe.real
+    assert (ours[ours_name] - wanted)[real].abs().max() < 1e-5
+    assert (reference[ours_name] - wanted)[real].abs().max() < 1e-10
+    assert any("no masked LM head" in note for note in source.notes)
+
+
+def test_gpt2_numbers_are_not_taken_for_pieces(tmp_path):
+    """In fairseq's dict.txt "1" is the piece of number 1, though a piece "1" may exist."""
+    pieces = ["a", "0", "b", "1", "ab"]
+    (tmp_path / "encoder.json").write_text(json.dumps({p: n for n, p in enumerate(pieces)}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
+    (tmp_path / "dict.txt").write_text("".join(f"{n} 1\n" for n in (4, 1, 0, 2, 3)))
+    found = of_checkpoint(sorted(tmp_path.iterdir()), 10)
+    assert found.rows == list(range(10)) and not found.files
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for name, text in found.made.items():
+        (folder / name).write_text(text)
+    theirs = transformers.RobertaTokenizer.from_pretrained(folder)
+    assert theirs("ab0")["input_ids"] == [0, 4, 5, 2] and theirs.mask_token_id == 9
+    again = of_folder(folder, {"vocab_size": 10, "model_type": "roberta"}, [])
+    assert again.rows == list(range(10)) and again.symbols == ["ab", "0", "a", "b", "1"]
+
+
+def test_only_newlines_end_a_line_of_the_dictionary(tmp_path):
+    (tmp_path / "dict.txt").write_text("\u2028 1\nb 1\n", encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n\u2028\nb\n")
+    found = of_checkpoint(sorted(tmp_path.iterdir()), 7)
+    assert found.symbols == ["\u2028", "b"] and found.rows == [2, 0, 3, 1, 5, 6, 4]
+
+
+def test_heads_have_the_names_that_the_tasks_ask_for():
+    """A head of another name would be left out, and fine-tuning begin with a new one."""
+    from fairseq.criterions.sentence_prediction import SentencePredictionConfig
+
+    from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
+
+    assert hf_model.SPAN_HEAD == QuestionAnsweringConfig().span_head_name
+    assert hf_model.HEAD == SentencePredictionConfig().classification_head_name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
+    first = tmp_path / "first"
+    model = (bert if family == "bert" else roberta)(first, kind)
+    source = read_source(first)
+    config, weights, report = hf_export.export(source, family, source.vocabulary, None)
+    assert report.exact
+    second = tmp_path / "second"
+    second.mkdir()
+    hf_export.save(second, config, weights)
+    auto = getattr(transformers, config["architectures"][0])
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    back, loading = auto.from_pretrained(second, output_loading_info=True)
+    assert not loading["unexpected_keys"] and not loading["mismatched_keys"]
+    ids = torch.arange(4, 24)[None]
+    again = auto(model.config)
+    again.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(again.eval()(ids).logits, back.eval()(ids).logits)
+    for name, value in model.state_dict().items():
+        unused = kind != "absolute" and "position_embeddings" in name
+        assert unused or torch.equal(value.float(), back.state_dict()[name]), name
+
+
+def test_bert_vocabulary_in_fairseqs_order(tmp_path):
+    bert(tmp_path, "absolute")
+    vocabulary = read_source(tmp_path).vocabulary
+    assert vocabulary.rows[:4] == [3, 0, 4, 2] and vocabulary.rows[-1] == 5
+    assert vocabulary.symbols[:3] == ["[unused0]", "a", "b"]
+    assert sorted(vocabulary.rows) == list(range(40))
+    table = torch.randn(40, 3)
+    assert torch.equal(vocabulary.put(vocabulary.take(table)), table)
+
+
+def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
+    """Also after training, which forgets where the checkpoint came from."""
+    from fairseq.data import Dictionary
+
+    from relpos_fairseq.conversion.command import Job, to_huggingface, to_ours
+    from relpos_fairseq.data.tokenizers import load_tokenizer
+
+    folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))
+    model = bert(folder, "relative_key_query")
+    out.mkdir()
+    back.mkdir()
+    source = read_source(folder)
+    to_ours(Job("m4", {}), source, lambda line: None)(out)
+    dictionary = Dictionary.load(str(out / "dict.txt"))
+    tokenizer = load_tokenizer(out)
+    tokenizer.check_dictionary(dictionary.indices, "dict.txt")
+    assert len(dictionary) + 1 == source.rows
+    assert tokenizer.encode("A bad").pieces == ["a", "b", "##a", "##d"]
+    again = read_source(out / "model.pt")
+    assert again.source_rows == source.vocabulary.rows
+    assert of_checkpoint(again.files, again.rows).rows == source.vocabulary.rows
+    to_huggingface(Job("hf-bert", {}), again, lambda line: None)(back)
+    assert (back / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
+    assert not (back / "dict.txt").exists()
+    ids = torch.arange(40)[None, :24]
+    loaded = transformers.BertForMaskedLM.from_pretrained(back).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
+    """Ours has pieces alone; transformers needs the special symbols where the model has them."""
+    ours, out = tmp_path / "ours", tmp_path / "out"
+    ours.mkdir()
+    out.mkdir()
+    own = train_tokenizer(kind, ours, texts=["the red cat sat on the mat"] * 3, vocab_size=300)
+    rows = ["<s>", "<pad>", "</s>", "<unk>", *own.symbols, "<mask>"]
+    found = of_checkpoint(sorted(ours.iterdir()), len(rows), token_types=True)
+    for name, text in found.made.items():
+        (out / name).write_text(text)
+    assert not found.files and sorted(found.rows) == list(range(len(rows)))
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    middle = ["</s>"] if kind == "wordpiece" else ["</s>", "</s>"]
+    first, second = (own.encode(text).pieces for text in ("the cat", "red mat"))
+    pieces = ["<s>", *first, *middle, *second, "</s>"]
+    encoded = theirs("the cat", "red mat")
+    assert encoded["input_ids"] == [found.rows[rows.index(piece)] for piece in pieces]
+    types = [0] * (1 + len(first) + len(middle)) + [1] * (len(second) + 1)
+    assert encoded["token_type_ids"] == types
+    assert theirs.mask_token_id == found.rows[-1] and theirs.pad_token_id == found.rows[1]
+    again = of_folder(out, {"vocab_size": len(rows), "model_type": "bert"}, [])
+    assert again.rows == found.rows and again.symbols == own.symbols
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_tokenizer_that_bert_does_not_read_is_left_out(tmp_path, named):
+    """Unless its settings name the class that does."""
+    from relpos_fairseq.conversion.command import Job, to_huggingface
+
+    values = config("learned", activation_fn="gelu")
+    files = [tmp_path / name for name in ("vocab.json", "merges.txt", "tokenizer_config.json")]
+    for path in files:
+        path.write_text('{"tokenizer_class": "RobertaTokenizer"}' if named else "{}")
+    for family in ("bert", "roberta"):
+        source = Source("ours", tmp_path, random_state(values), values)
+        source.files, source.source_rows = files, list(range(ROWS))
+        source.outputs = partial(outputs_of, build(source.values, source.state))
+        said: list[str] = []
+        (tmp_path / family).mkdir()
+        to_huggingface(Job(f"hf-{family}", {}), source, said.append)(tmp_path / family)
+        left_out = family == "bert" and not named
+        written = {path.name for path in (tmp_path / family).iterdir()}
+        assert {path.name for path in files}.isdisjoint(written) == left_out
+        assert any("merges.txt" in line and "hf-roberta" in line for line in said) == left_out
+
+
+def test_sentencepiece_is_counted_as_xlm_roberta_does(tmp_path):
+    """Transformers' XLMRobertaTokenizer is the oracle: fairseq's symbols, pieces, <mask>."""
+    import sentencepiece
+
+    text = tmp_path / "text"
+    text.write_text("the red cat sat on the mat\nwhere is the dog of the old man\n" * 30)
+    model = tmp_path / "folder"
+    model.mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(model / "sentencepiece.bpe"), vocab_size=24
+    )
+    (model / "sentencepiece.bpe.vocab").unlink()
+    numbers = symbol_numbers(model)
+    oracle = transformers.XLMRobertaTokenizer(str(model / "sentencepiece.bpe.model"))
+    for piece in ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "▁the", "▁", "e"):
+        if piece in numbers:
+            assert numbers[piece] == oracle.convert_tokens_to_ids(piece), piece
+    config = {"vocab_size": len(numbers), "model_type": "xlm-roberta"}
+    assert of_folder(model, config, []).rows == list(range(len(numbers)))
+
+
+def test_a_vocabulary_without_mask_gets_one():
+    vocabulary = Vocabulary(["a"], [0, 1, 2, 3, 4, -1])
+    taken = vocabulary.take(torch.ones(5, 2))
+    assert taken.shape == (6, 2) and taken[-1].eq(0).all()
+    assert vocabulary.put(taken).shape == (5, 2)
+
+
+def test_rows_beyond_the_vocabulary_are_madeupwords(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    notes: list[str] = []
+    vocabulary = of_folder(tmp_path, {"vocab_size": 43, "model_type": "bert"}, notes)
+    assert vocabulary.symbols[-3:] == ["madeupword0000", "madeupword0001", "madeupword0002"]
+    assert "3 rows without a symbol" in notes[0]
+    with pytest.raises(ConversionError, match="numbers 2 symbols beyond the model's 38 rows"):
+        of_folder(tmp_path, {"vocab_size": 38, "model_type": "bert"}, notes)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A BERT in several files."""
+    folder = tmp_path_factory.mktemp("saved")
+    model = bert(folder, "relative_key_query")
+    model.save_pretrained(folder, max_shard_size="8KB")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
+    whole = hf_model.read(saved)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    model = transformers.BertForMaskedLM.from_pretrained(saved)
+    model.save_pretrained(tmp_path, safe_serialization=False)
+    shutil.copy(saved / "vocab.txt", tmp_path)
+    pickled = hf_model.read(tmp_path)
+    for name, value in whole.weights.items():
+        assert torch.equal(value, pickled.weights[name]), name
+
+
+BROKEN = [
+    (lambda f: (f / "config.json").unlink(), "holds no|no config.json|missing"),
+    (lambda f: (f / "config.json").write_text("{"), "truncated or no JSON"),
+    (lambda f: _config(f, model_type="gpt2"), "only bert, roberta, xlm-roberta are converted"),
+    (lambda f: _config(f, num_hidden_layers=3), "lacks 17 tensors|lacks .* tensors"),
+    (lambda f: _config(f, num_hidden_layers=1), "tensors that no bert has here"),
+    (lambda f: _config(f, vocab_size=50), r"word_embeddings.weight is \(40, 16\)"),
+    (lambda f: _config(f, vocab_size="many"), "vocab_size 'many': a whole number is needed"),
+    (lambda f: _config(f, num_attention_heads=3), "no multiple of num_attention_heads 3"),
+    (lambda f: _config(f, hidden_act="swish"), "hidden_act 'swish' is none of"),
+    (lambda f: _config(f, position_embedding_type="rotary"), "'rotary' is none of absolute"),
+    (lambda f: _config(f, is_decoder=True), "is a decoder"),
+    (lambda f: next(iter(f.glob("model-00002*"))).unlink(), "lacks model-00002.* of the"),
+    (lambda f: _truncate(next(iter(f.glob("model-00001*")))), "is truncated or no file of weights"),
+    (lambda f: (f / "vocab.txt").write_text("[UNK]\na\n"), "has no <s> .BERT's .CLS"),
+]
+
+
+def _config(folder: Path, **values) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_a_broken_folder_is_one_clear_error(saved, tmp_path, number):
+    spoil, message = BROKEN[number]
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    spoil(folder)
+    with pytest.raises(ConversionError, match=message):
+        read_source(folder)
+
+
+def test_what_huggingface_cannot_express_is_refused(tmp_path):
+    def export(values: dict, family: str = "bert") -> None:
+        source = Source("ours", tmp_path, random_state(values), values)
+        hf_export.export(source, family, Vocabulary([], list(range(23))), None)
+
+    for scheme in ("rope", "shaw", "rel_scalar", "learned+m4"):
+        with pytest.raises(ConversionError, match="relative_key_query .m4. alone"):
+            export(config(scheme))
+    with pytest.raises(ConversionError, match="segments a head"):
+        export(config("learned", segment_encoding="head"))
+    with pytest.raises(ConversionError, match="gelu_accurate in RoBERTa's LM head"):
+        export(config("learned"), "roberta")
+    export(config("m4", position_clip_distance="3"))
+
+
+def test_reference_reads_positions_by_query_minus_key(saved):
+    """The one sign that decides: a table that differs from its mirror image."""
+    model = hf_model.read(saved)
+    tokens, padding = torch.arange(6, 16)[None], torch.zeros(1, 10, dtype=torch.bool)
+    first = Reference(model.config, model.weights, "bert.")
+    mirrored = dict(model.weights)
+    for name, value in model.weights.items():
+        if "distance_embedding" in name:
+            mirrored[name] = value.flip(0)
+    second = Reference(model.config, mirrored, "bert.")
+    types = torch.zeros_like(tokens)
+    apart = first.features(tokens, padding, types) - second.features(tokens, padding, types)
+    assert apart.abs().max() > 1e-3

@@ -1,0 +1,342 @@
+"""The built-in English-German grammar and its corpus."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from helpers import ROOT
+from relpos_fairseq.data.grammar import (
+    NP,
+    PP,
+    Clause,
+    Corpus,
+    GrammarError,
+    Relative,
+    Sampler,
+    Sentence,
+    build,
+    clause,
+    np,
+    translate,
+    write,
+)
+
+SIZES = {"train": 1500, "valid": 100, "test": 100, "test_long": 60}
+KNOWN = [
+    "yesterday the bird slept in the garden .",
+    "my children run .",
+    "the old horses have heard the bird and the mouse .",
+]
+SCRIPT = ROOT / "scripts" / "make_corpus.py"
+
+MAN, WOMAN, DOG, CAT, DOOR, BOOK = map(np, ("man", "woman", "dog", "cat", "door", "book"))
+HE, SHE, THEY = map(np, ("he", "she", "they"))
+GAP, GAPS = NP(), NP(plural=True)
+IN_GARDEN = PP("in", np("garden"))
+SEES_DOG = clause(MAN, "see", obj=DOG)
+OPENS = clause(MAN, "open", obj=DOOR)
+
+
+def main(subject: NP, verb: str, **features: object) -> Sentence:
+    """A sentence of one clause."""
+    return Sentence(clause(subject, verb, **features))
+
+
+def says(*complement: Clause, verb: str = "say", word: str = "that") -> Sentence:
+    """A sentence about what the woman says or asks."""
+    return main(WOMAN, verb, complementizer=word, complement=complement)
+
+
+def where(word: str, adverbial: Clause, first: bool = False) -> Sentence:
+    """A sentence with an adverbial clause; the woman laughs in the main clause."""
+    return Sentence(clause(WOMAN, "laugh"), "", word, adverbial, first)
+
+
+def that(head: str, role: str, inner: Clause, **features: bool) -> NP:
+    """A noun phrase with a relative clause."""
+    return np(head, relative=Relative(inner, role), **features)
+
+
+ORDER = [
+    (Sentence(SEES_DOG), "the man sees the dog .", "der Mann sieht den Hund ."),
+    (main(DOG, "see", obj=MAN), "the dog sees the man .", "der Hund sieht den Mann ."),
+    (
+        main(MAN, "see", obj=DOG, time="today", front="time"),
+        "today the man sees the dog .",
+        "heute sieht der Mann den Hund .",
+    ),
+    (
+        main(MAN, "see", obj=DOG, place=IN_GARDEN, time="now", front="place"),
+        "in the garden the man sees the dog now .",
+        "im Garten sieht der Mann den Hund jetzt .",
+    ),
+    (
+        main(MAN, "work", manner="quietly", place=IN_GARDEN, time="in the evening"),
+        "the man works quietly in the garden in the evening .",
+        "der Mann arbeitet am Abend leise im Garten .",
+    ),
+    (
+        main(MAN, "buy", obj=np("apple", "a"), time="every day"),
+        "the man buys an apple every day .",
+        "der Mann kauft jeden Tag einen Apfel .",
+    ),
+    (
+        main(MAN, "buy", obj=BOOK, time="every day"),
+        "the man buys the book every day .",
+        "der Mann kauft das Buch jeden Tag .",
+    ),
+    (says(SEES_DOG), "the woman says that the man sees the dog .",
+     "die Frau sagt , dass der Mann den Hund sieht ."),
+    (says(SEES_DOG, verb="ask", word="whether"), "the woman asks whether the man sees the dog .",
+     "die Frau fragt , ob der Mann den Hund sieht ."),
+    (where("because", SEES_DOG), "the woman laughs because the man sees the dog .",
+     "die Frau lacht , weil der Mann den Hund sieht ."),
+    (where("although", SEES_DOG, True), "although the man sees the dog , the woman laughs .",
+     "obwohl der Mann den Hund sieht , lacht die Frau ."),
+    (where("when", SEES_DOG), "the woman laughs when the man sees the dog .",
+     "die Frau lacht , wenn der Mann den Hund sieht ."),
+    (where("when", clause(MAN, "see", tense="past", obj=DOG)),
+     "the woman laughs when the man saw the dog .",
+     "die Frau lacht , als der Mann den Hund gesehen hat ."),
+    (Sentence(SEES_DOG, coordinator="but", second=main(SHE, "wait", time="now", front="time")),
+     "the man sees the dog , but now she waits .",
+     "der Mann sieht den Hund , aber jetzt wartet sie ."),
+    (says(OPENS, clause(DOG, "sleep")),
+     "the woman says that the man opens the door and that the dog sleeps .",
+     "die Frau sagt , dass der Mann die Tür aufmacht und dass der Hund schläft ."),
+    (Sentence(SEES_DOG, "whether"), "does the man see the dog ?", "sieht der Mann den Hund ?"),
+    (Sentence(clause(GAP, "see", obj=DOG), "who"), "who sees the dog ?", "wer sieht den Hund ?"),
+    (Sentence(clause(MAN, "see", obj=GAP), "who"), "who does the man see ?",
+     "wen sieht der Mann ?"),
+    (Sentence(clause(MAN, "help", obj=GAP), "who"), "who does the man help ?",
+     "wem hilft der Mann ?"),
+    (Sentence(OPENS, "when"), "when does the man open the door ?",
+     "wann macht der Mann die Tür auf ?"),
+]  # fmt: skip
+
+VERBS = [
+    (Sentence(OPENS), "the man opens the door .", "der Mann macht die Tür auf ."),
+    (where("because", OPENS), "the woman laughs because the man opens the door .",
+     "die Frau lacht , weil der Mann die Tür aufmacht ."),
+    (main(MAN, "open", tense="perfect", obj=DOOR), "the man has opened the door .",
+     "der Mann hat die Tür aufgemacht ."),
+    (main(MAN, "open", tense="must", obj=DOOR), "the man must open the door .",
+     "der Mann muss die Tür aufmachen ."),
+    (says(clause(MAN, "open", tense="want", obj=DOOR)),
+     "the woman says that the man wants to open the door .",
+     "die Frau sagt , dass der Mann die Tür aufmachen will ."),
+    (main(THEY, "pick up", obj=HE), "they pick him up .", "sie holen ihn ab ."),
+    (main(THEY, "pick up", obj=CAT), "they pick up the cat .", "sie holen die Katze ab ."),
+    (main(MAN, "go", tense="perfect", place=PP("into", np("kitchen"))),
+     "the man has gone into the kitchen .", "der Mann ist in die Küche gegangen ."),
+    (main(MAN, "go", tense="past", place=PP("into", np("house")), time="yesterday"),
+     "the man went into the house yesterday .", "der Mann ist gestern ins Haus gegangen ."),
+    (main(np("man", plural=True), "buy", tense="past", obj=BOOK), "the men bought the book .",
+     "die Männer haben das Buch gekauft ."),
+    (main(MAN, "give", obj=BOOK, recipient=WOMAN), "the man gives the woman the book .",
+     "der Mann gibt der Frau das Buch ."),
+    (main(MAN, "give", obj=BOOK, recipient=WOMAN, recipient_last=True),
+     "the man gives the book to the woman .", "der Mann gibt der Frau das Buch ."),
+    (main(MAN, "send", tense="future", obj=np("letter", "a"), recipient=SHE),
+     "the man will send her a letter .", "der Mann wird ihr einen Brief schicken ."),
+    (main(WOMAN, "listen to", obj=np("child")), "the woman listens to the child .",
+     "die Frau hört dem Kind zu ."),
+    (main(MAN, "see", negated=True, obj=DOG, place=IN_GARDEN),
+     "the man does not see the dog in the garden .",
+     "der Mann sieht den Hund nicht im Garten ."),
+    (main(MAN, "see", negated=True, obj=np("dog", "a")), "the man does not see a dog .",
+     "der Mann sieht keinen Hund ."),
+    (main(MAN, "open", negated=True, tense="past", obj=DOOR), "the man did not open the door .",
+     "der Mann hat die Tür nicht aufgemacht ."),
+    (main(DOOR, "be", negated=True, predicate="big"), "the door is not big .",
+     "die Tür ist nicht groß ."),
+]  # fmt: skip
+
+SMALL_DOGS = np("dog", "many", "small", plural=True)
+NOUNS = [
+    (main(np("dog", "the", "small"), "sleep"), "the small dog sleeps .",
+     "der kleine Hund schläft ."),
+    (main(np("dog", "a", "small"), "sleep"), "a small dog sleeps .",
+     "ein kleiner Hund schläft ."),
+    (main(MAN, "see", obj=np("dog", "the", "small")), "the man sees the small dog .",
+     "der Mann sieht den kleinen Hund ."),
+    (main(MAN, "help", obj=np("dog", "a", "small")), "the man helps a small dog .",
+     "der Mann hilft einem kleinen Hund ."),
+    (main(MAN, "see", obj=np("horse", "my", "old")), "the man sees my old horse .",
+     "der Mann sieht mein altes Pferd ."),
+    (main(MAN, "help", obj=np("cat", "his", "small")), "the man helps his small cat .",
+     "der Mann hilft seiner kleinen Katze ."),
+    (main(SMALL_DOGS, "see", obj=SMALL_DOGS), "many small dogs see many small dogs .",
+     "viele kleine Hunde sehen viele kleine Hunde ."),
+    (main(MAN, "follow", obj=SMALL_DOGS), "the man follows many small dogs .",
+     "der Mann folgt vielen kleinen Hunden ."),
+    (main(np("boy", "this"), "see", obj=np("boy", "this")), "this boy sees this boy .",
+     "dieser Junge sieht diesen Jungen ."),
+    (main(MAN, "carry", tense="can", obj=np("kitchen table")),
+     "the man can carry the kitchen table .", "der Mann kann den Küchentisch tragen ."),
+    (main(MAN, "close", obj=np("garden door")), "the man closes the garden door .",
+     "der Mann macht die Gartentür zu ."),
+    (main(np("man", conjunct=WOMAN), "wait", place=PP("behind", np("house", "a", "old"))),
+     "the man and the woman wait behind an old house .",
+     "der Mann und die Frau warten hinter einem alten Haus ."),
+    (main(that("dog", "subject", clause(GAP, "see", obj=CAT)), "sleep"),
+     "the dog that sees the cat sleeps .", "der Hund , der die Katze sieht , schläft ."),
+    (main(that("dog", "object", clause(CAT, "see", obj=GAP)), "sleep"),
+     "the dog that the cat sees sleeps .", "der Hund , den die Katze sieht , schläft ."),
+    (main(that("woman", "object", clause(MAN, "help", obj=GAP)), "sleep"),
+     "the woman who the man helps sleeps .", "die Frau , der der Mann hilft , schläft ."),
+    (main(MAN, "see", obj=that("child", "subject", clause(GAPS, "sleep"), plural=True)),
+     "the man sees the children who sleep .", "der Mann sieht die Kinder , die schlafen ."),
+    (main(MAN, "visit", tense="perfect",
+          obj=that("house", "place", clause(SHE, "work", tense="past"))),
+     "the man has visited the house in which she worked .",
+     "der Mann hat das Haus , in dem sie gearbeitet hat , besucht ."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sentence", "en", "de"), ORDER + VERBS + NOUNS, ids=lambda value: str(value)[:40]
+)
+def test_translation(sentence: Sentence, en: str, de: str) -> None:
+    assert translate(sentence) == (en, de)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return build(seed=3, **SIZES)
+
+
+def test_same_seed_same_corpus(corpus: Corpus) -> None:
+    assert build(seed=3, **SIZES) == corpus
+    assert build(seed=4, train=50, valid=0, test=0, test_long=0)["train"] != corpus["train"][:50]
+
+
+def test_known_stream() -> None:
+    """The corpus of a seed does not change from one Python to another."""
+    sampler = Sampler(1)
+    drawn = [translate(sampler.sentence())[0] for _ in range(3)]
+    assert drawn == KNOWN
+
+
+def test_sizes_and_distinct_pairs(corpus: Corpus) -> None:
+    assert {split: len(pairs) for split, pairs in corpus.items()} == SIZES
+    for pairs in corpus.values():
+        assert len(set(pairs)) == len(pairs)
+        assert len({en for en, _ in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_splits_share_no_sentence(corpus: Corpus, side: int) -> None:
+    splits = [{pair[side] for pair in pairs} for pairs in corpus.values()]
+    assert len(set().union(*splits)) == sum(map(len, splits))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_long_is_longer_than_all_training(corpus: Corpus, side: int) -> None:
+    longest = max(len(pair[side].split()) for pair in corpus["train"])
+    assert min(len(pair[side].split()) for pair in corpus["test_long"]) > longest
+
+
+def test_held_out_words_occur_in_training(corpus: Corpus) -> None:
+    words = {word for pair in corpus["train"] for side in pair for word in side.split()}
+    for split in ("valid", "test", "test_long"):
+        assert {word for pair in corpus[split] for side in pair for word in side.split()} <= words
+
+
+def test_vocabulary_and_lengths(corpus: Corpus) -> None:
+    for side in (0, 1):
+        sentences = [pair[side].split() for pair in corpus["train"]]
+        counts = Counter(word for sentence in sentences for word in sentence)
+        assert 200 <= len(counts) <= 400
+        assert 10 <= sum(map(len, sentences)) / len(sentences) <= 14
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_one_translation_for_each_sentence(long: bool) -> None:
+    sampler = Sampler(5, long)
+    translations: dict[str, str] = {}
+    for _ in range(800 if long else 5000):
+        en, de = translate(sampler.sentence())
+        assert translations.setdefault(en, de) == de
+        assert " , ." not in de and " , ," not in de and "  " not in en + de
+
+
+def test_order_matters() -> None:
+    """Who sees whom is said by the order alone: nouns meet as subject and object both ways."""
+    sampler, pairs = Sampler(6), set()
+    for _ in range(5000):
+        main = sampler.sentence().main
+        if main.obj is not None and main.obj.noun and main.subject.noun:
+            pairs.add((main.subject.noun.en, main.obj.noun.en))
+    assert sum((b, a) in pairs for a, b in pairs if a != b) > 100
+
+
+def test_too_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relpos_fairseq.data.grammar.corpus._MAX_DRAWS_PER_PAIR", 2)
+    with pytest.raises(GrammarError, match="ask for fewer"):
+        build(seed=1, train=1, valid=50, test=1, test_long=1)
+
+
+def test_write(corpus: Corpus, tmp_path: Path) -> None:
+    write(corpus, tmp_path / "a")
+    names = {f"{split}.{side}" for split in SIZES for side in ("en", "de")}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names
+    lines = (tmp_path / "a" / "test.de").read_bytes().decode("utf-8").splitlines()
+    assert lines == [de for _, de in corpus["test"]]
+
+
+def test_failed_write_leaves_old_files(corpus: Corpus, tmp_path: Path) -> None:
+    old = tmp_path / "train.en"
+    old.write_text("old\n")
+    with pytest.raises(TypeError):
+        write({"train": corpus["train"], "valid": [(1, 2)]}, tmp_path)  # type: ignore
+    assert old.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the command."""
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+SMALL = ("--train", 300, "--valid", 5, "--test", 5, "--test-long", 2)
+
+
+def test_command(tmp_path: Path) -> None:
+    done = run("--out", tmp_path, "--seed", 2, *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [
+        ["file", "pairs"],
+        ["train.en", "300"],
+    ]
+    expected = build(2, 300, 5, 5, 2)
+    assert (tmp_path / "train.de").read_text("utf-8").splitlines() == [
+        de for _, de in expected["train"]
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--train", 0), ("--train", "x"), ("--seed", -1), ("--test-long", -3), ("--none", 1)],
+)
+def test_bad_arguments(tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    (tmp_path / "train.en").write_text("old\n")
+    done = run("--out", tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "train.en").read_text() == "old\n"
+
+
+def test_out_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("old\n")
+    done = run("--out", tmp_path / "f", *SMALL)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "f").read_text() == "old\n"

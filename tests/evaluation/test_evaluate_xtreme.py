@@ -1,0 +1,262 @@
+"""evaluate_xtreme.py: every language that is there, one table, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import data_utils
+
+from helpers import ROOT
+from helpers.commands import call, load
+from helpers.glue_data import write_tokenizer, write_xnli
+from helpers.roberta import ARCH, OPTIMIZE
+from relpos_fairseq.cli import convert_checkpoint, evaluate_qa, evaluate_xtreme, prepare_glue
+from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.evaluation.xtreme import xnli
+from relpos_fairseq.evaluation.xtreme.files import question_files
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """XNLI of English and German, prepared."""
+    folder = tmp_path_factory.mktemp("xnli")
+    tokenizer, raw = write_tokenizer(folder / "tokenizer"), write_xnli(folder / "raw", "xtreme")
+    prepare_glue.main(
+        [str(raw), "--tokenizer", str(tokenizer), "--out", str(folder), "--tasks", "XNLI",
+         "--workers", "1"]
+    )  # fmt: skip
+    return folder / "XNLI"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data) -> Path:
+    """A classifier that has learned little, with segments."""
+    folder = tmp_path_factory.mktemp("model")
+    call(
+        *("train", str(data), *ARCH, *OPTIMIZE, "--max-update", "6", "--batch-size", "4"),
+        *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
+        *("--num-classes", "3", "--init-token", "0", "--separator-token", "2"),
+        *("--max-positions", "40", "--segment-encoding", "head", "--save-dir", str(folder)),
+        *("--position-scheme", "rel_scalar", "--classification-head-name", "nli"),
+    )
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, data, model) -> Path:
+    out = tmp_path_factory.mktemp("evaluated") / "out"
+    evaluate_xtreme.main(["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)])
+    return out
+
+
+def test_accuracy_is_fairseqs_own(evaluated, data, model):
+    found = json.loads((evaluated / "xtreme.json").read_text())["XNLI"]
+    assert set(found) == {"en", "de"}
+    for language, accuracy in found.items():
+        output = call(
+            *("validate", str(data), "--user-dir", str(ROOT / "relpos_fairseq")),
+            *("--path", str(model), "--valid-subset", f"test_{language}", "--batch-size", "3"),
+            *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
+            *("--num-classes", "3", "--init-token", "0", "--separator-token", "2", "--cpu"),
+            *("--max-positions", "40", "--classification-head-name", "nli"),
+            *("--log-format", "json", "--num-workers", "0"),
+        )
+        line = next(line for line in output.splitlines() if "valid_accuracy" in line
+                    or f"test_{language}_accuracy" in line or '"accuracy"' in line)  # fmt: skip
+        values = json.loads(line[line.index("{") :])
+        logged = next(value for name, value in values.items() if name.endswith("accuracy"))
+        assert float(logged) == pytest.approx(accuracy, abs=0.01)
+
+
+def test_predictions_are_a_label_a_line(evaluated):
+    lines = (evaluated / "XNLI" / "test-de.tsv").read_text().splitlines()
+    assert len(lines) == 8 and set(lines) <= {"contradiction", "entailment", "neutral"}
+
+
+def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model):
+    """Beside labelled ones, and alone, where validation sets are scored."""
+    some, none = tmp_path / "some", tmp_path / "none"
+    for folder, languages in ((some, ("de",)), (none, ("de", "en"))):
+        shutil.copytree(data, folder)
+        for name in languages:
+            for path in (folder / "label").glob(f"test_{name}.*"):
+                path.unlink()
+        evaluate_xtreme.main(
+            ["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)]
+        )
+    found = json.loads((some / "out" / "xtreme.json").read_text())["XNLI"]
+    assert found["de"] is None and found["en"] is not None
+    table = (some / "out" / "xtreme.md").read_text()
+    assert re.search(r"\| de +\| no labels +\|", table)
+    assert f"| {found['en']:.2f} " in next(row for row in table.splitlines() if "| mean " in row)
+    written = {path.name for path in (none / "out" / "XNLI").iterdir()}
+    assert written == {"dev-en.tsv", "test-en.tsv", "test-de.tsv"}
+    found = json.loads((none / "out" / "xtreme.json").read_text())["XNLI"]
+    assert found["de"] is None and found["en"] is not None
+
+
+def test_table_has_english_first_and_zero_shot_means(evaluated):
+    results = {
+        "XNLI": {"en": 80.0, "de": 70.0, "zh": 60.0},
+        "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
+    }
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in evaluate_xtreme.by_language(results).splitlines()]  # fmt: skip
+    assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
+    assert rows[2:] == [
+        ["en", "80.00", "-"],
+        ["ar", "-", "30.00 / 20.00"],
+        ["de", "70.00", "50.00 / 40.00"],
+        ["zh", "60.00", "-"],
+        ["mean", "70.00", "40.00 / 30.00"],
+        ["mean without English", "65.00", "40.00 / 30.00"],
+    ]
+
+
+def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def fake(argv):
+        asked.append(argv)
+        out = Path(argv[argv.index("--out") + 1])
+        names = [Path(part).name for part in argv if part.endswith((".json", ".json.gz"))]
+        numbers = {name.split(".json")[0]: {"f1": 50.0, "exact": 40.0, "total": 3}
+                   for name in names}  # fmt: skip
+        (out / "results.json").write_text(json.dumps(numbers))
+
+    monkeypatch.setattr(evaluate_qa, "main", fake)
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"x")
+    for name in (  # fmt: skip
+        "xquad.en.json",
+        "xquad.de.json.gz",
+        "test-context-de-question-de.json",
+        "dev-context-de-question-de.json",
+        "test-context-de-question-en.json",
+    ):
+        (tmp_path / name).write_text(name)
+    given = ["--out", str(tmp_path / "out"), "--qa-model", str(model),
+             "--xquad", str(tmp_path), "--mlqa", str(tmp_path)]  # fmt: skip
+    for _ in range(2):
+        evaluate_xtreme.main(given)
+    assert len(asked) == 2
+    assert [argv[argv.index("--metric") + 1] for argv in asked] == ["squad", "mlqa"]
+    assert [Path(part).name for part in asked[1] if part.endswith(".json")] == [
+        "test-context-de-question-de.json"
+    ]
+    assert "unchanged" in capsys.readouterr().out
+    (tmp_path / "xquad.de.json.gz").write_text("other")
+    evaluate_xtreme.main(given)
+    assert len(asked) == 3
+
+
+def test_file_names_of_every_data_set(tmp_path):
+    names = {
+        "XQuAD": {"xquad.el.json": "el", "xquad.en.json.gz": "en"},
+        "TyDiQA-GoldP": {"tydiqa.ar.dev.json": "ar", "tydiqa.goldp.fi.dev.json": "fi",
+                         "tydiqa-goldp-dev-korean.json": "ko",
+                         "tydiqa.en.train.json": None, "tydiqa-goldp-v1.1-dev.json": None},
+        "MLQA": {"dev-context-vi-question-vi.json": "vi", "test-context-vi-question-es.json": None},
+    }  # fmt: skip
+    for data_set, files in names.items():
+        folder = tmp_path / data_set
+        (folder / "inner").mkdir(parents=True)
+        for name in files:
+            (folder / "inner" / name).touch()
+        wanted = {language: name for name, language in files.items() if language}
+        found = {key: path.name for key, path in question_files(data_set, folder).items()}
+        assert found == wanted
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+@torch.no_grad()
+def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, kind):
+    """Its own separators, segments and order of labels; transformers is the oracle."""
+    transformers = pytest.importorskip("transformers")
+    labels = ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]
+    size = len((data / "input0" / "dict.txt").read_text().splitlines()) + 5
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=60, initializer_range=0.5,
+        type_vocab_size=2 if kind == "Bert" else 1, pad_token_id=0 if kind == "Bert" else 1,
+        id2label=dict(enumerate(labels)), label2id={name: n for n, name in enumerate(labels)},
+    )  # fmt: skip
+    theirs = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    given = [str(tmp_path / "theirs"), "--to", "same", "--out", str(tmp_path / "ours")]
+    assert run_command(convert_checkpoint.main, given) == 0
+    path = tmp_path / "ours" / "model.pt"
+    ours = xnli.Classifier(path, data, cpu=True)
+    predicted, right = ours.predict("test_de")
+    rows = load(path)["conversion"]["rows"]
+    first, second = (
+        data_utils.load_indexed_dataset(str(data / part / "test_de"))
+        for part in ("input0", "input1")
+    )
+    for index, answer in enumerate(predicted):
+        start, between = [0, *first[index].tolist()], [] if kind == "Bert" else [2]
+        rest = [*between, *second[index].tolist()]
+        ids = torch.tensor([[rows[number] for number in start + rest]])
+        types = torch.tensor([[0] * len(start) + [int(kind == "Bert")] * len(rest)])
+        logits = theirs(input_ids=ids, token_type_ids=types).logits
+        sample = torch.tensor([start + rest])
+        segments = types if kind == "Bert" else None
+        mine, _ = ours.model(sample, classification_head_name=ours.head, segments=segments)
+        assert torch.allclose(mine, logits, atol=1e-5)
+        assert answer == labels[int(logits.argmax())].lower()
+    assert len(set(predicted)) > 1 and set(right) <= set(ours.names)
+    # The folder is enough for fairseq's tools.
+    alone = xnli.Classifier(path, tmp_path / "ours", cpu=True)
+    assert alone.names == labels
+
+
+def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model):
+    given = [str(model), "--data", str(data), "--to", "learned+rel_scalar", "--approximate"]
+    assert run_command(convert_checkpoint.main, [*given, "--out", str(tmp_path / "out")]) == 0
+    path = tmp_path / "out" / "model.pt"
+    before, after = (load(one)["cfg"]["task"] for one in (model, path))
+    assert after == before | {"data": "."}
+    given[-2:] = ["same"]
+    assert run_command(convert_checkpoint.main, [*given, "--out", str(tmp_path / "same")]) == 0
+    paths = (tmp_path / "same" / "model.pt", model)
+    found, wanted = (xnli.Classifier(one, data).predict("test_de") for one in paths)
+    assert found == wanted
+
+
+def test_a_converted_classifier_of_other_classes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="predicts yes, no, and the data's labels are a, b"):
+        xnli.in_order(["yes", "no"], ["a", "b"], tmp_path)
+
+
+WRONG = {
+    "belong together: give both": ["--xnli-model", "MODEL"],
+    "one of --xquad, --mlqa, --tydiqa": ["--qa-model", "MODEL"],
+    "nothing to evaluate": [],
+    "there is no folder nowhere": ["--qa-model", "MODEL", "--xquad", "nowhere"],
+    "there is no checkpoint nothing.pt": ["--qa-model", "nothing.pt", "--xquad", "."],
+    "has no file of XQuAD's, such as xquad.de.json": ["--qa-model", "MODEL", "--xquad", "."],
+    "has no test_LANGUAGE": ["--xnli-model", "MODEL", "--xnli", "."],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_commands_are_one_line(tmp_path, capsys, monkeypatch, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "MODEL").write_bytes(b"")
+    assert run_command(evaluate_xtreme.main, ["--out", "out", *WRONG[message]]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and message in error[0]
+
+
+def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
+    """Before its task looks for a dictionary where none is."""
+    state = load(model)
+    state["cfg"]["task"] = {"_name": "masked_lm", "data": "."}
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="is no fine-tuned classifier.*masked_lm"):
+        xnli.Classifier(tmp_path / "model.pt", data)

@@ -1,0 +1,218 @@
+"""scripts/evaluate_length.py and scripts/benchmark_lm.py: equal predictions, honest tables."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers.commands import QUIET, USER_DIR, call
+from helpers.segment_corpus import TASK, TRAIN, train, write_corpus
+from relpos_fairseq.cli import benchmark_lm, evaluate_length
+from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.evaluation import language_model
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def recurrent(corpus, tmp_path_factory):
+    """A checkpoint with memory."""
+    folder = tmp_path_factory.mktemp("xl")
+    train(corpus, folder, "--max-update", "6", "--keep-interval-updates", "1")
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def absolute(corpus, tmp_path_factory):
+    """A checkpoint without memory, whose table has eight positions."""
+    folder = tmp_path_factory.mktemp("lm")
+    sizes = ["--decoder-layers", "1", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"]
+    call(
+        "train",
+        *(corpus, "--user-dir", USER_DIR, "--save-dir", folder, *TASK, *TRAIN, *QUIET, *sizes),
+        *("--arch", "relpos_transformer_lm_tiny", "--position-scheme", "learned"),
+        *("--decoder-attention-heads", "2", "--max-update", "4", "--keep-interval-updates", "1"),
+    )
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def subject(recurrent, corpus):
+    loaded = language_model.load_subject(recurrent, corpus, "valid")
+    return replace(loaded, model=loaded.model.double())
+
+
+def test_what_is_loaded(subject):
+    assert (subject.trained_length, subject.trained_memory) == (8, 10)
+    assert subject.longest is None and "transformer_xl" in subject.name
+    assert len(language_model.last_targets(subject, None)) == len(subject.tokens) - 1
+    with pytest.raises(ValueError, match="asked for the last 9999"):
+        language_model.last_targets(subject, 9999)
+
+
+@pytest.mark.parametrize(("context", "stride", "batch"), [(5, 1, 3), (7, 3, 2), (4, 4, 1)])
+def test_windows_score_each_token_with_its_context(subject, context, stride, batch):
+    """Against one forward pass a window, written out; from the stream's very beginning."""
+    targets = range(1, 30)
+    found = language_model.score_with_windows(subject, targets, context, stride, batch)
+    expected = 0.0
+    for start in range(1, 30, stride):
+        end = min(start + stride, 30)
+        inputs = torch.tensor(subject.tokens[max(0, end - 1 - context) : end - 1][None].copy())
+        subject.model.mem_len = 0
+        with torch.no_grad():
+            scores = subject.model(inputs.long())[0].log_softmax(-1)[0]
+        for target in range(start, end):
+            expected -= float(scores[target - end, int(subject.tokens[target])])
+    assert found.tokens == 29
+    assert found.nats == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize(("block", "rows"), [(3, 1), (8, 1), (5, 3), (100, 2)])
+def test_memory_that_covers_the_stream_equals_one_pass(subject, block, rows):
+    targets = range(len(subject.tokens) - 40, len(subject.tokens))
+    found = language_model.score_with_memory(subject, targets, block, 500, rows)
+    everything = len(subject.tokens) - 1
+    whole = language_model.score_with_windows(subject, targets, everything, len(targets))
+    assert found.tokens == whole.tokens == 40
+    assert found.nats == pytest.approx(whole.nats, rel=1e-7)  # fairseq's log_softmax is fp32
+
+
+def test_rows_change_nothing(subject):
+    """Every row is warmed up as far as its memory reaches, layer by layer."""
+    targets = range(len(subject.tokens) - 42, len(subject.tokens))
+    scores = [
+        language_model.score_with_memory(subject, targets, 1, 6, rows).nats for rows in (1, 3, 5)
+    ]
+    assert scores == pytest.approx([scores[0]] * 3, rel=1e-7)
+
+
+def points(folder) -> list[dict]:
+    with (folder / "length.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, monkeypatch):
+    arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
+    arguments += ["--lengths", "4,8,16", "--mem-lens", "0,10"]
+    assert run_command(evaluate_length.main, arguments) == 0
+    rows = points(tmp_path)
+    assert [(row["kind"], row["length"]) for row in rows] == [
+        *[("context", "4"), ("context", "8"), ("context", "16")],
+        *[("memory", "0"), ("memory", "10")],
+    ]
+    assert all(row["tokens"] == "40" and float(row["perplexity"]) > 1 for row in rows)
+    assert (tmp_path / "length.png").stat().st_size > 1000
+    before = capsys.readouterr().out
+    monkeypatch.setattr(evaluate_length, "score_with_windows", None)  # nothing is done twice
+    monkeypatch.setattr(evaluate_length, "score_with_memory", None)
+    assert run_command(evaluate_length.main, arguments) == 0
+    assert capsys.readouterr().out == before
+
+
+def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
+    arguments = [str(absolute), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
+    assert run_command(evaluate_length.main, arguments) == 0
+    rows = points(tmp_path)
+    assert [row["length"] for row in rows] == ["4", "8", "16", "32", "64", "128"]
+    assert [row["status"].startswith("cannot: its table has 8 pos") for row in rows] == [
+        *[False] * 2,
+        *[True] * 4,
+    ]
+    assert (tmp_path / "length.png").exists()
+    assert run_command(evaluate_length.main, [*arguments, "--mem-lens", "4"]) == 2
+    assert "has no memory" in capsys.readouterr().err
+
+
+def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
+    """Without it nothing could be said of the others."""
+    arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
+    assert (
+        run_command(evaluate_length.main, [*arguments, "--lengths", "16", "--mem-lens", "20"]) == 0
+    )
+    found = [(row["kind"], row["length"]) for row in points(tmp_path)]
+    assert found == [("context", "8"), ("context", "16"), ("memory", "10"), ("memory", "20")]
+
+
+def test_lengths_are_chosen_one_way() -> None:
+    assert evaluate_length.chosen([16, 4, 16], "--lengths", 1, 8) == [4, 8, 16]
+    assert evaluate_length.chosen(None, "--lengths", 1, 8) == [4, 8, 16, 32, 64, 128]
+    assert evaluate_length.chosen(None, "--mem-lens", 0, 6, [0, 12]) == [0, 6, 12]
+    assert evaluate_length.chosen([], "--mem-lens", 0, 6) == []
+
+
+def test_what_gets_worse_is_said(subject):
+    rows = [
+        {"kind": "context", "length": length, "perplexity": perplexity, "status": "ok"}
+        for length, perplexity in ((4, 9.0), (8, 4.0), (16, 4.1), (32, 8.0))
+    ]
+    told = [row["status"] for row in evaluate_length.judged(rows, subject)]
+    assert told == ["ok", "ok", "ok", "does not extrapolate: perplexity x2.00"]
+
+
+def test_the_benchmark(recurrent, absolute, corpus, tmp_path, capsys):
+    arguments = [str(recurrent), str(corpus), "--baseline", str(absolute), "--tokens", "40"]
+    arguments += ["--sliding-tokens", "8", "--train-updates", "2", "--train-batch", "2"]
+    arguments += ["--threads", "1", "--out", str(tmp_path / "speed.json")]
+    assert run_command(benchmark_lm.main, arguments) == 0
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert [(row["method"], row["predictions"]) for row in found["evaluation"]] == [
+        *[("memory", 40), ("memory", 8), ("strided window", 40), ("sliding window", 8)],
+        *[("strided window", 0), ("sliding window", 0)],  # the table of eight ends before 18
+    ]
+    assert {row["context"] for row in found["evaluation"]} == {18}
+    assert len(found["training"]) == 2
+    assert "cannot: table of 8" in capsys.readouterr().out
+
+
+def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
+    """Of rows that are shorter than a segment, too, and each set of predictions by itself."""
+    asked = []
+
+    def score(subject, targets, block, mem_len, rows):
+        asked.append((len(targets), block, mem_len))
+        return language_model.Score(len(targets), 1.0, 1.0)
+
+    monkeypatch.setattr(benchmark_lm, "score_with_memory", score)
+    monkeypatch.setattr(
+        benchmark_lm, "score_with_windows", lambda *_: language_model.Score(9, 1.0, 1.0)
+    )
+    options = argparse.Namespace(tokens=40, sliding_tokens=9, batch=2)
+    benchmark_lm.evaluation(subject, None, 18, options)
+    assert asked == [(40, 8, 10), (9, 5, 13)]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("length", ["{xl}", "{data}", "--lengths", "0"], "--lengths must be >= 1, got 0"),
+        ("length", ["{xl}", "{data}", "--mem-lens", "-3"], "--mem-lens must be >= 0, got -3"),
+        ("length", ["{xl}", "{data}", "--tokens", "0"], "--tokens must be >= 1, got 0"),
+        ("length", ["{xl}", "{data}", "--split", "absent"], "absent"),
+        ("length", ["nothing.pt", "{data}"], "nothing.pt does not exist"),
+        ("length", ["{xl}", "{other}"], "binarise the text with the dictionary of its training"),
+        ("speed", ["{lm}", "{data}"], "has no memory: give it as --baseline"),
+        ("speed", ["{xl}", "{data}", "--context", "3"], "--context must be >= the trained segment"),
+    ],
+)
+def test_bad_input_is_one_line(
+    recurrent, absolute, corpus, tmp_path, capsys, script, arguments, message
+):
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    places = {"xl": recurrent, "lm": absolute, "data": corpus, "other": tmp_path}
+    arguments = [part.format(**places) for part in arguments]
+    if script == "length":
+        status = run_command(evaluate_length.main, [*arguments, "--out", str(tmp_path / "out")])
+    else:
+        status = run_command(benchmark_lm.main, arguments)
+    error = capsys.readouterr().err.strip().splitlines()
+    assert status == 2
+    assert error[-1].startswith("error: ") and message in error[-1]

@@ -1,0 +1,204 @@
+"""score_translation.py and average_checkpoints.py."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+
+from helpers import commands as cli
+from relpos_fairseq.cli import average_checkpoints, score_translation
+from relpos_fairseq.engine.command import run_command
+
+REFERENCE = [
+    "Das ist ein Haus.",
+    "Ein Hund, der bellt, beißt nicht!",
+    "Er sagt: „Ja“.",
+    "Ende.",
+] * 5
+TOKENS = ["Das ist ein Haus .", "Ein H@@ und , der b@@ ell@@ t , beißt nicht !",
+          "Er sagt : &quot; Ja &quot; .", "ende ."] * 5  # fmt: skip
+
+
+def generated(lines, kinds="HD", numbers=None, seed=1) -> str:
+    """What fairseq-generate prints: sentences in any order, among other lines."""
+    order = list(numbers if numbers is not None else range(len(lines)))
+    random.Random(seed).shuffle(order)
+    out = ["2026-01-01 | INFO | loaded", "S-x"]
+    for number in order:
+        out += [f"S-{number}\tquelle", f"T-{number}\tziel"]
+        out += [f"{kind}-{number}\t-0.5\t{lines[number]}" for kind in kinds]
+        out.append(f"P-{number}\t-0.1 -0.2")
+    return "\n".join([*out, "Generate test with beam=5: BLEU4 = 1.0"]) + "\n"
+
+
+@pytest.fixture
+def prepared(tmp_path) -> Path:
+    folder = tmp_path / "prepared"
+    (folder / "reference").mkdir(parents=True)
+    (folder / "reference" / "test.de").write_text("\n".join(REFERENCE) + "\n")
+    settings = {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "subword-nmt"}
+    (folder / "manifest.json").write_text(json.dumps({"settings": settings, "sets": {"test": "t"}}))
+    return folder
+
+
+def score(*arguments) -> int:
+    return run_command(score_translation.main, list(map(str, arguments)))
+
+
+def test_scores_are_sacrebleus(prepared, tmp_path, capsys):
+    system = tmp_path / "generated.txt"
+    system.write_text(generated(TOKENS))
+    assert score(system, "--prepared", prepared, "--json", tmp_path / "scores.json") == 0
+    said = capsys.readouterr().out
+    plain = [
+        "Das ist ein Haus.",
+        "Ein Hund, der bellt, beißt nicht!",
+        'Er sagt: "Ja".',
+        "ende.",
+    ] * 5
+    found = json.loads((tmp_path / "scores.json").read_text())[str(system)]
+    expected = {
+        "BLEU": sacrebleu.corpus_bleu(plain, [REFERENCE]).score,
+        "BLEU uncased": sacrebleu.corpus_bleu(plain, [REFERENCE], lowercase=True).score,
+        "chrF": sacrebleu.corpus_chrf(plain, [REFERENCE]).score,
+    }
+    assert {name: value for name, (value, _) in found.items()} == {
+        name: round(value, 2) for name, value in expected.items()
+    }
+    assert expected["BLEU"] < expected["BLEU uncased"] < 100
+    assert "case:lc" in found["BLEU uncased"][1] and "tok:13a" in said and "20 sentences" in said
+
+
+@pytest.mark.parametrize("kinds", ["H", "D", "HD"])
+def test_plain_lines_score_as_generated_ones(prepared, tmp_path, kinds):
+    results = []
+    plain = ["Das ist ein Haus .", "Ein Hund , der bellt , beißt nicht !", "Er", ""] * 5
+    for name, text in (("a", generated(plain, kinds)), ("b", "\n".join(plain) + "\n")):
+        (tmp_path / name).write_text(text)
+        assert score(tmp_path / name, "--prepared", prepared, "--json", tmp_path / "json") == 0
+        results.append(list(json.loads((tmp_path / "json").read_text()).values())[0])
+    assert results[0] == results[1]
+
+
+def test_sentencepiece_and_no_manifest(tmp_path):
+    reference, system = tmp_path / "r.de", tmp_path / "s.de"
+    reference.write_text("Das Haus.\nEin Hund bellt.\n")
+    system.write_text("▁Das ▁Ha us .\n▁Ein ▁Hund ▁bell t .\n")
+    options = ["--reference", reference, "--language", "de", "--json", tmp_path / "json"]
+    assert score(system, *options) == 0
+    assert json.loads((tmp_path / "json").read_text())[str(system)]["chrF"][0] == 100
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([n for n in range(20) if n not in (3, 17)], "2 are missing (3, 17)"),
+        ([*range(20), 5], "1 are repeated (5)"),
+        (range(21), "1 are unknown (20)"),
+    ],
+    ids=["missing", "repeated", "unknown"],
+)
+def test_every_sentence_once(prepared, tmp_path, capsys, numbers, said):
+    system = tmp_path / "generated.txt"
+    system.write_text(generated([*TOKENS, "mehr"], numbers=numbers))
+    assert score(system, "--prepared", prepared) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_plain_lines_must_be_as_many(prepared, tmp_path, capsys):
+    system = tmp_path / "system.de"
+    system.write_text("zu wenig\n")
+    assert score(system, "--prepared", prepared) == 2
+    assert "has 1 lines, the reference has 20" in capsys.readouterr().err
+    assert score(system) == 2
+    assert score(system, "--prepared", tmp_path) == 2
+    assert score(system, "--prepared", prepared, "--set", "test9") == 2
+    assert score(system, "--reference", system) == 2
+    capsys.readouterr()
+    (tmp_path / "manifest.json").write_text('{"settings": {"level": "word"}}')
+    assert score(system, "--prepared", tmp_path) == 2
+    assert "is not of a whole run of prepare_wmt.py" in capsys.readouterr().err
+    assert score(system, "--prepared", prepared, "--samples", "0") == 2
+    assert "--samples must be >= 1, got 0" in capsys.readouterr().err
+
+
+def test_paired_bootstrap(prepared, tmp_path, capsys):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text(generated(TOKENS))
+    bad.write_text(generated([line.replace("Haus", "Baum").replace("Ein", "x") for line in TOKENS]))
+    options = ["--prepared", prepared, "--samples", 200, "--json", tmp_path / "json"]
+    assert score(good, "--baseline", bad, *options) == 0
+    first = json.loads((tmp_path / "json").read_text())["bootstrap"]
+    assert first["BLEU"][2] < 0.05 and "± " in first["BLEU"][0]
+    assert score(good, "--baseline", bad, *options) == 0
+    assert json.loads((tmp_path / "json").read_text())["bootstrap"] == first  # seeded
+    assert score(good, "--baseline", good, *options) == 0
+    same = json.loads((tmp_path / "json").read_text())["bootstrap"]
+    assert same["BLEU"][0] == same["BLEU"][1] and same["BLEU"][2] > 0.5
+    assert "paired bootstrap, 200 resamples" in capsys.readouterr().out
+
+
+# Averaging
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A corpus, and three checkpoints of one scheme and one of another."""
+    corpus = cli.write_corpus(tmp_path_factory.mktemp("corpus") / "c")
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for scheme, epochs in (("shaw", "3"), ("t5", "1")):
+        options = ["--max-epoch", epochs, "--max-tokens", "4000", "--position-scheme", scheme]
+        arguments = cli.train_arguments(corpus, folder / scheme, *options)
+        arguments.remove("--no-epoch-checkpoints")
+        cli.call("train", *arguments)
+    return corpus, folder
+
+
+def average(*arguments) -> int:
+    return run_command(average_checkpoints.main, list(map(str, arguments)))
+
+
+def test_average_is_the_mean_and_translates(trained, tmp_path):
+    corpus, folder = trained
+    out = tmp_path / "average.pt"
+    assert average("--inputs", folder / "shaw", "--last", 2, "--output", out) == 0
+    one, two = (cli.load(folder / "shaw" / f"checkpoint{n}.pt")["model"] for n in (2, 3))
+    found = cli.load(out)
+    assert found["last_optimizer_state"] is None
+    for name, value in found["model"].items():
+        if torch.is_floating_point(value):
+            mean = ((one[name].double() + two[name].double()) / 2).to(value.dtype)
+            assert torch.equal(value, mean), name
+        else:
+            assert torch.equal(value, one[name]) and "scheme_version" in name
+    assert cli.in_order(cli.generate(corpus, out))
+
+
+def test_only_one_scheme_is_averaged(trained, tmp_path, capsys):
+    _, folder = trained
+    paths = [folder / "shaw" / "checkpoint1.pt", folder / "t5" / "checkpoint1.pt"]
+    assert average("--inputs", *paths, "--output", tmp_path / "out.pt") == 2
+    said = capsys.readouterr().err
+    assert "shaw" in said and "t5" in said and "only checkpoints of one scheme" in said
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_bad_checkpoints_are_one_error(trained, tmp_path, capsys):
+    _, folder = trained
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes((folder / "t5" / "checkpoint1.pt").read_bytes()[:1000])
+    out = ["--output", tmp_path / "out.pt"]
+    for inputs, said in (
+        ([broken], "could not be loaded"),
+        ([tmp_path / "none.pt"], "is not a file"),
+        ([folder / "shaw"], "add --last N"),
+        ([folder / "shaw", "--last", 9], "has 3 checkpoints"),
+        ([folder / "shaw", "--last-updates", 1], "has 0 checkpoints"),
+    ):
+        assert average("--inputs", *inputs, *out) == 2
+        assert said in capsys.readouterr().err

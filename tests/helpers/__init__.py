@@ -1,0 +1,7 @@
+"""What tests of several folders share."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+USER_DIR = ROOT / "relpos_fairseq"

@@ -1,0 +1,231 @@
+"""Running fairseq's commands in tests: in this process, or as real commands."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from helpers import ROOT, USER_DIR
+
+CONFIGS = ROOT / "examples" / "translation" / "config"
+TEST_SENTENCES, VALID_SENTENCES = 37, 29  # no multiples of 8, fairseq's batch size multiple
+
+# A model and a training so small that an update takes milliseconds.
+SMALL = [
+    *("--arch", "relpos_transformer_tiny"),
+    *("--encoder-embed-dim", "32", "--decoder-embed-dim", "32"),
+    *("--encoder-ffn-embed-dim", "48", "--decoder-ffn-embed-dim", "48"),
+    *("--encoder-attention-heads", "2", "--decoder-attention-heads", "2"),
+    "--share-all-embeddings",
+]
+TRAIN = [
+    *("--task", "translation", "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
+    *("--lr", "5e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10"),
+    *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
+    *("--max-tokens", "400", "--num-workers", "0", "--cpu", "--no-progress-bar"),
+    *("--log-interval", "1", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
+]
+LENGTHS = ["--max-len-b", "14"]  # a model that knows little never ends
+QUIET = ["--cpu", "--num-workers", "0", "--no-progress-bar"]
+
+
+class CommandError(AssertionError):
+    """A command did not end as the test asked."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A binarised toy corpus: the target is the source reversed.
+
+    Attributes:
+        raw: folder of the text files.
+        binary: folder that fairseq reads.
+    """
+
+    raw: Path
+    binary: Path
+
+    def lines(self, split: str, language: str) -> list[str]:
+        """Sentences of one side of a split."""
+        return (self.raw / f"{split}.{language}").read_text().splitlines()
+
+
+def write_corpus(folder: Path) -> Corpus:
+    """Write and binarise 400 training, 29 validation and 37 test sentences."""
+    raw, binary = folder / "raw", folder / "bin"
+    raw.mkdir(parents=True)
+    generator = random.Random(1)
+    words = [f"w{number}" for number in range(24)]
+    for split, count in (("train", 400), ("valid", VALID_SENTENCES), ("test", TEST_SENTENCES)):
+        sides = {"src": [], "tgt": []}
+        for _ in range(count):
+            sentence = generator.choices(words, k=generator.randint(1, 12))
+            sides["src"].append(" ".join(sentence))
+            sides["tgt"].append(" ".join(reversed(sentence)))
+        for language, lines in sides.items():
+            (raw / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    binarise(raw, binary, "--testpref", str(raw / "test"))
+    return Corpus(raw, binary)
+
+
+def binarise(raw: Path, binary: Path, *more: str, languages: tuple[str, str] = ("src", "tgt")):
+    """Run fairseq-preprocess with one dictionary for both languages."""
+    source, target = languages
+    return call(
+        "preprocess",
+        *("--source-lang", source, "--target-lang", target, "--joined-dictionary"),
+        *("--trainpref", str(raw / "train"), "--validpref", str(raw / "valid")),
+        *("--destdir", str(binary), *more),
+    )
+
+
+def call(tool: str, *arguments: str | Path) -> str:
+    """Run a fairseq command's own entry point in this process.
+
+    Args:
+        tool: `train`, `generate`, ...
+        arguments: its command line, without the name.
+
+    Returns:
+        Everything that it printed and logged.
+    """
+    module = importlib.import_module(f"fairseq_cli.{tool}")
+    with (
+        captured() as stream,
+        mock.patch.object(sys, "argv", [f"fairseq-{tool}", *map(str, arguments)]),
+    ):
+        module.cli_main()
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def captured():
+    """Collect prints and logs, and keep one run's records from the next."""
+    from fairseq import checkpoint_utils
+    from fairseq.logging import metrics
+
+    metrics.reset()
+    if hasattr(checkpoint_utils.save_checkpoint, "best"):
+        del checkpoint_utils.save_checkpoint.best
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s | %(name)s | %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            yield stream
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+def command(
+    *arguments: str | Path,
+    fails: bool = False,
+    cwd: Path = ROOT,
+    stdin: str = "",
+    **environment: str,
+) -> str:
+    """Run a real command of this Python's environment, and return its output.
+
+    Args:
+        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments.
+        fails: whether it must end with a status other than 0.
+        cwd: working directory.
+        stdin: what it reads.
+        environment: variables to set.
+
+    Raises:
+        CommandError: it failed though it must not, or the other way round.
+    """
+    program, *rest = map(str, arguments)
+    path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [path, *rest],
+        cwd=cwd,
+        input=stdin,
+        env=os.environ | threads | {"PATH": search, "CUDA_VISIBLE_DEVICES": ""} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=300,
+    )
+    if (done.returncode != 0) != fails:
+        raise CommandError(f"{program} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+def train(corpus: Corpus, save_dir: Path, *more: str | Path) -> str:
+    """Train the small model in this process."""
+    return call("train", *train_arguments(corpus, save_dir, *more))
+
+
+def train_arguments(corpus: Corpus, save_dir: Path, *more: str | Path) -> list[str]:
+    """Command line of a training of the small model."""
+    paths = [str(corpus.binary), "--user-dir", str(USER_DIR), "--save-dir", str(save_dir)]
+    return [*paths, *SMALL, *TRAIN, *map(str, more)]
+
+
+def generate(corpus: Corpus, checkpoint: Path, *more: str | Path) -> str:
+    """Translate the test set in this process."""
+    return call("generate", *generate_arguments(corpus, checkpoint, *more))
+
+
+def generate_arguments(corpus: Corpus, checkpoint: Path, *more: str | Path) -> list[str]:
+    """Command line of a translation of the test set."""
+    paths = [str(corpus.binary), "--user-dir", str(USER_DIR), "--path", str(checkpoint)]
+    return [*paths, *QUIET, "--max-tokens", "400", "--beam", "2", *LENGTHS, *map(str, more)]
+
+
+def hypotheses(output: str) -> dict[int, str]:
+    """Number to translation of every `D-` line of fairseq-generate or -interactive."""
+    found = re.findall(r"^D-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)
+    assert len(found) == len({number for number, _ in found}), "a sentence was translated twice"
+    return {int(number): text for number, text in found}
+
+
+def in_order(output: str) -> list[str]:
+    """Translations in the order of the test set; fails where a number is missing."""
+    found = hypotheses(output)
+    assert sorted(found) == list(range(len(found))), sorted(found)
+    return [found[number] for number in range(len(found))]
+
+
+def scores(output: str) -> list[float]:
+    """Score of every translation in the order of the test set."""
+    found = {int(n): float(s) for n, s in re.findall(r"^D-(\d+)\t(\S+)\t", output, re.MULTILINE)}
+    return [found[number] for number in sorted(found)]
+
+
+def losses(output: str, kind: str = "train_inner") -> list[float]:
+    """Every loss of one kind of log line (`train_inner`, `train`, `valid`)."""
+    lines = re.findall(rf"\|? ?{kind} \|.*$", output, re.MULTILINE)
+    found = [re.search(r"\bloss[= ]+([\d.]+)", line) for line in lines]
+    return [float(match.group(1)) for match in found if match]
+
+
+def value(output: str, name: str) -> float:
+    """The last value logged as `name 1.23`."""
+    return float(re.findall(rf"\b{name}[= ]+([\d.]+)", output)[-1])
+
+
+def load(path: Path) -> dict:
+    """A checkpoint, safely."""
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True)

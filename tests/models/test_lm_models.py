@@ -1,0 +1,230 @@
+"""`relpos_transformer_lm`: every scheme, causal, in decoding, beside fairseq's own."""
+
+from __future__ import annotations
+
+import pickle
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+    base_lm_architecture,
+)
+
+from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
+from helpers.models import assert_same_start, small_model, small_task
+from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
+from relpos_fairseq.models.lm_config import RelPosTransformerLMConfig
+from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
+from relpos_fairseq.placement import PositionMismatchError
+from relpos_fairseq.registry import scheme_names
+
+HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
+SCHEMES = (*scheme_names(), *HYBRIDS)
+EXACT = {"rtol": 0, "atol": 1e-11}
+PAD = 1
+ADAPTIVE = {
+    "adaptive_input": True,
+    "adaptive_input_cutoff": "8,16",
+    "adaptive_softmax_cutoff": "8,16",
+    "tie_adaptive_weights": True,
+    "tie_adaptive_proj": True,
+    "adaptive_input_factor": 2.0,
+    "adaptive_softmax_factor": 2.0,
+}
+
+
+def fairseq_lm(**values) -> TransformerLanguageModel:
+    """Fairseq's own language model of the same sizes, which its arguments' defaults make."""
+    torch.manual_seed(1)
+    args = Namespace(**(vars(TransformerLanguageModelConfig()) | SMALL | values))
+    args.decoder_input_dim = args.decoder_output_dim = args.decoder_embed_dim
+    base_lm_architecture(args)
+    return TransformerLanguageModel.build_model(args, small_task()).eval()
+
+
+@pytest.mark.parametrize("values", [{}, ADAPTIVE, {"share_decoder_input_output_embed": True}])
+def test_sinusoidal_is_fairseqs_language_model(values: dict) -> None:
+    """Same seed: the same parameters to the bit, and the same outputs."""
+    ours, theirs = small_lm(position_scheme="sinusoidal", **values), fairseq_lm(**values)
+    state = ours.state_dict()
+    for name, value in theirs.state_dict().items():
+        if "embed_positions" not in name and "_float_tensor" not in name:
+            assert torch.equal(state[name], value), name
+    assert set(state) - set(theirs.state_dict()) == {"decoder.positions.scheme_version"}
+    tokens = stream(3, 9)
+    torch.testing.assert_close(ours(tokens)[0], theirs(tokens)[0], rtol=0, atol=1e-5)
+    assert ours.get_normalized_probs(ours(tokens), True).shape == (3, 9, 24)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_causal(scheme: str) -> None:
+    """What comes later changes nothing."""
+    model = randomized(small_lm(position_scheme=scheme))
+    tokens = stream(2, 10)
+    tokens[1, 4] = 2  # a sentence's end, which `sentence` counts from
+    before = model(tokens)[0]
+    later = tokens.clone()
+    later[:, 6:] = stream(2, 4, seed=8)
+    torch.testing.assert_close(model(later)[0][:, :6], before[:, :6], **EXACT)
+    torch.testing.assert_close(model(tokens[:, :6])[0], before[:, :6], **EXACT)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_decoding_equals_the_full_forward(scheme: str) -> None:
+    """Token by token with beams reordered."""
+    model = randomized(small_lm(position_scheme=scheme))
+    tokens, order = stream(3, 9), torch.tensor([1, 0, 0])
+    mixed = torch.cat([tokens[order, :4], tokens[:, 4:]], dim=1)
+    state: dict = {}
+    steps = [model(tokens[:, :t], incremental_state=state)[0][order] for t in range(1, 5)]
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    steps += [model(mixed[:, :t], incremental_state=state)[0] for t in range(5, 10)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(mixed)[0], **EXACT)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("left", [False, True])
+def test_a_row_does_not_depend_on_its_batch(scheme: str, left: bool) -> None:
+    """Alone, or padded on either side among others."""
+    model = randomized(small_lm(position_scheme=scheme))
+    row = stream(1, 6)
+    batch = stream(3, 9, seed=5)
+    batch[1] = PAD
+    place = slice(3, 9) if left else slice(0, 6)
+    batch[1, place] = row[0]
+    torch.testing.assert_close(model(batch)[0][1, place], model(row)[0][0], **EXACT)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_scheme_changes_no_other_initial_value(scheme: str) -> None:
+    """All that two schemes share starts equal; M4M alone sets biases of q and k."""
+    plain, model = small_lm(position_scheme="none"), small_lm(position_scheme=scheme)
+    assert_same_start(plain, model, scheme)
+
+
+@pytest.mark.parametrize("make", [small_lm, small_xl])
+def test_adaptive_softmax_scores_every_word(make) -> None:
+    """Adaptive probabilities are probabilities, and the loss that trains gives them."""
+    model = make(position_scheme="t5", **ADAPTIVE).double()
+    tokens = stream(2, 7)
+    out = model(tokens)
+    log_probs = model.get_normalized_probs(out, True)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 7).double())
+    logits, targets = model.decoder.adaptive_softmax(out[0], tokens)
+    parts = zip(logits, targets, strict=True)
+    loss = sum(
+        torch.nn.functional.cross_entropy(part, target, reduction="sum")
+        for part, target in parts
+        if part is not None
+    )
+    expected = -log_probs.gather(-1, tokens[:, :, None]).sum()
+    torch.testing.assert_close(loss, expected)
+    assert (
+        model.decoder.adaptive_softmax.tail[0][0].weight
+        is model.decoder.embed_tokens.embeddings[1][1].weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"adaptive_input": True}, "--adaptive-input needs --adaptive-input-cutoff"),
+        (
+            {"adaptive_input": True, "adaptive_input_cutoff": "8,400"},
+            "--adaptive-input-cutoff 8,400: the dictionary has only 24 types",
+        ),
+        ({"adaptive_softmax_cutoff": "9,8"}, "--adaptive-softmax-cutoff must be rising numbers"),
+        ({"tie_adaptive_weights": True}, "--tie-adaptive-weights needs --adaptive-input and"),
+        (
+            ADAPTIVE | {"adaptive_softmax_cutoff": "8,12"},
+            "got --adaptive-input-cutoff 8,16 and --adaptive-softmax-cutoff 8,12",
+        ),
+        (ADAPTIVE | {"adaptive_softmax_factor": 4.0}, "--adaptive-input-factor 2.0 and"),
+        (
+            ADAPTIVE | {"share_decoder_input_output_embed": True},
+            "with adaptive input and softmax use --tie-adaptive-weights",
+        ),
+        (
+            {"share_decoder_input_output_embed": True, "decoder_input_dim": 8},
+            "needs equal --decoder-input-dim and --decoder-output-dim, got 8 and 16",
+        ),
+        ({"segment_encoding": "input"}, "language modelling supplies no segments"),
+        ({"position_reset_cls": "on", "position_scheme": "m4"}, "a decoder has no .CLS."),
+        ({"position_scheme": "shaws"}, "unknown position scheme 'shaws'"),
+    ],
+)
+def test_wrong_flags(flags: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_lm(**flags)
+
+
+def test_a_table_sets_the_longest_input() -> None:
+    """Learned positions refuse what they have no row for, and name the task's flag."""
+    model = small_lm(position_scheme="learned", max_target_positions=8)
+    assert model.max_positions() == 8
+    with pytest.raises(ValueError, match="table of 8 positions .*--tokens-per-sample"):
+        model(stream(1, 9))
+    longest = small_lm(position_scheme="shaw", max_target_positions=8)
+    assert longest.max_positions() > 10**6
+    assert longest(stream(1, 90))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "message"),
+    [
+        (
+            small_lm,
+            lambda: small_xl(position_scheme="m4", decoder_normalize_before=True),
+            "lacks decoder.segment_recurrence",
+        ),
+        (small_xl, lambda: small_lm(position_scheme="m4"), "has decoder.segment_recurrence"),
+        (small_model, lambda: small_lm(position_scheme="m4"), "has decoder.layers.0.encoder_attn"),
+        (
+            lambda **flags: small_lm(decoder_ffn_embed_dim=8, **flags),
+            lambda: small_lm(position_scheme="m4"),
+            r"its decoder.layers.0.fc1.weight is \(8, 16\), here \(24, 16\)",
+        ),
+    ],
+)
+def test_checkpoints_of_another_model(saved, loaded, message: str) -> None:
+    """One clear error, not a list of tensors."""
+    with pytest.raises(ModelMismatchError, match=f"checkpoint of another model: .*{message}"):
+        loaded().load_state_dict(saved(position_scheme="m4").state_dict())
+
+
+def test_a_checkpoint_of_another_scheme() -> None:
+    for make in (small_lm, small_xl):
+        with pytest.raises(PositionMismatchError, match="trained with .m4 .*the flags say .m4m"):
+            make(position_scheme="m4m").load_state_dict(make(position_scheme="m4").state_dict())
+
+
+def test_named_sizes() -> None:
+    """Each size is a class and a config of its own, which pickle finds."""
+    for module in (relpos_transformer_lm, relpos_transformer_xl):
+        for name, values in module.SIZES.items():
+            model, config = MODEL_REGISTRY[name], MODEL_DATACLASS_REGISTRY[name]
+            assert pickle.loads(pickle.dumps(model)) is model
+            made = pickle.loads(pickle.dumps(config()))
+            assert all(getattr(made, key) == value for key, value in values.items())
+    assert RelPosTransformerLMConfig().decoder_normalize_before
+    base = MODEL_DATACLASS_REGISTRY["relpos_transformer_xl_wt103_base"]()
+    assert (base.decoder_layers, base.decoder_embed_dim, base.mem_len) == (16, 410, 150)
+    large = MODEL_DATACLASS_REGISTRY["relpos_transformer_xl_wt103_large"]()
+    assert (large.decoder_layers, large.decoder_embed_dim, large.mem_len) == (18, 1024, 384)
+    enwik8 = MODEL_DATACLASS_REGISTRY["relpos_transformer_xl_enwik8_base"]()
+    assert (enwik8.decoder_layers, enwik8.decoder_embed_dim, enwik8.mem_len) == (12, 512, 512)
+
+
+@pytest.mark.slow
+def test_torch_compile() -> None:
+    """Compiled, memory included, it computes the same (dynamo's graphs; code is left eager)."""
+    torch._dynamo.reset()
+    model = randomized(small_xl(position_scheme="m4m", decoder_layers=1))
+    tokens, memory = stream(), model(stream(2, 5, seed=1))[1]["memory"]
+    expected = model(tokens, memory=memory)[0]
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(tokens, memory=memory)[0], expected)

@@ -1,0 +1,357 @@
+"""`relpos_roberta` as a whole: beside fairseq's own, in batches, with heads, from checkpoints."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models.roberta.model import RobertaModel
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from cases import CASES, Case, randomize
+from helpers.models import BIASES
+from helpers.roberta import small_roberta, small_task, tokens
+from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
+from relpos_fairseq.models import relpos_roberta
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+from relpos_fairseq.models.roberta_config import namespace
+from relpos_fairseq.placement import Placement, PositionMismatchError
+from relpos_fairseq.registry import scheme_names
+
+HYBRIDS = ("learned+m4m", "rope+m4", "learned+rel_scalar")
+SCHEMES = (*scheme_names(), *HYBRIDS)
+
+
+def randomized(model: RelPosRobertaModel) -> RelPosRobertaModel:
+    """The model with position parameters far from neutral."""
+    for name, module in model.named_modules():
+        if name.endswith("position") or name.endswith("positions"):
+            randomize(module, len(name))
+    return model
+
+
+def fairseq_roberta(ours: RelPosRobertaModel, learned: bool) -> RobertaModel:
+    """Fairseq's RoBERTa with our parameters."""
+    args = namespace(ours.args, 12)
+    args.encoder_learned_pos, args.no_token_positional_embeddings = learned, False
+    theirs = RobertaModel.build_model(args, small_task()).eval()
+    state = dict(ours.state_dict())
+    prefix = "encoder.sentence_encoder."
+    table = state.pop(f"{prefix}positions.shared.0.table", None)
+    state = {name: value for name, value in state.items() if ".position" not in name}
+    if table is not None:  # fairseq's first two rows are those of padding
+        rows = torch.cat([table.new_zeros(2, table.size(1)), table])
+        state[f"{prefix}embed_positions.weight"] = rows
+    missing, unexpected = torch.nn.Module.load_state_dict(theirs, state, strict=False)
+    assert not unexpected
+    assert all("embed_positions" in name for name in missing)
+    return theirs
+
+
+@pytest.mark.parametrize("scheme", ["learned", "sinusoidal"])
+def test_it_is_fairseqs_roberta(scheme: str) -> None:
+    """Absolute positions at the input: fairseq's own model, to rounding."""
+    ours = small_roberta(position_scheme=scheme).double()
+    theirs = fairseq_roberta(ours, scheme == "learned").double()
+    ids = tokens()
+    real = ids.ne(1)
+    torch.testing.assert_close(ours(ids)[0][real], theirs(ids)[0][real], rtol=0, atol=1e-6)
+    masked = real & (ids > 5)
+    expected = theirs(ids, masked_tokens=masked)[0]
+    torch.testing.assert_close(ours(ids, masked_tokens=masked)[0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_scheme_changes_no_other_initial_value(scheme: str) -> None:
+    """BERT's initialisation, drawn twice, neither redraws a scheme nor depends on it."""
+    plain = dict(small_roberta(position_scheme="none").named_parameters())
+    model = small_roberta(position_scheme=scheme)
+    stack = Placement(model.encoder.sentence_encoder.positions.plan)
+    torch.manual_seed(1)
+    own = {f"positions.{n}": p for n, p in Placement(stack.plan).named_parameters()}
+    for layer in range(2):
+        drawn = stack.layer_schemes(layer).named_parameters()
+        own |= {f"layers.{layer}.self_attn.position.{name}": p for name, p in drawn}
+    for name, value in model.named_parameters():
+        if name in plain:
+            if "m4m" in scheme and name.endswith(BIASES):
+                assert value.abs().sum() > 0, name  # M4M alone sets them, and BERT's zeros do not
+            else:
+                assert torch.equal(plain[name], value), name
+        else:
+            expected = own.pop(name.removeprefix("encoder.sentence_encoder."))
+            assert torch.equal(expected, value), name
+    assert not own
+
+
+@pytest.mark.parametrize("case", [*CASES, Case("learned", {"segment_encoding": "input"})], ids=str)
+def test_batch_and_padding_change_nothing(case: Case) -> None:
+    """Every scheme and option: alone, in a batch, padded left or right, the same logits."""
+    flags = {"segment_encoding": "head"} | case.flags
+    model = randomized(small_roberta(position_scheme=case.scheme, **flags)).double()
+    ids = tokens()
+    segments = (torch.arange(9) > 3).long().expand_as(ids)
+    expected = model(ids, segments=segments)[0]
+    alone = model(ids[1:2, :7], segments=segments[1:2, :7])[0]
+    torch.testing.assert_close(alone[0], expected[1, :7])
+    rolled, turned = (part.roll(2, dims=1) for part in (ids, segments))
+    left = model(torch.cat([ids[:1], rolled[1:2]]), segments=torch.cat([segments[:1], turned[1:2]]))
+    torch.testing.assert_close(left[0][1, 2:], expected[1, :7])
+    torch.testing.assert_close(left[0][0], expected[0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_parameter_learns_from_masked_lm(scheme: str) -> None:
+    """Fairseq's criterion: a finite loss, and a gradient for every parameter."""
+    task = small_task()
+    model = small_roberta(task=task, position_scheme=scheme).train()
+    ids = tokens()
+    target = torch.where(torch.arange(9) % 2 == 1, ids, 1)
+    masked = torch.where(target.ne(1), task.source_dictionary.index("<mask>"), ids)
+    sample = {"net_input": {"src_tokens": masked}, "target": target, "ntokens": 25, "nsentences": 3}
+    criterion = MaskedLmLoss(MaskedLmConfig(tpu=False), task)
+    loss, size, _ = criterion(model, sample)
+    (loss / size).backward()
+    assert loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+
+
+def test_sentences_of_a_packed_block_count_from_their_own_start() -> None:
+    """`sentence`: real positions of 003 App. B, <s> being part of the first sentence."""
+    model = small_roberta(position_scheme="sentence")
+    encoder = model.encoder.sentence_encoder
+    ids = torch.tensor([[0, 5, 6, 2, 7, 2, 8, 9, 10, 2, 1, 1]])
+    positions = encoder.positions.positions(ids, 1, 2)
+    added = encoder.positions.embed(positions)[0]
+    table = encoder.positions.shared[0].table
+    assert torch.equal(added[:10], table[[0, 1, 2, 3, 0, 1, 0, 1, 2, 3]])
+    packed = model(ids[:, :6])[0]
+    moved = small_roberta(position_scheme="learned")(ids[:, :6])[0]
+    assert not torch.allclose(packed, moved)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "shaw", "t5", "m4m", "tupe"])
+@pytest.mark.parametrize("offload", [False, True])
+def test_activation_checkpointing(scheme: str, offload: bool) -> None:
+    """Recomputed layers give the same loss and gradients, tables that layers share included."""
+    found = []
+    ids = tokens()
+    segments = (torch.arange(9) > 3).long().expand_as(ids)
+    for checkpointed in (False, True):
+        model = small_roberta(
+            position_scheme=scheme,
+            segment_encoding="head",
+            position_share="auto" if scheme == "learned" else "layers",
+            checkpoint_activations=checkpointed,
+            offload_activations=checkpointed and offload,
+        ).train()
+        model(ids, segments=segments)[0].square().mean().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        assert gradient is not None, name
+        torch.testing.assert_close(found[1][name], gradient, msg=name)
+
+
+def test_layer_norm_eps_reaches_every_layer_norm() -> None:
+    """Embeddings, both of each layer, and the LM head's."""
+    for eps in (1e-5, 1e-12):
+        model = small_roberta(layer_norm_eps=eps)
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
+        assert len(norms) == 1 + 2 * 2 + 1
+        assert {norm.eps for norm in norms} == {eps}
+
+
+OPTIONS = (
+    {"encoder_normalize_before": True, "no_layernorm_embedding": True},
+    {"untie_weights_roberta": True},
+    {"encoder_layerdrop": 0.4},
+    {"activation_fn": "gelu_accurate"},
+    {"quant_noise_pq": 0.2},
+)
+
+
+@pytest.mark.parametrize("values", OPTIONS, ids=lambda values: next(iter(values)))
+def test_options_of_fairseqs_roberta(values: dict) -> None:
+    model = small_roberta(position_scheme="m4", **values)
+    assert model(tokens())[0].isfinite().all()
+    tied = model.encoder.lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight
+    assert tied != values.get("untie_weights_roberta", False)
+    model.train()(tokens())[0].sum().backward()
+
+
+def test_longer_input_than_trained() -> None:
+    """A relative scheme takes it; a table says what to do."""
+    ids = tokens(length=40)
+    model = small_roberta(position_scheme="m4", position_clip_distance="5")
+    assert model(ids)[0].shape == (3, 40, 25)
+    with pytest.raises(ValueError, match="learned has a table of 12 .* has 40.*--max-positions"):
+        small_roberta(position_scheme="learned")(ids)
+
+
+def test_a_table_shorter_than_the_samples_is_refused() -> None:
+    for scheme in ("learned", "tupe", "learned+m4"):
+        with pytest.raises(ValueError, match="--max-positions 8 is smaller than .* 12 tokens"):
+            small_roberta(position_scheme=scheme, max_positions=8)
+    assert small_roberta(position_scheme="m4", max_positions=8)(tokens())[0].isfinite().all()
+
+
+def test_heads() -> None:
+    """Classification and span heads, alone and by name."""
+    model = small_roberta()
+    model.register_classification_head("glue", num_classes=3)
+    model.register_question_answering_head("squad")
+    ids = tokens()
+    features = model(ids, features_only=True)[0]
+    torch.testing.assert_close(
+        model(ids, classification_head_name="glue")[0], model.classification_heads["glue"](features)
+    )
+    spans, extra = model(ids, span_head_name="squad")
+    assert spans.shape == (3, 9, 2) and "inner_states" in extra
+    out = model.span_heads["squad"].out_proj
+    torch.testing.assert_close(spans[..., 1], features @ out.weight[1] + out.bias[1])
+    with pytest.raises(ValueError, match="no head 'other' is registered; there are: glue"):
+        model(ids, classification_head_name="other")
+    with pytest.raises(ValueError, match="no head 'glue' is registered; there are: squad"):
+        model(ids, span_head_name="glue")
+    with pytest.raises(ValueError, match="one head at a time"):
+        model(ids, classification_head_name="glue", span_head_name="squad")
+
+
+def with_heads(**values) -> RelPosRobertaModel:
+    model = small_roberta(**values)
+    model.register_classification_head("glue", num_classes=3)
+    model.register_question_answering_head("squad")
+    return model
+
+
+def test_heads_are_saved_and_loaded() -> None:
+    """Into a model that has them, that is told to make them, and that has none."""
+    saved, ids = with_heads(), tokens()
+    for other in (with_heads(seed=2), small_roberta(seed=2, load_checkpoint_heads=True)):
+        other.load_state_dict(dict(saved.state_dict()))
+        for head in ({"classification_head_name": "glue"}, {"span_head_name": "squad"}):
+            assert torch.equal(other(ids, **head)[0], saved(ids, **head)[0])
+    plain = small_roberta(seed=2)
+    plain.load_state_dict(dict(saved.state_dict()))
+    assert torch.equal(plain(ids)[0], saved(ids)[0])
+    assert not plain.span_heads and not plain.classification_heads
+
+
+def test_new_heads_keep_their_own_weights() -> None:
+    """A pre-trained checkpoint without heads, loaded for fine-tuning."""
+    saved, model = small_roberta(), with_heads(seed=2)
+    before = {n: p.clone() for n, p in model.named_parameters() if "_heads." in n}
+    model.load_state_dict(dict(saved.state_dict()))
+    assert before and all(torch.equal(model.get_parameter(n), p) for n, p in before.items())
+    other = small_roberta(seed=3)
+    other.register_classification_head("glue", num_classes=5)
+    other.load_state_dict(dict(with_heads().state_dict()))  # another size: left out, and said
+    assert other.classification_heads["glue"].out_proj.out_features == 5
+
+
+def test_another_scheme_is_refused() -> None:
+    state = small_roberta(position_scheme="m4").state_dict()
+    with pytest.raises(PositionMismatchError, match=r"\[m4 .*the flags say \[m4m"):
+        small_roberta(position_scheme="m4m").load_state_dict(dict(state))
+
+
+def test_named_sizes() -> None:
+    """Widths of every size; BERT-base without positions or embeddings has 85M parameters."""
+    found = {}
+    for name in relpos_roberta.SIZES:
+        config = MODEL_DATACLASS_REGISTRY[name]()
+        found[name] = (
+            config.encoder_layers, config.encoder_embed_dim, config.encoder_ffn_embed_dim,
+            config.encoder_attention_heads,
+        )  # fmt: skip
+        assert config.position_scheme == "learned"
+    assert found == {
+        "relpos_roberta": (12, 768, 3072, 12),
+        "relpos_roberta_tiny": (2, 128, 512, 4),
+        "relpos_roberta_small": (4, 512, 2048, 8),
+        "relpos_roberta_base": (12, 768, 3072, 12),
+        "relpos_roberta_large": (24, 1024, 4096, 16),
+    }
+
+
+def test_registered_models_can_be_pickled(tmp_path) -> None:
+    for name in relpos_roberta.SIZES:
+        cls, config = MODEL_REGISTRY[name], MODEL_DATACLASS_REGISTRY[name]
+        assert pickle.loads(pickle.dumps(cls)) is cls
+        assert pickle.loads(pickle.dumps(config)) is config
+    model = small_roberta()
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(loaded.eval()(tokens())[0], model(tokens())[0])
+
+
+def test_low_precision_and_compile() -> None:
+    """A bfloat16 model stays near fp32, and a compiled one computes the same."""
+    model, ids = small_roberta(position_scheme="m4m"), tokens()
+    expected = model(ids)[0]
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="eager")(ids)[0], expected)
+    got = model.bfloat16()(ids)[0].float()
+    assert (got - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_layers_to_keep() -> None:
+    """A model of some of a checkpoint's layers, each with its own tables."""
+    whole = randomized(small_roberta(position_scheme="m4", encoder_layers=3))
+    model = small_roberta(position_scheme="m4", encoder_layers_to_keep="0,2")
+    cfg = OmegaConf.create({"_name": "relpos_roberta", "encoder_layers_to_keep": "0,2"})
+    model.load_state_dict(dict(whole.state_dict()), model_cfg=cfg)
+    kept, layers = (m.encoder.sentence_encoder.layers for m in (model, whole))
+    assert len(kept) == 2
+    for one, other in zip(kept, (layers[0], layers[2]), strict=True):
+        for name, value in other.state_dict().items():
+            assert torch.equal(one.state_dict()[name], value), name
+
+
+def test_adaptive_pruning() -> None:
+    """Its losses join fairseq's, and weigh heads and feed-forwards."""
+    task = small_task()
+    task.label_dictionary, task.datasets = task.source_dictionary, {}
+    model = small_roberta(task=task, mha_reg_scale_factor=0.5, ffn_reg_scale_factor=0.25)
+    model.register_classification_head("head", num_classes=2)
+    ids = tokens()
+    sample = {"net_input": {"src_tokens": ids}, "target": torch.tensor([0, 1, 1]), "ntokens": 25}
+    config = SentencePredictionConfig(classification_head_name="head")
+    _, _, logged = SentencePredictionGlueCriterion(config, task)(model, sample)
+    layers = model.encoder.sentence_encoder.layers
+    parts = [p for layer in layers for m in (layer.fc1, layer.fc2) for p in m.parameters()]
+    expected = 0.25 * sum(part.abs().sum() for part in parts)
+    torch.testing.assert_close(logged["ffn_reg_loss"], expected.detach())
+    plain = torch.nn.functional.cross_entropy(
+        model(ids, classification_head_name="head")[0], sample["target"], reduction="sum"
+    )
+    added = logged["ffn_reg_loss"] + logged["mha_reg_loss"]
+    torch.testing.assert_close(logged["loss"], (plain + added).detach())
+
+
+def hidden(model: RelPosRobertaModel, ids: Tensor) -> list[Tensor]:
+    return model(ids, features_only=True, return_all_hiddens=True)[1]["inner_states"]
+
+
+def test_hidden_states_and_given_embeddings() -> None:
+    model, ids = small_roberta(), tokens()
+    states = hidden(model, ids)
+    assert [tuple(state.shape) for state in states] == [(9, 3, 16)] * 3
+    torch.testing.assert_close(states[-1].transpose(0, 1), model(ids, features_only=True)[0])
+    embedded = model.encoder.sentence_encoder.embed_tokens(ids)
+    features = model.encoder.extract_features(ids, token_embeddings=embedded)[0]
+    torch.testing.assert_close(features, model(ids, features_only=True)[0])
+
+
+def test_a_task_of_any_kind_can_be_asked() -> None:
+    """Nothing but a dictionary and a length is read of a task."""
+    task = small_task()
+    bare = SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 7)
+    assert small_roberta(task=bare).max_positions() == 7

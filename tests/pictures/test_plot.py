@@ -1,0 +1,388 @@
+"""scripts/plot_positions.py writes what the checkpoint holds; its errors are one line."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+from helpers import ROOT
+from relpos_fairseq.attention import AttentionInputs
+from relpos_fairseq.cli import plot_positions
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.pictures import logits as plot_logits
+from relpos_fairseq.pictures import plots
+from relpos_fairseq.pictures import sentence as plot_sentence
+from relpos_fairseq.pictures import tables as plot_tables
+from relpos_fairseq.pictures.model import Stack
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.terms import PositionTerms
+
+SCRIPT = ROOT / "scripts" / "plot_positions.py"
+
+WORDS = "the cat sat on a mat and saw $5 or $6".split()
+SENTENCE = "the cat saw a mat".split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data-bin folder with dictionaries and one test sentence."""
+    folder = tmp_path_factory.mktemp("bin")
+    dictionary = Dictionary()
+    for word in WORDS:
+        dictionary.add_symbol(word)
+    for side in ("en", "de"):
+        dictionary.save(str(folder / f"dict.{side}.txt"))
+        builder = MMapIndexedDatasetBuilder(str(folder / f"test.en-de.{side}.bin"))
+        builder.add_item(dictionary.encode_line(" ".join(SENTENCE), add_if_not_exist=False))
+        builder.finalize(str(folder / f"test.en-de.{side}.idx"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def save(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a checkpoint in fairseq's format, with parameters drawn at random."""
+
+    def make(scheme: str, *flags: str, arch: str = "relpos_transformer_tiny") -> Path:
+        parser = options.get_training_parser()
+        position = ["--position-scheme", scheme] if scheme else []
+        given = [str(data), "--arch", arch, *position, "--optimizer", "adam", "--cpu", *flags]
+        args: Namespace = options.parse_args_and_arch(parser, given)
+        config = convert_namespace_to_omegaconf(args)
+        model = tasks.setup_task(config.task).build_model(config.model)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "position" in name:
+                    parameter.normal_()
+        state = {
+            "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+            "args": None,
+            "model": model.state_dict(),
+            "optimizer_history": [
+                {"optimizer_name": "a", "lr_scheduler_state": {}, "num_updates": 1}
+            ],
+            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+            "task_state": {},
+        }
+        path = tmp_path_factory.mktemp("checkpoint") / "checkpoint.pt"
+        torch.save(state, path)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty figures: where only numbers are looked at, drawing would take most of the time."""
+    monkeypatch.setattr(plots, "draw", lambda _: plots.plt.figure(figsize=(1, 1)))
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(rows: list[dict[str, str]], prefix: str) -> torch.Tensor:
+    """The columns that begin with `prefix`, NaN where a cell is empty."""
+    values = [[float(v or "nan") for k, v in row.items() if k.startswith(prefix)] for row in rows]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["model"]
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(
+        found, expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+
+
+def stems(folder: Path) -> set[str]:
+    """Names that have a PNG and a CSV; nothing else may lie in the folder."""
+    names = {path.stem for path in folder.iterdir()}
+    assert {p.name for p in folder.iterdir()} == {f"{n}.{s}" for n in names for s in ("png", "csv")}
+    for name in names:
+        assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    return names
+
+
+def test_scalars_logits_and_attention_of_rel_scalar(save, data, tmp_path, undrawn, capsys):
+    checkpoint, out = save("rel_scalar", "--position-clip-distance", "3"), tmp_path / "out"
+    assert plot_positions.main([str(checkpoint), "--data", str(data), "--out", str(out)]) == 0
+    each = ("static", "position-logits", "attention", "ranks")
+    assert stems(out) == {f"{side}-{kind}" for side in ("encoder", "decoder") for kind in each}
+    printed = capsys.readouterr().out
+    assert "attention and ranks on: first sentence of test" in printed
+    assert "skipped (encoder, rel_scalar): vectors over distance: no term has any" in printed
+    assert "wrote 16 files" in printed
+
+    model = weights(checkpoint)
+    tables = {
+        side: [model[f"{side}.layers.{i}.self_attn.position.0.bias_table"] for i in (0, 1)]
+        for side in ("encoder", "decoder")
+    }
+    found = read(out / "encoder-static.csv")
+    assert list(found[0])[2:] == [f"distance_{d}" for d in range(-3, 4)]
+    assert [(r["layer"], r["head"]) for r in found[3:5]] == [("1", "4"), ("2", "1")]
+    same(numbers(found, "distance_"), torch.cat(tables["encoder"]))
+    causal = read(out / "decoder-static.csv")
+    same(numbers(causal, "distance_"), torch.cat(tables["decoder"])[:, :4])
+
+    distance = torch.arange(32)[None, :] - torch.arange(32)[:, None]
+    ids = distance.clamp(-3, 3) + 3
+    logits = numbers(read(out / "encoder-position-logits.csv"), "key_").view(2, 4, 32, 32)
+    same(logits, torch.stack([table[:, ids] for table in tables["encoder"]]))
+    logits = numbers(read(out / "decoder-position-logits.csv"), "key_").view(2, 4, 32, 32)
+    expected = torch.stack([table[:, ids] for table in tables["decoder"]])
+    same(logits, expected.masked_fill(distance > 0, float("nan")))
+
+    for side, tokens in (("encoder", [*SENTENCE, "</s>"]), ("decoder", ["</s>", *SENTENCE])):
+        rows = read(out / f"{side}-attention.csv")
+        assert [row["token"] for row in rows] == tokens * 2
+        probs = numbers(rows, "key_")
+        same(probs.nansum(-1), torch.ones(12))
+        assert (probs.isnan().sum(-1).tolist() == [5, 4, 3, 2, 1, 0] * 2) == (side == "decoder")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fields"),
+    [
+        ("shaw", {"query_vectors": "key_table", "value_vectors": "value_table"}),
+        ("m3", {"trilinear": "trilinear_table"}),
+        ("learned+m4", {"vectors": "table"}),
+    ],
+)
+def test_vector_tables(save, tmp_path, undrawn, scheme, fields):
+    checkpoint = save(scheme, "--position-clip-distance", "4", "--position-share", "none")
+    assert plot_positions.main([str(checkpoint), "--out", str(tmp_path), "--distance", "3"]) == 0
+    model = weights(checkpoint)
+    for field, tensor in fields.items():
+        names = (f"encoder.layers.{i}.self_attn.position.0.{tensor}" for i in (0, 1))
+        tables = [model[name][:, 1:8] for name in names]
+        channels = read(tmp_path / f"encoder-{field}-channels.csv")
+        assert {row["head"] for row in channels} == {"1"}
+        same(numbers(channels, "distance_"), torch.cat([table[0].t() for table in tables]))
+        norms = numbers(read(tmp_path / f"encoder-{field}-norm.csv"), "distance_")
+        same(norms, torch.cat(tables).norm(dim=-1))
+    kinds = {stem.split("-")[1] for stem in stems(tmp_path) if stem.endswith("norm")}
+    assert kinds == set(fields)
+
+
+def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
+    checkpoint = save("learned+abs_scalar", "--max-source-positions", "9", "--decoder-layers", "1")
+    assert plot_positions.main([str(checkpoint), "--out", str(tmp_path)]) == 0
+    assert "synthetic tokens" in capsys.readouterr().out
+    model = weights(checkpoint)
+    table = model["encoder.positions.shared.0.table"].double()
+    unit = table / table.norm(dim=-1, keepdim=True)
+    cosine = numbers(read(tmp_path / "encoder-learned-position-cosine.csv"), "position_")
+    same(cosine, unit @ unit.t())
+
+    factors = [
+        model[f"encoder.layers.{i}.self_attn.position.0.position_table"].double() for i in (0, 1)
+    ]
+    found = numbers(read(tmp_path / "encoder-position-logits.csv"), "key_").view(2, 4, 9, 9)
+    same(found, torch.stack([p @ p.transpose(-1, -2) for p in factors]))
+    unit = torch.nn.functional.normalize(torch.stack(factors), dim=-1)
+    found = numbers(read(tmp_path / "encoder-query-factor-cosine.csv"), "position_")
+    same(found.view(2, 4, 9, 9), unit @ unit.transpose(-1, -2))
+    assert not (tmp_path / "encoder-key-factor-cosine.csv").exists()
+
+    q, k = (
+        (table @ model[f"encoder.layers.0.self_attn.{n}_proj.weight"].double().t()).view(9, 4, 32)
+        for n in "qk"
+    )
+    found = numbers(read(tmp_path / "encoder-input-logits.csv"), "key_").view(4, 9, 9)
+    same(found, torch.einsum("ihd,jhd->hij", q, k) / 32**0.5)
+
+
+def test_what_layers_share_is_drawn_once(save, tmp_path, undrawn):
+    checkpoint = save("t5", "--position-buckets", "8", "--position-max-distance", "20")
+    assert plot_positions.main([str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
+    rows = read(tmp_path / "encoder-static.csv")
+    assert [(row["layer"], row["head"]) for row in rows] == [("all", str(h)) for h in range(1, 5)]
+    table = weights(checkpoint)["encoder.positions.shared.0.bias_table"] / 32**0.5
+    same(torch.tensor([float(row["distance_20"]) for row in rows]).double(), table[:, 7])
+    same(torch.tensor([float(row["distance_-1"]) for row in rows]).double(), table[:, 1])
+    logits = numbers(read(tmp_path / "encoder-position-logits.csv"), "key_")
+    assert logits.shape == (4 * 5, 5)
+    same(logits.view(4, 5, 5)[:, 3, 2], table[:, 1])
+
+
+@pytest.mark.parametrize("scheme", ["none", "rope", "m4m", "sinusoidal"])
+def test_schemes_without_position_logits(save, data, tmp_path, undrawn, capsys, scheme):
+    backend = "sdpa" if scheme in ("none", "rope") else "auto"
+    checkpoint = save(scheme, "--attention-backend", backend)
+    words = ["--sentence", "the cat sat on a dog"]
+    argv = [str(checkpoint), "--data", str(data), "--out", str(tmp_path), *words]
+    assert plot_positions.main(argv) == 0
+    assert {"encoder-attention", "encoder-ranks", "decoder-ranks"} <= stems(tmp_path)
+    printed = capsys.readouterr().out
+    reason = {
+        "rope": "positions act through content alone, by rotation of q and k",
+        "m4m": "positions act through content alone, by key_vectors, product, query_vectors",
+    }.get(scheme, "no term adds to the logits")
+    assert f"skipped (encoder, {scheme}): position logits: {reason}" in printed
+    assert "the given sentence, 1 of 6 words unknown" in printed
+    tokens = [row["token"] for row in read(tmp_path / "encoder-attention.csv")]
+    assert tokens[:7] == ["the", "cat", "sat", "on", "a", "<unk>", "</s>"]
+
+
+def segment_stack() -> Stack:
+    config = PositionConfig(position_scheme="rel_scalar+m2", segment_encoding="head")
+    shape = AttentionShape(embed_dim=12, num_heads=2, max_positions=20)
+    positions = Placement(resolve(config, shape, "masked_lm"))
+    own = positions.layer_schemes(0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.normal_()
+    attention = RelPosMultiheadAttention(12, 2, own, positions.plan.scale)
+    return Stack("encoder", positions, (attention,))
+
+
+def test_segments_are_added_to_position_logits():
+    stack = segment_stack()
+    (alone,) = plot_logits.position_logits(stack, 8)
+    (both,) = plot_logits.segment_logits(stack, 8, 2)
+    assert "gate" in alone.detail and "segments start at 0, 4" in both.detail
+    pairs = next(p for n, p in stack.attentions[0].position.named_parameters() if "pair" in n)
+    number = torch.arange(8) // 4
+    added = pairs[:, number[:, None] * 2 + number[None, :]]
+    for head in (0, 1):
+        found = both.panels[head].values - alone.panels[head].values
+        same(torch.from_numpy(found), added[head].detach())
+    with pytest.raises(ValueError, match="--segments 3: the model has 2"):
+        list(plot_logits.segment_logits(stack, 8, 3))
+
+
+def test_ranks_of_low_rank_logits():
+    torch.manual_seed(0)
+    length = 12
+    q, k = torch.randn(1, 2, length, 6), torch.randn(1, 2, length, 6)
+    q[:, 1, :, 2:] = 0  # the second head's content has rank 2
+    factors = (torch.randn(1, 1, length, 3), torch.randn(1, 1, length, 3))
+    term = PositionTerms(static_factors=factors)
+    inputs = AttentionInputs(q, k, k, (term,), Positions(length, length), 1.0, causal=True)
+    parts = plot_logits.logit_parts(plot_sentence.Call(inputs, torch.empty(0)))
+    found = {name: plot_logits.rank(matrix).tolist() for name, matrix in parts.items()}
+    assert found == {"content": [6, 2], "added by positions": [3, 3], "logits": [9, 5]}
+
+
+def test_ranks_in_the_file(save, data, tmp_path, undrawn):
+    checkpoint = save("abs_scalar", "--position-rank", "2")
+    assert plot_positions.main([str(checkpoint), "--data", str(data), "--out", str(tmp_path)]) == 0
+    rows = [r for r in read(tmp_path / "encoder-ranks.csv") if r["matrix"] == "added by positions"]
+    assert numbers(rows, "head_").tolist() == [[2.0] * 4] * 2
+
+
+def test_what_is_drawn_is_what_is_written(tmp_path):
+    stack = segment_stack()
+    (picture,) = plot_logits.segment_logits(stack, 8, 2)
+    figure = plots.draw(picture)
+    images = [ax.images[0] for ax in figure.axes if ax.images]
+    for image, panel in zip(images, picture.panels, strict=True):
+        assert image.get_extent() == [-0.5, 7.5, 7.5, -0.5]
+        same(torch.from_numpy(image.get_array().data), torch.from_numpy(panel.values))
+        assert image.norm.vmin == -image.norm.vmax < 0
+    lines = plots.draw(next(plot_tables.scalar_tables(stack, 5))).axes[0].lines
+    table = dict(stack.attentions[0].position.named_parameters())["0.bias_table"]
+    drawn = torch.stack([torch.as_tensor(line.get_ydata()) for line in lines[1:]])
+    same(drawn, table[:, 19 - 5 : 19 + 6].detach())
+    plots.plt.close("all")
+    png, table = plots.write(picture, tmp_path)
+    assert plots.plt.imread(png).std() > 0.1 and not plots.plt.get_fignums()
+    values = torch.cat([torch.from_numpy(panel.values) for panel in picture.panels])
+    same(numbers(read(table), "key_"), values)
+
+
+def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
+    panel = plots.Panel({"layer": "1"}, ["1"], [0, 1], torch.ones(1, 2).numpy())
+    picture = plots.Picture("p", "t", "d", "lines", [panel], "head", "distance", ("x", "", "y"))
+    monkeypatch.setattr(plots, "table", lambda _: (1 / 0 for _ in "x"))
+    (tmp_path / "p.csv").write_text("old")
+    with pytest.raises(ZeroDivisionError):
+        plots.write(picture, tmp_path)
+    assert (tmp_path / "p.csv").read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"p.csv", "p.png"}
+
+
+def error_of(capsys, *argv: object) -> str:
+    """The one line of a command that fails with status 2."""
+    try:
+        status = plot_positions.main([str(part) for part in argv])
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1, error
+    return error
+
+
+def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
+    good, out = save("rel_scalar"), tmp_path / "out"
+    cut, foreign = tmp_path / "cut.pt", tmp_path / "foreign.pt"
+    cut.write_bytes(good.read_bytes()[:5000])
+    torch.save({"weight": torch.zeros(2)}, foreign)
+    other = tmp_path / "other"
+    other.mkdir()
+    for side in ("en", "de"):
+        (other / f"dict.{side}.txt").write_text("only 1\n")
+    (other / "test.en-de.en.idx").write_bytes(b"torn")
+    (tmp_path / "file").touch()
+    plain = save("", arch="transformer_tiny")
+    to = ("--out", out)
+    cases = [
+        ((tmp_path / "no.pt", *to), ("no.pt is not a file", "fairseq-train")),
+        ((cut, *to), ("cut.pt", "truncated", "copy it again")),
+        ((foreign, *to), ("foreign.pt", "not a fairseq checkpoint")),
+        ((plain, *to), ("has no position scheme", "relpos model")),
+        ((good, *to, "--data", tmp_path / "no"), ("--data", "has no dict*.txt")),
+        ((good, *to, "--data", other), ("--data", "may be another model's")),
+        ((good, *to, "--sentence", "the"), ("--sentence 'the'", "--data")),
+        ((good, *to, "--length", "1"), ("--length", ">= 2, got 1")),
+        ((good, *to, "--segments", "x"), ("--segments", "got x")),
+        ((good, "--out", tmp_path / "file"), ("is a file", "give a folder")),
+        ((good,), ("--out",)),
+    ]
+    for argv, parts in cases:
+        error = error_of(capsys, *argv)
+        assert all(part in error for part in parts), error
+    assert not out.exists()
+
+
+def test_a_sentence_longer_than_the_table(save, data, tmp_path, capsys):
+    checkpoint = save("learned", "--max-source-positions", "4")
+    given = ("--data", data, "--out", tmp_path / "out", "--sentence", "the cat sat on a mat")
+    assert "table of 4 positions and the input has 7" in error_of(capsys, checkpoint, *given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_as_a_command_with_torn_data(save, data, tmp_path):
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    for path in data.iterdir():
+        size = 20 if path.name == "test.en-de.en.idx" else None
+        (torn / path.name).write_bytes(path.read_bytes()[:size])
+    command = [sys.executable, str(SCRIPT), str(save("none")), "--data", str(torn)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "run fairseq-preprocess again" in done.stderr
+    assert not (tmp_path / "out").exists()

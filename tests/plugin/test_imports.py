@@ -1,0 +1,112 @@
+"""Which modules importing a part loads, in processes of their own, and that the plugin registers.
+
+The pure parts load torch at most; fairseq and this package may be imported in either order.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import relpos_fairseq
+
+ROOT = Path(relpos_fairseq.__file__).parent.parent
+USER_DIR = ROOT / "relpos_fairseq"
+PURE = ("attention", "schemes", "conversion", "data.tokenizers")
+SINGLE = ("config", "placement", "positions", "registry", "relations", "scheme", "terms")
+SHOW = """
+import json, sys
+loaded = [name for name in ("torch", "fairseq", "relpos_fairseq.plugin") if name in sys.modules]
+names = [] if "fairseq" not in sys.modules else [
+    name for registry in (
+        sys.modules["fairseq.models"].ARCH_MODEL_REGISTRY,
+        sys.modules["fairseq.tasks"].TASK_REGISTRY,
+        sys.modules["fairseq.registry"].REGISTRIES["criterion"]["registry"],
+        sys.modules["fairseq.registry"].REGISTRIES["optimizer"]["registry"],
+    ) for name in registry
+]
+print(json.dumps([loaded, names]))
+"""
+OURS = {
+    *("relpos_transformer", "relpos_transformer_lm", "relpos_transformer_xl", "relpos_roberta"),
+    *("segment_language_modeling", "question_answering", "sentence_prediction_glue"),
+    *("relpos_adam", "relpos_cross_entropy", "relpos_label_smoothed_cross_entropy"),
+}
+BY_FLAG = (
+    "from fairseq.utils import import_user_module; from argparse import Namespace; "
+    f"import_user_module(Namespace(user_dir={str(USER_DIR)!r}))"
+)
+
+
+def after(*statements: str) -> tuple[list[str], set[str]]:
+    """What a fresh process has loaded after some statements, and the names that fairseq knows."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded, names = json.loads(done.stdout.splitlines()[-1])
+    return loaded, set(names)
+
+
+def test_the_package_alone_loads_nothing() -> None:
+    assert after("import relpos_fairseq")[0] == []
+
+
+def test_pure_parts_load_torch_alone() -> None:
+    """Every module of the pure parts, in one process; then fairseq comes, and the plugin with it."""
+    modules = [f"relpos_fairseq.{name}" for name in SINGLE]
+    for part in PURE:
+        package = f"relpos_fairseq.{part}"
+        folder = ROOT.joinpath(*package.split("."))
+        found = pkgutil.walk_packages([str(folder)], f"{package}.")
+        modules += [one.name for one in found if not one.name.endswith(("__main__", "fairseq_bpe"))]
+    pure = "assert 'fairseq' not in sys.modules, name"
+    tries = f"for name in {modules}:\n    importlib.import_module(name)\n    {pure}"
+    loaded, names = after("import importlib, sys", tries, "import fairseq")
+    assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"]
+    assert OURS <= names
+
+
+ORDERS = {
+    "plugin, fairseq": ("import relpos_fairseq", "import fairseq.models"),
+    "fairseq, plugin": ("import fairseq", "import relpos_fairseq"),
+    "user dir": (BY_FLAG,),
+    "user dir, plugin": (BY_FLAG, "import relpos_fairseq"),
+    "plugin, user dir": ("import relpos_fairseq", BY_FLAG),
+    # A file that needs fairseq comes first: the plugin registers before the file begins.
+    "a model": ("import relpos_fairseq.models.relpos_transformer",),
+    "a module": ("from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention",),
+    "a mend": ("import relpos_fairseq.mends.cpu_ddp",),
+    "a task": ("import relpos_fairseq.tasks.sentence_pairs",),
+    "a criterion": ("import relpos_fairseq.criterions.cross_entropy",),
+    "an optimizer": ("import relpos_fairseq.optim.adam",),
+    "a data set": ("import relpos_fairseq.data.streams.dataset",),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_plugin_registers(order: str) -> None:
+    loaded, names = after(*ORDERS[order])
+    assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"]
+    assert OURS <= names
+
+
+def test_fairseq_alone_knows_nothing_of_us() -> None:
+    loaded, names = after("import fairseq")
+    assert loaded == ["torch", "fairseq"] and not OURS & names
+
+
+def names_in_child(connection) -> None:
+    """Say whether fairseq knows our models in a process that was spawned."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    connection.send("relpos_transformer" in ARCH_MODEL_REGISTRY)

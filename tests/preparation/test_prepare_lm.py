@@ -1,0 +1,543 @@
+"""Text to language modelling data: what fairseq reads back is the text that went in."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import random
+import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.faulty_server import serve
+from helpers.folders import contents
+from relpos_fairseq.cli import prepare_lm
+from relpos_fairseq.engine import files
+from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.engine.download import Source
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.preparation.lm import corpora, reading
+from relpos_fairseq.preparation.lm.splitting import parse_fractions
+from relpos_fairseq.preparation.lm.units import SPECIALS, char_symbol
+from relpos_fairseq.preparation.lm.vocabulary import choose, load_dictionary, sample_lines
+
+WORDS = ["the", "cat", "sat", "on", "mat", "ähnlich", "日本", "don't", "a", "<unk>"]
+
+
+def sentences(count: int, seed: int = 1) -> str:
+    chosen = np.random.default_rng(seed).integers(0, len(WORDS), (count, 7))
+    return "".join(" " + " ".join(WORDS[i] for i in row) + " \n" for row in chosen)
+
+
+def prepare(out: Path, *arguments: object) -> dict:
+    """Runs the command in this process; returns its manifest."""
+    prepare_lm.main([*map(str, arguments), "--out", str(out)])
+    return json.loads((out / "manifest.json").read_text())
+
+
+def refused(capsys, out: Path, *arguments: object) -> str:
+    """Runs a command that must end with one line; returns it."""
+    command = [*map(str, arguments), "--out", str(out)]
+    assert run_command(prepare_lm.main, command) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ") and "\n" not in said
+    return said.removeprefix("error: ")
+
+
+def ids(folder: Path, split: str) -> np.ndarray:
+    """A split's tokens, read without this project's code."""
+    from fairseq.data import indexed_dataset
+
+    data = indexed_dataset.make_dataset(str(folder / split), "mmap")
+    return np.concatenate([data[i].numpy() for i in range(len(data))]) if len(data) else np.zeros(0)
+
+
+def symbols(folder: Path, split: str) -> list[str]:
+    """A split's tokens as fairseq's dictionary reads them."""
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    return [dictionary[i] for i in ids(folder, split)]
+
+
+def text_of(tokens: list[str]) -> str:
+    """The text of character tokens."""
+    signs = {"</s>": "\n", "\u2581": " "}
+
+    def char(token: str) -> str:
+        number = re.fullmatch(r"<U\+([0-9A-F]+)>", token)
+        return chr(int(number[1], 16)) if number else signs.get(token, token)
+
+    return "".join(map(char, tokens))
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(sentences(200))
+    return path
+
+
+@pytest.mark.parametrize(("threshold", "words"), [(0, None), (140, None), (0, 4)])
+def test_words_are_fairseqs(text, tmp_path, threshold, words):
+    """Against fairseq's own dictionary builder and encoder."""
+    from fairseq.data import Dictionary
+    from fairseq.tokenizer import tokenize_line
+
+    with text.open("a") as file:
+        file.write("\n\ttab\u00a0and\u2003spaces \u2028 \n<pad> </s> x")
+    options = ["--threshold", threshold, *(["--words", words] if words else [])]
+    manifest = prepare(tmp_path / "out", "--train", text, *options)
+    dictionary = Dictionary()
+    lines = text.read_text().split("\n")
+    counted = [word for line in lines for word in tokenize_line(line) if word not in SPECIALS]
+    for word in counted:
+        dictionary.add_symbol(word)
+    nwords = words + len(SPECIALS) if words else -1
+    dictionary.finalize(threshold=threshold, nwords=nwords, padding_factor=1)
+    dictionary.save(str(tmp_path / "dict.txt"))
+    assert (tmp_path / "out" / "dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
+    expected = []
+    for line in lines:
+        for word in tokenize_line(line):  # a special token in the text is an unknown word
+            expected.append(dictionary.unk() if word in SPECIALS else dictionary.index(word))
+        expected.append(dictionary.eos())
+    assert ids(tmp_path / "out", "train").tolist() == expected
+    counts = manifest["splits"]["train"]
+    assert counts["tokens"] == len(expected) == counts["words"] + counts["lines"]
+    assert counts["unknown"] == expected.count(dictionary.unk())
+    assert counts["lines"] == 203 and manifest["level"] == "word"
+
+
+@pytest.mark.slow
+def test_words_are_those_of_the_real_command(text, tmp_path):
+    from relpos_fairseq.preparation.binarise import preprocess
+
+    arguments = ["--only-source", "--trainpref", text, "--destdir", tmp_path / "its"]
+    preprocess([*arguments, "--padding-factor", "8"], 1)
+    prepare(tmp_path / "ours", "--train", text, "--padding-factor", 8)
+    its, ours = contents(tmp_path / "its"), contents(tmp_path / "ours")
+    for name in ("dict.txt", "train.bin", "train.idx"):
+        assert ours[name] == its[name]
+
+
+ODD = "\ufeffa b\tc\r\nd\u2581e \u00a0\u2028\x0bf\rg\n\n<s> |||\u200d日本語\n no line feed"
+
+
+def test_characters_are_all_there(tmp_path):
+    path = tmp_path / "odd.txt"
+    path.write_bytes(ODD.encode())
+    manifest = prepare(tmp_path / "out", "--train", path, "--level", "char")
+    expected = ODD.removeprefix("\ufeff").replace("\r\n", "\n")
+    assert text_of(symbols(tmp_path / "out", "train")) == expected
+    counts = manifest["splits"]["train"]
+    assert counts["tokens"] == counts["characters"] == len(expected)
+    assert counts["bytes"] == len(expected.encode()) and counts["unknown"] == 0
+    assert manifest["</s>"] == "line feed"
+    assert not (tmp_path / "out" / "dict.txt").read_text().count("\r")
+
+
+def test_bytes_are_untouched(tmp_path):
+    data = bytes(range(256)) * 3 + ODD.encode()
+    (tmp_path / "raw").write_bytes(data)
+    manifest = prepare(tmp_path / "out", "--train", tmp_path / "raw", "--level", "byte")
+    signs = {"</s>": 10}
+    tokens = symbols(tmp_path / "out", "train")
+    assert bytes(signs[t] if t in signs else int(t) for t in tokens) == data
+    counts = manifest["splits"]["train"]
+    assert counts["tokens"] == counts["bytes"] == len(data)
+    assert manifest["vocabulary"] == 255 + len(SPECIALS)
+    (tmp_path / "plain").write_text("日本語 ab\nc")
+    counts = prepare(tmp_path / "b", "--test", tmp_path / "plain", "--level", "byte")["splits"]
+    assert counts["test"]["characters"] == 8 and counts["test"]["words"] == 3
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), min_size=1), st.integers(4, 9))
+@settings(max_examples=40, deadline=None)
+def test_pieces_are_the_text_wherever_they_are_cut(tmp_path_factory, text, size):
+    path = tmp_path_factory.mktemp("pieces") / "a"
+    path.write_bytes(text.encode())
+    before, reading.PIECE = reading.PIECE, size
+    try:
+        pieces = list(reading.read_pieces([path], "char", "fail"))
+        raw = list(reading.read_pieces([path], "byte", "fail"))
+    finally:
+        reading.PIECE = before
+    joined = "".join(piece.text + "\n" * piece.ends for piece in pieces)
+    assert joined == text.removeprefix("\ufeff").replace("\r\n", "\n")
+    assert b"".join(piece.text + b"\n" * piece.ends for piece in raw) == text.encode()
+    assert [piece.begins for piece in raw] == [True, *(piece.ends for piece in raw)][:-1]
+    symbols = [char_symbol(char) for char in set(text)]
+    assert len(set(symbols)) == len(symbols) and not any(map(str.isspace, "".join(symbols)))
+
+
+def test_sentencepiece(text, tmp_path):
+    options = ["--level", "sentencepiece", "--vocab-size", 25, "--train", text, "--valid", text]
+    manifest = prepare(tmp_path / "out", *options)
+    pieces = symbols(tmp_path / "out", "train")
+    read = "".join("\n" if piece == "</s>" else piece for piece in pieces).replace("\u2581", " ")
+    assert read == "".join(f" {' '.join(line.split())}\n" for line in text.read_text().splitlines())
+    counts = manifest["splits"]["train"]
+    assert counts["tokens"] == len(pieces) and counts["words"] == 1400
+    frequency = [int(line.split(" ")[1]) for line in (tmp_path / "out" / "dict.txt").open()]
+    assert frequency == sorted(frequency, reverse=True)  # as adaptive softmax needs it
+    assert counts["unknown"] == text.read_text().count("<unk>") == pieces.count("<unk>")
+    assert sum(frequency) == counts["tokens"] - counts["lines"] - counts["unknown"]
+    # The same model and dictionary for another text, whose unknown characters are counted.
+    (tmp_path / "other").write_text("the cat Ω\n")
+    made = ["--dict", tmp_path / "out" / "dict.txt"]
+    made += ["--sentencepiece", tmp_path / "out" / "sentencepiece.model"]
+    other = ["--level", "sentencepiece", "--test", tmp_path / "other", *made]
+    assert prepare(tmp_path / "more", *other)["splits"]["test"]["unknown"] == 1
+
+
+def test_sentencepiece_with_bytes_knows_every_character(text, tmp_path):
+    options = ["--level", "sentencepiece", "--vocab-size", 300, "--byte-fallback", "--train", text]
+    (tmp_path / "other").write_text("the cat Ω\n")
+    manifest = prepare(
+        tmp_path / "out", *options, "--model-type", "bpe", "--test", tmp_path / "other"
+    )
+    assert manifest["splits"]["test"]["unknown"] == 0
+    assert "<0xCE>" in symbols(tmp_path / "out", "test")
+
+
+@pytest.mark.parametrize("level", ["word", "sentencepiece", "char", "byte"])
+def test_any_number_of_workers_makes_the_same(text, tmp_path, level, monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", 500)
+    text.write_text("\n\n".join(sentences(5, seed) for seed in range(20)))
+    options = ["--text", text, "--split", "0.8,0.1,0.1", "--level", level, "--vocab-size", 25]
+    options += ["--shards", 2, "--documents", "blank"]
+    made = []
+    for workers in (1, 3):
+        prepare(tmp_path / str(workers), *options, "--workers", workers)
+        made.append(contents(tmp_path / str(workers), ".stages"))
+    monkeypatch.setattr(reading, "CHUNK", 1 << 19)
+    prepare(tmp_path / "large", *options, "--workers", 1)
+    assert made[0] == made[1] == contents(tmp_path / "large", ".stages")
+    assert {"manifest.json", "shard0/train.bin", "shard1/dict.txt"} <= set(made[0])
+
+
+@pytest.mark.parametrize("level", ["char", "byte"])
+def test_an_exact_split_loses_nothing(tmp_path, level):
+    (tmp_path / "a").write_text(sentences(30, 1) + "no end")
+    (tmp_path / "b").write_text("日本\n" + sentences(30, 2))
+    out = tmp_path / "out"
+    options = ["--text", tmp_path / "a", tmp_path / "b", "--level", level, "--split", "0.7,0.2,0.1"]
+    manifest = prepare(out, *options)
+    whole = (tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes()
+    total = len(whole) if level == "byte" else len(whole.decode())
+    parts = [manifest["splits"][split]["tokens"] for split in ("train", "valid", "test")]
+    assert parts == [total * 7 // 10, total * 9 // 10 - total * 7 // 10, total - total * 9 // 10]
+    files = [(out / "text" / f"{split}.txt").read_bytes() for split in ("train", "valid", "test")]
+    assert b"".join(files) == whole
+    if level == "char":
+        read = [text_of(symbols(out, split)) for split in ("train", "valid", "test")]
+        assert "".join(read) == whole.decode()
+
+
+def test_a_split_by_lines(text, tmp_path):
+    prepare(tmp_path / "out", "--text", text, "--split", "0.9,0.1")
+    files = [
+        (tmp_path / "out" / "text" / f"{split}.txt").read_text() for split in ("train", "valid")
+    ]
+    assert "".join(files) == text.read_text()
+    assert [part.count("\n") for part in files] == [180, 20]
+    assert not (tmp_path / "out" / "test.bin").exists()
+
+
+HEADINGS = (
+    "\n = One = \n\n a b \n = not a title = \n = = Section = = \n\n c \n\n = Two 2 = \n\n d e f \n"
+)
+
+
+@pytest.mark.parametrize("level", ["word", "char"])
+@pytest.mark.parametrize("documents", ["none", "blank", "heading"])
+def test_documents_start_where_they_start(tmp_path, level, documents):
+    for name in "ab":
+        (tmp_path / name).write_text(HEADINGS)
+    files = ["--train", tmp_path / "a", tmp_path / "b"]
+    manifest = prepare(tmp_path / "out", *files, "--level", level, "--documents", documents)
+    path = tmp_path / "out" / "train.documents.npy"
+    if documents == "none":
+        assert not path.exists() and "documents" not in manifest["splits"]["train"]
+        return
+    starts = np.load(path)
+    assert starts.dtype == np.int64 and len(starts) == manifest["splits"]["train"]["documents"]
+    lines, place, expected = HEADINGS.split("\n")[:-1] * 2, 0, []
+    half = len(lines) // 2
+    for number, line in enumerate(lines):
+        after_blank = number % half == 0 or not lines[number - 1].strip()
+        title = documents == "blank" or line in (" = One = ", " = Two 2 = ")
+        if number % half == 0 or line.strip() and after_blank and title:
+            expected.append(place)
+        place += len(line.split() if level == "word" else line) + 1
+    assert starts.tolist() == expected
+    prepare(tmp_path / "out", *files, "--level", level)
+    assert not path.exists()  # it would be taken for that of the new data
+
+
+def test_shards_are_the_whole(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", 300)
+    text.write_text("\n\n".join(sentences(5, seed) for seed in range(40)))
+    options = ["--train", text, "--valid", text, "--documents", "blank"]
+    whole = prepare(tmp_path / "one", *options)["splits"]
+    manifest = prepare(tmp_path / "three", *options, "--shards", 3)
+    assert manifest["splits"] == whole
+    folders = [tmp_path / "three" / f"shard{i}" for i in range(3)]
+    parts = [ids(folder, "train") for folder in folders]
+    assert np.array_equal(np.concatenate(parts), ids(tmp_path / "one", "train"))
+    assert max(map(len, parts)) < 1.2 * min(map(len, parts))
+    starts = [np.load(folder / "train.documents.npy") for folder in folders]
+    assert [start[0] for start in starts] == [0, 0, 0]  # no document is cut
+    offsets = np.cumsum([0, *map(len, parts)])[:3]
+    joined = np.concatenate([start + offset for start, offset in zip(starts, offsets, strict=True)])
+    assert np.array_equal(joined, np.load(tmp_path / "one" / "train.documents.npy"))
+    for number, folder in enumerate(folders):
+        assert (folder / "valid.bin").exists() == (number == 0)
+        own = json.loads((folder / "manifest.json").read_text())
+        assert own["splits"]["train"]["tokens"] == len(parts[number]) and own["shard"] == number
+
+
+def test_running_again_and_with_other_options(text, tmp_path, capsys):
+    options = ["--train", text, "--valid", text]
+    first = prepare(tmp_path / "out", *options, "--test", text)
+    capsys.readouterr()
+    assert prepare(tmp_path / "out", *options, "--test", text) == first
+    assert capsys.readouterr().out.count("unchanged") == 4
+    prepare(tmp_path / "out", *options, "--words", 3)
+    made = set(contents(tmp_path / "out", ".stages"))
+    assert "test.bin" not in made and "valid.bin" in made  # its dictionary is gone
+    fresh = prepare(tmp_path / "new", *options, "--words", 3)
+    assert contents(tmp_path / "out", ".stages") == contents(tmp_path / "new", ".stages")
+    assert fresh["vocabulary"] == 3 + len(SPECIALS)
+
+
+def test_characters_of_valid_are_in_the_dictionary(tmp_path):
+    (tmp_path / "train").write_text("aab\n")
+    (tmp_path / "valid").write_text("bcb\n")
+    files = ["--train", tmp_path / "train", "--valid", tmp_path / "valid", "--level", "char"]
+    manifest = prepare(tmp_path / "out", *files)
+    assert (tmp_path / "out" / "dict.txt").read_text() == "a 2\nb 1\nc 0\n"
+    assert manifest["splits"]["valid"]["unknown"] == 0
+
+
+def test_a_character_outside_a_given_dictionary(tmp_path, capsys):
+    (tmp_path / "dict.txt").write_text("a 2\nb 1\n")
+    (tmp_path / "t").write_text("ab\n\nbaab\u00a0a\n")
+    options = ["--test", tmp_path / "t", "--dict", tmp_path / "dict.txt"]
+    for workers in (1, 2):
+        said = refused(capsys, tmp_path / "out", *options, "--level", "char", "--workers", workers)
+        assert said.startswith(
+            f"{tmp_path}/t, line 3, character 5: '\\xa0' (U+00A0) is not in the dic"
+        )
+    assert not (tmp_path / "out" / "test.bin").exists()
+    assert prepare(tmp_path / "words", *options)["splits"]["test"]["unknown"] == 2
+
+
+def test_bad_lines(tmp_path, capsys):
+    (tmp_path / "t").write_bytes(b"good\nb\xffd\ngood\n")
+    for level in ("word", "char"):
+        options = ["--train", tmp_path / "t", "--level", level]
+        said = refused(capsys, tmp_path / level, *options)
+        assert said.startswith(f"{tmp_path}/t, line 2: invalid UTF-8")
+        made = prepare(tmp_path / level, *options, "--on-bad-line", "drop")["splits"]["train"]
+        assert made["lines"] == 2 and made["dropped: invalid_utf8"] == 1
+
+
+BAD = {
+    "either --train": [],
+    "give either --train/--valid/--test, or --text, or --corpus": ["--train", "T", "--text", "T"],
+    "--split and --text belong together": ["--text", "T"],
+    "without --train there must be --dict": ["--valid", "T"],
+    "not a file: ": ["--train", "missing"],
+    "the split valid is empty": ["--train", "T", "--valid", "EMPTY"],
+    "no unit at all": ["--train", "EMPTY"],
+    "sentencepiece cannot be trained": ["--train", "EMPTY", "--level", "sentencepiece"],
+    "cannot make 5000 pieces of this text": [
+        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
+    ],
+    "has not so many, so --vocab-size must be smaller: at most": [
+        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
+    ],
+    "so --vocab-size must be larger: at least": [
+        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5")
+    ],
+    "too short for 900 shards": ["--train", "T", "--shards", "900"],
+    "--split leaves train empty: the text has 200 lines": ["--text", "T", "--split", "0.001,0.999"],
+    "--workers must be >= 1, got 0": ["--train", "T", "--workers", "0"],
+    "--threshold must be >= 0, got -1": ["--train", "T", "--threshold", "-1"],
+    "lower --threshold": ["--train", "T", "--threshold", "100000"],
+    "the dictionary is fixed": ["--train", "T", "--level", "byte", "--words", "3"],
+    "--dict is used as it is": ["--train", "T", "--dict", "T", "--words", "3"],
+    "line 1: not `SYMBOL COUNT`": ["--train", "T", "--dict", "T"],
+    "is not a sentencepiece model": [
+        *("--test", "T", "--dict", "D", "--level", "sentencepiece", "--sentencepiece", "T")
+    ],
+    "(0, 1], got 2.0": ["--train", "T", "--character-coverage", "2"],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_one_line(text, tmp_path, capsys, message):
+    names = {"T": text, "EMPTY": tmp_path / "empty", "D": tmp_path / "dict.txt"}
+    names["EMPTY"].write_text("")
+    names["D"].write_text("a 1\n")
+    assert message in refused(capsys, tmp_path / "out", *(names.get(a, a) for a in BAD[message]))
+    made = {path.name for path in (tmp_path / "out").rglob("*.bin")}
+    assert made == ({"train.bin"} if "valid" in message and "empty" in message else set())
+
+
+@pytest.mark.parametrize("text", ["1", "0.5,0.6", "a,b", "0.5,0.5,0,0", "1.5,-0.5", "1/0,1", ""])
+def test_bad_fractions(text):
+    with pytest.raises(PreparationError, match="numbers with the sum 1"):
+        parse_fractions(text)
+
+
+def test_the_vocabularys_order_and_a_bad_dictionary(tmp_path):
+    counts = {"b": 2, "a": 2, "c": 3, "d": 1, "<pad>": 9}
+    assert choose(counts, 2, None) == [("c", 3), ("a", 2), ("b", 2)]
+    assert choose(counts, 0, 2, factor=4)[2:] == [("madeupword0000", 0), ("madeupword0001", 0)]
+    path = tmp_path / "dict.txt"
+    path.write_text("a 1\nb 2 #fairseq:overwrite\n\u2581 3\n")
+    assert load_dictionary(path) == ["a", "b", "\u2581"]
+    path.write_text("a 1\na 2\n")
+    with pytest.raises(PreparationError, match="line 2: 'a' is there twice"):
+        load_dictionary(path)
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_a_sample_is_bounded_and_in_order(count, size, seed):
+    pieces = [reading.Piece(f"{n:03}", Path("a"), n) for n in range(count)]
+    chosen = sample_lines(iter(pieces), size, seed)
+    assert len(chosen) == min(count, size) and chosen == sorted(set(chosen))
+    assert chosen == sample_lines(iter(pieces), size, seed)
+
+
+def corpus(tmp_path: Path, monkeypatch, name: str, members: dict[str, bytes]) -> Path:
+    """An archive in place of a published corpus, and the folder that has it."""
+    real = corpora.CORPORA[name]
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / real.source.filename, "w") as file:
+        for member, data in members.items():
+            file.writestr(member, data)
+    source = Source(name, real.source.urls, real.source.filename)
+    changed = corpora.Corpus(source, real.members, real.level, real.split)
+    monkeypatch.setitem(corpora.CORPORA, name, changed)
+    return folder
+
+
+def test_wikitext_from_a_folder(tmp_path, monkeypatch):
+    data = {
+        f"wikitext-2/wiki.{split}.tokens": HEADINGS.encode() for split in ("train", "valid", "test")
+    }
+    folder = corpus(tmp_path, monkeypatch, "wikitext-2", data)
+    options = ["--corpus", "wikitext-2", "--from-dir", folder, "--documents", "heading"]
+    manifest = prepare(tmp_path / "out", *options)
+    assert set(manifest["splits"]) == {"train", "valid", "test"}
+    assert manifest["splits"]["test"]["documents"] == 3  # the first line's, and two titles
+    assert "archive 0: wikitext-2-v1.zip" in manifest["inputs"]
+
+
+def test_downloads_go_where_they_are_told(tmp_path, monkeypatch):
+    data = {f"wikitext-2/wiki.{s}.tokens": b"some text\n" for s in ("train", "valid", "test")}
+    archives = corpus(tmp_path, monkeypatch, "wikitext-2", data)
+    downloads = tmp_path / "a, b"  # fairseq ends paths at commas; here none ends
+    changed = corpora.CORPORA["wikitext-2"]
+    name = changed.source.filename
+    with serve() as server:
+        source = replace(changed.source, urls=[server.put(name, (archives / name).read_bytes())])
+        monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, source=source))
+        out = tmp_path / "out, too"
+        manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads)
+    assert (downloads / name).is_file()
+    assert manifest["splits"]["train"]["tokens"] == 3 and str(downloads) not in str(manifest)
+
+
+def test_enwik8_is_split_as_everybody_does(tmp_path, monkeypatch, capsys):
+    data = ("<page>日本</page>\n" * 5000).encode()[:100_000]
+    folder = corpus(tmp_path, monkeypatch, "enwik8", {"enwik8": data})
+    manifest = prepare(tmp_path / "out", "--corpus", "enwik8", "--from-dir", folder)
+    assert [found["tokens"] for found in manifest["splits"].values()] == [5000, 90_000, 5000]
+    assert manifest["level"] == "byte"
+    monkeypatch.undo()
+    options = ["--corpus", "enwik8", "--from-dir", folder]
+    assert run_command(prepare_lm.main, [*map(str, options), "--out", str(tmp_path / "real")]) == 2
+    assert "enwik8.zip has" in capsys.readouterr().err  # not the published file
+
+
+def test_published_hashes_are_hashes():
+    for name, entry in corpora.CORPORA.items():
+        assert re.fullmatch("[0-9a-f]{64}", entry.source.sha256), name
+        assert all(url.startswith("https://") for url in entry.source.urls)
+
+
+def test_real_text(shared_data, tmp_path, capsys):
+    text = shared_data / "lm" / "tinyshakespeare.txt.gz"
+    options = ["--text", text, "--split", "0.9,0.05,0.05", "--level", "char"]
+    manifest = prepare(tmp_path / "chars", *options, "--documents", "blank")
+    with gzip.open(text, "rt", encoding="utf-8", newline="\n") as file:
+        whole = file.read()
+    read = [text_of(symbols(tmp_path / "chars", split)) for split in ("train", "valid", "test")]
+    assert "".join(read) == whole and len(whole) == 1_115_394
+    assert manifest["vocabulary"] == 64 + len(SPECIALS)  # 65 characters, one of them </s>
+    assert "| train   | 1,003,854 |" in capsys.readouterr().out
+    manifest = prepare(
+        *(tmp_path / "words", "--text", shared_data / "lm" / "wikitext2.valid.txt.gz"),
+        *("--split", "0.9,0.1", "--documents", "heading"),
+    )
+    counts = manifest["splits"]
+    assert counts["train"]["tokens"] + counts["valid"]["tokens"] == 217_646  # as published
+    assert counts["train"]["documents"] + counts["valid"]["documents"] == 62
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_and_run_again(tmp_path, seed):
+    text = tmp_path / "text"
+    text.write_text("\n\n".join(sentences(50, n) for n in range(300)))
+    options = ["--text", text, "--split", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
+    prepare(tmp_path / "undisturbed", *options, "--workers", 1)
+    command = [sys.executable, prepare_lm.__file__, *options, "--out", tmp_path / "out"]
+    command = [*map(str, command), "--workers", "2"]
+    chance = random.Random(seed)
+    for _ in range(4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            process.communicate(timeout=0.3 + 1.2 * chance.random())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=60)
+    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_a_full_disk_and_then_room(text, tmp_path, capsys, monkeypatch):
+    real, written = files.sync, []
+
+    def full(path):
+        written.append(path)
+        if "valid.bin" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path)
+
+    monkeypatch.setattr(files, "sync", full)
+    options = ["--train", text, "--valid", text]
+    said = refused(capsys, tmp_path / "out", *options)
+    assert said.startswith("no space left on the disk") and str(tmp_path / "out/valid.bin") in said
+    assert not list((tmp_path / "out").rglob("*valid*"))
+    monkeypatch.undo()
+    prepare(tmp_path / "out", *options)
+    assert capsys.readouterr().out.count("unchanged") == 2  # the dictionary, train
+    prepare(tmp_path / "new", *options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "new")

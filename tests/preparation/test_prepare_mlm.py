@@ -1,0 +1,402 @@
+"""prepare_mlm.py: documents, sampling, packing, whole words, workers, interruptions, bad input."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary, TokenBlockDataset, data_utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import ROOT
+from helpers.folders import contents
+from relpos_fairseq.cli import prepare_mlm
+from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.preparation.mlm import documents, encoded, sampling, stages, vocabulary
+from relpos_fairseq.preparation.mlm.documents import Reading
+from relpos_fairseq.preparation.mlm.packing import document_spans, pack
+from relpos_fairseq.preparation.mlm.settings import parse as settings_of
+from relpos_fairseq.preparation.mlm.vocabulary import EOS
+
+SYLLABLES = ["ka", "lo", "mi", "ne", "tu", "ra", "si", "po", "ge", "du"]
+DOCUMENTS = {"aa": 40, "bb": 10}
+
+
+def write_text(folder: Path) -> dict[str, Path]:
+    """Two languages; a document's sentences all begin with its own name."""
+    generator = random.Random(5)
+    paths = {}
+    for language, count in DOCUMENTS.items():
+        lines = []
+        for number in range(count):
+            for _ in range(generator.randint(1, 6)):
+                words = ["".join(generator.choices(SYLLABLES, k=2)) for _ in range(5)]
+                lines.append(f"{language}{number} {' '.join(words)} .")
+            lines.append("")
+        paths[language] = folder / f"{language}.txt"
+        paths[language].write_text("\n".join(lines) + "\n")
+    return paths
+
+
+def arguments(out: Path, paths: dict[str, Path], *more: str) -> list[str]:
+    named = [f"{language}={path}" for language, path in paths.items()]
+    if "--tokenizer-folder" not in more:
+        more = ("--vocab-size", "300", *more)
+    return [
+        *("--out", str(out), "--train", *named, "--workers", "1"),
+        *("--hold-out", "0.2", "--tokens-per-sample", "40", "--alpha", "0.5", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> dict[str, Path]:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, text) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    prepare_mlm.main(arguments(out, text))
+    return out
+
+
+def items(folder: Path, split: str) -> list[list[str]]:
+    """Symbols of every item, read by fairseq."""
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    dataset = data_utils.load_indexed_dataset(str(folder / split), dictionary)
+    return [[dictionary[int(number)] for number in item] for item in dataset]
+
+
+def sentences(folder: Path, split: str) -> list[list[str]]:
+    """Text of the sentences of every item."""
+    tokenizer = vocabulary.Vocabulary(folder).tokenizer
+    found = []
+    for item in items(folder, split):
+        groups = itertools.groupby(item, key=lambda symbol: symbol == "</s>")
+        found.append([tokenizer.decode(list(group)).strip() for end, group in groups if not end])
+    return found
+
+
+def test_blocks_are_full_sentences_of_one_document(prepared, text):
+    lines = {line for path in text.values() for line in path.read_text().splitlines() if line}
+    names = {}
+    for split in ("train", "valid"):
+        blocks = sentences(prepared / "data-bin", split)
+        assert all(len(item) < 40 and item[-1] == "</s>" for item in
+                   items(prepared / "data-bin", split))  # fmt: skip
+        assert {sentence for block in blocks for sentence in block} <= lines
+        assert all(len({sentence.split()[0] for sentence in block}) == 1 for block in blocks)
+        names[split] = {block[0].split()[0] for block in blocks}
+    assert not names["train"] & names["valid"]
+    every = {f"{language}{n}" for language, count in DOCUMENTS.items() for n in range(count)}
+    assert names["train"] | names["valid"] == every
+
+
+def test_rare_language_is_repeated_as_its_exponent_says(prepared, text):
+    count = {name: sum(map(bool, path.read_text().splitlines())) for name, path in text.items()}
+    total = sum(count.values())
+    wanted = {name: (number / total) ** 0.5 for name, number in count.items()}
+    factor = (wanted["bb"] / count["bb"]) / (wanted["aa"] / count["aa"])
+    assert sampling.repetitions(count, 0.5) == pytest.approx({"aa": 1.0, "bb": factor})
+    found = Counter(s for block in sentences(prepared / "data-bin", "train") for s in block)
+    assert {n for s, n in found.items() if s.startswith("aa")} == {1}
+    repeated = {n for s, n in found.items() if s.startswith("bb")}
+    assert repeated <= {int(factor), int(factor) + 1}
+
+
+def test_alpha_one_and_zero():
+    counts = {"a": 900, "b": 100}
+    assert sampling.repetitions(counts, 1) == pytest.approx({"a": 1, "b": 1})
+    assert sampling.shares(counts, 0) == pytest.approx({"a": 0.5, "b": 0.5})
+    assert sampling.shares(counts, 0.7)["b"] == pytest.approx(0.1**0.7 / (0.1**0.7 + 0.9**0.7))
+
+
+@given(st.floats(0, 4), st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_copies_average_the_factor_and_depend_on_the_document_alone(factor, seed):
+    numbers = np.arange(4000)
+    chance = sampling.uniform(seed, "x", numbers)
+    assert chance.min() >= 0 and chance.max() < 1
+    assert sampling.copies(factor, chance).mean() == pytest.approx(factor, abs=0.06)
+    assert np.array_equal(sampling.uniform(seed, "x", numbers[7:9]), chance[7:9])
+    assert not np.array_equal(sampling.uniform(seed, "y", numbers), chance)
+
+
+def test_word_starts_mark_the_words_of_the_text(prepared):
+    from relpos_fairseq.data.word_starts import word_starts
+
+    folder = prepared / "data-bin"
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    flags = word_starts(folder, dictionary).tolist()
+    assert len((folder / "word_starts.txt").read_text().splitlines()) == len(dictionary)
+    tokenizer = vocabulary.Vocabulary(folder).tokenizer
+    for item, block in zip(items(folder, "valid"), sentences(folder, "valid"), strict=True):
+        words, current = [], None
+        for symbol in item:
+            if flags[dictionary.index(symbol)]:
+                current = []
+                words.append(current)
+            current.append(symbol)
+        spoken = [tokenizer.decode(word).strip() for word in words if word != ["</s>"]]
+        assert spoken == [word for sentence in block for word in sentence.split()]
+
+
+def test_shards_share_the_documents(tmp_path, text, prepared):
+    prepare_mlm.main(arguments(tmp_path / "out", text, "--shards", "3"))
+    folder = tmp_path / "out" / "data-bin"
+    shards = [sentences(folder / f"shard{n}", "train") for n in range(3)]
+    found = Counter(s for shard in shards for block in shard for s in block)
+    whole = Counter(s for block in sentences(prepared / "data-bin", "train") for s in block)
+    assert found == whole
+    for name in ("dict.txt", "word_starts.txt", "tokenizer.json"):
+        assert {(folder / f"shard{n}" / name).read_bytes() for n in range(3)}.__len__() == 1
+    assert (folder / "shard0" / "valid.idx").exists()
+
+
+def test_copies_of_a_document_lie_in_different_shards(tmp_path):
+    (tmp_path / "text").write_text("a\n")
+    args = settings_of(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
+    chosen = [
+        stages.Pipeline(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0})
+        for shard in range(2)
+    ]
+    held_out = stages.Pipeline(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
+    assert [sorted(set(some)) for some in chosen] == [
+        [n for n in range(50) if n not in held_out]
+    ] * 2
+    assert all(len(set(some)) == len(some) for some in chosen)
+
+
+def test_unpacked_is_what_fairseq_packs_alike(tmp_path, text, prepared):
+    prepare_mlm.main(arguments(tmp_path / "out", text, "--pack", "none"))
+    folder = tmp_path / "out" / "data-bin"
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    dataset = data_utils.load_indexed_dataset(str(folder / "train"), dictionary)
+    blocks = TokenBlockDataset(dataset, dataset.sizes, 39, pad=1, eos=2, break_mode="complete_doc")
+    ours = items(prepared / "data-bin", "train")
+    assert [[dictionary[int(i)] for i in block] for block in blocks] == ours
+
+
+def naive_pack(document: list[list[int]], room: int) -> list[list[int]]:
+    blocks: list[list[int]] = [[]]
+    for sentence in document:
+        if blocks[-1] and len(blocks[-1]) + len(sentence) > room:
+            blocks.append([])
+        rest = sentence
+        while len(rest) > room:
+            blocks[-1] = rest[:room]
+            blocks.append([])
+            rest = rest[room:]
+        blocks[-1] = blocks[-1] + rest
+    return [block for block in blocks if block]
+
+
+TEXTS = st.lists(
+    st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=20), min_size=1, max_size=5),
+    max_size=5,
+)
+
+
+@given(TEXTS, st.integers(8, 30))
+@settings(max_examples=40, deadline=None)
+def test_packing_equals_a_loop(texts, tokens):
+    texts = [[[*sentence, EOS] for sentence in document] for document in texts]
+    arrays = [[np.array(sentence) for sentence in document] for document in texts]
+    found = [block.tolist() for block in pack(arrays, "document", tokens, EOS)]
+    assert found == [block for document in texts for block in naive_pack(document, tokens - 1)]
+    full = [block.tolist() for block in pack(arrays, "full", tokens, EOS)]
+    stream = [[*doc[:-1], [*doc[-1], EOS]] for doc in texts]
+    assert full == naive_pack(list(itertools.chain(*stream)), tokens - 1)
+    plain = [item.tolist() for item in pack(arrays, "none", tokens, EOS)]
+    assert plain == [item for doc in texts for item in (*doc, [EOS])]
+    spans = document_spans(np.array([len(item) for item in plain]))
+    assert [plain[a:b] for a, b in spans] == texts
+
+
+def test_workers_change_nothing(tmp_path, text, monkeypatch):
+    for workers in ("1", "3"):
+        chunks = functools.partial(documents.in_chunks, characters=200 + int(workers))
+        monkeypatch.setattr(encoded, "in_chunks", chunks)
+        more = ["--workers", workers, "--tokenizer", "wordpiece", "--lowercase"]
+        prepare_mlm.main(arguments(tmp_path / workers, text, *more))
+    assert contents(tmp_path / "1", ".stages") == contents(tmp_path / "3", ".stages")
+
+
+@pytest.mark.parametrize("stage", ["count", "sample", "train_tokenizer", "encode", "assemble"])
+def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, monkeypatch, stage):
+    original = getattr(stages.Pipeline, stage)
+
+    def interrupted(self, *given):
+        original(self, *given)
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.Pipeline, stage, interrupted)
+        assert run_command(prepare_mlm.main, arguments(out, text)) == 130
+    assert not (out / "manifest.json").exists()
+    assert run_command(prepare_mlm.main, arguments(out, text)) == 0
+    assert contents(out, ".stages") == contents(prepared, ".stages")
+
+
+@pytest.mark.slow
+def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
+    out = tmp_path / "out"
+    command = [sys.executable, "-u", str(ROOT / "scripts" / "prepare_mlm.py")]
+    with subprocess.Popen(
+        [*command, *arguments(out, text, "--workers", "2")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:  # ends at the end of the file
+            if line.startswith("[4/"):
+                process.kill()
+                break
+        process.stdout.read()
+    assert not (out / "manifest.json").exists()
+    done = subprocess.run(
+        [*command, *arguments(out, text, "--workers", "2")],
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tokenizer ... unchanged" in done.stdout
+    assert contents(out, ".stages") == contents(prepared, ".stages")
+
+
+def test_second_run_does_nothing_and_another_alpha_only_what_it_must(
+    tmp_path, text, prepared, capsys
+):
+    out = tmp_path / "out"
+    prepare_mlm.main(arguments(out, text))
+    capsys.readouterr()
+    prepare_mlm.main(arguments(out, text))
+    assert capsys.readouterr().out.count("unchanged") == 6
+    prepare_mlm.main(arguments(out, text, "--tokens-per-sample", "60"))
+    assert capsys.readouterr().out.count("unchanged") == 5
+
+
+READINGS = {
+    "blank": ["a b. C d.", None, "e", "f", None],
+    "line": ["a b. C d.", None, "e", None, "f", None],
+    "file": ["a b. C d.", "e", "f", None],
+    "^e": ["a b. C d.", None, "e", "f", None],
+}
+
+
+@pytest.mark.parametrize("boundary", READINGS)
+def test_what_ends_a_document(tmp_path, boundary):
+    path = tmp_path / "text"
+    path.write_bytes("\ufeffa b. C d.\r\n\r\n\n  \ne\nf".encode())
+    assert list(documents.read_stream(path, Reading(boundary))) == READINGS[boundary]
+
+
+def test_sentences_are_split_and_nothing_is_lost(tmp_path):
+    line = 'He said "Go." Then he left. It cost 3.5 e.g. in Rome. OK? 你好。我很好！“是。”他说。'
+    path = tmp_path / "text"
+    path.write_text(line)
+    counts = Counter()
+    stream = list(documents.read_stream(path, Reading(sentences="split"), counts))
+    assert stream == [
+        'He said "Go."', "Then he left.", "It cost 3.5 e.g. in Rome.", "OK?",
+        "你好。", "我很好！", "“是。”", "他说。", None,
+    ]  # fmt: skip
+    assert counts == {"lines": 1, "sentences": 8, "documents": 1, "characters": len(line) - 4}
+
+
+def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
+    path = tmp_path / "text"
+    path.write_text("kalo\n\u200b\nmine\n\n")
+    words = vocabulary.Vocabulary(prepared / "tokenizer")
+    words.encode = lambda texts: [np.array([9] * ("\u200b" not in text)) for text in texts]
+    counts = encoded.encode_file(path, tmp_path / "out", words, Reading(), 1)
+    assert counts == {"items": 3, "tokens": 5}
+    assert encoded.Encoded(tmp_path / "out").spans.tolist() == [[0, 2]]
+
+
+def test_dictionary_is_fairseqs(prepared):
+    path = prepared / "data-bin" / "dict.txt"
+    dictionary = Dictionary.load(str(path))
+    assert vocabulary.read_dictionary(path) == dictionary.indices
+
+
+def test_sentencepiece_of_several_languages(tmp_path, text):
+    more = ["--tokenizer", "sentencepiece", "--vocab-size", "80", "--character-coverage", "1.0"]
+    prepare_mlm.main(arguments(tmp_path / "out", text, *more))
+    folder = tmp_path / "out" / "data-bin"
+    assert (folder / "sentencepiece.model").exists()
+    lines = {line for path in text.values() for line in path.read_text().splitlines()}
+    assert all(s in lines for block in sentences(folder, "valid") for s in block)
+    again = ["--tokenizer-folder", str(folder)]
+    prepare_mlm.main(arguments(tmp_path / "again", text, *again))
+    assert items(tmp_path / "again" / "data-bin", "train") == items(folder, "train")
+    # The tokenizer of another data-bin brings nothing else of it along.
+    fewer = {"aa": text["aa"]}
+    prepare_mlm.main(arguments(tmp_path / "fewer", fewer, *again))
+    found = sentences(tmp_path / "fewer" / "data-bin", "train")
+    assert all(s.startswith("aa") for block in found for s in block)
+
+
+BAD = {
+    "there is no file": ["--train", "nowhere.txt"],
+    "line 1: invalid UTF-8": ["--train", "LATIN"],
+    "has no text": ["--train", "EMPTY"],
+    "--alpha must be from 0 to 1, got 2.0": ["--alpha", "2"],
+    "--hold-out must be between 0 and 1": ["--hold-out", "1"],
+    "left no document for validation": ["--hold-out", "0.000001"],
+    "--tokens-per-sample must be at least 8": ["--tokens-per-sample", "4"],
+    "fewer training documents than --shards 999": ["--shards", "999"],
+    "--lowercase belongs to --tokenizer wordpiece": ["--lowercase"],
+    "--character-coverage belongs": ["--character-coverage", "1"],
+    "documents must be blank, line, file": ["--documents", "("],
+    "--vocab-size belongs to a tokenizer that is trained": [
+        "--tokenizer-folder",
+        ".",
+        "--vocab-size",
+        "90",
+    ],
+    "--tokenizer belongs to a tokenizer that is trained": [
+        "--tokenizer-folder",
+        ".",
+        "--tokenizer",
+        "bpe",
+    ],
+    "--hold-out and --valid": ["--valid", "EMPTY"],
+    "no tokenizer in": ["--tokenizer-folder", "."],
+    "byte-level BPE needs a vocab_size of": ["--vocab-size", "40"],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_one_line(tmp_path, text, capsys, message, monkeypatch):
+    (tmp_path / "LATIN").write_bytes(b"caf\xe9\n")
+    (tmp_path / "EMPTY").write_bytes(b"\n\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_command(prepare_mlm.main, arguments(Path("out"), text, *BAD[message])) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+
+
+def test_bad_lines_can_be_dropped(tmp_path, text):
+    (tmp_path / "bad").write_bytes(text["aa"].read_bytes() + b"caf\xe9\n\n")
+    paths = {"aa": tmp_path / "bad", "bb": text["bb"]}
+    prepare_mlm.main(arguments(tmp_path / "out", paths, "--on-bad-line", "drop"))
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_fairseq_trains_on_it(tmp_path, prepared):
+    from helpers.commands import call
+    from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
+
+    output = call(
+        *("train", str(prepared / "data-bin"), *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
+        *("--sample-break-mode", "eos", "--tokens-per-sample", "40", "--mask-whole-words"),
+        *("--save-dir", str(tmp_path)),
+    )
+    assert "done training" in output

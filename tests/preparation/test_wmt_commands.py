@@ -1,0 +1,79 @@
+"""Scripts around the preparation: wrappers, the benchmark, the Slurm job."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import ROOT, wmt_text
+from relpos_fairseq.cli import benchmark_preparation
+from relpos_fairseq.engine.command import run_command
+
+
+def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+    """Runs a command to its end and returns what it printed."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("15en2de", ("news-commentary-v10", "wmt15")), ("18en2cs", ("paracrawl", "--czeng"))],
+)
+def test_wrappers(tmp_path, name, words):
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = ROOT / "scripts" / f"prepare-wmt{name}.sh"
+    said = shell("bash", script, "--dry-run", "--out", tmp_path / "out", PATH=search)
+    assert all(word in said for word in words) and not (tmp_path / "out").exists()
+
+
+def test_slurm_job_keeps_the_papers_batch(tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    for name, body in (("scontrol", "printf 'n1\\nn2\\n'"), ("srun", 'printf "%s\\n" "$@"')):
+        (stubs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (stubs / name).chmod(0o755)
+    script = ROOT / "examples" / "translation" / "train.sbatch"
+    for nodes, per_node, tokens, updates in ((1, 1, 4096, 8), (1, 8, 4096, 1), (2, 8, 2048, 1)):
+        said = shell(
+            "bash", script, "wmt15_en_de_t5", "common.seed=2",
+            SLURM_NNODES=str(nodes), SLURM_GPUS_ON_NODE=str(per_node), SLURM_JOB_ID="7",
+            SLURM_JOB_NODELIST="n[1-2]", SLURM_SUBMIT_DIR=str(tmp_path),
+            PATH=f"{stubs}{os.pathsep}{os.environ['PATH']}",
+        ).split("\n")  # fmt: skip
+        assert said[:6] == ["torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(per_node),
+                            "--rdzv_id"]  # fmt: skip
+        assert "n1:29500" in said and "wmt15_en_de_t5" in said and "common.seed=2" in said
+        assert f"dataset.max_tokens={tokens}" in said
+        assert f"optimization.update_freq=[{updates}]" in said
+        assert tokens * updates * nodes * per_node == 32768
+
+
+@pytest.mark.slow
+def test_benchmark_measures_what_it_says(tmp_path, capsys):
+    text = wmt_text.write_texts(tmp_path / "text")
+    sizes = ["--pairs", "150", "300", "--usual-pairs", "60", "--vocab-size", "50"]
+    options = ["--text", str(text), "--workers", "1", "2", *sizes, "--out", str(tmp_path / "out")]
+    assert run_command(benchmark_preparation.main, options) == 0
+    measured = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert set(measured) == {"ours 150 1", "ours 150 2", "ours 300 1", "ours 300 2", "usual 60"}
+    assert set(measured["ours 300 1"]) == set(benchmark_preparation.STAGES)
+    lines = (tmp_path / "out" / "text-300" / "train.de").read_text().splitlines()
+    assert len(lines) == 300 and lines[:150] == (text / "train.de").read_text().splitlines()
+    assert lines[150:] != lines[:150]
+    ours = (tmp_path / "out" / "ours-300" / "shards" / "1-of-1" / "tokens.de").read_text()
+    usual = (tmp_path / "out" / "usual" / "tokens.de").read_text().splitlines()
+    assert len(usual) == 60 and sum(line in ours for line in usual) > 50  # filters drop some
+    assert "the usual way" in capsys.readouterr().out

@@ -1,0 +1,348 @@
+"""Parallel text, line by line: normalising, tokenising, filtering, units, duplicates."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+
+from relpos_fairseq.comparison.quickstart import corpus as quickstart_corpus
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.evaluation.hypotheses import Detokeniser, join_units
+from relpos_fairseq.preparation import pieces
+from relpos_fairseq.preparation.wmt import clean as cleaning
+from relpos_fairseq.preparation.wmt import duplicates, subwords
+from relpos_fairseq.preparation.wmt.clean import Cleaner, sampled
+from relpos_fairseq.preparation.wmt.filters import Filter, Limits
+from relpos_fairseq.preparation.wmt.memo import Memo
+from relpos_fairseq.preparation.wmt.normalise import Normaliser
+from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE, Chunk, Text, map_lines
+from relpos_fairseq.preparation.wmt.tokenise import FastMoses
+
+LANGUAGES = ("en", "de", "cs", "fr")
+FEW = settings(max_examples=40, deadline=None)
+
+# Text that tokenizers treat specially, glued together at random.
+BITS = [
+    *("a", "B", "zwei", "Mr.", "z.B.", "No.", "5", "1,000", "'", '"', ",", ".", "..", "...", " "),
+    *("  ", "-", "&", "|||", "<s>", "«", "\u00a0", "%", "(", ")", "’", "'s", "„", "é", "ß", "中"),
+    *("DOTMULTI", "\t", "€", ":", ";", "`", "´", "\u200b", "\x07", "e\u0301", "@-@", "@@", "x@@ "),
+]
+odd_text = st.lists(st.sampled_from(BITS), max_size=16).map("".join) | st.text(max_size=30)
+
+
+@pytest.fixture(scope="module")
+def normalisers():
+    return {language: Normaliser(language) for language in LANGUAGES}
+
+
+@pytest.fixture(scope="module")
+def tokenisers():
+    return {lang: (FastMoses(lang), MosesTokenizer(lang)) for lang in LANGUAGES}
+
+
+@FEW
+@given(line=odd_text, language=st.sampled_from(LANGUAGES))
+def test_punctuation_is_the_librarys(normalisers, line, language):
+    expected = MosesPunctNormalizer(lang=language).normalize(line)
+    assert normalisers[language].punctuation(line).strip() == expected
+
+
+@FEW
+@given(line=odd_text, language=st.sampled_from(LANGUAGES))
+def test_a_normalised_line_is_one_clean_line(normalisers, line, language):
+    normal = normalisers[language](line)
+    assert normal == " ".join(normal.split())
+    assert not any(ord(c) < 32 or c in "\u2028\u200b\ufeff\x85" for c in normal)
+    assert len(normal.splitlines()) <= 1
+
+
+def test_normalising_by_hand(normalisers):
+    assert normalisers["en"]("\ufeff“It’s”\t5\u00a0000 e\u0301\u0007…") == '"It\'s" 5.000 é...'
+    assert normalisers["en"]("e\u200b\u0301\u2066 a\u2069") == "é a"
+    assert normalisers["de"]("„So“ kostet 5\u00a0000 – ja") == '"So" kostet 5,000 - ja'
+
+
+@settings(max_examples=120, deadline=None)
+@given(line=odd_text, language=st.sampled_from(LANGUAGES), raw=st.booleans())
+def test_tokens_are_the_librarys(normalisers, tokenisers, line, language, raw):
+    line = line if raw else normalisers[language](line)
+    fast, library = tokenisers[language]
+    expected = " ".join(library.tokenize(line, aggressive_dash_splits=True))
+    assert fast(line) == expected
+    assert fast(line) == expected  # from memory
+
+
+def test_runs_depend_on_what_follows_them(tokenisers):
+    fast, _ = tokenisers["en"]
+    assert fast("at No. 5") == "at No. 5"
+    assert fast("at No. Five") == "at No . Five"
+    assert fast("it is etc. and") == "it is etc. and"
+    assert fast("he said so. and") == "he said so. and"
+    assert fast("he said so. And") == "he said so . And"
+    assert fast("he said so.") == "he said so ."
+
+
+def test_forgetting_changes_nothing(monkeypatch):
+    monkeypatch.setattr("relpos_fairseq.preparation.wmt.tokenise.REMEMBERED", 2)
+    small, library = FastMoses("en"), MosesTokenizer("en")
+    for line in ("a, b. c; d! e?", "No. 5, a-b", "(f) 'g' \"h\"", "a, b. c; d! e?"):
+        assert small(line) == " ".join(library.tokenize(line, aggressive_dash_splits=True))
+        assert len(small.known) <= 2 >= len(small.known.older)
+
+
+def test_what_is_used_is_remembered():
+    asked = []
+    memo = Memo(lambda key: asked.append(key) or key.upper(), 2)
+    assert [memo[key] for key in "abacadabaeaf"] == list("ABACADABAEAF")
+    assert asked.count("a") == 1 and asked.count("b") == 2
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("codes") / "bpe.codes"
+    words = "low lower lowest new newer newest wide wider widest é 中文 &apos; x@@"
+    with path.open("w", encoding="utf-8") as file:
+        learn_bpe(io.StringIO(f"{words}\n" * 3), file, 30)
+    return path
+
+
+@FEW
+@given(line=odd_text | st.just("lowest newer wid unheard"))
+def test_units_are_subword_nmts_and_join_again(codes, normalisers, line):
+    line = normalisers["en"](line)
+    with codes.open(encoding="utf-8") as file:
+        library = BPE(file)
+    units = subwords.SubwordNmt(codes)(line)
+    assert units == library.process_line(line)
+    if "@@" not in line:
+        assert join_units(units, "subword-nmt") == line == join_units(units, "auto")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    text = folder / "text"
+    characters = "abcdefghijklmnopqrstuvwxyzäé中.,'\"()-&|<>%;:`@0123456789"
+    text.write_text("\n".join([" ".join(characters), "the lowest newer wide house"] * 20))
+    subwords.learn_sentencepiece(text, 120, "unigram", folder / "sentencepiece.model")
+    assert sorted(path.name for path in folder.iterdir()) == ["sentencepiece.model", "text"]
+    return folder / "sentencepiece.model"
+
+
+def test_sentencepieces_model_does_not_depend_on_where_it_is_made(model, tmp_path):
+    (tmp_path / "a,b").mkdir()
+    text = tmp_path / "a,b" / "text"
+    text.write_bytes(model.with_name("text").read_bytes())
+    subwords.learn_sentencepiece(text, 120, "unigram", tmp_path / "made")
+    assert (tmp_path / "made").read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("lines", "size", "limit", "said"),
+    [
+        (["abcdefgh"] * 9, 10, False, r"make 10 pieces .* larger: at least 12$"),
+        (["ab"] * 9, 99, True, r"make 99 pieces .* --size must be smaller: at most \d$"),
+        (["ab"] * 9, 99, False, None),
+        ([], 99, False, "it is empty"),
+        (["", " "], 99, False, "it is empty"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sentencepieces_error_says_which_way_the_size_must_go(kind, lines, size, limit, said):
+    options = {"model_type": kind, "num_threads": 1, "hard_vocab_limit": limit}
+    if said is None:
+        assert pieces.train_pieces(lines, size, "--size", **options)
+        return
+    with pytest.raises(PreparationError, match=said):
+        pieces.train_pieces(lines, size, "--size", **options)
+
+
+def test_sentencepieces_error_comes_from_its_own_process(model, tmp_path):
+    with pytest.raises(PreparationError, match="--vocab-size must be larger: at least"):
+        subwords.learn_sentencepiece(model.with_name("text"), 9, "bpe", tmp_path / "made")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["two words\n", "", "\n\n"])
+def test_the_quickstart_learns_what_units_there_are(tmp_path, text):
+    (tmp_path / "text").write_text(text)
+    if text.strip():
+        made = sentencepiece.SentencePieceProcessor(
+            model_proto=quickstart_corpus.train_subwords([tmp_path / "text"])
+        )
+        assert made.decode(made.encode(text.strip())) == text.strip()
+    else:
+        with pytest.raises(quickstart_corpus.DataError, match="it is empty"):
+            quickstart_corpus.train_subwords([tmp_path / "text"])
+
+
+@FEW
+@given(words=st.lists(st.text("abcäé.,'(-|&%@059", min_size=1, max_size=6), max_size=6))
+def test_sentencepiece_joins_again(model, words):
+    line = " ".join(words)
+    units = subwords.SentencePiece(model)(line)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    assert join_units(units, "sentencepiece") == library.decode(library.encode(line)) == line
+
+
+@FEW
+@given(
+    words=st.lists(st.text("abcXYZäé", min_size=1, max_size=6), min_size=1, max_size=6),
+    stop=st.sampled_from([".", "?", "!", ""]),
+    comma=st.booleans(),
+)
+def test_detokenising_undoes_tokenising(tokenisers, words, stop, comma):
+    line = f"{words[0]}{',' if comma else ''} {' '.join(words)}{stop}"
+    for language in ("en", "de"):
+        tokens = tokenisers[language][0](line)
+        assert Detokeniser(language, "moses")(tokens) == line
+
+
+def test_detokenising_by_hand(tokenisers, codes):
+    line = "He said: \"It's a well-known (new) house & more\", didn't he?"
+    tokens = tokenisers["en"][0](line)
+    assert "&apos;s" in tokens and "well @-@ known" in tokens and "&amp;" in tokens
+    assert Detokeniser("en", "moses", "subword-nmt")(subwords.SubwordNmt(codes)(tokens)) == line
+    assert Detokeniser("de", "none", "none")("a@@ b ▁c") == "a@@ b ▁c"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("a b", "c d", None),
+        ("", "c", "empty"),
+        ("w " * 251, "w " * 251, "too long"),
+        ("x" * 3001, "y", "too long"),
+        ("a b c d e f g h", "i j", "length ratio"),
+        ("a b c d", "i", None),
+        ("Same Words", "same words", "identical sides"),
+        ("12 34", "12 35", None),
+        ("какой то текст", "some text here", "wrong script"),
+        ("some text here", "text mit ein пример", None),
+        ("in the test", "etwas", "in a test set"),
+        ("etwas", "Der Test", "in a test set"),
+    ],
+)
+def test_filter(source, target, reason):
+    filter = Filter("en", "de", Limits(), {"in the test", "der test"})
+    assert filter(source.strip(), target.strip()) == reason
+
+
+def test_filter_knows_scripts():
+    assert Filter("en", "ru", Limits())("some words", "какой то") is None
+    assert Filter("en", "ru", Limits())("some words", "latin words") == "wrong script"
+    assert Filter("en", "ja", Limits())("some words", "何か") is None
+
+
+def cleaner(on_bad_line="fail"):
+    return Cleaner((Normaliser("en"), Normaliser("de")), Filter("en", "de", Limits()), on_bad_line)
+
+
+def chunk(source: bytes, target: bytes, numbers=(7, 8, 9)):
+    return Chunk(Text("t", (Path("t.en"), Path("t.de"))), numbers, source, target)
+
+
+def test_invalid_utf8_names_file_and_line():
+    with pytest.raises(PreparationError, match=r"t\.de, line 8: invalid UTF-8 at byte 3 \(ff\)"):
+        cleaner()(chunk(b"a\nb\nc", b"x\nyy\xff\nz"))
+
+
+def test_invalid_utf8_is_dropped_and_counted():
+    result = cleaner("drop")(chunk(b"a\nb\nc", b"x\nyy\xff\nz"))
+    assert result.files[:2] == (b"a\nc\n", b"x\nz\n")
+    assert result.counts == {"read": [3, 2, 2], "kept": [2, 2, 2], "invalid UTF-8": [1, 0, 0]}
+
+
+def test_a_line_cut_inside_a_character_is_too_long_not_invalid():
+    result = cleaner()(chunk("é".encode() * (LONGEST_SIDE // 2 + 9), b"x", (1,)))
+    assert result.counts["too long"][0] == 1
+    cut = ("a" + "é" * LONGEST_SIDE).encode()[: LONGEST_SIDE + 1]
+    assert cleaning.decode_cut(cut).startswith("aé")
+
+
+@FEW
+@given(total=st.integers(0, 60), size=st.integers(1, 70), seed=st.integers(0, 5))
+def test_sample_has_its_size(total, size, seed):
+    chosen = list(sampled(total, size, seed))
+    assert len(chosen) == total and sum(chosen) == min(size, total)
+    assert chosen == list(sampled(total, size, seed))
+
+
+def test_every_pair_is_as_likely_in_the_sample():
+    times = Counter(n for seed in range(600) for n, yes in enumerate(sampled(6, 2, seed)) if yes)
+    assert all(150 < times[number] < 250 for number in range(6))  # 200 expected, deviation 11.5
+
+
+@FEW
+@given(
+    hashes=st.lists(st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1), max_size=40),
+    cuts=st.integers(1, 3),
+)
+def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
+    folder = tmp_path_factory.mktemp("records")
+    seen, expected = set(), []
+    for value in hashes:
+        expected.append(value not in seen)
+        seen.add(value)
+    records = np.array([(value, (1, 2)) for value in hashes], cleaning.RECORD)
+    paths = []
+    for number, part in enumerate(np.array_split(records, cuts)):
+        paths.append(folder / str(number))
+        paths[-1].write_bytes(part.tobytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "BUCKET", 3)  # several buckets
+        patch.setattr(duplicates, "SORTED", 4)  # in several goes
+        keep = duplicates.first_occurrences(paths, folder)
+    assert sorted(folder.iterdir()) == sorted(paths)
+    assert list(map(bool, islice(duplicates.bits(keep), len(hashes)))) == expected
+    kept, dropped = sum(expected), len(expected) - sum(expected)
+    counts = duplicates.count(keep, paths)
+    assert counts == {
+        "kept": [kept, kept, 2 * kept],
+        "duplicate": [dropped, dropped, 2 * dropped],
+    }
+
+
+def test_duplicates_are_found_in_linear_time(tmp_path, monkeypatch):
+    records = np.zeros(4000, cleaning.RECORD)
+    records["hash"] = np.random.default_rng(1).integers(0, 3000, len(records))
+    (tmp_path / "records").write_bytes(records.tobytes())
+    read, original = [], duplicates.read_records
+
+    def read_records(paths, *size):
+        for start, block in original(paths, *size):
+            read.append(len(block))
+            yield start, block
+
+    monkeypatch.setattr(duplicates, "read_records", read_records)
+    monkeypatch.setattr(duplicates, "BUCKET", 10)
+    keep = duplicates.first_occurrences([tmp_path / "records"], tmp_path)
+    kept = np.flatnonzero(np.unpackbits(keep, bitorder="little")[: len(records)])
+    assert kept.tolist() == sorted(np.unique(records["hash"], return_index=True)[1].tolist())
+    assert sum(read) == 2 * len(records)  # whatever the number of buckets
+
+
+def test_blocks_of_lines_keep_empty_lines():
+    assert map_lines(str.upper, b"a\n\nb\n") == b"A\n\nB\n"
+    assert map_lines(str.upper, b"\n") == b"\n"
+
+
+def test_sample_for_units_takes_the_same_lines_of_both_sides(tmp_path):
+    paths = (tmp_path / "a", tmp_path / "b")
+    for path in paths:
+        path.write_text("".join(f"{path.name}{number}\n" for number in range(50)))
+    size = subwords.write_sample(paths, 50, 9, 3, tmp_path / "sample")
+    lines = (tmp_path / "sample").read_text().split()
+    numbers = [number for number, chosen in enumerate(sampled(50, 9, 3)) if chosen]
+    assert size == 9 and lines == [f"{side}{number}" for side in "ab" for number in numbers]

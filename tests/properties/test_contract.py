@@ -1,0 +1,245 @@
+"""Names, options and defaults that users hold on to, and the errors they meet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cases import CASES
+from helpers import ROOT
+from relpos_fairseq.cli import scheme_table
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
+from relpos_fairseq.registry import parse_hybrid, scheme_class, scheme_names
+from relpos_fairseq.scheme import AttentionShape, register_scheme
+
+# scheme: (share by default, clip distance in translation, max length, parameters of BERT-base)
+CONTRACT = {
+    "none": (None, None, "any", 0),
+    "sinusoidal": (None, None, "any", 0),
+    "learned": (None, None, "table", 512 * 768),
+    "sentence": (None, None, "table", 512 * 768),
+    "shaw": ("heads", 16, "any", 2 * 12 * 1023 * 64),
+    "shaw_keys": ("heads", 16, "any", 12 * 1023 * 64),
+    "transformer_xl": ("none", None, "any", 12 * (768 * 768 + 2 * 768)),
+    "t5": ("layers", None, "any", 32 * 12),
+    "m1": ("heads", None, "any", 12 * 512),
+    "m2": ("heads", 128, "any", 12 * 1023),
+    "m3": ("heads", 16, "any", 12 * 1023 * 64),
+    "m4": ("heads", 16, "any", 12 * 1023 * 64),
+    "m4m": ("heads", 16, "any", 12 * 1023 * 64),
+    "deberta": ("heads", 16, "any", 12 * (1023 * 64 + 2 * 64 * 64)),
+    "tupe": ("heads", 128, "table", 12 * (512 * 64 + 2 * 64 * 64 + 1023 + 2)),
+    "tupe_a": ("heads", None, "table", 12 * (512 * 64 + 2 * 64 * 64 + 2)),
+    "abs_scalar": ("none", None, "table", 12 * 12 * 512 * 64),
+    "rel_scalar": ("none", 128, "any", 12 * 12 * 1023),
+    "rope": (None, None, "any", 0),
+    "alibi": (None, None, "any", 0),
+    "kerple": ("none", None, "any", 12 * 12 * 2),
+}
+SHAPE = AttentionShape(embed_dim=16, num_heads=4, max_positions=32)
+
+
+def plan(scheme: str, model: str = "translation", causal: bool = False, **flags):
+    """A resolved plan of a small attention."""
+    shape = AttentionShape(16, 4, 32, causal)
+    return resolve(PositionConfig(position_scheme=scheme, **flags), shape, model)
+
+
+def test_every_scheme_of_the_contract_is_there() -> None:
+    assert set(scheme_names()) == set(CONTRACT)
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_contract_table(name: str) -> None:
+    """Sharing, clipping, longest input and BERT-base's parameter count."""
+    share, clip, length, count = CONTRACT[name]
+    cls = scheme_class(name)
+    assert cls.default_share == share
+    assert ("table" if cls.table_limited else "any") == length
+    assert scheme_table.parameters(name) == count
+    options = plan(name).members[0].options
+    assert "clip_distance" not in cls.takes or options.clip_distance == clip
+    assert ("clip_distance" in cls.takes) == (clip is not None)
+    assert any(case.scheme == name for case in CASES)
+
+
+@pytest.mark.parametrize(
+    ("model", "vectors", "scalars"),
+    [("translation", 16, 128), ("language_model", 64, 256), ("masked_lm", 0, 0)],
+)
+def test_auto_clip_distance(model: str, vectors: int, scalars: int) -> None:
+    assert plan("m4", model).members[0].options.clip_distance == vectors
+    assert plan("rel_scalar", model).members[0].options.clip_distance == scalars
+
+
+def test_the_readme_has_the_table_of_the_code() -> None:
+    """`python scripts/scheme_table.py --write README.md` would change nothing."""
+    text = (ROOT / "README.md").read_text()
+    assert scheme_table.renewed(text) == text
+
+
+@pytest.mark.parametrize(
+    ("scheme", "flags", "message"),
+    [
+        ("m5", {}, r"unknown position scheme 'm5': choose one of none, .*m4m"),
+        ("m4+foo", {}, r"unknown position scheme 'foo'"),
+        ("none+m4", {}, r"none\+m4: none adds nothing"),
+        ("m4+m4", {}, r"m4\+m4: each member may stand in a hybrid once"),
+        ("deberta+m4", {}, r"deberta\+m4: its members' scales disagree \(deberta 1/sqrt\(3d\), m4"),
+        ("rope+m3", {}, r"rope\+m3: rope rotates q and k"),
+        ("m4", {"position_rank": "4"}, r"--position-rank 4 does not apply to position scheme m4"),
+        ("m1", {"position_clip_distance": "4"}, r"--position-clip-distance 4 does not apply .* m1"),
+        ("learned", {"position_share": "heads"}, r"--position-share heads does not apply"),
+        ("learned", {"position_scale": "2"}, r"--position-scale 2 does not apply"),
+        ("m2", {"position_reset_cls": "on"}, r"--position-reset-cls on does not apply .* m2"),
+        ("rope", {"position_reset_cls": "on"}, r"--position-reset-cls on does not apply"),
+        ("m4", {"position_clip_distance": "-3"}, r"clip_distance must be >= 0, got -3"),
+        (
+            "m4",
+            {"position_clip_distance": "x"},
+            r"clip_distance must be a whole number >= 0",
+        ),
+        ("abs_scalar", {"position_rank": "0"}, r"rank must be >= 1, got 0"),
+        ("m4", {"position_share": "all"}, r"--position-share must be .*got all"),
+        ("m4", {"position_scale": "-1"}, r"scale must be > 0, got -1"),
+        ("m4", {"position_scale": "nan"}, r"scale must be > 0, got nan"),
+        ("t5", {"position_buckets": "2"}, r"buckets must be >= 4, got 2"),
+        ("t5", {"position_max_distance": "8"}, r"max_distance must exceed the 8 distances"),
+        ("deberta", {"position_p2c_index": "he"}, r"--position-p2c-index must be"),
+        ("transformer_xl", {"position_query_bias": "no"}, r"--position-query-bias must be"),
+        ("transformer_xl", {"clamp_len": "-1"}, r"clamp_len must be >= 0, got -1 \(--clamp-len\)"),
+        ("rope", {"clamp_len": "4"}, r"--clamp-len 4 does not apply to position scheme rope"),
+        ("m4", {"segment_encoding": "both"}, r"--segment-encoding must be one of .*got both"),
+        ("m4", {"attention_backend": "flash"}, r"--attention-backend must be one of .*got flash"),
+    ],
+)
+def test_bad_flags(scheme: str, flags: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        plan(scheme, **flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="embed_dim 10 and 4 heads"):
+        AttentionShape(embed_dim=10, num_heads=4, max_positions=8)
+
+
+def test_a_decoder_never_resets() -> None:
+    """TUPE's reset is for encoders; asking a lone decoder for it is refused."""
+    assert plan("tupe").members[0].options.reset_cls
+    assert not plan("tupe", causal=True).members[0].options.reset_cls
+    with pytest.raises(ValueError, match="a decoder has no"):
+        plan("m4", causal=True, position_reset_cls="on")
+
+
+def test_sides_may_have_their_own_schemes() -> None:
+    """An option is refused only if no side's scheme takes it."""
+    config = PositionConfig(
+        position_scheme="m4",
+        decoder_position_scheme="abs_scalar",
+        position_rank="2",
+        position_clip_distance="5",
+    )
+    sides = ("encoder", "decoder")
+    encoder = resolve(config, SHAPE, "translation", side="encoder", sides=sides)
+    decoder = resolve(config, SHAPE, "translation", side="decoder", sides=sides)
+    assert (encoder.name, decoder.name) == ("m4", "abs_scalar")
+    assert encoder.members[0].options.clip_distance == 5
+    assert decoder.members[0].options.rank == 2
+
+
+def test_a_scale_makes_members_agree() -> None:
+    assert plan("deberta+m4", position_scale="3").scale == (3 * 4) ** -0.5
+
+
+@pytest.mark.parametrize("share", ["none", "heads", "layers", "both"])
+def test_sharing_is_real(share: str) -> None:
+    """One table where layers share it, one row where heads do."""
+    made = Placement(plan("m4", position_share=share))
+    layers = [made.layer_schemes(i) for i in range(3)]
+    tables = [p for part in (made, *layers) for p in part.parameters()]
+    assert len(tables) == (1 if share in ("layers", "both") else 3)
+    assert tables[0].size(0) == (1 if share in ("heads", "both") else 4)
+
+
+def test_checkpoints_know_their_scheme() -> None:
+    """m4 and m4m have the same tensors; loading one as the other is refused and names both."""
+    m4, m4m = (torch.nn.ModuleDict({"positions": Placement(plan(s))}) for s in ("m4", "m4m"))
+    with pytest.raises(PositionMismatchError, match=r"trained with \[m4 .*flags say \[m4m "):
+        m4m.load_state_dict(m4.state_dict())
+    m4.load_state_dict(m4.state_dict())
+    clip = torch.nn.ModuleDict({"positions": Placement(plan("m4", position_clip_distance="3"))})
+    with pytest.raises(PositionMismatchError, match="clip_distance=16.*clip_distance=3"):
+        clip.load_state_dict(m4.state_dict())
+
+
+def test_identity_survives_averaging() -> None:
+    """Sum and floor-divide, as fairseq averages integer tensors."""
+    text = "learned+m4m m4m.clip_distance=16"
+    total = sum(encode_text(text) for _ in range(9)) // 9
+    assert decode_text(total) == text
+
+
+def test_registering_twice() -> None:
+    """The same class may register again (a second import); another may not take its name."""
+    cls = scheme_class("m4")
+    register_scheme("m4")(cls)
+    with pytest.raises(ValueError, match="m4 is registered twice"):
+        register_scheme("m4")(scheme_class("m4m"))
+    assert scheme_class("m4m").name == "m4m"
+
+
+def test_hybrids_may_be_spaced() -> None:
+    """Spaces are no part of the name that a checkpoint remembers."""
+    assert [cls.name for cls in parse_hybrid("learned + m4m")] == ["learned", "m4m"]
+    assert plan("learned + m4m").describe() == plan("learned+m4m").describe()
+
+
+def test_a_reset_that_no_encoder_takes_is_refused() -> None:
+    """A decoder's scheme does not make the option apply."""
+    config = PositionConfig(
+        encoder_position_scheme="rope", decoder_position_scheme="t5", position_reset_cls="on"
+    )
+    with pytest.raises(ValueError, match="--position-reset-cls on does not apply"):
+        resolve(config, SHAPE, "translation", side="encoder", sides=("encoder", "decoder"))
+
+
+@pytest.mark.parametrize("scheme", ["m4", "m4+learned", "learned+m4", "t5", "rope"])
+def test_segments_are_shared_as_asked_not_as_a_neighbour(scheme: str) -> None:
+    """By default each head and layer has its own; --position-share says otherwise."""
+    made = Placement(plan(scheme, segment_encoding="head"))
+    tables = [
+        scheme.pair_table for scheme in made.layer_schemes(0) if scheme.name == "segment_head"
+    ]
+    assert [tuple(table.shape) for table in tables] == [(4, 4)]
+    shared = Placement(plan(scheme, segment_encoding="head", position_share="both"))
+    assert [tuple(s.pair_table.shape) for s in shared.shared if s.name == "segment_head"] == [
+        (1, 4)
+    ]
+
+
+def test_segment_numbers_are_checked() -> None:
+    made = Placement(plan("m4", segment_encoding="head"))
+    tokens = torch.full((1, 3), 5)
+    with pytest.raises(ValueError, match=r"segments must be in 0\.\.1, got 2"):
+        made.positions(tokens, 1, 2, segments=torch.tensor([[0, 1, 2]]))
+
+
+def test_schemes_and_attention_need_no_fairseq() -> None:
+    """On a machine without fairseq, positions, schemes and attention import and work."""
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n.startswith('fairseq') else find(n, *a)\n"
+        "sys.modules['fairseq'] = None\n"
+        "import relpos_fairseq, relpos_fairseq.attention, relpos_fairseq.schemes\n"
+        "import relpos_fairseq.config, relpos_fairseq.placement\n"
+        "print(relpos_fairseq.__version__, len(relpos_fairseq.registry.scheme_names()))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.split() == ["0.1.0", str(len(CONTRACT))], result.stderr

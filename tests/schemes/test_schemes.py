@@ -1,0 +1,218 @@
+"""Every scheme equals its paper's equation, worked out pair by pair (fp64, 1e-10)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import naive
+from cases import CASES, INPUT, Case, build, oracle_members
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.placement import Placement, PositionContext
+from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.relations import Bucketed
+from relpos_fairseq.schemes.absolute import sinusoid
+from relpos_fairseq.schemes.alibi import slopes
+from relpos_fairseq.schemes.chen import SegmentHead
+from relpos_fairseq.schemes.rope import Turns, rotate
+
+TOLERANCE = 1e-10
+IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
+
+
+def shape_of(kind: str) -> dict:
+    """Lengths and padding of a call."""
+    return {
+        "square": {"src_len": 6, "start": 0, "causal": False, "pad": None},
+        "memory": {"src_len": 7, "start": 4, "causal": False, "pad": None},
+        "causal": {"src_len": 6, "start": 0, "causal": True, "pad": None},
+        "causal_memory": {"src_len": 7, "start": 5, "causal": True, "pad": None},
+        "step": {"src_len": 7, "start": 6, "causal": True, "pad": None},
+        "pad_left": {"src_len": 6, "start": 0, "causal": False, "pad": "left"},
+        "pad_right": {"src_len": 6, "start": 0, "causal": False, "pad": "right"},
+        "step_padded": {"src_len": 7, "start": 6, "causal": True, "pad": "left"},
+        "block": {"src_len": 9, "start": 2, "stop": 5, "causal": False, "pad": "left"},
+    }[kind]
+
+
+KINDS = (
+    "square", "memory", "causal", "causal_memory", "step", "pad_left", "pad_right", "step_padded",
+    "block",
+)  # fmt: skip
+
+
+def padding_of(side: str | None, batch: int, length: int) -> Tensor | None:
+    """Row 0 is whole, row 1 lacks two tokens at `side`."""
+    if side is None:
+        return None
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    padding[1, slice(0, 2) if side == "left" else slice(length - 2, length)] = True
+    return padding
+
+
+def call(
+    case: Case, kind: str, *, batch: int = 2, heads: int = 2, dim: int = 4, seed: int = 3
+) -> tuple[AttentionInputs, Placement, torch.nn.ModuleList, dict]:
+    """Inputs of an attention call of the case, with everything that made them."""
+    wanted = shape_of(kind)
+    stack, layer = build(case, causal=wanted["causal"], heads=heads, dim=dim)
+    length, start = wanted["src_len"], wanted["start"]
+    stop = wanted.get("stop", length)
+    padding = padding_of(wanted["pad"], batch, length)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int) -> Tensor:
+        size = (batch, heads, rows, dim)
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    segments = torch.arange(length).expand(batch, length) * 2 // length
+    positions = Positions(
+        tgt_len=stop - start,
+        src_len=length,
+        query_start=start,
+        token_index=index_of_tokens(padding),
+        segments=segments if case.flags.get("segment_encoding") else None,
+    )
+    context = stack.context(positions)
+    q, k, v = draw(stop - start), draw(length), draw(length)
+    inputs = AttentionInputs(
+        q=q,
+        k=k,
+        v=v,
+        terms=context.shared + layer.evaluate(positions)[1],
+        positions=positions,
+        scale=stack.plan.scale,
+        causal=wanted["causal"],
+        key_padding=padding,
+        **rotated(context, q, k),
+    )
+    return inputs, stack, layer, {"padding": padding, "segments": segments}
+
+
+def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """Q and k as the content meets them, under rope."""
+    if context.rotation is None:
+        return {}
+    scheme, prepared = context.rotation
+    start = context.positions.query_start
+    return {
+        "content_q": scheme.transform_query(q, prepared, start),
+        "content_k": scheme.transform_key(k, prepared, 0),
+    }
+
+
+def expected(
+    inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList, extra: dict
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The oracle's logits, probabilities and output of the same call."""
+    schemes = [*stack.shared, *layer]
+    heads = [scheme for scheme in schemes if isinstance(scheme, SegmentHead)]
+    padding = extra["padding"]
+    return naive.attention(
+        oracle_members(schemes) or [("none", {}, {})],
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        query_start=inputs.positions.query_start,
+        causal=inputs.causal,
+        real=None if padding is None else ~padding,
+        index=inputs.positions.token_index,
+        segments=extra["segments"] if heads else None,
+        segment_table=heads[0].pair_table.detach() if heads else None,
+        scale_factor=stack.plan.scale_constant,
+    )
+
+
+def real_rows(inputs: AttentionInputs) -> Tensor:
+    """(B, T) True at queries that are tokens."""
+    positions = inputs.positions
+    if inputs.key_padding is None:
+        return torch.ones(inputs.q.size(0), positions.tgt_len, dtype=torch.bool)
+    return ~inputs.key_padding[:, positions.query_start : positions.query_stop]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_equals_the_paper(case: Case, kind: str, backend: str) -> None:
+    """Probabilities and output equal the scalar loops."""
+    if kind == "step_padded" and set(case.scheme.split("+")) & {"none"}:
+        kind = "step"
+    inputs, stack, layer, extra = call(case, kind)
+    _, probs, out = expected(inputs, stack, layer, extra)
+    got, got_probs = attend(inputs, backend, need_weights=True)
+    rows = real_rows(inputs)
+    pick = rows[:, None, :, None].expand_as(probs)
+    torch.testing.assert_close(got_probs[pick], probs[pick], rtol=0, atol=TOLERANCE)
+    pick = rows[:, None, :, None].expand_as(out)
+    torch.testing.assert_close(got[pick], out[pick], rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    half=st.integers(1, 20),
+    reach=st.integers(2, 400),
+    distance=st.integers(-1000, 1000),
+    bidirectional=st.booleans(),
+)
+def test_t5_buckets(half: int, reach: int, distance: int, bidirectional: bool) -> None:
+    """Buckets equal the published function in exact integers, edges included."""
+    buckets = 4 * half if bidirectional else 2 * half
+    exact = half
+    if reach <= exact:
+        reach = exact + 1 + reach
+    relation = Bucketed(buckets, reach, bidirectional)
+    got = relation.of_distance(torch.tensor([distance]))
+    assert got.item() == naive.t5_bucket(distance, buckets, reach, bidirectional)
+    beyond = relation.of_distance(torch.tensor([relation.lowest, relation.lowest - 7]))
+    assert beyond[0] == beyond[1]
+
+
+@pytest.mark.parametrize("heads", range(1, 34))
+def test_alibi_slopes(heads: int) -> None:
+    assert slopes(heads) == pytest.approx(naive.alibi_slopes(heads))
+
+
+@pytest.mark.parametrize("dim", [6, 7, 16])
+def test_sinusoid(dim: int) -> None:
+    """Fairseq's layout, counted as fairseq counts."""
+    got = sinusoid(torch.arange(40), dim)
+    for position in range(40):
+        expected = torch.tensor(naive.sinusoid_fairseq(position, dim))
+        torch.testing.assert_close(got[position], expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("where", [(5, 5, 0), (3, 9, 0), (2, 7, 5), (1, 4, 3)], ids=str)
+def test_transformer_xl_projects_either_direction(where: tuple[int, int, int]) -> None:
+    """W_R R of every distance, the longer side past or future, and its gradient."""
+    _, layer = build(Case("transformer_xl"))
+    (scheme,) = layer
+    (relation, vectors), positions = scheme.prepare(Positions(*where)), Positions(*where)
+    distances = range(positions.lowest_distance, positions.highest_distance + 1)
+    for row, distance in enumerate(distances):
+        wave = torch.tensor(naive.sinusoid_xl(-distance, 8), dtype=torch.float64)
+        expected = (scheme.projection.detach() @ wave).view(2, 4)
+        torch.testing.assert_close(vectors[:, row].detach(), expected)
+    upstream = torch.randn_like(vectors)
+    (grad,) = torch.autograd.grad(vectors, scheme.projection, upstream)
+    waves = [naive.sinusoid_xl(-distance, 8) for distance in distances]
+    expected = upstream.transpose(0, 1).flatten(1).t() @ torch.tensor(waves, dtype=torch.float64)
+    torch.testing.assert_close(grad, expected)
+    assert vectors.size(1) == relation.size == len(distances)
+
+
+@pytest.mark.parametrize("dim", [2, 5, 6])
+def test_rotations_of_any_layout(dim: int) -> None:
+    """Derivatives, twice, where heads are slices, channels lie apart, or begin at odd places."""
+    turn = Turns(torch.randn(5, dim // 2, dtype=torch.float64)).of(torch.float64)
+    x = torch.randn(5, 2, 3, dim, dtype=torch.float64)
+    wide = torch.cat([x, x], -1)
+    for apart in (x, wide[..., 1 : dim + 1], wide[..., ::2]):
+        q = apart.permute(1, 2, 0, 3)
+        torch.testing.assert_close(rotate(q, turn), rotate(q.contiguous(), turn))
+    leaf = x.permute(1, 2, 0, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda q: rotate(q, turn), leaf)
+    assert torch.autograd.gradgradcheck(lambda q: rotate(q, turn), leaf)
