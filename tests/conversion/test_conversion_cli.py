@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.commands import ROOT, call, load
+from helpers.commands import call, load
 from helpers.conversion import ROWS, fairseq_roberta
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
+from relpos_fairseq.cli.convert_checkpoint import main
 from relpos_fairseq.conversion import sources
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
 from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.engine.command import run_command
 
 STYLES = ("argparse", "legacy", "dataclass")
 
 
 @pytest.fixture(scope="module")
 def command():
-    """The script's own main, with its errors as lines: arguments to exit status."""
-    path = ROOT / "scripts" / "convert_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("convert_checkpoint", path)
-    script = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(script)
-    yield lambda *arguments: script.run_command(script.main, [str(part) for part in arguments])
-    sys.path[:] = before
+    """The command's own main, with its errors as lines: arguments to exit status."""
+    return lambda *arguments: run_command(main, [str(part) for part in arguments])
 
 
 @pytest.fixture(scope="module")
