@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from relpos_fairseq.conversion import ConversionError, convert, layouts, sources
+from relpos_fairseq.conversion import ConversionError, convert, layouts
+from relpos_fairseq.conversion.source import SourceModel
 
 if TYPE_CHECKING:
     from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -114,7 +115,9 @@ def prepare(
                 f"fairseq's RoBERTa, a resume and --restore-file never do"
             )
         return
-    source = sources.from_checkpoint(checkpoint, Path(path))
+    from relpos_fairseq.conversion.checkpoints import from_checkpoint
+
+    source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
     done = convert(source.state, source.plan, plan, allow_loss=True)
@@ -131,7 +134,7 @@ def prepare(
         logger.log(level, "conversion: %s", line)
 
 
-def _check(source: sources.Source, model: RelPosRobertaModel, path: str) -> None:
+def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
     for name in _MUST_AGREE:
         if name == "encoder_layers" and model.args.encoder_layers_to_keep:
             continue  # fairseq leaves out the others after this

@@ -18,7 +18,7 @@ import relpos_fairseq
 
 ROOT = Path(relpos_fairseq.__file__).parent.parent
 USER_DIR = ROOT / "relpos_fairseq"
-PURE = ("attention", "schemes", "conversion", "data.tokenizers", "engine", "preparation")
+PURE = ("attention", "schemes", "data.tokenizers", "engine", "preparation")
 NEED_FAIRSEQ = ("fairseq_bpe", "__main__", "plugin")
 SHOW = """
 import json, sys
@@ -67,6 +67,7 @@ def test_pure_parts_load_torch_alone() -> None:
     """Every module of the pure parts in one process; then fairseq comes, and the plugin with it."""
     found = list(pkgutil.iter_modules([str(USER_DIR)], "relpos_fairseq."))
     modules = [one.name for one in found if not one.ispkg]
+    modules += ["relpos_fairseq.conversion", "relpos_fairseq.conversion.on_load"]
     for part in PURE:
         folder = USER_DIR.joinpath(*part.split("."))
         modules += [
@@ -86,6 +87,7 @@ ORDERS = {
     "user dir": (BY_FLAG,),
     "a model": ("import relpos_fairseq.models.relpos_transformer",),
     "a data set": ("import relpos_fairseq.data.streams.dataset",),
+    "a conversion": ("import relpos_fairseq.conversion.writer",),
 }
 
 
