@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.formula import Products
-from relpos_fairseq.attention.windows import Window, over_window
+from relpos_fairseq.attention.lowering.windows import Window, over_window
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
