@@ -3,14 +3,15 @@
 `auto` looks at terms, device and shape only, never at a clock: a resumed run chooses the same.
 On a GPU it takes triton where that does not refuse, and SDPA where there are no terms (none, input
 schemes, rope).  On a CPU it takes native, and where there are few tokens SDPA (no terms) or the
-reference, whose gathers cost less than tiles.
+reference, whose gathers cost less than the kernel's passes.
 
 Where no kernel serves (no compiler, probabilities asked for, a refusal), SDPA evaluates calls
 without terms.  Others go to blocked, but on a CPU to the reference as long as one slice of blocked
 holds all queries: up to 362 tokens for 16 heads of the whole batch, 128 for 128.  In training the
-reference takes 0.5 to 0.9 of blocked's time, which evaluates every slice twice (m4 0.64 at 256
-tokens and 0.55 at 512, t5 0.93 and 0.75, shaw 0.49 and 0.64); without gradients both take the same.
-A trilinear term goes to blocked: the reference takes 18 times as long at 512 tokens.
+reference takes 0.5 to 0.9 of the time of blocked, which evaluates every slice twice (m4 0.64 at 256
+tokens and 0.55 at 512, t5 0.93 and 0.75, shaw 0.49 and 0.64; at 1024 tokens both take the same, as
+they do without gradients).  A trilinear term goes to blocked: the reference takes 18 times as long
+at 512 tokens.
 
 What decides how many tokens are few, in times relative to SDPA without positions (one core, fp32,
 8 heads of 64 channels, 1024 tokens, training / inference; reference, then native):
@@ -38,9 +39,9 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
 WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
-SHORT = 48  # queries, from which tiles cost less than gathers of products with vectors
+SHORT = 48  # queries, from which the kernel costs less than gathers of products
 SHORT_SCALARS = 128  # where no term has vectors
-SHORT_CAUSAL = 64  # the same, where half the tiles are left out, or probabilities are dropped
+SHORT_CAUSAL = 64  # the same, where half of the pairs are left out, or some dropped
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
 logger = logging.getLogger(__name__)
 
