@@ -196,6 +196,7 @@ def rows_kernel(
                 jj, there = j[None, :], here[None, :]
                 d = jj - (start + ii)
                 # logits s, and their gradient ds (ROWS, KEYS)
+                v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
                 k, _, wide_k, key_factors = blocks_of(
                     k_ptr, k_ptr, wide_k_ptr, key_factors_ptr, j, k_t, kf_t, here,
                     D, DP, RANK, RP, False, WIDE_K, FACTORS,
@@ -211,7 +212,6 @@ def rows_kernel(
                     PHASE, False, D, DP, KEYS, ACC, SCALE, PRECISION, ADD_Q, ADD_K, PRODUCT,
                     REPLACED, STATIC, GATE, FACTORS, RESET, LEFT, RIGHT, WIDE_Q, WIDE_K,
                 )  # fmt: skip
-                v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
                 _, ds = gradient(
                     s, v, dout, top[:, None], mass[:, None], delta[:, None], dprobs_ptr,
                     ii, jj, start, within, there, seed, n, i, first_key, padding_ptr, documents_ptr,
