@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.commands import ROOT, call, load
+from helpers.commands import call, load
 from helpers.conversion import ROWS, fairseq_roberta
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.conversion import sources
+from relpos_fairseq.cli.convert_checkpoint import main
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.engine.command import run_command
 
 STYLES = ("argparse", "legacy", "dataclass")
 
 
 @pytest.fixture(scope="module")
 def command():
-    """The script's own main, with its errors as lines: arguments to exit status."""
-    path = ROOT / "scripts" / "convert_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("convert_checkpoint", path)
-    script = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(script)
-    yield lambda *arguments: script.run_command(script.main, [str(part) for part in arguments])
-    sys.path[:] = before
+    """The command's own main, with its errors as lines: arguments to exit status."""
+    return lambda *arguments: run_command(main, [str(part) for part in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +46,7 @@ def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
     text = capsys.readouterr().out
     assert "exact     yes" in text
     assert printed_difference(text) < 1e-5
-    source = sources.read_source(tmp_path / "out")
+    source = read_source(tmp_path / "out")
     probe = Probe.draw(ROWS, 20, False)
     ours = outputs_of(build(source.values, source.state), probe.tokens, None)
     theirs = outputs_of(model, probe.tokens, None)
