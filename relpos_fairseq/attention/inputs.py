@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms, Reset
-
-if TYPE_CHECKING:
-    from relpos_fairseq.attention.step import StepTables
-
 
 _CONTENT = ("q", "k", "v", "content_q", "content_k")
 
