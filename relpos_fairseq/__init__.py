@@ -15,6 +15,7 @@ def _register_with_fairseq() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq import compat, compat_inputs, fused_adam
+    from relpos_fairseq.conversion import on_load
     from relpos_fairseq.criterions import label_smoothing
     from relpos_fairseq.criterions import question_answering as _criterion  # noqa: F401
     from relpos_fairseq.criterions import sentence_prediction_glue as _glue  # noqa: F401
@@ -24,7 +25,6 @@ def _register_with_fairseq() -> None:
         relpos_transformer,
         relpos_transformer_lm,
         relpos_transformer_xl,
-        roberta_loading,
     )
     from relpos_fairseq.tasks import question_answering, segment_language_modeling  # noqa: F401
 
@@ -32,7 +32,7 @@ def _register_with_fairseq() -> None:
     compat_inputs.apply()
     label_smoothing.install()
     fused_adam.install()
-    roberta_loading.install()
+    on_load.install()
     models = (relpos_transformer, relpos_transformer_lm, relpos_transformer_xl, relpos_roberta)
     for name in (name for model in models for name in model.SIZES):
         ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu

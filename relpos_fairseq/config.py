@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.registry import parse_hybrid
 from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeOptions
+from relpos_fairseq.schemes import parse_hybrid
 
 SHARES = ("none", "heads", "layers", "both")
 SEGMENT_ENCODINGS = ("none", "input", "head")

@@ -24,7 +24,7 @@ from relpos_fairseq.scheme import (
     PositionScheme,
     SchemeOptions,
 )
-from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
+from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 from relpos_fairseq.terms import PositionTerms
 
 logger = logging.getLogger(__name__)

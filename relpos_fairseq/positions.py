@@ -110,9 +110,29 @@ class Positions:
         """(B|1, T) index of each query's token in its row."""
         return self.of_queries(self.key_index())
 
-    def of_queries(self, values: Tensor) -> Tensor:
-        """The queries' part (B, T) of what all slots have (B, S)."""
-        return values[:, self.query_start : self.query_stop]
+    def of_queries(self, values: Tensor, axis: int = 1) -> Tensor:
+        """Return the queries' part (B, T) of what all slots have (B, S), along `axis`."""
+        return values.narrow(axis, self.query_start, self.tgt_len)
+
+    def rows_of_keys(self, table: Tensor) -> Tensor:
+        """Read a table by the index of each key's token.
+
+        Args:
+            table: (heads, n, r) with a row for every position.
+
+        Returns:
+            (B|1, heads, S, r), a view of the table where tokens stand in order.
+        """
+        if self.token_index is None:
+            return table[None, :, : self.src_len]
+        heads, rows, _ = table.shape
+        flat = self.once(("rows of keys", heads, rows), lambda: self._row_numbers(heads, rows))
+        return torch.nn.functional.embedding(flat, table.flatten(0, 1))
+
+    def _row_numbers(self, heads: int, rows: int) -> Tensor:
+        """Return the row (B, heads, S) of each key in the heads' tables, laid end to end."""
+        first = torch.arange(heads, device=self.device) * rows
+        return self.token_index[:, None] + first[:, None]
 
     def longest_row(self) -> int:
         """Tokens of the longest row, padding not counted."""

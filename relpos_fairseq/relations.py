@@ -61,6 +61,15 @@ class Clipped(DistanceRelation):
     past: int
     future: int
 
+    @classmethod
+    def unclipped(cls, positions: Positions) -> Clipped:
+        """Return the relation that gives every distance of `positions` a row of its own."""
+        return cls(-positions.lowest_distance, max(positions.highest_distance, 0))
+
+    def distances(self, device: torch.device) -> Tensor:
+        """Return the distance (R,) that each row stands for."""
+        return torch.arange(-self.past, self.future + 1, device=device)
+
     @property
     def size(self) -> int:
         """Number of rows: past + 1 + future."""

@@ -101,6 +101,7 @@ class SchemeCard:
     """A scheme's row in the contract table (README, `scripts/scheme_table.py`).
 
     Args:
+        row: where it stands among the other rows; the gaps leave room for new schemes.
         source: paper and equation.
         logits: the equation, in words of the table.
         starts_at: initial values.
@@ -108,6 +109,7 @@ class SchemeCard:
         difference: why ours are not that number.
     """
 
+    row: int
     source: str
     logits: str
     starts_at: str
@@ -116,7 +118,7 @@ class SchemeCard:
 
 
 class PositionScheme(nn.Module):
-    """Base of every scheme.  Class attributes say what a scheme is; `registry` reads them.
+    """Base of every scheme.  Class attributes say what a scheme is.
 
     Attributes:
         name: the scheme's name on the command line.

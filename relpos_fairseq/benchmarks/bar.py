@@ -7,7 +7,7 @@ unclipped, which is estimated.  GPU: bf16, training, estimated.
 from __future__ import annotations
 
 from relpos_fairseq.benchmarks.settings import scheme_and_backend
-from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 SCALARS = ("t5", "rel_scalar", "alibi", "kerple", "m1", "m2")
 GROUPS = {

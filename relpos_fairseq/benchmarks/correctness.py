@@ -17,7 +17,7 @@ from relpos_fairseq.attention import attend
 from relpos_fairseq.benchmarks.candidates import Candidate, NoPositions, Scheme
 from relpos_fairseq.benchmarks.flex import Flex
 from relpos_fairseq.benchmarks.settings import Setting, draw, draw_heads
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 ODD_LENGTH = 130
 MOST = 2.0  # errors, in units of what the formula in the same precision errs

@@ -14,7 +14,7 @@ from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace,
 from relpos_fairseq.models.roberta_encoder import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 BASELINE = "none"  # our layer without positions
 

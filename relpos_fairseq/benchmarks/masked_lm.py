@@ -15,7 +15,7 @@ from relpos_fairseq.benchmarks.settings import scheme_and_backend
 from relpos_fairseq.benchmarks.translation import adam
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 MASKED = 0.15  # of the tokens, as BERT
 SPECIAL = 5  # <s>, <pad>, </s>, <unk> and <mask>

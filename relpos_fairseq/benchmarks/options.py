@@ -9,7 +9,7 @@ import torch
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.benchmarks.settings import label_of
-from relpos_fairseq.registry import parse_hybrid, scheme_names
+from relpos_fairseq.schemes import parse_hybrid, scheme_names
 
 
 def lengths_of(text: str, more: str = "") -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
 INPUT_SCHEMES = ("none", "sinusoidal", "learned", "sentence")  # nothing of them is in attention

@@ -15,7 +15,7 @@ from relpos_fairseq.benchmarks.layer import Layer
 from relpos_fairseq.benchmarks.report import Log, progress
 from relpos_fairseq.benchmarks.settings import INPUT_SCHEMES, Setting
 from relpos_fairseq.benchmarks.timing import Times, peak_mebibytes, time_in_turns
-from relpos_fairseq.registry import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid
 
 NAIVE = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most
 

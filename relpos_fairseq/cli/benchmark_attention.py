@@ -34,7 +34,7 @@ from relpos_fairseq.benchmarks.settings import EVERY_LENGTH, INPUT_SCHEMES, Sett
 from relpos_fairseq.benchmarks.tables import backends_used, misses, tables
 from relpos_fairseq.benchmarks.turns import Run, measure
 from relpos_fairseq.engine.command import run_command
-from relpos_fairseq.registry import parse_hybrid, scheme_names
+from relpos_fairseq.schemes import parse_hybrid, scheme_names
 
 logging.basicConfig(level=logging.WARNING)
 

@@ -15,8 +15,8 @@ from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, tri
 from relpos_fairseq.config import CLIP_DISTANCE, PositionConfig, resolve
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import scheme_class, scheme_names
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
+from relpos_fairseq.schemes import scheme_class, scheme_names
 
 BEGIN, END = "<!-- scheme table: begin -->", "<!-- scheme table: end -->"
 BERT_BASE = {"embed_dim": 768, "num_heads": 12, "max_positions": 512}

@@ -66,7 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def compile_all(args: argparse.Namespace) -> tuple[Compiler, list[tuple[str, ...]]]:
     """Compile the kernels of every call; returns them and the calls' labels."""
     from relpos_fairseq.benchmarks.settings import INPUT_SCHEMES
-    from relpos_fairseq.registry import parse_hybrid, scheme_names
+    from relpos_fairseq.schemes import parse_hybrid, scheme_names
 
     names = args.schemes.split(",")
     if args.schemes == "all":

@@ -1,7 +1,7 @@
 """Converting pretrained models from one position scheme, and one library's format, to another.
 
 The algebra is in `exact`, `scales` and `approximate`; formats in `sources`, `huggingface` and
-`writer`.  None of them imports fairseq's registry, so that a model may convert what it loads.
+`writer`.
 """
 
 from relpos_fairseq.conversion.convert import Conversion, convert

@@ -19,7 +19,7 @@ from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.placement import decode_text, encode_text
 from relpos_fairseq.scheme import PositionScheme, SchemeOptions
-from relpos_fairseq.schemes.chen import SegmentHead, SegmentInput
+from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 
 ENCODER = "encoder.sentence_encoder"
 FAIRSEQ_OFFSET = 2  # rows before position 0 in fairseq's and Hugging Face's RoBERTa tables

@@ -12,8 +12,8 @@ from torch import Tensor
 from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.vocabulary import Vocabulary
-from relpos_fairseq.registry import parse_hybrid
 from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.schemes import parse_hybrid
 
 Outputs = dict[str, Tensor]
 DEFAULTS = {  # fairseq's roberta where a checkpoint does not say

@@ -1,18 +1,68 @@
-"""Every published scheme: one paper, one file.  Importing this package registers them all.
+"""Every published scheme: one paper, one file.
 
-The order is that of the contract table.
+Importing this package imports every file beside this one, and `register_scheme` in them makes the
+schemes known: a new scheme is a new file, and nothing else changes.
 """
 
-# isort: off
-from relpos_fairseq.schemes import absolute as absolute
-from relpos_fairseq.schemes import shaw as shaw
-from relpos_fairseq.schemes import transformer_xl as transformer_xl
-from relpos_fairseq.schemes import t5 as t5
-from relpos_fairseq.schemes import huang as huang
-from relpos_fairseq.schemes import m4m as m4m
-from relpos_fairseq.schemes import deberta as deberta
-from relpos_fairseq.schemes import tupe as tupe
-from relpos_fairseq.schemes import chen as chen
-from relpos_fairseq.schemes import rope as rope
-from relpos_fairseq.schemes import alibi as alibi
-from relpos_fairseq.schemes import kerple as kerple
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from relpos_fairseq.scheme import REGISTER, PositionScheme
+
+for _file in sorted(module.name for module in iter_modules(__path__)):
+    import_module(f"{__name__}.{_file}")
+
+
+def scheme_names() -> list[str]:
+    """Return the names of all schemes, in the order of the contract table (`SchemeCard.row`)."""
+    return sorted(REGISTER, key=lambda name: (REGISTER[name].card.row, name))
+
+
+def scheme_class(name: str) -> type[PositionScheme]:
+    """Return the class registered as `name`.
+
+    Raises:
+        ValueError: if there is none; lists those there are.
+    """
+    if name not in REGISTER:
+        raise ValueError(
+            f"unknown position scheme {name!r}: choose one of {', '.join(scheme_names())}, or join "
+            f"several by + (learned+m4m)"
+        )
+    return REGISTER[name]
+
+
+def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
+    """Return the classes of the members of a scheme or hybrid name.
+
+    Args:
+        text: `m4`, or several names joined by `+`.
+
+    Raises:
+        ValueError: an unknown or repeated member, `none` beside another, or members whose content
+            terms exclude each other.
+    """
+    names = [name.strip() for name in str(text).split("+")]
+    members = tuple(scheme_class(name) for name in names)
+    if len(members) > 1 and "none" in names:
+        raise ValueError(f"position scheme {text}: none adds nothing, leave it out of the hybrid")
+    if len(set(names)) < len(names):
+        raise ValueError(f"position scheme {text}: each member may stand in a hybrid once")
+    for trait, what in (("rotates", "rotates q and k"), ("replaces_content", "replaces q.k")):
+        doing = [member.name for member in members if getattr(member, trait)]
+        if len(doing) > 1:
+            raise ValueError(
+                f"position scheme {text}: only one member of a hybrid {what}, not "
+                f"{' and '.join(doing)}"
+            )
+    rotating = [member.name for member in members if member.rotates]
+    replacing = [member.name for member in members if member.replaces_content]
+    if rotating and replacing:
+        # sum_c (R_i q)_c (R_j k)_c w_c depends on i and j apart: no longer a relative scheme.
+        raise ValueError(
+            f"position scheme {text}: {rotating[0]} rotates q and k, and {replacing[0]} weighs "
+            f"their channels apart, which together depend on absolute positions: choose one"
+        )
+    return members

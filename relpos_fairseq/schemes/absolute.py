@@ -53,14 +53,14 @@ def sinusoid(position: Tensor, dim: int) -> Tensor:
 class NoPosition(PositionScheme):
     """No position at all: the transformer sees a bag of tokens (a decoder sees prefixes)."""
 
-    card = SchemeCard("003 App. B", "q·k/√d", "-")
+    card = SchemeCard(10, "003 App. B", "q·k/√d", "-")
 
 
 @register_scheme("sinusoidal")
 class Sinusoidal(PositionScheme):
     """Fixed sine and cosine waves added to the input."""
 
-    card = SchemeCard("Vaswani 2017 §3.5", "input + sin/cos", "fixed")
+    card = SchemeCard(20, "Vaswani 2017 §3.5", "input + sin/cos", "fixed")
     takes = frozenset()
     own_scale = None
     absolute = True
@@ -75,6 +75,7 @@ class Learned(PositionScheme):
     """A learned vector for every position, added to the input."""
 
     card = SchemeCard(
+        30,
         "Devlin 2018; 000 eq. 6",
         "input + wᵢ",
         "N(0, 0.02)",
@@ -100,7 +101,7 @@ class Learned(PositionScheme):
 class Sentence(Learned):
     """Learned positions counted from each sentence's start in a packed block."""
 
-    card = SchemeCard("003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
+    card = SchemeCard(40, "003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
     counts_sentences = True
 
     def embed(self, positions: Positions) -> Tensor:

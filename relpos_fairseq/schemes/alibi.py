@@ -27,23 +27,17 @@ def slopes(heads: int) -> list[float]:
     return values
 
 
-def unclipped(positions: Positions) -> tuple[Clipped, Tensor]:
-    """The relation over all distances that occur, and their absolute values (R,)."""
-    relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
-    distance = torch.arange(-relation.past, relation.future + 1, device=positions.device)
-    return relation, distance.abs()
-
-
 @register_scheme("alibi")
 class Alibi(PositionScheme):
     """A fixed linear penalty on distance."""
 
-    card = SchemeCard("Press 2022", "q·k/√d - m_h|j-i|", "fixed")
+    card = SchemeCard(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
     takes = frozenset({"scale", "reset_cls"})
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and the penalties (H, R)."""
-        relation, distance = unclipped(positions)
+        relation = Clipped.unclipped(positions)
+        distance = relation.distances(positions.device).abs()
         steepness = torch.tensor(slopes(self.shape.num_heads), dtype=torch.float64)
         return relation, -steepness.to(positions.device)[:, None] * distance
 

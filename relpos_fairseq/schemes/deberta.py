@@ -33,6 +33,7 @@ class Deberta(PositionScheme):
     """Content to position and position to content, each through its own projection."""
 
     card = SchemeCard(
+        140,
         "He 2020; 003 eq. 7",
         "(q·k + q·(aᵣW^R) + k·(aᵣW^T))/√(3d)",
         "a N(0, 0.02), W N(0, 1/d)",

@@ -36,6 +36,7 @@ class Method1(PositionScheme):
     """A scalar gate on the content by absolute distance."""
 
     card = SchemeCard(
+        90,
         "000 eq. 11-12",
         "q·k·w/√d, w by |j-i|",
         "1",
@@ -65,6 +66,7 @@ class Method2(Method1):
     """A scalar gate on the content by signed distance."""
 
     card = SchemeCard(
+        100,
         "000 eq. 12-13; 003 eq. 5",
         "q·k·wᵣ/√d",
         "1",
@@ -84,6 +86,7 @@ class Method3(PositionScheme):
     """A vector gate: each channel of q and k is weighted by distance."""
 
     card = SchemeCard(
+        110,
         "000 eq. 14-15",
         "Σ_c q_c k_c w_{r,c}/√d",
         "1 + N(0, 0.02)",
@@ -111,6 +114,7 @@ class Method4(PositionScheme):
     """Query and key both meet the same relative vector."""
 
     card = SchemeCard(
+        120,
         "000 eq. 16; 003 eq. 6",
         "(q·k + q·aᵣ + k·aᵣ)/√d",
         "N(0, 0.02)",

@@ -20,7 +20,6 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
-from relpos_fairseq.schemes.alibi import unclipped
 from relpos_fairseq.terms import PositionTerms
 
 LEAST = 0.01  # the released code's bound on both parameters
@@ -30,7 +29,7 @@ LEAST = 0.01  # the released code's bound on both parameters
 class Kerple(PositionScheme):
     """A learned logarithmic penalty on distance."""
 
-    card = SchemeCard("Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
+    card = SchemeCard(210, "Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
     takes = frozenset({"scale", "share", "reset_cls"})
     default_share = "none"
 
@@ -43,7 +42,8 @@ class Kerple(PositionScheme):
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and the penalties (heads|1, R)."""
-        relation, distance = unclipped(positions)
+        relation = Clipped.unclipped(positions)
+        distance = relation.distances(positions.device).abs()
         exact = torch.promote_types(self.rate.dtype, torch.float32)
         amplitude, rate = (
             bound_below(part.to(exact))[:, None] for part in (self.amplitude, self.rate)

@@ -32,6 +32,7 @@ class M4M(PositionScheme):
     """The terms of M4, multiplied."""
 
     card = SchemeCard(
+        130,
         "003 eq. 11",
         "(q·k)(q·aᵣ)(k·aᵣ)/√d",
         "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1",

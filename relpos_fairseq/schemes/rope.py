@@ -74,7 +74,7 @@ class Turns:
 class Rope(PositionScheme):
     """Rotations of query and key by their slots."""
 
-    card = SchemeCard("Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
+    card = SchemeCard(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
     rotates = True
 
     def prepare(self, positions: Positions) -> Turns:

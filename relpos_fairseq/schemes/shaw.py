@@ -30,6 +30,7 @@ class ShawKeys(PositionScheme):
     """Relative vectors added to the keys."""
 
     card = SchemeCard(
+        50,
         "000 eq. 7; 003 eq. 3",
         "(q·k + q·aᵣ)/√d",
         "N(0, 0.02)",
@@ -60,6 +61,7 @@ class Shaw(ShawKeys):
     """Relative vectors added to keys and values."""
 
     card = SchemeCard(
+        60,
         "Shaw 2018 eq. 3-4",
         "(q·k + q·aᴷᵣ)/√d, values Σ α(v + aⱽᵣ)",
         "N(0, 0.02)",

@@ -28,6 +28,7 @@ class T5(PositionScheme):
     """A scalar a head and logarithmic bucket of distance."""
 
     card = SchemeCard(
+        80,
         "Raffel 2019; 003 eq. 4",
         "(q·k + s_bucket)/√d",
         "N(0, 0.02)",

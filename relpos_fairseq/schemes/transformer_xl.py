@@ -73,7 +73,10 @@ class TransformerXL(PositionScheme):
     """Projected sinusoids of the distance, and global content and position biases."""
 
     card = SchemeCard(
-        "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed"
+        70,
+        "Dai 2019 §3.3; 002",
+        "((q+u)·k + (q+v)·W_R R_{i-j})/√d",
+        "W_R N(0, 0.02); u, v 0; R fixed",
     )
     takes = frozenset({"scale", "share", "query_bias", "reset_cls", "clamp_len"})
     default_share = "none"
@@ -94,7 +97,7 @@ class TransformerXL(PositionScheme):
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
-        relation = Clipped(-positions.lowest_distance, max(positions.highest_distance, 0))
+        relation = Clipped.unclipped(positions)
         exact = torch.promote_types(self.projection.dtype, torch.float32)
         key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact)
         waves = positions.once(key, lambda: self._waves(relation, exact, positions.device))

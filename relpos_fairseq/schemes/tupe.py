@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
@@ -30,31 +29,12 @@ from relpos_fairseq.scheme import (
 from relpos_fairseq.terms import PositionTerms
 
 
-def rows_of_keys(table: Tensor, positions: Positions) -> Tensor:
-    """(heads, n, r) read for every key: (B|1, heads, S, r), a view where tokens stand in order."""
-    if positions.token_index is None:
-        return table[None, :, : positions.src_len]
-    heads, rows, _ = table.shape
-    flat = positions.once(("rows of keys", heads, rows), lambda: _flat(heads, rows, positions))
-    return functional.embedding(flat, table.flatten(0, 1))
-
-
-def of_queries(keys: Tensor, positions: Positions) -> Tensor:
-    """The queries' part (B|1, heads, T, r) of what all keys have (B|1, heads, S, r)."""
-    return keys[:, :, positions.query_start : positions.query_stop]
-
-
-def _flat(heads: int, rows: int, positions: Positions) -> Tensor:
-    """(B, heads, S) rows of tables that lie one after another."""
-    first = torch.arange(heads, device=positions.device) * rows
-    return positions.token_index[:, None] + first[:, None]
-
-
 @register_scheme("tupe_a")
 class TupeAbsolute(PositionScheme):
     """Absolute positions correlated apart from the content."""
 
     card = SchemeCard(
+        150,
         "Ke 2020; 003 eq. 8-10 without s",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d))",
         "p N(0, 0.02), U N(0, 1/d), θ 0",
@@ -86,10 +66,8 @@ class TupeAbsolute(PositionScheme):
         """The two factors of the position product."""
         self.check_length(positions)
         query, key = prepared
-        factors = (
-            of_queries(rows_of_keys(query, positions), positions),
-            rows_of_keys(key, positions),
-        )
+        rows = positions.rows_of_keys(query)
+        factors = (positions.of_queries(rows, axis=2), positions.rows_of_keys(key))
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
 
 
@@ -98,6 +76,7 @@ class Tupe(TupeAbsolute):
     """Absolute positions apart from the content, and relative scalars."""
 
     card = SchemeCard(
+        160,
         "Ke 2020; 003 eq. 8-10",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d) + sᵣ)",
         "p N(0, 0.02), U N(0, 1/d), s and θ 0",

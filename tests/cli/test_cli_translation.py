@@ -14,7 +14,7 @@ import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load r
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
 from relpos_fairseq.placement import PositionMismatchError, decode_text
-from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 M4 = ("--position-scheme", "m4")
 UPDATES = ("--max-update", "2", "--disable-validation")

@@ -17,8 +17,8 @@ from relpos_fairseq.conversion.fit import FITTED, fit
 from relpos_fairseq.conversion.positions import resize
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.sources import Source, plan_of
-from relpos_fairseq.registry import scheme_names
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
+from relpos_fairseq.schemes import scheme_names
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a".split()
 REFUSED = "m4m rope alibi kerple abs_scalar".split()

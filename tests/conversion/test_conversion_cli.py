@@ -203,7 +203,7 @@ def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path)
     start = ("--finetune-from-model", pretrained["plain"])
     output = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start)
     assert "(fairseq's roberta) on load" in output
-    assert "WARNING | relpos_fairseq.models.roberta_loading | conversion: lost" in output
+    assert "WARNING | relpos_fairseq.conversion.on_load | conversion: lost" in output
     assert "learned is dropped" in output and "biases of q and k shifted as m4m starts" in output
     again = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start, "--max-update", "3")
     assert "conversion:" not in again, "a resume converts nothing"

@@ -17,7 +17,7 @@ from relpos_fairseq.models.relpos_transformer_lm import (
 )
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.models.xl_config import RelPosTransformerXLConfig
-from relpos_fairseq.registry import REGISTER
+from relpos_fairseq.schemes import REGISTER
 
 SMALL = {
     "decoder_embed_dim": 16,

@@ -20,7 +20,7 @@ from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
 from relpos_fairseq.models.lm_config import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
 from relpos_fairseq.placement import PositionMismatchError
-from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
 SCHEMES = (*scheme_names(), *HYBRIDS)

@@ -23,7 +23,7 @@ from relpos_fairseq.models import relpos_transformer
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
 SCHEMES = (*scheme_names(), *HYBRIDS)

@@ -22,7 +22,7 @@ from relpos_fairseq.models import relpos_roberta
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.models.roberta_config import namespace
 from relpos_fairseq.placement import Placement, PositionMismatchError
-from relpos_fairseq.registry import scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 HYBRIDS = ("learned+m4m", "rope+m4", "learned+rel_scalar")
 SCHEMES = (*scheme_names(), *HYBRIDS)

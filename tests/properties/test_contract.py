@@ -13,8 +13,8 @@ from helpers import ROOT
 from relpos_fairseq.cli import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
-from relpos_fairseq.registry import parse_hybrid, scheme_class, scheme_names
 from relpos_fairseq.scheme import AttentionShape, register_scheme
+from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
 # scheme: (share by default, clip distance in translation, max length, parameters of BERT-base)
 CONTRACT = {
@@ -237,7 +237,7 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "sys.modules['fairseq'] = None\n"
         "import relpos_fairseq, relpos_fairseq.attention, relpos_fairseq.schemes\n"
         "import relpos_fairseq.config, relpos_fairseq.placement\n"
-        "print(relpos_fairseq.__version__, len(relpos_fairseq.registry.scheme_names()))\n"
+        "print(relpos_fairseq.__version__, len(relpos_fairseq.schemes.scheme_names()))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

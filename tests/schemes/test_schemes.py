@@ -16,8 +16,8 @@ from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.relations import Bucketed
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes
-from relpos_fairseq.schemes.chen import SegmentHead
 from relpos_fairseq.schemes.rope import Turns, rotate
+from relpos_fairseq.schemes.segments import SegmentHead
 
 TOLERANCE = 1e-10
 IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
