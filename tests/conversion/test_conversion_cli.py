@@ -1,8 +1,7 @@
-"""scripts/convert_checkpoint.py, and training that begins from another model's positions."""
+"""`relpos convert`, and training that begins from another model's positions."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import ROOT, call, load
+from helpers.commands import ROOT, call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion import sources
@@ -23,14 +22,8 @@ STYLES = ("argparse", "legacy", "dataclass")
 
 @pytest.fixture(scope="module")
 def command():
-    """The script's own main, with its errors as lines: arguments to exit status."""
-    path = ROOT / "scripts" / "convert_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("convert_checkpoint", path)
-    script = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(script)
-    yield lambda *arguments: script.run_command(script.main, [str(part) for part in arguments])
-    sys.path[:] = before
+    """The command, with its errors as lines: arguments to exit status."""
+    return lambda *arguments: relpos("convert", *arguments)
 
 
 @pytest.fixture(scope="module")

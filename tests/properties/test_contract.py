@@ -10,7 +10,7 @@ import torch
 
 from cases import CASES
 from helpers import ROOT
-from relpos_fairseq.cli import scheme_table
+from relpos_fairseq.benchmarks import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
 from relpos_fairseq.scheme import AttentionShape, register_scheme
@@ -77,7 +77,7 @@ def test_auto_clip_distance(model: str, vectors: int, scalars: int) -> None:
 
 
 def test_the_readme_has_the_table_of_the_code() -> None:
-    """`python scripts/scheme_table.py --write README.md` would change nothing."""
+    """`relpos schemes --write README.md` would change nothing."""
     text = (ROOT / "README.md").read_text()
     assert scheme_table.renewed(text) == text
 
