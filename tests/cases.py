@@ -128,13 +128,10 @@ def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]
                 params.update(zip(RENAMED[name], value.detach(), strict=True))
             else:
                 params[name] = value.detach()
-        options = {
+        options = vars(scheme.options) | {
             "reset": scheme.options.reset_cls,
-            "buckets": scheme.options.buckets,
-            "max_distance": scheme.options.max_distance,
             "bidirectional": not scheme.shape.causal,
-            "p2c_index": scheme.options.p2c_index,
-            "clamp": scheme.options.clamp_len,
+            "clamp": getattr(scheme.options, "clamp_len", 0),
         }
         members.append((scheme.name, params, options))
     return members

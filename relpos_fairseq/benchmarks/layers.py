@@ -13,6 +13,7 @@ from relpos_fairseq.benchmarks.settings import scheme_and_backend
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace, transformer
 from relpos_fairseq.models.roberta_encoder import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
+from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.schemes import parse_hybrid
 
@@ -55,7 +56,7 @@ class OurLayer(nn.Module):
         config = _config(setting)
         scheme, config.attention_backend = scheme_and_backend(name)
         config.position_scheme = scheme
-        if any("clip_distance" in member.takes for member in parse_hybrid(scheme)):
+        if any(CLIP_DISTANCE in member.takes for member in parse_hybrid(scheme)):
             config.position_clip_distance = str(setting.clip)
         nested = transformer(namespace(config, setting.length))
         self.positions = RelPosSentenceEncoder.make_positions(nested)

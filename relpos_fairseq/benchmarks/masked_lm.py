@@ -15,6 +15,7 @@ from relpos_fairseq.benchmarks.settings import scheme_and_backend
 from relpos_fairseq.benchmarks.translation import adam
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
+from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import parse_hybrid
 
 MASKED = 0.15  # of the tokens, as BERT
@@ -69,7 +70,7 @@ def masked_lm(name: str, setting: MaskedLM) -> RelPosRobertaModel:
     scheme, config.attention_backend = scheme_and_backend(name)
     config.position_scheme = scheme
     config.dropout = config.attention_dropout = setting.dropout
-    if setting.clip is not None and any("clip_distance" in m.takes for m in parse_hybrid(scheme)):
+    if setting.clip is not None and any(CLIP_DISTANCE in m.takes for m in parse_hybrid(scheme)):
         config.position_clip_distance = str(setting.clip)
     torch.manual_seed(1)
     return RelPosRobertaModel.build_model(config, task).to(setting.device, setting.dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
-from relpos_fairseq.config import CLIP_DISTANCE, PositionConfig, resolve
+from relpos_fairseq.config import AUTO_CLIP, PositionConfig, resolve
 from relpos_fairseq.engine.files import write_text
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
@@ -67,7 +67,7 @@ def clip(scheme: type[PositionScheme]) -> str:
     """What --position-clip-distance auto means."""
     if scheme.clip is None:
         return "-"
-    return " / ".join(str(pair[scheme.clip == "scalars"]) for pair in CLIP_DISTANCE.values())
+    return " / ".join(str(pair[scheme.clip == "scalars"]) for pair in AUTO_CLIP.values())
 
 
 def rows() -> list[tuple[str, ...]]:

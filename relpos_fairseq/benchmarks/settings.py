@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig
+from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import parse_hybrid
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
@@ -73,7 +74,7 @@ class Setting:
 def flags_of(name: str, setting: Setting) -> PositionConfig:
     """The scheme's flags: the setting's clip distance where it takes one."""
     flags = {"position_scheme": name}
-    if any("clip_distance" in member.takes for member in parse_hybrid(name)):
+    if any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name)):
         flags["position_clip_distance"] = str(setting.clip)
     return PositionConfig(**flags)
 

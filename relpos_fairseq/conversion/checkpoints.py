@@ -14,6 +14,7 @@ from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, Outputs, Source
 from relpos_fairseq.data.tokenizers import FILES
+from relpos_fairseq.schemes import named_elsewhere
 
 # Options of ours that are fairseq's RobertaModel's, by its names.
 _SHARED = (
@@ -81,7 +82,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
             raise ConversionError(f"{path}: its positions are not learned, as RoBERTa's are")
         values["no_layernorm_embedding"] = not options.get("layernorm_embedding", True)
         original, state = state, layouts.learned_from_fairseq(state)
-        values["position_scheme"] = "learned"
+        values["position_scheme"] = named_elsewhere("fairseq")["encoder_learned_pos"]
         values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
     source = Source(
         kind="relpos_roberta" if ours else "fairseq's roberta",

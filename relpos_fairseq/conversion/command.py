@@ -116,15 +116,16 @@ def _check_used(job: Job, source: Source, values: dict[str, Any]) -> None:
     Raises:
         ConversionError: one is given.
     """
-    target = places(plan_of(values))
-    taken = exact.assign([place.name for place in places(source.plan)], [p.name for p in target])
+    before, target = places(source.plan), places(plan_of(values))
+    taken = exact.assign(before, target)
     known, wanted = int(source.values["max_positions"]), int(values["max_positions"])
     if job.fill and wanted <= known:
         raise ConversionError(
             f"--fill {job.fill}: the source has {known} positions, and {wanted} are asked for: "
             f"give more by --positions, or leave it out"
         )
-    if job.fill and not any(name in exact.BY_POSITION for name in taken.values()):
+    kept = [place.scheme for place in before if place.name in taken.values()]
+    if job.fill and not any(scheme.reads_positions() for scheme in kept):
         raise ConversionError(
             f"--fill {job.fill}: no table over absolute positions is kept: leave it out"
         )

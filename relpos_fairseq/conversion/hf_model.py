@@ -13,8 +13,9 @@ from relpos_fairseq.conversion.hf_files import read_json, read_weights
 from relpos_fairseq.conversion.hf_names import FAMILIES, Family
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
+from relpos_fairseq.schemes import named_elsewhere
 
-SCHEMES = {"absolute": "learned", "relative_key": "shaw_keys", "relative_key_query": "m4"}
+SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
 # fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
 ACTIVATIONS = {
     "gelu": "gelu",

@@ -110,10 +110,9 @@ def target_values(source: Source, scheme: str, given: dict[str, str | None]) -> 
     scheme = source.plan.name if scheme == "same" else scheme
     mine = {member.name: member for member in parse_hybrid(scheme)}
     common = [member for member in source.plan.members if member.scheme.name in mine]
-    kept = {option for member in common for option in member.scheme.takes}
+    kept = {option.field for member in common for option in member.scheme.takes}
     for name in POSITION_FIELDS:
-        option = name.removeprefix("position_")
-        keep = option in kept or name in _KEPT
+        keep = name in kept or name in _KEPT
         values[name] = values.get(name) if keep else None
     values["position_scheme"] = scheme
     values |= {name: value for name, value in given.items() if value is not None}

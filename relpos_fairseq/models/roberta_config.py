@@ -19,6 +19,7 @@ from relpos_fairseq.models.single_stack_config import (
 from relpos_fairseq.models.single_stack_config import (
     help_text as _help,
 )
+from relpos_fairseq.schemes import DEFAULT, EXAMPLE
 
 
 @dataclass
@@ -26,7 +27,7 @@ class RelPosRobertaConfig(SinglePlacement):
     """Every option of fairseq's RoBERTa, and every option of positions."""
 
     position_scheme: str = _help(
-        "learned", "position scheme, or several joined by + (learned+m4m); see the README's table"
+        DEFAULT["masked_lm"], f"position scheme, or several joined by + ({EXAMPLE})"
     )
     encoder_layers: int = _help(12, "number of layers")
     encoder_embed_dim: int = _help(768, "width of the model")

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 from relpos_fairseq.models.lm_config import LanguageModelFlags
 from relpos_fairseq.models.single_stack_config import help_text
+from relpos_fairseq.schemes import DEFAULT
 
 
 @dataclass
@@ -12,7 +13,8 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
     """As the paper's released code: layer norm after blocks, everything from N(0, 0.02)."""
 
     position_scheme: str = help_text(
-        "transformer_xl", "position scheme, or several joined by +; any but an absolute one"
+        DEFAULT["segment_recurrence"],
+        "position scheme, or several joined by +; any but an absolute one",
     )
     mem_len: int = help_text(150, "tokens before a segment that each layer remembers")
     eval_mem_len: Optional[int] = help_text(  # noqa: UP045

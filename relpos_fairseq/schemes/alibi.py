@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from relpos_fairseq.options import RESET_CLS, SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
@@ -32,7 +33,8 @@ class Alibi(PositionScheme):
     """A fixed linear penalty on distance."""
 
     card = SchemeCard(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
-    takes = frozenset({"scale", "reset_cls"})
+    takes = frozenset({SCALE, RESET_CLS})
+    never_neutral = "it has no parameter, and penalises distance"
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """The relation over the distances that occur, and the penalties (H, R)."""

@@ -76,6 +76,7 @@ class Rope(PositionScheme):
 
     card = SchemeCard(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
     rotates = True
+    never_neutral = "it has no parameter, and rotates q and k"
 
     def prepare(self, positions: Positions) -> Turns:
         """The rotations of every slot."""

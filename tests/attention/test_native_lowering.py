@@ -18,7 +18,7 @@ from cases import CASES, INPUT, Case
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import lowering
+from relpos_fairseq.attention.native import operands
 from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms, Reset
 
@@ -66,7 +66,7 @@ def compare_call(inputs: AttentionInputs) -> None:
 @pytest.mark.parametrize("kind", ODD)
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several relations in one window, narrow or of all distances; offsets; mixed resets."""
-    monkeypatch.setattr(lowering, "NARROW", 0 if wide else 192)
+    monkeypatch.setattr(operands, "NARROW", 0 if wide else 192)
     compare_call(make_call(make_terms(kind)))
 
 
@@ -119,19 +119,14 @@ def test_refusals() -> None:
     static = PositionTerms(Clipped(2, 1), static=table)
     product = PositionTerms(Clipped(2, 1), query_vectors=vectors, key_vectors=vectors, product=True)
     trilinear = PositionTerms(Clipped(2, 1), trilinear=vectors)
-    offset = PositionTerms(Clipped(2, 1), query_vectors=vectors, content_offset=vectors[:, 0])
     held = functools.partial(replace, reset=reset)
     other = replace(reset, first=torch.tensor([0, 1]))
-    gate = PositionTerms(Clipped(2, 1), gate=table)
     for terms, reason in (
         ((PositionTerms(pairs, query_vectors=vectors),), "query_vectors over Segments"),
         ((PositionTerms(pairs, gate=table),), "gate over Segments"),
         ((product, product), "2 product terms"),
         ((trilinear,) * 3, "3 trilinear terms"),
-        ((held(static), static), "a reset beside the same kind"),
-        ((held(replace(offset, query_offset=vectors[:, 0])), static), "a reset beside the same"),
         ((held(static), replace(static, reset=other)), "resets of several first tokens"),
-        ((held(offset), gate), "a reset of vectors beside a content_offset"),
     ):
         refused(make_call(terms), reason)
     refused(make_call((), dropout=1.0), "a dropout of 1,")

@@ -264,8 +264,6 @@ def test_refusals() -> None:
     factors = PositionTerms(static_factors=(rank, rank))
     refused(replace(inputs, terms=(factors,)), "static_factors of rank 130")
     mixed, *_ = make_call(Case("tupe"), 20)
-    scalars, *_ = make_call(Case("rel_scalar"), 20)
-    refused(replace(mixed, terms=mixed.terms + scalars.terms), "a reset beside")
     another = replace(mixed.terms[0].reset, first=torch.tensor([3]))
     twice = (*mixed.terms, replace(mixed.terms[0], reset=another))
     refused(replace(mixed, terms=twice), "resets of several first tokens")

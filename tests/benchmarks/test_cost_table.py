@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relpos_fairseq.benchmarks import published, timing, scheme_table
+from relpos_fairseq.benchmarks import published, scheme_table, timing
 from relpos_fairseq.benchmarks.columns import Rows
 from relpos_fairseq.benchmarks.masked_lm import masked_lm, parameters
 from relpos_fairseq.benchmarks.report import Log

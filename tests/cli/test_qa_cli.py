@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, value
+from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, relpos, value
 from helpers.questions import COLOURS, PLACES, THINGS, make_data, make_file
 from relpos_fairseq.evaluation import questions
 
@@ -132,9 +132,20 @@ def test_several_files_make_a_table(data, trained, tmp_path):
     tydi = tmp_path / "tydi.json"
     tydi.write_text((data / "few.json").read_text().replace('"id": "0-', '"id": "finnish-0-')
                     .replace('"id": "1-', '"id": "korean-1-'))  # fmt: skip
-    status, printed = script("evaluate", "qa", data / "valid.json", data / "few.json", tydi, "--path", path, "--data", data,
-        "--cpu", "--out", tmp_path,
-    )  # fmt: skip
+    status, printed = script(
+        "evaluate",
+        "qa",
+        data / "valid.json",
+        data / "few.json",
+        tydi,
+        "--path",
+        path,
+        "--data",
+        data,
+        "--cpu",
+        "--out",
+        tmp_path,
+    )
     assert "| tydi fi" in printed and "| tydi ko" in printed
     assert status == 0 and "| mean" in printed
     assert (tmp_path / "few" / "predictions.json").is_file()
@@ -266,9 +277,18 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
     converted_bert(tmp_path, "BertForMaskedLM", 48)
     for name, seed in (("train", 1), ("valid", 2)):
         make_file(tmp_path / f"{name}.json", 8, seed)
-    status, printed = script("prepare", "qa", "--train", tmp_path / "train.json", "--valid", tmp_path / "valid.json",
-        "--tokenizer", tmp_path / "ours", "--out", tmp_path / "data",
-    )  # fmt: skip
+    status, printed = script(
+        "prepare",
+        "qa",
+        "--train",
+        tmp_path / "train.json",
+        "--valid",
+        tmp_path / "valid.json",
+        "--tokenizer",
+        tmp_path / "ours",
+        "--out",
+        tmp_path / "data",
+    )
     assert status == 0, printed
     size = ["--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32"]
     output = call(
@@ -383,9 +403,18 @@ def test_prepare(tmp_path):
     assert [manifest["splits"][name]["articles"] for name in ("train", "valid", "squad.de")] == [
         4, 2, 2,
     ]  # fmt: skip
-    status, printed = script("prepare", "qa", "--train", tmp_path / "squad.en.json", "--valid", tmp_path / "squad.de.json",
-        "--tokenizer", tmp_path / "a", "--out", tmp_path / "c",
-    )  # fmt: skip
+    status, printed = script(
+        "prepare",
+        "qa",
+        "--train",
+        tmp_path / "squad.en.json",
+        "--valid",
+        tmp_path / "squad.de.json",
+        "--tokenizer",
+        tmp_path / "a",
+        "--out",
+        tmp_path / "c",
+    )
     assert status == 0, printed
     assert (tmp_path / "c" / "dict.txt").read_bytes() == (tmp_path / "a" / "dict.txt").read_bytes()
 

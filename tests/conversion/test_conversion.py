@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
-from relpos_fairseq.conversion import NotExactError, convert, exact, layouts
-from relpos_fairseq.conversion.distances import reread
-from relpos_fairseq.conversion.fit import FITTED, fit
+from relpos_fairseq.conversion import NotExactError, convert, layouts
+from relpos_fairseq.conversion.fit import fit, fitted_schemes
 from relpos_fairseq.conversion.positions import resize
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.sources import Source, plan_of
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
-from relpos_fairseq.schemes import scheme_names
+from relpos_fairseq.schemes import scheme_class, scheme_names
+from relpos_fairseq.tables import reread
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a".split()
 REFUSED = "m4m rope alibi kerple abs_scalar".split()
@@ -47,9 +47,15 @@ def test_what_cannot_be_neutral_is_refused_and_offered(scheme):
     assert scheme in " ".join(done.report.lost)
 
 
-def test_every_scheme_is_neutral_or_says_why_not():
-    assert set(exact.NEUTRAL) | set(exact.NOT_NEUTRAL) >= set(scheme_names())
-    assert not set(exact.NEUTRAL) & set(exact.NOT_NEUTRAL)
+@pytest.mark.parametrize("name", scheme_names())
+def test_every_parameter_is_declared_and_neutral_or_says_why_not(name):
+    plan = plan_of(config(name))
+    ((place,),) = [layouts.places(plan)]
+    scheme = place.build(plan, 0)
+    found = {part: scheme.table_of(part) for part, _ in scheme.named_parameters()}
+    assert set(found) - {"theta"} == set(scheme.tables)
+    neutral = [part for part, table in found.items() if table.neutral is not None]
+    assert bool(scheme.never_neutral) == (not neutral and name != "none")
 
 
 @pytest.mark.parametrize("scheme", NEUTRAL)
@@ -75,7 +81,7 @@ def test_a_gradient_leaves_the_neutral_start(scheme):
         "tupe_a": {"query_projection"},
         "transformer_xl": {"projection", "content_bias"},
     }
-    assert moved >= first.get(scheme, set(exact.NEUTRAL[scheme]))
+    assert moved >= first.get(scheme, set(scheme_class(scheme).tables))
 
 
 RULES = [
@@ -100,7 +106,10 @@ def test_one_scheme_in_the_words_of_another(source, target, options):
 
 
 def test_every_rule_is_tested():
-    assert {(source, target) for source, target, _ in RULES} == set(exact.RULES)
+    rules = {(source, name) for name in scheme_names() for source in scheme_class(name).takes_over}
+    assert {(source, target) for source, target, _ in RULES} == {
+        (source, target) for source, target in rules if source != target
+    }
 
 
 def test_hybrids_are_converted_member_by_member():
@@ -278,7 +287,7 @@ def test_a_fit_finds_what_can_be_found(source):
     assert fitted.report.losses
 
 
-@pytest.mark.parametrize("scheme", sorted(FITTED))
+@pytest.mark.parametrize("scheme", fitted_schemes())
 def test_a_fit_brings_attention_nearer(scheme):
     old = Source("ours", Path(), random_state(config("learned")), config("learned"))
     new = config(scheme)

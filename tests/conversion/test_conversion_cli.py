@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.commands import ROOT, call, load, relpos
+from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion import sources

@@ -18,6 +18,7 @@ from helpers.roberta import ARCH, OPTIMIZE
 from relpos_fairseq.evaluation import questions
 from relpos_fairseq.evaluation.xtreme import xnli
 from relpos_fairseq.evaluation.xtreme.files import question_files
+from relpos_fairseq.evaluation.xtreme.languages import by_language
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,9 @@ def model(tmp_path_factory, data) -> Path:
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, data, model) -> Path:
     out = tmp_path_factory.mktemp("evaluated") / "out"
-    relpos_job("evaluate", "xtreme", *["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)])
+    relpos_job(
+        "evaluate", "xtreme", *["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)]
+    )
     return out
 
 
@@ -85,8 +88,10 @@ def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model)
         for name in languages:
             for path in (folder / "label").glob(f"test_{name}.*"):
                 path.unlink()
-        relpos_job("evaluate", "xtreme", *
-            ["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)]
+        relpos_job(
+            "evaluate",
+            "xtreme",
+            *["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)],
         )
     found = json.loads((some / "out" / "xtreme.json").read_text())["XNLI"]
     assert found["de"] is None and found["en"] is not None
@@ -105,7 +110,7 @@ def test_table_has_english_first_and_zero_shot_means(evaluated):
         "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in evaluate_xtreme.by_language(results).splitlines()]  # fmt: skip
+            for line in by_language(results).splitlines()]  # fmt: skip
     assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
     assert rows[2:] == [
         ["en", "80.00", "-"],

@@ -135,9 +135,7 @@ def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
 def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
     """Without it nothing could be said of the others."""
     arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    assert (
-        relpos("evaluate", "length", *[*arguments, "--lengths", "16", "--mem-lens", "20"]) == 0
-    )
+    assert relpos("evaluate", "length", *[*arguments, "--lengths", "16", "--mem-lens", "20"]) == 0
     found = [(row["kind"], row["length"]) for row in points(tmp_path)]
     assert found == [("context", "8"), ("context", "16"), ("memory", "10"), ("memory", "20")]
 

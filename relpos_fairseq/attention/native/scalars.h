@@ -1,4 +1,4 @@
-/* Loops over one row of a tile: exponentials, sums, dropout's random bits. */
+/* Loops over one row of a tile: exponentials, sums, and the random bits of dropout. */
 #ifndef RELPOS_SCALARS_H
 #define RELPOS_SCALARS_H
 
@@ -76,7 +76,7 @@ INLINE vec larger(vec x, vec y)
     return (vec)(((lanes)x & is) | ((lanes)y & ~is));
 }
 
-/* Lanes joined by halves, not one after the other. */
+/* Fold the lanes of a vector by halves: lane i with lane i ^ 1, then i ^ 2, i ^ 4 ... */
 #define FOLD(name, join)                                                                           \
     INLINE real name(vec x)                                                                        \
     {                                                                                              \

@@ -64,13 +64,13 @@ def delta_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def rows_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
-    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
-    dvq_ptr, dq_ptr, dright_ptr, daq_ptr, dpq_ptr, dband_ptr, df_ptr, dscalars_ptr, dsums_ptr,
+    q_ptr, k_ptr, v_ptr, right_q_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, query_products_ptr, key_products_ptr, query_multipliers_ptr,
+    key_multipliers_ptr, content_band_ptr, dprobs_ptr, static_ptr, gate_ptr, query_factors_ptr, key_factors_ptr, reset_ptr, first_ptr,
+    padding_ptr, documents_ptr, wide_q_ptr, wide_k_ptr, query_vectors_ptr, key_vectors_ptr,
+    dwide_q_ptr, dq_ptr, dright_q_ptr, dquery_products_ptr, dquery_multipliers_ptr, dcontent_band_ptr, dquery_factors_ptr, dscalars_ptr, dsums_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
-    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
+    query_products_b, query_products_h, query_products_t, key_products_b, key_products_h, key_products_t, query_factors_b, query_factors_h, query_factors_t, key_factors_b, key_factors_h, key_factors_t,
+    static_h, gate_h, reset_h, query_vectors_h, key_vectors_h, first_b,
     heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
     wide_low, wide_width,
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
@@ -109,30 +109,30 @@ def rows_kernel(
     delta = tl.load(delta_ptr + n64 * tgt_len + i, mask=inside, other=0.0)
     right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
     vq = q
-    rq_ptr += h * rq_h
-    rk_ptr += h * rk_h
-    vk_ptr += b * k_b + h * k_h
+    query_vectors_ptr += h * query_vectors_h
+    key_vectors_ptr += h * key_vectors_h
+    wide_k_ptr += b * k_b + h * k_h
     if WIDE_Q:
-        vq = block_of(vq_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
+        vq = block_of(wide_q_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
-        right = block_of(right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
+        right = block_of(right_q_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
     if FACTORS:
-        f_ptr += b * f_b + h * f_h
-        g_ptr += b * g_b + h * g_h
-        f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
+        query_factors_ptr += b * query_factors_b + h * query_factors_h
+        key_factors_ptr += b * key_factors_b + h * key_factors_h
+        f = block_of(query_factors_ptr, i, query_factors_t, place, inside, RANK, RP != RANK)
     if RESET:
         first = tl.load(first_ptr + b * first_b).to(tl.int32)
-        theta_row = tl.load(theta_ptr + h * theta_h)
-        theta_column = tl.load(theta_ptr + h * theta_h + 1)
+        theta_row = tl.load(reset_ptr + h * reset_h)
+        theta_column = tl.load(reset_ptr + h * reset_h + 1)
         row = start + ii == first
-    aq_ptr += b * aq_b + h * aq_h
-    ak_ptr += b * ak_b + h * ak_h
-    pq_ptr += b * aq_b + h * aq_h
-    pk_ptr += b * ak_b + h * ak_h
-    daq_ptr += b * aq_b + h * aq_h
-    dpq_ptr += b * aq_b + h * aq_h
-    band_ptr += n64 * tgt_len * width
-    dband_ptr += n64 * tgt_len * width
+    query_products_ptr += b * query_products_b + h * query_products_h
+    key_products_ptr += b * key_products_b + h * key_products_h
+    query_multipliers_ptr += b * query_products_b + h * query_products_h
+    key_multipliers_ptr += b * key_products_b + h * key_products_h
+    dquery_products_ptr += b * query_products_b + h * query_products_h
+    dquery_multipliers_ptr += b * query_products_b + h * query_products_h
+    content_band_ptr += n64 * tgt_len * width
+    dcontent_band_ptr += n64 * tgt_len * width
     dprobs_ptr += n64 * tgt_len * width
     static_ptr += h * static_h
     gate_ptr += h * gate_h
@@ -172,7 +172,7 @@ def rows_kernel(
                 k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
                 v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
                 content = content_of(
-                    q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
+                    q, right, k, content_band_ptr, ii, jj, d, within, there, vector_low, width,
                     PHASE, False, REPLACED, LEFT, RIGHT, PRECISION,
                 ).to(ACC) * SCALE  # fmt: skip
                 s = content
@@ -180,26 +180,37 @@ def rows_kernel(
                     gate = over_distances(gate_ptr, d, scalar_low, scalar_width, PHASE)
                     s = s * gate
                 if PRODUCT:
-                    pq = table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
-                    pk = table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
+                    pq = table_of(
+                        query_multipliers_ptr,
+                        ii,
+                        query_products_t,
+                        d,
+                        vector_low,
+                        width,
+                        within,
+                        PHASE,
+                    )
+                    pk = table_of(
+                        key_multipliers_ptr, jj, key_products_t, d, vector_low, width, there, PHASE
+                    )
                     s = s * pq * pk
                 g, column = k, within
                 if FACTORS:
-                    g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
+                    g = block_of(key_factors_ptr, j, key_factors_t, place, here, RANK, RP != RANK)
                 if RESET:
                     column = (jj == first) & (start + ii != first)
                 wide, vk = s, k
                 if WIDE_K:
-                    vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
+                    vk = block_of(wide_k_ptr, j, k_t, channel, here, D, DP != D)
                 if WIDE_Q or WIDE_K:
                     at = first_key - slot - (KEYS - 1) - wide_low
                     wide = wide_block(
-                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False,
+                        vq, vk, query_vectors_ptr, key_vectors_ptr, at, wide_width, channel, D, DP, KEYS, False,
                         WIDE_Q, WIDE_K, ACC, PRECISION,
                     )  # fmt: skip
                 s = add_positions(
                     s, wide, f, g, ii, jj, d, row, column, within, there,
-                    aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
+                    query_products_ptr, query_products_t, key_products_ptr, key_products_t, static_ptr, theta_row, theta_column,
                     vector_low, width, scalar_low, scalar_width,
                     PHASE, False, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
                     PRECISION,
@@ -230,7 +241,7 @@ def rows_kernel(
                     if RESET & 1:
                         part = free
                     dvq += wide_back(
-                        part * SCALE, rq_ptr, at, wide_width, channel, vq, D, DP, KEYS, False,
+                        part * SCALE, query_vectors_ptr, at, wide_width, channel, vq, D, DP, KEYS, False,
                         PRECISION,
                     )  # fmt: skip
                 if ADD_Q:
@@ -243,7 +254,11 @@ def rows_kernel(
                     elif PHASE == 2:
                         add_right += tl.sum(part, 1)
                     else:
-                        tl.store(daq_ptr + ii * aq_t + (d - vector_low), part, mask=inner)
+                        tl.store(
+                            dquery_products_ptr + ii * query_products_t + (d - vector_low),
+                            part,
+                            mask=inner,
+                        )
                         if LEFT:
                             add_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
                         if RIGHT:
@@ -276,7 +291,11 @@ def rows_kernel(
                     elif PHASE == 2:
                         times_right += tl.sum(part, 1)
                     else:
-                        tl.store(dpq_ptr + ii * aq_t + (d - vector_low), part, mask=inner)
+                        tl.store(
+                            dquery_multipliers_ptr + ii * query_products_t + (d - vector_low),
+                            part,
+                            mask=inner,
+                        )
                         if LEFT:
                             times_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
                         if RIGHT:
@@ -305,7 +324,7 @@ def rows_kernel(
                 elif PHASE == 2:
                     dright += product(dc.to(k.dtype), k, PRECISION)
                 else:
-                    tl.store(dband_ptr + ii * width + (d - vector_low), dc, mask=inner)
+                    tl.store(dcontent_band_ptr + ii * width + (d - vector_low), dc, mask=inner)
                     if LEFT:
                         part = tl.where(d <= vector_low, dc, 0.0).to(k.dtype)
                         dq += product(part, k, PRECISION)
@@ -314,18 +333,20 @@ def rows_kernel(
                         dright += product(part, k, PRECISION)
     store_block(dq_ptr + b * q_b + h * q_h, dq, i, q_t, channel, inside, D, DP != D)
     if WIDE_Q:
-        store_block(dvq_ptr + b * q_b + h * q_h, dvq, i, q_t, channel, inside, D, DP != D)
+        store_block(dwide_q_ptr + b * q_b + h * q_h, dvq, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
-        store_block(dright_ptr + b * q_b + h * q_h, dright, i, q_t, channel, inside, D, DP != D)
+        store_block(dright_q_ptr + b * q_b + h * q_h, dright, i, q_t, channel, inside, D, DP != D)
     if ADD_Q:
-        tl.store(daq_ptr + i * aq_t, add_left, mask=inside)
-        tl.store(daq_ptr + i * aq_t + width - 1, add_right, mask=inside)
+        tl.store(dquery_products_ptr + i * query_products_t, add_left, mask=inside)
+        tl.store(dquery_products_ptr + i * query_products_t + width - 1, add_right, mask=inside)
     if PRODUCT:
-        tl.store(dpq_ptr + i * aq_t, times_left, mask=inside)
-        tl.store(dpq_ptr + i * aq_t + width - 1, times_right, mask=inside)
+        tl.store(dquery_multipliers_ptr + i * query_products_t, times_left, mask=inside)
+        tl.store(
+            dquery_multipliers_ptr + i * query_products_t + width - 1, times_right, mask=inside
+        )
     if FACTORS:
-        df_ptr += n64 * tgt_len * RANK
-        store_block(df_ptr, df, i, RANK, place, inside, RANK, RP != RANK)
+        dquery_factors_ptr += n64 * tgt_len * RANK
+        store_block(dquery_factors_ptr, df, i, RANK, place, inside, RANK, RP != RANK)
     if STATIC_GRAD or GATE_GRAD:
         tiles = tl.cdiv(tl.maximum(after - middle, 0), KEYS)
         at = middle + tiles * KEYS - slot - low + KEYS + tl.arange(0, KEYS)
@@ -343,13 +364,13 @@ def rows_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def keys_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
-    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
-    dvk_ptr, dk_ptr, dv_ptr, dak_ptr, dpk_ptr, dg_ptr,
+    q_ptr, k_ptr, v_ptr, right_q_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, query_products_ptr, key_products_ptr, query_multipliers_ptr,
+    key_multipliers_ptr, content_band_ptr, dprobs_ptr, static_ptr, gate_ptr, query_factors_ptr, key_factors_ptr, reset_ptr, first_ptr,
+    padding_ptr, documents_ptr, wide_q_ptr, wide_k_ptr, query_vectors_ptr, key_vectors_ptr,
+    dwide_k_ptr, dk_ptr, dv_ptr, dkey_products_ptr, dkey_multipliers_ptr, dkey_factors_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
-    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
+    query_products_b, query_products_h, query_products_t, key_products_b, key_products_h, key_products_t, query_factors_b, query_factors_h, query_factors_t, key_factors_b, key_factors_h, key_factors_t,
+    static_h, gate_h, reset_h, query_vectors_h, key_vectors_h, first_b,
     heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
     wide_low, wide_width,
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
@@ -373,7 +394,7 @@ def keys_kernel(
     q_ptr += b * q_b + h * q_h
     k_ptr += b * k_b + h * k_h
     v_ptr += b * v_b + h * v_h
-    right_ptr += b * q_b + h * q_h
+    right_q_ptr += b * q_b + h * q_h
     dout_ptr += b * out_b + h * out_h
     top_ptr += n64 * tgt_len
     mass_ptr += n64 * tgt_len
@@ -382,26 +403,26 @@ def keys_kernel(
     v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
     g, first, theta_row, theta_column = k, 0, 0.0, 0.0
     vk = k
-    vq_ptr += b * q_b + h * q_h
-    rq_ptr += h * rq_h
-    rk_ptr += h * rk_h
+    wide_q_ptr += b * q_b + h * q_h
+    query_vectors_ptr += h * query_vectors_h
+    key_vectors_ptr += h * key_vectors_h
     if WIDE_K:
-        vk = block_of(vk_ptr + b * k_b + h * k_h, j, k_t, channel, here, D, DP != D)
+        vk = block_of(wide_k_ptr + b * k_b + h * k_h, j, k_t, channel, here, D, DP != D)
     if FACTORS:
-        f_ptr += b * f_b + h * f_h
-        g_ptr += b * g_b + h * g_h
-        g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
+        query_factors_ptr += b * query_factors_b + h * query_factors_h
+        key_factors_ptr += b * key_factors_b + h * key_factors_h
+        g = block_of(key_factors_ptr, j, key_factors_t, place, here, RANK, RP != RANK)
     if RESET:
         first = tl.load(first_ptr + b * first_b).to(tl.int32)
-        theta_row = tl.load(theta_ptr + h * theta_h)
-        theta_column = tl.load(theta_ptr + h * theta_h + 1)
-    aq_ptr += b * aq_b + h * aq_h
-    ak_ptr += b * ak_b + h * ak_h
-    pq_ptr += b * aq_b + h * aq_h
-    pk_ptr += b * ak_b + h * ak_h
-    dak_ptr += b * ak_b + h * ak_h
-    dpk_ptr += b * ak_b + h * ak_h
-    band_ptr += n64 * tgt_len * width
+        theta_row = tl.load(reset_ptr + h * reset_h)
+        theta_column = tl.load(reset_ptr + h * reset_h + 1)
+    query_products_ptr += b * query_products_b + h * query_products_h
+    key_products_ptr += b * key_products_b + h * key_products_h
+    query_multipliers_ptr += b * query_products_b + h * query_products_h
+    key_multipliers_ptr += b * key_products_b + h * key_products_h
+    dkey_products_ptr += b * key_products_b + h * key_products_h
+    dkey_multipliers_ptr += b * key_products_b + h * key_products_h
+    content_band_ptr += n64 * tgt_len * width
     dprobs_ptr += n64 * tgt_len * width
     static_ptr += h * static_h
     gate_ptr += h * gate_h
@@ -437,14 +458,16 @@ def keys_kernel(
                 delta = tl.load(delta_ptr + i, mask=inside, other=0.0)
                 right, f, row, column = q, q, within, within
                 if REPLACED:
-                    right = block_of(right_ptr, i, q_t, channel, inside, D, DP != D)
+                    right = block_of(right_q_ptr, i, q_t, channel, inside, D, DP != D)
                 if FACTORS:
-                    f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
+                    f = block_of(
+                        query_factors_ptr, i, query_factors_t, place, inside, RANK, RP != RANK
+                    )
                 if RESET:
                     row = start + ii == first
                     column = (jj == first) & (start + ii != first)
                 content = content_of(
-                    q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
+                    q, right, k, content_band_ptr, ii, jj, d, within, there, vector_low, width,
                     PHASE, True, REPLACED, LEFT, RIGHT, PRECISION,
                 ).to(ACC) * SCALE  # fmt: skip
                 s = content
@@ -452,21 +475,32 @@ def keys_kernel(
                     gate = over_distances(gate_ptr, d, scalar_low, scalar_width, PHASE)
                     s = s * gate
                 if PRODUCT:
-                    pq = table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
-                    pk = table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
+                    pq = table_of(
+                        query_multipliers_ptr,
+                        ii,
+                        query_products_t,
+                        d,
+                        vector_low,
+                        width,
+                        within,
+                        PHASE,
+                    )
+                    pk = table_of(
+                        key_multipliers_ptr, jj, key_products_t, d, vector_low, width, there, PHASE
+                    )
                     s = s * pq * pk
                 wide, vq = s, q
                 if WIDE_Q:
-                    vq = block_of(vq_ptr, i, q_t, channel, inside, D, DP != D)
+                    vq = block_of(wide_q_ptr, i, q_t, channel, inside, D, DP != D)
                 if WIDE_Q or WIDE_K:
                     at = first_key - first_row - start - (KEYS - 1) - wide_low
                     wide = wide_block(
-                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, True,
+                        vq, vk, query_vectors_ptr, key_vectors_ptr, at, wide_width, channel, D, DP, KEYS, True,
                         WIDE_Q, WIDE_K, ACC, PRECISION,
                     )  # fmt: skip
                 s = add_positions(
                     s, wide, f, g, ii, jj, d, row, column, within, there,
-                    aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
+                    query_products_ptr, query_products_t, key_products_ptr, key_products_t, static_ptr, theta_row, theta_column,
                     vector_low, width, scalar_low, scalar_width,
                     PHASE, True, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
                     PRECISION,
@@ -500,7 +534,7 @@ def keys_kernel(
                     if RESET & 1:
                         part = free
                     dvk += wide_back(
-                        part * SCALE, rk_ptr, at, wide_width, channel, vk, D, DP, KEYS, True,
+                        part * SCALE, key_vectors_ptr, at, wide_width, channel, vk, D, DP, KEYS, True,
                         PRECISION,
                     )  # fmt: skip
                 if ADD_K:
@@ -513,7 +547,11 @@ def keys_kernel(
                     elif PHASE == 2:
                         add_right += tl.sum(part, 1)
                     else:
-                        tl.store(dak_ptr + jj * ak_t + (d - vector_low), part, mask=inner)
+                        tl.store(
+                            dkey_products_ptr + jj * key_products_t + (d - vector_low),
+                            part,
+                            mask=inner,
+                        )
                         if LEFT:
                             add_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
                         if RIGHT:
@@ -533,7 +571,11 @@ def keys_kernel(
                     elif PHASE == 2:
                         times_right += tl.sum(part, 1)
                     else:
-                        tl.store(dpk_ptr + jj * ak_t + (d - vector_low), part, mask=inner)
+                        tl.store(
+                            dkey_multipliers_ptr + jj * key_products_t + (d - vector_low),
+                            part,
+                            mask=inner,
+                        )
                         if LEFT:
                             times_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
                         if RIGHT:
@@ -558,13 +600,13 @@ def keys_kernel(
     store_block(dk_ptr + b * k_b + h * k_h, dk, j, k_t, channel, here, D, DP != D)
     store_block(dv_ptr + b * v_b + h * v_h, dv, j, v_t, channel, here, D, DP != D)
     if WIDE_K:
-        store_block(dvk_ptr + b * k_b + h * k_h, dvk, j, k_t, channel, here, D, DP != D)
+        store_block(dwide_k_ptr + b * k_b + h * k_h, dvk, j, k_t, channel, here, D, DP != D)
     if ADD_K:
-        tl.store(dak_ptr + j * ak_t, add_left, mask=here)
-        tl.store(dak_ptr + j * ak_t + width - 1, add_right, mask=here)
+        tl.store(dkey_products_ptr + j * key_products_t, add_left, mask=here)
+        tl.store(dkey_products_ptr + j * key_products_t + width - 1, add_right, mask=here)
     if PRODUCT:
-        tl.store(dpk_ptr + j * ak_t, times_left, mask=here)
-        tl.store(dpk_ptr + j * ak_t + width - 1, times_right, mask=here)
+        tl.store(dkey_multipliers_ptr + j * key_products_t, times_left, mask=here)
+        tl.store(dkey_multipliers_ptr + j * key_products_t + width - 1, times_right, mask=here)
     if FACTORS:
-        dg_ptr += n64 * src_len * RANK
-        store_block(dg_ptr, dg, j, RANK, place, here, RANK, RP != RANK)
+        dkey_factors_ptr += n64 * src_len * RANK
+        store_block(dkey_factors_ptr, dg, j, RANK, place, here, RANK, RP != RANK)

@@ -84,7 +84,7 @@ def meet(rows, keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def content_of(
-    q, right, k, band_ptr, ii, jj, d, inside, there, low, width,
+    q, right, k, content_band_ptr, ii, jj, d, inside, there, low, width,
     PHASE: tl.constexpr, BY_KEY: tl.constexpr, REPLACED: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def content_of(
         values = meet(right, k, BY_KEY, PRECISION)
     else:
         inner = (d > low) & (d < low + width - 1) & inside & there
-        values = tl.load(band_ptr + ii * width + (d - low), mask=inner, other=0.0)
+        values = tl.load(content_band_ptr + ii * width + (d - low), mask=inner, other=0.0)
         if LEFT:
             values = tl.where(d <= low, meet(q, k, BY_KEY, PRECISION), values)
         if RIGHT:
@@ -108,7 +108,7 @@ def content_of(
 @triton.jit
 def add_positions(
     logits, wide, f, g, ii, jj, d, row, column, inside, there,
-    aq_ptr, aq_stride, ak_ptr, ak_stride, static_ptr, theta_row, theta_column,
+    query_products_ptr, query_products_stride, key_products_ptr, key_products_stride, static_ptr, theta_row, theta_column,
     low, width, scalar_low, scalar_width,
     PHASE: tl.constexpr, BY_KEY: tl.constexpr, WIDE: tl.constexpr, ADD_Q: tl.constexpr,
     ADD_K: tl.constexpr, STATIC: tl.constexpr, FACTORS: tl.constexpr, RESET: tl.constexpr,
@@ -122,14 +122,14 @@ def add_positions(
         else:
             logits += wide * SCALE
     if ADD_Q:
-        part = table_of(aq_ptr, ii, aq_stride, d, low, width, inside, PHASE)
+        part = table_of(query_products_ptr, ii, query_products_stride, d, low, width, inside, PHASE)
         part = part.to(logits.dtype) * SCALE
         if RESET & 1:
             held += part
         else:
             logits += part
     if ADD_K:
-        part = table_of(ak_ptr, jj, ak_stride, d, low, width, there, PHASE)
+        part = table_of(key_products_ptr, jj, key_products_stride, d, low, width, there, PHASE)
         part = part.to(logits.dtype) * SCALE
         if RESET & 1:
             held += part
@@ -196,16 +196,20 @@ def wide_values(
 
 @triton.jit
 def wide_block(
-    vq, vk, rq_ptr, rk_ptr, at, width, channel,
+    vq, vk, query_vectors_ptr, key_vectors_ptr, at, width, channel,
     D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, BY_KEY: tl.constexpr,
     WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What vectors over many distances add to a tile: q.a + k.b."""
     values = tl.zeros((X, X), ACC)
     if WIDE_Q:
-        values += wide_values(vq, rq_ptr, at, width, channel, D, DP, X, False, BY_KEY, PRECISION)
+        values += wide_values(
+            vq, query_vectors_ptr, at, width, channel, D, DP, X, False, BY_KEY, PRECISION
+        )
     if WIDE_K:
-        values += wide_values(vk, rk_ptr, at, width, channel, D, DP, X, True, BY_KEY, PRECISION)
+        values += wide_values(
+            vk, key_vectors_ptr, at, width, channel, D, DP, X, True, BY_KEY, PRECISION
+        )
     return values
 
 

@@ -31,12 +31,12 @@ from relpos_fairseq.attention.triton.tile import (
 
 @triton.jit(do_not_specialize=[*VARYING, "wide_low", "wide_width", "first_diagonal", "diagonals"])
 def diagonals_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
-    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr, parts_ptr,
+    q_ptr, k_ptr, v_ptr, right_q_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, query_products_ptr, key_products_ptr, query_multipliers_ptr,
+    key_multipliers_ptr, content_band_ptr, dprobs_ptr, static_ptr, gate_ptr, query_factors_ptr, key_factors_ptr, reset_ptr, first_ptr,
+    padding_ptr, documents_ptr, wide_q_ptr, wide_k_ptr, query_vectors_ptr, key_vectors_ptr, parts_ptr,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
-    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
+    query_products_b, query_products_h, query_products_t, key_products_b, key_products_h, key_products_t, query_factors_b, query_factors_h, query_factors_t, key_factors_b, key_factors_h, key_factors_t,
+    static_h, gate_h, reset_h, query_vectors_h, key_vectors_h, first_b,
     heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
     wide_low, wide_width, first_diagonal, diagonals,
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
@@ -60,28 +60,28 @@ def diagonals_kernel(
     q_ptr += b * q_b + h * q_h
     k_ptr += b * k_b + h * k_h
     v_ptr += b * v_b + h * v_h
-    right_ptr += b * q_b + h * q_h
-    vq_ptr += b * q_b + h * q_h
-    vk_ptr += b * k_b + h * k_h
-    rq_ptr += h * rq_h
-    rk_ptr += h * rk_h
+    right_q_ptr += b * q_b + h * q_h
+    wide_q_ptr += b * q_b + h * q_h
+    wide_k_ptr += b * k_b + h * k_h
+    query_vectors_ptr += h * query_vectors_h
+    key_vectors_ptr += h * key_vectors_h
     dout_ptr += b * out_b + h * out_h
     top_ptr += n64 * tgt_len
     mass_ptr += n64 * tgt_len
     delta_ptr += n64 * tgt_len
     first, theta_row, theta_column = 0, 0.0, 0.0
     if FACTORS:
-        f_ptr += b * f_b + h * f_h
-        g_ptr += b * g_b + h * g_h
+        query_factors_ptr += b * query_factors_b + h * query_factors_h
+        key_factors_ptr += b * key_factors_b + h * key_factors_h
     if RESET:
         first = tl.load(first_ptr + b * first_b).to(tl.int32)
-        theta_row = tl.load(theta_ptr + h * theta_h)
-        theta_column = tl.load(theta_ptr + h * theta_h + 1)
-    aq_ptr += b * aq_b + h * aq_h
-    ak_ptr += b * ak_b + h * ak_h
-    pq_ptr += b * aq_b + h * aq_h
-    pk_ptr += b * ak_b + h * ak_h
-    band_ptr += n64 * tgt_len * width
+        theta_row = tl.load(reset_ptr + h * reset_h)
+        theta_column = tl.load(reset_ptr + h * reset_h + 1)
+    query_products_ptr += b * query_products_b + h * query_products_h
+    key_products_ptr += b * key_products_b + h * key_products_h
+    query_multipliers_ptr += b * query_products_b + h * query_products_h
+    key_multipliers_ptr += b * key_products_b + h * key_products_h
+    content_band_ptr += n64 * tgt_len * width
     dprobs_ptr += n64 * tgt_len * width
     static_ptr += h * static_h
     gate_ptr += h * gate_h
@@ -106,35 +106,39 @@ def diagonals_kernel(
         delta = tl.load(delta_ptr + i, mask=inside, other=0.0)
         right, f, g, row, column = q, q, k, within, within
         if REPLACED:
-            right = block_of(right_ptr, i, q_t, channel, inside, D, DP != D)
+            right = block_of(right_q_ptr, i, q_t, channel, inside, D, DP != D)
         if FACTORS:
-            f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
-            g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
+            f = block_of(query_factors_ptr, i, query_factors_t, place, inside, RANK, RP != RANK)
+            g = block_of(key_factors_ptr, j, key_factors_t, place, here, RANK, RP != RANK)
         if RESET:
             row = start + ii == first
             column = (jj == first) & (start + ii != first)
         s = content_of(
-            q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
+            q, right, k, content_band_ptr, ii, jj, d, within, there, vector_low, width,
             1, False, REPLACED, LEFT, RIGHT, PRECISION,
         ).to(ACC) * SCALE  # fmt: skip
         if GATE:
             s = s * over_distances(gate_ptr, d, scalar_low, scalar_width, 1)
         if PRODUCT:
-            s = s * table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, 1)
-            s = s * table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, 1)
+            s = s * table_of(
+                query_multipliers_ptr, ii, query_products_t, d, vector_low, width, within, 1
+            )
+            s = s * table_of(
+                key_multipliers_ptr, jj, key_products_t, d, vector_low, width, there, 1
+            )
         at = first_key - first_row - start - (KEYS - 1) - wide_low
         vq, vk = q, k
         if WIDE_Q:
-            vq = block_of(vq_ptr, i, q_t, channel, inside, D, DP != D)
+            vq = block_of(wide_q_ptr, i, q_t, channel, inside, D, DP != D)
         if WIDE_K:
-            vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
+            vk = block_of(wide_k_ptr, j, k_t, channel, here, D, DP != D)
         wide = wide_block(
-            vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False, WIDE_Q, WIDE_K,
+            vq, vk, query_vectors_ptr, key_vectors_ptr, at, wide_width, channel, D, DP, KEYS, False, WIDE_Q, WIDE_K,
             ACC, PRECISION,
         )  # fmt: skip
         s = add_positions(
             s, wide, f, g, ii, jj, d, row, column, within, there,
-            aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
+            query_products_ptr, query_products_t, key_products_ptr, key_products_t, static_ptr, theta_row, theta_column,
             vector_low, width, scalar_low, scalar_width,
             1, False, True, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE, PRECISION,
         )  # fmt: skip

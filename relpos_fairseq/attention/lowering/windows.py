@@ -136,19 +136,3 @@ class _Rows(torch.autograd.Function):
         (sources,) = ctx.saved_tensors
         nothing = grad.new_zeros(grad.size(0), 1, *grad.shape[2:])
         return torch.cat([grad, nothing], dim=1)[:, sources].sum(2), None, None
-
-
-def meet(x: Tensor, table: Tensor) -> Tensor:
-    """Products of x (B, H, L, D) with a table (H|1, W, D): (B, H, L, W), laid out as x is."""
-    flat = x.permute(0, 2, 1, 3)  # fairseq's heads are slices of a (L, B, E) tensor
-    order = (1, 0, 2, 3) if flat.stride(1) > flat.stride(0) else (0, 1, 2, 3)
-    flat = flat.permute(order)
-    if x.stride(1) > min(x.stride(0), x.stride(2)):
-        return x @ table[None].transpose(-1, -2)
-    if table.size(0) == 1:
-        met = flat.reshape(-1, x.size(-1)) @ table[0].t()
-    else:
-        by_head = flat.reshape(-1, x.size(1), x.size(-1)).transpose(0, 1)
-        met = (by_head @ table.transpose(-1, -2)).transpose(0, 1)
-    met = met.reshape(*flat.shape[:3], table.size(1))
-    return met.permute(order).permute(0, 2, 1, 3)

@@ -1,23 +1,68 @@
-"""Tables over distances, read again by another relation (see `exact`)."""
+"""What conversion must know of a scheme's parameters.
+
+Each scheme declares a `Table` for each of its parameters; `conversion` reads nothing else.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.scheme import PositionScheme
+
+# Powers (a, b) of what q and k grow by: a table grows by f_q^a f_k^b.
+WITH_Q, WITH_K, WITH_BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
 
 
-def relation_of(scheme: PositionScheme) -> DistanceRelation:
-    """The relation that a scheme's table over distances is read by."""
-    return scheme.relation if hasattr(scheme, "relation") else scheme.clipped
+@dataclass(frozen=True)
+class Table:
+    """One parameter of a scheme.
+
+    Args:
+        rows: what a row stands for: a `distance` (read by the scheme's relation), an absolute
+            `position`, or None.
+        axis: of the positions.
+        neutral: the value at which the scheme changes no logit; None: its initial value.
+        grows: powers of the factors by which the projections of q and k grow when another scale is
+            folded into them (`conversion.scales`), so that every logit stays what it was.
+        meets_both: q and k are both multiplied by this table and their products added: they can
+            only grow alike.
+        head_axis: of the heads.
+        flat_heads: the first axis holds the heads' rows of width D one after another.
+        meaning: what a reader of a report calls it, if not by its name.
+    """
+
+    rows: Literal["distance", "position"] | None = None
+    axis: int = 0
+    neutral: float | None = None
+    grows: tuple[float, float] = (0.0, 0.0)
+    meets_both: bool = False
+    head_axis: int = 0
+    flat_heads: bool = False
+    meaning: str = ""
+
+    def by_head(self, value: Tensor, head_dim: int) -> Tensor:
+        """Return the parameter with heads as its first axis."""
+        if self.flat_heads:
+            return value.unflatten(0, (-1, head_dim))
+        return value.movedim(self.head_axis, 0)
+
+    def stored(self, value: Tensor) -> Tensor:
+        """Return what `by_head` was given."""
+        return value.flatten(0, 1) if self.flat_heads else value.movedim(0, self.head_axis)
+
+
+# theta of the reset (2, heads), which every scheme with --position-reset-cls has.
+RESET_TABLE = Table(neutral=0.0, head_axis=1, meaning="the reset of the first token")
 
 
 def reread(
     table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
 ) -> tuple[Tensor, float, float]:
-    """A table over distances for another relation.
+    """Return a table over distances for another relation.
 
     A row of the target that several distances read becomes the mean of what the source has for
     them, those that inputs of `length` tokens meet if there are any.
