@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    from relpos_fairseq.conversion.command import Job
+    from relpos_fairseq.conversion.job import Job
     from relpos_fairseq.conversion.on_disk import convert_on_disk
 
     if args.positions is not None and args.positions < 2:

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from relpos_fairseq.conversion import ConversionError, sources
-from relpos_fairseq.conversion.command import (
+from relpos_fairseq.conversion import ConversionError
+from relpos_fairseq.conversion.job import (
     Job,
     read_job_source,
     to_huggingface,
     to_ours,
 )
+from relpos_fairseq.conversion.reading import check_destination
 from relpos_fairseq.engine.files import atomic_folder, atomic_path
 
 HUGGING_FACE = ("hf-bert", "hf-roberta")
@@ -31,7 +32,7 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
     Raises:
         ValueError: it cannot be converted so.
     """
-    sources.check_destination(out, path)
+    check_destination(out, path)
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet():

@@ -22,7 +22,9 @@ from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 from torch import nn
 
-from relpos_fairseq.conversion import ConversionError, convert, layouts, sources
+from relpos_fairseq.conversion import ConversionError, convert, layouts
+from relpos_fairseq.conversion.checkpoints import from_checkpoint
+from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 logger = logging.getLogger(__name__)
@@ -117,7 +119,7 @@ def prepare(
                 f"fairseq's RoBERTa, a resume and --restore-file never do"
             )
         return
-    source = sources.from_checkpoint(checkpoint, Path(path))
+    source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
     done = convert(source.state, source.plan, plan, allow_loss=True)
@@ -134,7 +136,7 @@ def prepare(
         logger.log(level, "conversion: %s", line)
 
 
-def _check(source: sources.Source, model: RelPosRobertaModel, path: str) -> None:
+def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
     for name in _MUST_AGREE:
         if name == "encoder_layers" and model.args.encoder_layers_to_keep:
             continue  # fairseq leaves out the others after this

@@ -91,7 +91,8 @@ def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]
     found = {
         "mem_len": cfg.mem_len,
         "same_length": bool(cfg.same_length),
-        "clamp_len": max(member.options.clamp_len for member in members),
+        # Only a scheme that takes the option has it.
+        "clamp_len": max(getattr(member.options, "clamp_len", 0) for member in members),
         "reset_memory_at_document": bool(task.reset_memory_at_document),
     }
     if task.reset_memory_at_document:

