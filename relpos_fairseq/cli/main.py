@@ -76,7 +76,7 @@ def load(name: str) -> ModuleType:
 
 def read(module: ModuleType, program: str, argv: Sequence[str]) -> Callable[[], int | None]:
     """Parse a subcommand's arguments; returns its job, not started yet."""
-    if not hasattr(module, "run"):
+    if hasattr(module, "main"):  # not divided into arguments and job yet
         sys.argv[0] = program
         return partial(module.main, argv)
     parser = Parser(
