@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from relpos_fairseq.compat import allow_checkpoint_types
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.fidelity import outputs_of
 from relpos_fairseq.conversion.layouts import ENCODER, State
@@ -17,6 +16,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
 from relpos_fairseq.conversion.writer import build, build_fairseq
 from relpos_fairseq.data.tokenizers import FILES
+from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
 
 # Options of ours that are fairseq's RobertaModel's, by its names.

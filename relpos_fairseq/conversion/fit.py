@@ -38,7 +38,6 @@ from relpos_fairseq.conversion.layouts import ENCODER, Place, places
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport
 from relpos_fairseq.conversion.source import SourceModel, plan_of
 from relpos_fairseq.conversion.writer import build
-from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
@@ -132,6 +131,8 @@ def _mean_into_tokens(
 @contextlib.contextmanager
 def _watching(calls: list[AttentionInputs]) -> Iterator[None]:
     """Remember what every attention is given."""
+    from relpos_fairseq.modules import multihead_attention
+
     attend = multihead_attention.attend
 
     def watch(inputs: AttentionInputs, *args: Any) -> Any:

@@ -167,7 +167,7 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.data.streams_dataset import read_stream
+    from relpos_fairseq.data.streams.dataset import read_stream
 
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():

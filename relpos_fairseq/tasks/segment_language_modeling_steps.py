@@ -11,9 +11,9 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from relpos_fairseq.data import streams_text
-from relpos_fairseq.data.streams_dataset import StreamBlocks
-from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.data.streams import text_level
+from relpos_fairseq.data.streams.carried import StreamMemory
+from relpos_fairseq.data.streams.dataset import StreamBlocks
 from relpos_fairseq.modules.memory import MemoryCarrier
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
             f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one"
         )
     dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
-    level = streams_text.text_level(folders[0], dictionary, level)
+    level = text_level.text_level(folders[0], dictionary, level)
     logger.info("dictionary: %d types, text level %s", len(dictionary), level)
     return dictionary, level
 
