@@ -31,12 +31,12 @@ COMMANDS = {
     "evaluate qa": "evaluate_qa",
     "evaluate xtreme": "evaluate_xtreme",
     "finetune glue": "finetune_glue",
-    "plot": "plot_positions",
+    "plot": "plot",
     "benchmark attention": "benchmark_attention",
     "benchmark models": "benchmark_models",
     "benchmark lm": "benchmark_lm",
-    "benchmark costs": "cost_table",
-    "benchmark kernels": "triton_report",
+    "benchmark costs": "benchmark_costs",
+    "benchmark kernels": "benchmark_kernels",
     "benchmark preparation": "benchmark_preparation",
 }
 

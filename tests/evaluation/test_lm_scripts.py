@@ -12,7 +12,7 @@ import torch
 
 from helpers.commands import QUIET, USER_DIR, call, relpos
 from helpers.segment_corpus import TASK, TRAIN, train, write_corpus
-from relpos_fairseq.cli import benchmark_lm
+from relpos_fairseq.benchmarks import language_models as benchmark_lm
 from relpos_fairseq.evaluation import language_model, length
 
 

@@ -1,4 +1,4 @@
-"""The tables that plot_positions.py shows: fields of PositionTerms over relations of distance.
+"""Pictures of tables over distance: fields of PositionTerms over relations of distance.
 
 Nothing here knows a scheme: a field that a new scheme fills is drawn.  000: Huang et al. 2020.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from relpos_fairseq.pictures.drawing import Absent, Panel, Picture, head_names
 from relpos_fairseq.pictures.model import Stack
-from relpos_fairseq.pictures.plots import Absent, Panel, Picture, head_names
 from relpos_fairseq.relations import DistanceRelation
 
 # Fields of PositionTerms (`vectors`: query_vectors and key_vectors in one table), what each is, and
@@ -30,7 +30,7 @@ DISTANCE = "distance j − i (tokens; negative: past)"
 
 
 @dataclass(frozen=True)
-class Table:
+class DistanceTable:
     """One field of one layer's terms over distance: values (H|1, N) or (H|1, N, D)."""
 
     layer: str
@@ -43,7 +43,7 @@ class Table:
         return head_names(self.values.size(0))
 
 
-def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[Table]]:
+def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[DistanceTable]]:
     """The tables of the given fields, by name of field; a second term's are numbered.
 
     Args:
@@ -51,7 +51,7 @@ def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[Table]]:
         fields: SCALARS or VECTORS.
         reach: the largest distance.
     """
-    found: dict[str, list[Table]] = defaultdict(list)
+    found: dict[str, list[DistanceTable]] = defaultdict(list)
     shared: Counter = Counter()
     for layer, terms in stack.terms(stack.at(reach + 1)):
         seen = Counter() if layer == "all" else shared.copy()
@@ -74,12 +74,12 @@ def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[Table]]:
 
 def _table(
     layer: str, relation: DistanceRelation, values: Tensor, reach: int, causal: bool
-) -> Table:
+) -> DistanceTable:
     low = max(relation.lowest, -reach)
     high = min(relation.highest, 0 if causal else reach)
     distances = torch.arange(low, high + 1)
     read = values[:, relation.of_distance(distances)].detach()
-    return Table(layer, distances.tolist(), read)
+    return DistanceTable(layer, distances.tolist(), read)
 
 
 def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
@@ -141,7 +141,7 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         )
 
 
-def _channels(found: Table) -> Panel:
+def _channels(found: DistanceTable) -> Panel:
     """The first head's vectors: channels down, distances across."""
     channels = list(range(found.values.size(-1)))
     key = {"layer": found.layer, "head": found.heads[0]}

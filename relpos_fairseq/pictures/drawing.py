@@ -1,4 +1,4 @@
-"""How plot_positions.py draws: a picture is a grid of panels, and its CSV holds the same numbers.
+"""How a picture is drawn: it is a grid of panels, and its CSV holds the same numbers.
 
 Signed values have a diverging map that is white at the neutral value and safe for colour-blind
 readers; probabilities a sequential one.  Entries that do not exist (a decoder's future) are grey in
@@ -11,7 +11,6 @@ import csv
 import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from relpos_fairseq.engine.files import atomic_path
 
 # Okabe and Ito's palette, without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -107,21 +108,10 @@ class Picture:
     neutral: float | None = 0.0
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A temporary name that becomes `path` when all is written."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write(picture: Picture, folder: Path) -> list[Path]:
     """Writes the picture's PNG and CSV; returns their paths."""
     paths = [folder / f"{picture.name}.png", folder / f"{picture.name}.csv"]
-    with plt.rc_context(STYLE), warnings.catch_warnings(), whole(paths[0]) as partial:
+    with plt.rc_context(STYLE), warnings.catch_warnings(), atomic_path(paths[0]) as partial:
         # A token in a script that the font lacks is drawn as a box, which is no news to the user.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = draw(picture)
@@ -129,7 +119,7 @@ def write(picture: Picture, folder: Path) -> list[Path]:
             figure.savefig(partial, format="png")
         finally:
             plt.close(figure)
-    with whole(paths[1]) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_path(paths[1]) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(table(picture))
     return paths
 

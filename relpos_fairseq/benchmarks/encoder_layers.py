@@ -9,20 +9,18 @@ import torch
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from relpos_fairseq.benchmarks.settings import scheme_and_backend
+from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend, takes_clip
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace, transformer
 from relpos_fairseq.models.roberta_encoder import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
-from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.schemes import parse_hybrid
 
-BASELINE = "none"  # our layer without positions
+BASELINE = PLAIN
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What is measured: BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens.
+class LayerSetting:
+    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens.
 
     Args:
         width: E.
@@ -48,15 +46,19 @@ class Layer:
 
 
 class OurLayer(nn.Module):
-    """A layer of `relpos_roberta` with what its stack evaluates once a forward pass."""
+    """A layer of `relpos_roberta` with what its stack evaluates once a forward pass.
 
-    def __init__(self, name: str, setting: Layer) -> None:
-        """Build the layer of a scheme (and backend: `label_of`) with its own initial values."""
+    Args:
+        name: scheme (and backend: `label_of`).
+        setting: what is measured.
+    """
+
+    def __init__(self, name: str, setting: LayerSetting) -> None:
         super().__init__()
         config = _config(setting)
         scheme, config.attention_backend = scheme_and_backend(name)
         config.position_scheme = scheme
-        if any(CLIP_DISTANCE in member.takes for member in parse_hybrid(scheme)):
+        if takes_clip(scheme):
             config.position_clip_distance = str(setting.clip)
         nested = transformer(namespace(config, setting.length))
         self.positions = RelPosSentenceEncoder.make_positions(nested)
@@ -64,7 +66,6 @@ class OurLayer(nn.Module):
         initialize_projections(self.positions, self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(T, B, E) to (T, B, E)."""
         positions = Positions(len(x), len(x), device=x.device)
         added = self.positions.embed(positions)
         if added is not None:
@@ -75,18 +76,16 @@ class OurLayer(nn.Module):
 class FairseqLayer(nn.Module):
     """fairseq's own encoder layer, which has no positions."""
 
-    def __init__(self, setting: Layer) -> None:
-        """Build the layer."""
+    def __init__(self, setting: LayerSetting) -> None:
         super().__init__()
         nested = transformer(namespace(_config(setting), setting.length))
         self.layer = TransformerEncoderLayerBase(nested)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(T, B, E) to (T, B, E)."""
         return self.layer(x, None)
 
 
-def _config(setting: Layer) -> RelPosRobertaConfig:
+def _config(setting: LayerSetting) -> RelPosRobertaConfig:
     config = RelPosRobertaConfig()
     config.encoder_layers = 1
     config.encoder_embed_dim = setting.width
@@ -97,9 +96,9 @@ def _config(setting: Layer) -> RelPosRobertaConfig:
 
 
 def layer_runner(
-    layer: nn.Module, setting: Layer, mode: str, time_first: bool = True
+    layer: nn.Module, setting: LayerSetting, mode: str, time_first: bool = True
 ) -> Callable[[], object]:
-    """What is timed: a forward pass without gradients, or forward and backward.
+    """Return what is timed: a forward pass without gradients, or forward and backward.
 
     Args:
         layer: takes and returns (T, B, E), or (B, T, E).
