@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from relpos_fairseq.benchmarks.settings import scheme_and_backend, takes_clip
 from relpos_fairseq.benchmarks.translation import make_optimizer
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
 from relpos_fairseq.optim.adam import RelPosAdam
 
 MASKED = 0.15  # of the tokens, as BERT

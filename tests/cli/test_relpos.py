@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -20,7 +22,7 @@ import contextlib, io, json, sys, time
 from relpos_fairseq.cli.main import COMMANDS, main
 from relpos_fairseq.cli.parser import Parser
 found = {}
-for name in ["", *COMMANDS]:
+for name in ["", *sys.argv[1:]]:
     began, text = time.perf_counter(), io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         main([*name.split(), "--help"])
@@ -29,11 +31,14 @@ for name in ["", *COMMANDS]:
 print(json.dumps(found))
 """
 
+DIVIDED = [name for name in COMMANDS if not hasattr(load(name), "main")]  # into arguments and job
+
 
 @pytest.fixture(scope="module")
 def helps() -> dict[str, list]:
     """Subcommand to seconds, heavy modules and text of its --help."""
-    done = subprocess.run([sys.executable, "-c", HELPS], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", HELPS, *DIVIDED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -46,7 +51,7 @@ def test_every_help_answers_at_once(helps):
 
 def test_every_command_says_what_it_does(helps):
     overview = helps[""][2]
-    for name in (name for name in COMMANDS if not hasattr(load(name), "main")):
+    for name in DIVIDED:
         assert f"\n  {name:22} {load(name).HELP}\n" in overview
         text = helps[name][2]
         assert text.startswith(f"usage: relpos {name} ") and "--help" in text
@@ -74,6 +79,26 @@ def test_every_script_is_a_door(tmp_path):
     done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: average_checkpoints.py ")
+
+
+def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
+    """By a Python without any package, in a folder without .venv; nothing is installed for it."""
+    (tmp_path / "relpos_fairseq").symlink_to(ROOT / "relpos_fairseq")
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ROOT / "examples/quickstart.sh", tmp_path / "examples")
+    bare = tmp_path / "bin" / "python3"
+    bare.parent.mkdir()
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "examples/quickstart.sh", "--help"],
+        env=os.environ | {"PATH": f"{bare.parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: relpos quickstart ")
+    assert not (tmp_path / ".venv").exists()
 
 
 def is_door(node: ast.AST) -> bool:
