@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.conversion import approximate, exact, scales
 from relpos_fairseq.conversion.heads import merge_layers, spread_heads
 from relpos_fairseq.conversion.layouts import (
@@ -29,6 +28,7 @@ from relpos_fairseq.conversion.layouts import (
 )
 from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.takeover import Takeover
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_hybrid
 
