@@ -54,7 +54,7 @@ class PositionPlan:
         return self.shape.max_positions if limited else None
 
     def describe(self) -> str:
-        """One line, which also is what a checkpoint remembers and a resume is held against.
+        """Return the line that a checkpoint remembers and a resume is compared with.
 
         The scale is the hybrid's, and stands once.
         """
