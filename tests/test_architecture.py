@@ -31,7 +31,8 @@ ORDER = """
     tasks
     models
     criterions conversion
-    preparation evaluation pictures benchmarks
+    preparation evaluation pictures
+    benchmarks
     comparison
     plugin
     cli
@@ -54,14 +55,6 @@ PURE = """
 KNOWN_CIRCLES = ("attention.inputs attention.step",)
 KNOWN_NAMES = {
     "attention.triton.trilinear",  # a message
-    "benchmarks.bar",
-    "benchmarks.deberta_h200",
-    "benchmarks.peers",  # other libraries' implementations, by scheme
-    "benchmarks.published",  # what papers say that schemes cost
-    "benchmarks.cost_table",
-    "cli.benchmark_attention",
-    "cli.benchmark_models",
-    "cli.cost_table",
     "cli.quickstart",
 }
 

@@ -149,10 +149,11 @@ def misses(rows: list[dict]) -> tuple[int, int]:
 def published_table(rows: list[dict], machine: str) -> str:
     """Return what others published of a layer, then what `rows` say of ours at that length."""
     length, scheme = LAYER["length"], LAYER["scheme"]
-    heads = [f"{LAYER['source']}: length {length}, 16k tokens, bf16"]
+    heads = [f"{LAYER['source']}, length {length}, 16k tokens, bf16"]
     heads += ["forward, ms", "forward + backward, ms", "GiB"]
+    theirs = f"published, on {LAYER['machine']}; not measured here"
     lines = [
-        [f"{name}: published; not measured here", *(f"{number:g}" for number in numbers)]
+        [f"{name}: {theirs}", *(f"{number:g}" for number in numbers)]
         for name, numbers in LAYER["rows"].items()
     ]
     found = {
