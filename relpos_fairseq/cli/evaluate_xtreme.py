@@ -22,7 +22,7 @@ from pathlib import Path
 from relpos_fairseq.engine.command import run_command
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, read_json, write_json, write_text
-from relpos_fairseq.engine.manifest import table
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.engine.stages import Stage, run_stages
 from relpos_fairseq.evaluation.xtreme import xnli
 from relpos_fairseq.evaluation.xtreme.files import METRICS, NAMES, question_files

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, value
+from helpers.folders import command_status
 from helpers.questions import COLOURS, PLACES, THINGS, make_data, make_file
-from relpos_fairseq.cli import evaluate_qa, prepare_qa
+from relpos_fairseq.cli import evaluate_qa
 from relpos_fairseq.engine.command import run_command
 
 MODEL = [
@@ -46,7 +47,10 @@ def validate(data: Path, path: Path, *more: object) -> str:
 def script(module, *arguments: object) -> tuple[int, str]:
     """Run a script's main in this process; its exit status and all that it printed."""
     with captured() as stream:
-        status = run_command(module.main, list(map(str, arguments)))
+        if isinstance(module, str):
+            status = command_status(module, arguments)
+        else:
+            status = run_command(module.main, list(map(str, arguments)))
     return status, stream.getvalue()
 
 
@@ -271,7 +275,7 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
     for name, seed in (("train", 1), ("valid", 2)):
         make_file(tmp_path / f"{name}.json", 8, seed)
     status, printed = script(
-        prepare_qa, "--train", tmp_path / "train.json", "--valid", tmp_path / "valid.json",
+        "prepare_qa", "--train", tmp_path / "train.json", "--valid", tmp_path / "valid.json",
         "--tokenizer", tmp_path / "ours", "--out", tmp_path / "data",
     )  # fmt: skip
     assert status == 0, printed
@@ -378,7 +382,7 @@ def test_prepare(tmp_path):
     arguments = ("--train", tmp_path / "squad.en.json", "--train-articles", 4)
     more = ("--eval", tmp_path / "squad.de.json", "--train-tokenizer", "bpe", "--vocab-size", 300)
     for out in ("a", "b"):
-        status, printed = script(prepare_qa, *arguments, *more, "--out", tmp_path / out)
+        status, printed = script("prepare_qa", *arguments, *more, "--out", tmp_path / out)
         assert status == 0, printed
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
@@ -391,7 +395,7 @@ def test_prepare(tmp_path):
         4, 2, 2,
     ]  # fmt: skip
     status, printed = script(
-        prepare_qa, "--train", tmp_path / "squad.en.json", "--valid", tmp_path / "squad.de.json",
+        "prepare_qa", "--train", tmp_path / "squad.en.json", "--valid", tmp_path / "squad.de.json",
         "--tokenizer", tmp_path / "a", "--out", tmp_path / "c",
     )  # fmt: skip
     assert status == 0, printed
@@ -425,7 +429,7 @@ def test_prepare_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     (tmp_path / "broken.json").write_text('{"data": 1}')
     (tmp_path / "pieces").mkdir()
     (tmp_path / "pieces" / "sentencepiece.model").write_bytes(b"")
-    status, printed = script(prepare_qa, "--train", "train.json", "--out", "out", *arguments)
+    status, printed = script("prepare_qa", "--train", "train.json", "--out", "out", *arguments)
     assert status == 2 and printed.splitlines()[-1].startswith("error: ") and message in printed
 
 

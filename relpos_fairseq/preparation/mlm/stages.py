@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from relpos_fairseq.data.dictionary import EOS
+from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import (
     atomic_folder,
@@ -21,29 +23,33 @@ from relpos_fairseq.engine.files import (
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.preparation.base import Preparation
 from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.preparation.mlm.documents import read_stream
 from relpos_fairseq.preparation.mlm.encoded import Encoded, encode_file
 from relpos_fairseq.preparation.mlm.packing import pack
+from relpos_fairseq.preparation.mlm.report import write_report
 from relpos_fairseq.preparation.mlm.sampling import copies, repetitions, shares, uniform
-from relpos_fairseq.preparation.mlm.settings import Source
-from relpos_fairseq.preparation.mlm.vocabulary import EOS, Vocabulary, tokenizer_files
+from relpos_fairseq.preparation.mlm.settings import TextFile
+from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary, tokenizer_files
 
 BLOCK = 1 << 16  # random numbers that are drawn at a time
 
 
-class Pipeline:
-    """Names of all files, and what makes them.
+class MlmPreparation(Preparation):
+    """Plain text to data-bins for masked_lm.
+
+    Args:
+        args: the command line, checked.
 
     Attributes:
-        args: the command line.
         work: folder of what is only needed on the way.
         tokenizer: folder of the tokenizer.
         shards: the data-bins.
     """
 
     def __init__(self, args: Namespace) -> None:
-        """Name the files."""
+        super().__init__(args.out)
         self.args = args
         self.work = args.out / "work"
         self.counts_file = self.work / "counts.json"
@@ -53,8 +59,10 @@ class Pipeline:
         several = args.shards > 1
         self.shards = [data / f"shard{n}" for n in range(args.shards)] if several else [data]
 
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        write_report(self, counts, command)
+
     def stages(self) -> list[Stage]:
-        """All of them, in their order."""
         args = self.args
         reading = vars(args.reading)
         sources = args.sources
@@ -98,14 +106,14 @@ class Pipeline:
             Stage("tokenizer", self.train_tokenizer, [self.text], [self.tokenizer], trained),
         ]  # fmt: skip
 
-    def _encoded(self, source: Source) -> list[Path]:
+    def _encoded(self, source: TextFile) -> list[Path]:
         return [self.work / f"{source.name}{ending}" for ending in (".bin", ".idx")]
 
     def count(self) -> dict[str, int]:
         """Count every file's documents and sentences."""
         reading = self.args.reading
 
-        def count_one(source: Source) -> Counter:
+        def count_one(source: TextFile) -> Counter:
             counts = Counter()
             for _ in read_stream(source.path, reading, counts):
                 pass
@@ -149,7 +157,7 @@ class Pipeline:
             raise PreparationError("--tokenizer-sentences is too small: no sentence was sampled")
         return dict(counts)
 
-    def _sampled(self, source: Source, factor: float) -> Iterator[str]:
+    def _sampled(self, source: TextFile, factor: float) -> Iterator[str]:
         """A file's sentences, each as often as its own random number says."""
         stream = (item for item in read_stream(source.path, self.args.reading) if item)
         number, times = 0, np.empty(0, np.int64)
@@ -163,8 +171,6 @@ class Pipeline:
 
     def train_tokenizer(self) -> dict[str, int]:
         """Train the tokenizer on the sample."""
-        from relpos_fairseq.data.tokenizers import train_tokenizer
-
         args = self.args
         options = {"lowercase": True} if args.lowercase else {}
         if args.character_coverage:
@@ -174,7 +180,7 @@ class Pipeline:
                                       files=[self.text], **options)  # fmt: skip
         return {"symbols": len(trained.symbols)}
 
-    def encode(self, source: Source) -> dict[str, int]:
+    def encode(self, source: TextFile) -> dict[str, int]:
         """Encode one file."""
         vocabulary = Vocabulary(self.tokenizer)
         prefix = self.work / source.name
@@ -210,7 +216,7 @@ class Pipeline:
             yield from encoded.documents(chosen)
 
     def choose(
-        self, source: Source, count: int, split: str, shard: int, factors: dict[str, float]
+        self, source: TextFile, count: int, split: str, shard: int, factors: dict[str, float]
     ) -> np.ndarray:
         """Numbers of a file's documents in a split of a shard, a repeated one several times.
 

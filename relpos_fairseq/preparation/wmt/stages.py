@@ -1,9 +1,12 @@
 """The stages from raw text to what fairseq reads.
 
+download  the archives, and
+extract   their text (neither for the user's own files)
 count     every file's lines; both sides of a text must have as many
 held-out  validation and test sets: normalised, tokenised; references are kept as they are
 clean     training text of one shard: normalised and filtered
 tokenise  the same, tokenised (not with --tokenizer none)
+shards    with --merge, in place of the two before: what was made apart is checked
 merge     shards joined, duplicates dropped
 sample    pairs that the subword units are learned on
 learn     the units
@@ -11,22 +14,32 @@ apply     all text in units
 binarise  fairseq-preprocess
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import (
+    bytes_below,
+    describe_size,
+    open_together,
+    read_json,
+    require_space,
+    write_json,
+)
 from relpos_fairseq.engine.lines import read_lines
 from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.preparation.base import Preparation
 from relpos_fairseq.preparation.binarise import preprocess
+from relpos_fairseq.preparation.wmt import report, shards
 from relpos_fairseq.preparation.wmt.clean import Cleaner, clean
 from relpos_fairseq.preparation.wmt.duplicates import drop_duplicates
 from relpos_fairseq.preparation.wmt.filters import Filter
-from relpos_fairseq.preparation.wmt.local import Texts
 from relpos_fairseq.preparation.wmt.normalise import Normaliser
-from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE, Outputs
-from relpos_fairseq.preparation.wmt.settings import Settings
+from relpos_fairseq.preparation.wmt.obtain import RawText
+from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE
+from relpos_fairseq.preparation.wmt.settings import SUBWORD_NMT, WmtSettings
 from relpos_fairseq.preparation.wmt.subwords import (
     FILE_NAME,
-    SUBWORD_NMT,
     apply,
     learn_sentencepiece,
     learn_subword_nmt,
@@ -36,19 +49,24 @@ from relpos_fairseq.preparation.wmt.subwords import (
 from relpos_fairseq.preparation.wmt.tokenise import FastMoses
 
 
-class Pipeline:
-    """The stages of one preparation.
+class WmtPreparation(Preparation):
+    """Parallel text to fairseq's binary form.
 
     Args:
         settings: What is asked for.
-        texts: What is read.
+
+    Raises:
+        PreparationError: Nothing is known of the pair, or the user's files are incomplete.
     """
 
-    def __init__(self, settings: Settings, texts: Texts):
-        self.settings, self.texts = settings, texts
-        self.out = settings.out
+    def __init__(self, settings: WmtSettings):
+        super().__init__(settings.out)
+        self.settings = settings
+        self.waits = settings.shard is not None  # for the shard that downloads and extracts
+        self.raw = RawText(settings)
+        self.texts = self.raw.texts
         self.normalisers = tuple(map(Normaliser, settings.languages))
-        self.counts: dict[str, int] = {}  # lines of each text, from the stage count
+        self.pairs = self.out / "shards" / "pairs.json"  # of every text
         self.folded = self.out / "text" / "held-out.txt"
         self.train = settings.sides(self.out / "text", "train")
         self.model = self.out / "units" / FILE_NAME[settings.bpe]
@@ -60,106 +78,148 @@ class Pipeline:
         return self.settings.tokenizer == "moses"
 
     def tokenisers(self) -> tuple[FastMoses, ...]:
-        """Makes both sides' tokenisers."""
+        """Make both sides' tokenisers."""
         return tuple(map(FastMoses, self.settings.languages))
 
     def held_out(self, split: str) -> tuple[Path, Path]:
-        """Returns the files of a validation or test set, ready for units."""
+        """Return the files of a validation or test set, ready for units."""
         return self.settings.sides(self.out / "text", split)
 
     def references(self, split: str) -> tuple[Path, Path]:
-        """Returns the files of a held-out set as they were, which translations are scored on."""
+        """Return the files of a held-out set as they were, which translations are scored on."""
         return self.settings.sides(self.out / "reference", split)
 
     def units(self, split: str) -> tuple[Path, Path]:
-        """Returns the files of a set in units."""
+        """Return the files of a set in units."""
         return self.settings.sides(self.out / "units", split)
 
     def shard_folder(self, shard: int) -> Path:
-        """Returns the folder of a shard."""
+        """Return the folder of a shard."""
         return self.out / "shards" / f"{shard}-of-{self.settings.shards}"
 
     def cleaned(self, shard: int) -> list[Path]:
-        """Returns a shard's source lines, target lines and records."""
+        """Return a shard's source lines, target lines and records."""
         folder = self.shard_folder(shard)
         return [*self.settings.sides(folder, "clean"), folder / "clean.records"]
 
     def ready(self, shard: int) -> tuple[Path, Path]:
-        """Returns a shard's lines as units are learned on them."""
+        """Return a shard's lines as units are learned on them."""
         name = "tokens" if self.tokenises else "clean"
         return self.settings.sides(self.shard_folder(shard), name)
+
+    def stages(self) -> list[Stage]:
+        settings = self.settings
+        stages = [*self.raw.stages(self.hashes), *self.first_stages()]
+        if settings.shard is not None:
+            return stages + self.shard_stages(settings.shard)
+        joined = [shards.stage(self)] if settings.shards > 1 else self.shard_stages(1)
+        return stages + joined + self.last_stages()
+
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        write = report.write if self.settings.shard is None else shards.write
+        write(self, command, dict(counts))
+
+    def announce(self) -> None:
+        """Print what will be read and how much disk the whole needs."""
+        described, needed = report.describe(self.raw)
+        print(
+            f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True
+        )
+        if self.raw.lacks_czeng():
+            print(
+                "without CzEng, which the papers train on: name its folder with --czeng", flush=True
+            )
+
+    def require_space(self) -> None:
+        """Check that the disk has room for what a first run has still to write."""
+        if not (self.out / "manifest.json").exists():
+            needed = report.describe(self.raw)[1]
+            require_space(self.out, max(0, needed - bytes_below(self.out)))
 
     # Stages that every shard needs
 
     def first_stages(self) -> list[Stage]:
-        """Returns the stages count and held-out."""
-        splits = list(self.texts.held_out)
-        made = [path for s in splits for path in (*self.held_out(s), *self.references(s))]
-        described = {text.name: [path.name for path in text.paths] for text in self.texts.training}
+        """Return the stages count and held-out."""
+        settings, held_out = self.settings, self.texts.held_out
+        made = [path for s in held_out for path in (*self.held_out(s), *self.references(s))]
+        named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
+        chosen = {
+            "languages": settings.languages,
+            "tokenizer": settings.tokenizer,
+            "splits": self.texts.names,
+        }
+        read = [self.pairs, *self.texts.paths(list(held_out.values()))]
         return [
-            Stage("count", self.run_count, self.texts.paths(), [], {"texts": described}),
-            Stage("held-out", self.run_held_out,
-                  self.texts.paths(list(self.texts.held_out.values())), [*made, self.folded],
-                  {"languages": self.settings.languages, "tokenizer": self.settings.tokenizer,
-                   "splits": self.texts.names}),
-        ]  # fmt: skip
+            Stage("count", self.run_count, self.texts.paths(), [self.pairs], {"texts": named}),
+            Stage("held-out", self.run_held_out, read, [*made, self.folded], chosen),
+        ]
 
-    def run_count(self) -> dict:
-        """Counts the pairs of every text."""
-        return {text.name: text.count() for text in self.everything()}
-
-    def everything(self) -> list:
-        """Returns the training and the held-out texts."""
-        return [*self.texts.training, *self.texts.held_out.values()]
-
-    def run_held_out(self) -> dict:
-        """Normalises and tokenises validation and test sets; nothing is dropped from them."""
-        counts, folded = {}, set()
-        tokenisers = self.tokenisers() if self.tokenises else (str, str)
-        for split, text in self.texts.held_out.items():
-            counts[split] = text.count()
-            if not counts[split]:
+    def run_count(self) -> dict[str, int]:
+        """Count the pairs of every text."""
+        texts = [*self.texts.training, *self.texts.held_out.values()]
+        counts = {text.name: text.count() for text in texts}
+        for text in self.texts.held_out.values():
+            if not counts[text.name]:
                 raise PreparationError(
                     f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}"
                 )
-            with Outputs([*self.held_out(split), *self.references(split)]) as files:
+        write_json(self.pairs, counts)
+        return counts
+
+    def run_held_out(self) -> dict[str, int]:
+        """Normalise and tokenise validation and test sets; nothing is dropped from them."""
+        pairs, folded = read_json(self.pairs), set()
+        tokenisers = self.tokenisers() if self.tokenises else (str, str)
+        for split, text in self.texts.held_out.items():
+            with open_together(*self.held_out(split), *self.references(split)) as files:
                 for side, path in enumerate(text.paths):
                     for line in read_lines(path, longest=LONGEST_SIDE):
                         normal = self.normalisers[side](line)
                         folded.add(normal.casefold())
                         files[side].write(f"{tokenisers[side](normal)}\n".encode())
                         files[2 + side].write(f"{line}\n".encode())
-        with Outputs([self.folded]) as (file,):
+        with open_together(self.folded) as (file,):
             file.writelines(f"{line}\n".encode() for line in sorted(folded) if line)
-        return counts
+        return {split: pairs[text.name] for split, text in self.texts.held_out.items()}
 
     # Stages of a shard
 
     def shard_stages(self, shard: int) -> list[Stage]:
-        """Returns the stages clean and, if asked for, tokenise."""
-        settings = self.settings
+        """Return the stages clean and, if asked for, tokenise."""
+        settings, home = self.settings, self.shard_folder(shard)
         cleaned, ready = self.cleaned(shard), self.ready(shard)
-        parameters = settings.cleaning() | {"shard": [shard, settings.shards], "lines": self.counts}
-        czeng = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
+        skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
+        parameters = {"shard": [shard, settings.shards], "skipped blocks": skipped}
+        read = [*self.texts.paths(self.texts.training), self.pairs, self.folded]
         stages = [
-            Stage("clean", lambda: self.run_clean(shard),
-                  [*self.texts.paths(self.texts.training), self.folded], cleaned,
-                  parameters | {"skipped blocks": czeng}),
-        ]  # fmt: skip
+            Stage(
+                "clean",
+                lambda: self.run_clean(shard),
+                read,
+                cleaned,
+                settings.cleaning() | parameters,
+                home=home,
+            )
+        ]
         if self.tokenises:
             stages.append(
-                Stage("tokenise", lambda: self.run_tokenise(cleaned, ready), cleaned[:2], [*ready],
-                      {"languages": settings.languages})
-            )  # fmt: skip
+                Stage(
+                    "tokenise",
+                    lambda: self.run_tokenise(cleaned, ready),
+                    cleaned[:2],
+                    [*ready],
+                    {"languages": settings.languages},
+                    home=home,
+                )
+            )
         return stages
 
     def run_clean(self, shard: int) -> dict:
-        """Normalises and filters a shard."""
-        settings = self.settings
+        """Normalise and filter a shard."""
+        settings, pairs = self.settings, read_json(self.pairs)
         filter = Filter(*settings.languages, settings.limits, set(read_lines(self.folded)))
-        texts = [(text, self.counts[text.name]) for text in self.texts.training]
         return clean(
-            texts,
+            [(text, pairs[text.name]) for text in self.texts.training],
             Cleaner(self.normalisers, filter, settings.on_bad_line),
             self.cleaned(shard),
             workers=settings.workers,
@@ -169,7 +229,7 @@ class Pipeline:
         )
 
     def run_tokenise(self, cleaned: list[Path], ready: tuple[Path, Path]) -> dict:
-        """Tokenises a shard."""
+        """Tokenise a shard."""
         counts = apply(
             self.tokenisers(), tuple(cleaned[:2]), ready, self.settings.workers, "tokenise"
         )
@@ -178,29 +238,29 @@ class Pipeline:
     # Stages after the shards
 
     def last_stages(self) -> list[Stage]:
-        """Returns the stages merge, sample, learn, apply and binarise."""
+        """Return the stages merge, sample, learn, apply and binarise."""
         settings = self.settings
         shards = range(1, settings.shards + 1)
         records = [self.cleaned(shard)[2] for shard in shards]
         parts = [self.ready(shard) for shard in shards]
         splits = ["train", *self.texts.held_out]
         text = [path for split in splits for path in settings.sides(self.out / "text", split)]
-        in_units = [path for split in splits for path in self.units(split)]
-        binary = self.out / "data-bin"
+        units = [path for split in splits for path in self.units(split)]
+        data, languages = self.out / "data-bin", {"languages": settings.languages}
+        sampled = {"pairs": settings.learn_lines, "seed": settings.seed}
+        joined = [*(path for part in parts for path in part), *records]
+        train, model, sample = [*self.train], [self.model], [self.sample]
+        bpe, learning = {"bpe": settings.bpe}, settings.units()
         return [
-            Stage("merge", lambda: drop_duplicates(parts, records, self.train),
-                  [*(path for part in parts for path in part), *records], [*self.train]),
-            Stage("sample", self.run_sample, [*self.train], [self.sample],
-                  {"pairs": settings.learn_lines, "seed": settings.seed}),
-            Stage("learn", self.run_learn, [self.sample], [self.model], settings.units()),
-            Stage("apply", lambda: self.run_apply(splits), [self.model, *text], in_units,
-                  {"bpe": settings.bpe}),
-            Stage("binarise", lambda: self.run_binarise(binary), in_units, [binary],
-                  {"languages": settings.languages}),
-        ]  # fmt: skip
+            Stage("merge", lambda: drop_duplicates(parts, records, self.train), joined, train),
+            Stage("sample", self.run_sample, train, sample, sampled),
+            Stage("learn", self.run_learn, sample, model, learning),
+            Stage("apply", lambda: self.run_apply(splits), [*model, *text], units, bpe),
+            Stage("binarise", lambda: self.run_binarise(data), units, [data], languages),
+        ]
 
     def run_sample(self) -> dict:
-        """Chooses what the units are learned on."""
+        """Choose what the units are learned on."""
         with self.train[0].open("rb") as file:
             pairs = sum(1 for _ in file)
         if not pairs:
@@ -213,7 +273,7 @@ class Pipeline:
         return {"pairs": chosen}
 
     def run_learn(self) -> dict:
-        """Learns the units."""
+        """Learn the units."""
         settings = self.settings
         if settings.bpe == SUBWORD_NMT:
             learn_subword_nmt(self.sample, settings.vocab_size, self.model)
@@ -222,7 +282,7 @@ class Pipeline:
         return {}
 
     def run_apply(self, splits: list[str]) -> dict:
-        """Cuts all text into units."""
+        """Cut all text into units."""
         units = load_units(self.settings.bpe, self.model)
         counts = {}
         for split in splits:
@@ -232,7 +292,7 @@ class Pipeline:
         return counts
 
     def run_binarise(self, binary: Path) -> dict:
-        """Runs fairseq-preprocess."""
+        """Run fairseq-preprocess."""
         settings = self.settings
         folder = self.out / "units"
         tests = [split for split in self.texts.held_out if split.startswith("test")]
