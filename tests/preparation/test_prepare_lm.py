@@ -23,7 +23,9 @@ from helpers.faulty_server import serve
 from helpers.folders import contents, prepare_status
 from relpos_fairseq.data.dictionary import SPECIAL, read_dictionary
 from relpos_fairseq.engine import files
+from relpos_fairseq.engine import lines as text_lines
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.lines import Part
 from relpos_fairseq.engine.remote import RemoteFile
 from relpos_fairseq.preparation.lm import corpora, reading
 from relpos_fairseq.preparation.lm.splitting import parse_fractions
@@ -166,12 +168,12 @@ def test_bytes_are_untouched(tmp_path):
 def test_pieces_are_the_text_wherever_they_are_cut(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("pieces") / "a"
     path.write_bytes(text.encode())
-    before, reading.PIECE = reading.PIECE, size
+    before, text_lines.PART = text_lines.PART, size
     try:
-        pieces = list(reading.read_pieces([path], "char", "fail"))
-        raw = list(reading.read_pieces([path], "byte", "fail"))
+        pieces = list(reading.read_text([path], "char", "fail"))
+        raw = list(reading.read_text([path], "byte", "fail"))
     finally:
-        reading.PIECE = before
+        text_lines.PART = before
     joined = "".join(piece.text + "\n" * piece.ends for piece in pieces)
     assert joined == text.removeprefix("\ufeff").replace("\r\n", "\n")
     assert b"".join(piece.text + b"\n" * piece.ends for piece in raw) == text.encode()
@@ -417,7 +419,7 @@ def test_the_vocabularys_order_and_a_bad_dictionary(tmp_path):
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_a_sample_is_bounded_and_in_order(count, size, seed):
-    pieces = [reading.Piece(f"{n:03}", Path("a"), n) for n in range(count)]
+    pieces = [Part(f"{n:03}", Path("a"), n) for n in range(count)]
     chosen = sample_lines(iter(pieces), size, seed)
     assert len(chosen) == min(count, size) and chosen == sorted(set(chosen))
     assert chosen == sample_lines(iter(pieces), size, seed)
@@ -428,11 +430,11 @@ def corpus(tmp_path: Path, monkeypatch, name: str, members: dict[str, bytes]) ->
     real = corpora.CORPORA[name]
     folder = tmp_path / "archives"
     folder.mkdir()
-    with zipfile.ZipFile(folder / real.source.filename, "w") as file:
+    with zipfile.ZipFile(folder / real.archive.filename, "w") as file:
         for member, data in members.items():
             file.writestr(member, data)
     source = RemoteFile(name, real.archive.urls, real.archive.filename)
-    changed = corpora.Corpus(source, real.members, real.level, real.split)
+    changed = corpora.PublishedCorpus(source, real.members, real.level, real.split)
     monkeypatch.setitem(corpora.CORPORA, name, changed)
     return folder
 
@@ -454,10 +456,10 @@ def test_downloads_go_where_they_are_told(tmp_path, monkeypatch):
     archives = corpus(tmp_path, monkeypatch, "wikitext-2", data)
     downloads = tmp_path / "a, b"  # fairseq ends paths at commas; here none ends
     changed = corpora.CORPORA["wikitext-2"]
-    name = changed.source.filename
+    name = changed.archive.filename
     with serve() as server:
-        source = replace(changed.source, urls=[server.put(name, (archives / name).read_bytes())])
-        monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, source=source))
+        source = replace(changed.archive, urls=[server.put(name, (archives / name).read_bytes())])
+        monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, archive=source))
         out = tmp_path / "out, too"
         manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads)
     assert (downloads / name).is_file()
@@ -478,8 +480,8 @@ def test_enwik8_is_split_as_everybody_does(tmp_path, monkeypatch, capsys):
 
 def test_published_hashes_are_hashes():
     for name, entry in corpora.CORPORA.items():
-        assert re.fullmatch("[0-9a-f]{64}", entry.source.sha256), name
-        assert all(url.startswith("https://") for url in entry.source.urls)
+        assert re.fullmatch("[0-9a-f]{64}", entry.archive.sha256), name
+        assert all(url.startswith("https://") for url in entry.archive.urls)
 
 
 def test_real_text(shared_data, tmp_path, capsys):
