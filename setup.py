@@ -39,6 +39,7 @@ REQUIRES = [
     "bitarray",
     "scikit-learn",
     "packaging",
+    "wrapt",  # registers the plugin once fairseq is imported
 ]
 
 EXTRAS = {

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig
 from relpos_fairseq.options import CLIP_DISTANCE
-from relpos_fairseq.schemes import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
-INPUT_SCHEMES = ("none", "sinusoidal", "learned", "sentence")  # nothing of them is in attention
+# Nothing of them is in attention.
+INPUT_SCHEMES = (
+    "none",
+    *(name for name in scheme_names() if scheme_class(name).own_scale is None),
+)
 DECODED = 8  # sentences that a step of decoding continues, at least
 
 

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
 from fairseq.data.language_pair_dataset import collate
 from fairseq.models.transformer import TransformerModelBase
-from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from fairseq.optim.adam import FairseqAdamConfig
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
 from relpos_fairseq.benchmarks.settings import scheme_and_backend
+from relpos_fairseq.criterions.cross_entropy import RelPosLabelSmoothedCrossEntropyCriterion
 from relpos_fairseq.models.relpos_transformer import SIZES, RelPosTransformerModel
 from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
+from relpos_fairseq.optim.adam import RelPosAdam
 
 FAIRSEQ = "fairseq"  # the candidate that is fairseq's own transformer
 PREFIX = "relpos_transformer"
@@ -111,18 +112,18 @@ def sentences(setting: Translation) -> dict:
     return utils.move_to_cuda(batch) if setting.device.type == "cuda" else batch
 
 
-def adam(parameters: list[nn.Parameter]) -> FairseqAdam:
-    """What `--optimizer adam` makes, with a learning rate that hardly moves the weights."""
+def adam(parameters: list[nn.Parameter]) -> RelPosAdam:
+    """What `--optimizer relpos_adam` makes, with a learning rate that hardly moves the weights."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
     config.tpu = False
-    return FairseqAdam(config, parameters)
+    return RelPosAdam(config, parameters)
 
 
 def training_step(name: str, setting: Translation) -> Callable[[], object]:
     """Forward, label-smoothed cross entropy, backward, Adam; returns the loss."""
     model = translation_model(name, setting).train()
     task = small_task(setting.vocabulary)
-    criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+    criterion = RelPosLabelSmoothedCrossEntropyCriterion(task, False, label_smoothing=0.1)
     optimizer = adam([part for part in model.parameters() if part.requires_grad])
     batch = sentences(setting)
 

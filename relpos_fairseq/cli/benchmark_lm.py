@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from relpos_fairseq.data.streams import StreamPlan, read_block
+from relpos_fairseq.data.streams.plan import StreamPlan, read_block
 from relpos_fairseq.engine.command import run_command
 from relpos_fairseq.engine.files import write_json
 from relpos_fairseq.engine.progress import progress

@@ -22,13 +22,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from relpos_fairseq.conversion import ConversionError, sources
-from relpos_fairseq.conversion.command import (
+from relpos_fairseq.conversion import ConversionError
+from relpos_fairseq.conversion.job import (
     Job,
     read_job_source,
     to_huggingface,
     to_ours,
 )
+from relpos_fairseq.conversion.reading import check_destination
+from relpos_fairseq.conversion.source import POSITION_FIELDS
 from relpos_fairseq.engine.command import run_command
 from relpos_fairseq.engine.files import atomic_folder, atomic_path
 
@@ -58,7 +60,7 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--head", metavar="NAME", help="head that goes into a Hugging Face folder (masked LM)")
     add("--seed", type=int, default=1, help="of new tables and random input (%(default)s)")
     group = parser.add_argument_group("positions of the result (SRC's, or auto)")
-    for name in sources.POSITION_FIELDS:
+    for name in POSITION_FIELDS:
         if name not in ("position_scheme", "attention_backend"):
             group.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE")
     args = parser.parse_args(argv)
@@ -76,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def convert(args: argparse.Namespace) -> None:
     """What the command line asks for."""
-    sources.check_destination(args.out, args.source)
-    given = {name: getattr(args, name, None) for name in sources.POSITION_FIELDS}
+    check_destination(args.out, args.source)
+    given = {name: getattr(args, name, None) for name in POSITION_FIELDS}
     given |= {"position_scheme": None, "attention_backend": None, "max_positions": args.positions}
     job = Job(
         to=args.to,

@@ -27,7 +27,7 @@ from relpos_fairseq.conversion.layouts import (
     places,
     split,
 )
-from relpos_fairseq.conversion.positions import resize
+from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.takeover import Takeover

@@ -52,7 +52,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Source and target compared on a probe.
+    """SourceModel and target compared on a probe.
 
     Args:
         largest: of every output, the largest absolute difference.

@@ -36,9 +36,8 @@ from relpos_fairseq.conversion.convert import Conversion
 from relpos_fairseq.conversion.fidelity import Probe
 from relpos_fairseq.conversion.layouts import ENCODER, Place, places
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport
-from relpos_fairseq.conversion.sources import Source, plan_of
+from relpos_fairseq.conversion.source import SourceModel, plan_of
 from relpos_fairseq.conversion.writer import build
-from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
@@ -55,7 +54,7 @@ def fitted_schemes() -> list[str]:
 
 
 @torch.no_grad()
-def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> Conversion:
+def fit(source: SourceModel, values: dict[str, Any], done: Conversion, seed: int) -> Conversion:
     """Fit the tables that the source had nothing for; if there are none, those that it had.
 
     Args:
@@ -94,7 +93,7 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
     return Conversion(fitted, report)
 
 
-def _full(source: Source, longest: int, seed: int) -> Probe:
+def _full(source: SourceModel, longest: int, seed: int) -> Probe:
     """Random input without padding, as long as the tables."""
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     random = torch.Generator().manual_seed(seed)
@@ -105,7 +104,7 @@ def _full(source: Source, longest: int, seed: int) -> Probe:
 
 
 def _mean_into_tokens(
-    source: Source,
+    source: SourceModel,
     values: dict[str, Any],
     taken: dict[str, str],
     state: dict[str, Tensor],
@@ -132,6 +131,8 @@ def _mean_into_tokens(
 @contextlib.contextmanager
 def _watching(calls: list[AttentionInputs]) -> Iterator[None]:
     """Remember what every attention is given."""
+    from relpos_fairseq.modules import multihead_attention
+
     attend = multihead_attention.attend
 
     def watch(inputs: AttentionInputs, *args: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_hybrid
 
@@ -37,7 +37,7 @@ _KEPT = ("segment_encoding", "num_segments", "attention_backend")  # of any sche
 
 
 @dataclass
-class Source:
+class SourceModel:
     """A model to convert.
 
     Args:
@@ -95,7 +95,7 @@ def plan_of(values: dict[str, Any]) -> PositionPlan:
     return resolve(PositionConfig(**given), shape, "masked_lm")
 
 
-def target_values(source: Source, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
+def target_values(source: SourceModel, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
     """The source's config with other positions.
 
     An option that is not given is the source's own where source and target have a member that takes

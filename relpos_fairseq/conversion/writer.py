@@ -7,10 +7,18 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models.roberta import RobertaModel
+from fairseq.tasks.masked_lm import MaskedLMConfig
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig
+from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
+from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"
 
@@ -21,8 +29,6 @@ def build(values: dict[str, Any], state: State) -> nn.Module:
     Raises:
         ConversionError: tensors are missing, unknown, or of another shape.
     """
-    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-
     task = _task(state, values)
     model = RelPosRobertaModel.build_model(namespace(values), task)
     return _loaded(model, state)
@@ -30,8 +36,6 @@ def build(values: dict[str, Any], state: State) -> nn.Module:
 
 def build_fairseq(values: dict[str, Any], state: State) -> nn.Module:
     """Fairseq's own RobertaModel of the same sizes."""
-    from fairseq.models.roberta import RobertaModel
-
     options = namespace(values)
     options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
     model = RobertaModel.build_model(options, _task(state, values))
@@ -97,11 +101,6 @@ def checkpoint_of(
         about: where the model comes from; kept under `conversion`.
         task: options of the task that it was trained on, as far as they are known.
     """
-    from fairseq.dataclass.configs import FairseqConfig
-    from omegaconf import OmegaConf, open_dict
-
-    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
-
     cfg = OmegaConf.structured(FairseqConfig())
     with open_dict(cfg):
         OmegaConf.set_struct(cfg, False)
@@ -136,12 +135,6 @@ def checkpoint_of(
 
 def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
     """The task's options: those that are given, and what the tensors and their length say."""
-    from fairseq.tasks.masked_lm import MaskedLMConfig
-    from fairseq.tasks.sentence_prediction import SentencePredictionConfig
-    from omegaconf import OmegaConf, open_dict
-
-    from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
-
     span_heads = _heads(state, "span_heads")
     if _classifier(given) in _heads(state, "classification_heads"):
         name, config = "sentence_prediction", SentencePredictionConfig
@@ -180,7 +173,5 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
-    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
-
     names = {part.name for part in fields(RelPosRobertaConfig)}
     return {name: value for name, value in values.items() if name in names and value is not None}

@@ -90,7 +90,7 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
     from fairseq.data import Dictionary
 
     import relpos_fairseq  # noqa: F401  (registers models and tasks)
-    from relpos_fairseq.data.streams_dataset import read_stream
+    from relpos_fairseq.data.streams.dataset import read_stream
 
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from fairseq.distributed import fsdp_wrap
-from fairseq.models import BaseFairseqModel, FairseqDecoder
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
@@ -80,25 +79,6 @@ def wrap(cfg: Any, layer: nn.Module) -> nn.Module:
     """Fairseq's sharding of a layer, as its own builders do it."""
     checkpointed = cfg.checkpoint_activations or cfg.offload_activations
     return fsdp_wrap(layer, min_num_params=0 if checkpointed else cfg.min_params_to_wrap)
-
-
-def has_plain_softmax(model: nn.Module, own: type) -> bool:
-    """Whether a model's probabilities are the softmax of its output, as fairseq's and ours are.
-
-    Args:
-        model: with a decoder.
-        own: the class whose `get_normalized_probs` does no more than ask the decoder; a subclass or
-            a caller that puts another in its place makes probabilities of its own.
-    """
-    decoder, scriptable = model.decoder, "get_normalized_probs_scriptable"
-    known = (
-        (model.get_normalized_probs, own.get_normalized_probs),
-        (getattr(model, scriptable), getattr(BaseFairseqModel, scriptable)),
-        (decoder.get_normalized_probs, FairseqDecoder.get_normalized_probs),
-        (getattr(decoder, scriptable), getattr(FairseqDecoder, scriptable)),
-    )
-    plain = all(getattr(bound, "__func__", None) is function for bound, function in known)
-    return plain and decoder.adaptive_softmax is None
 
 
 class RelPosEncoder(TransformerEncoderBase):

@@ -10,13 +10,13 @@ from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaModel
 from torch import Tensor, nn
 
-from relpos_fairseq.data.segments import request_segments
 from relpos_fairseq.models import roberta_hub
 from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace
 from relpos_fairseq.models.roberta_encoder import RelPosRobertaEncoder
 from relpos_fairseq.models.span_head import SpanHead
 from relpos_fairseq.models.transformer_config import sized
 from relpos_fairseq.modules.transformer_layer import initialize_projections
+from relpos_fairseq.tasks.sentence_pairs import request_segments
 
 logger = logging.getLogger(__name__)
 

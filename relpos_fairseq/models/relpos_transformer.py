@@ -8,17 +8,12 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerModelBase
 
-from relpos_fairseq.models.encoder_decoder import RelPosDecoder, RelPosEncoder, has_plain_softmax
+from relpos_fairseq.models.encoder_decoder import RelPosDecoder, RelPosEncoder
 from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested, sized
 
 
 class RelPosTransformerModel(TransformerModelBase):
     """fairseq's TransformerModel whose self-attention has a position scheme."""
-
-    @property
-    def plain_softmax(self) -> bool:
-        """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
-        return has_plain_softmax(self, TransformerModelBase)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:

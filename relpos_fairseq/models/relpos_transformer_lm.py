@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from relpos_fairseq.models.encoder_decoder import (
     RelPosDecoder,
     decoder_positions,
-    has_plain_softmax,
 )
 from relpos_fairseq.models.lm_config import (
     LanguageModelFlags,
@@ -43,11 +42,6 @@ class RelPosLanguageModel(FairseqLanguageModel):
 
     flags: type = LanguageModelFlags
     decoder_class: type[RelPosDecoder] = RelPosLMDecoder
-
-    @property
-    def plain_softmax(self) -> bool:
-        """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
-        return has_plain_softmax(self, RelPosLanguageModel)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:

@@ -16,8 +16,8 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq import hub_utils, utils
 from torch import Tensor, nn
 
-from relpos_fairseq.data.segments import segments_of_parts
 from relpos_fairseq.data.tokenizers import MASK, MODEL_FILES, Tokenizer, load_tokenizer
+from relpos_fairseq.tasks.sentence_pairs import segments_of_parts
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ def scheme_class(name: str) -> type[PositionScheme]:
 
 def named_elsewhere(library: str) -> dict[str, str]:
     """Return the schemes that another library has: its name to ours."""
-    named = ((scheme.elsewhere.get(library), scheme.name) for scheme in REGISTER.values())
+    named = ((REGISTER[ours].elsewhere.get(library), ours) for ours in scheme_names())
     return {theirs: ours for theirs, ours in named if theirs is not None}
 
 

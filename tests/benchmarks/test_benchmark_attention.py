@@ -188,24 +188,24 @@ def test_needs_torch_alone() -> None:
 # --- is it right? --------------------------------------------------------------------------------
 
 
-def wrong_rows(start: int):
-    """`attend`, but for rows from `start`, which err by a thousandth."""
+def wrong_rows(start: int, factor: float = 1.001):
+    """`attend`, but for rows from `start`, which err by a factor."""
 
     def wrong(inputs, backend):
         out, probs = attend(inputs, backend)
         if backend != "reference":
-            out = torch.cat([out[:, :, :start], out[:, :, start:] * 1.001], dim=2)
+            out = torch.cat([out[:, :, :start], out[:, :, start:] * factor], dim=2)
         return out, probs
 
     return wrong
 
 
-@pytest.mark.parametrize("start", [0, 290])
+@pytest.mark.parametrize(("start", "factor"), [(0, 1.001), (290, 1.001), (0, float("nan"))])
 def test_what_is_wrong_is_not_timed(
-    start: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    start: int, factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """What errs, be it in the last rows of a long call, is named, and no time is printed."""
-    monkeypatch.setattr(candidates, "attend", wrong_rows(start))
+    monkeypatch.setattr(candidates, "attend", wrong_rows(start, factor))
     command = [*TINY, "--lengths", "300", "--tokens", "300", "--schemes", "m4"]
     assert benchmark.main(command) == 2
     captured = capsys.readouterr()

@@ -15,7 +15,8 @@ import torch
 import relpos_fairseq
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
-from relpos_fairseq import compat
+from relpos_fairseq import plugin
+from relpos_fairseq.mends.noisy_warnings import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
 
@@ -203,7 +204,7 @@ def test_registering_twice_changes_nothing():
         )
 
     before = state()
-    compat.apply()
+    plugin.register()
     importlib.reload(relpos_fairseq)
     from fairseq import utils
 
@@ -463,7 +464,7 @@ def test_padding_on_the_right_translates_the_same(corpus, briefly, scheme):
 
 
 def test_no_warning_is_printed(corpus, tmp_path, recwarn):
-    compat.quiet_warnings()
+    quiet_warnings()
     cli.train(corpus, tmp_path, "--position-scheme", "m4", *UPDATES)
     assert [str(warning.message)[:80] for warning in recwarn.list] == []
 

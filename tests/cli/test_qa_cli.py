@@ -25,8 +25,8 @@ TASK = [
     *("--tokens-per-sample", "40", "--doc-stride", "8", "--max-query-length", "12"),
 ]
 TRAIN = [
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "3e-3", "--clip-norm", "1"),
-    *("--batch-size", "16", "--log-interval", "1", "--no-epoch-checkpoints"),
+    *("--optimizer", "relpos_adam", "--adam-betas", "(0.9, 0.98)", "--lr", "3e-3"),
+    *("--clip-norm", "1", "--batch-size", "16", "--log-interval", "1", "--no-epoch-checkpoints"),
     *("--distributed-world-size", "1", "--seed", "1"),
     *("--user-dir", str(USER_DIR), *QUIET),
 ]

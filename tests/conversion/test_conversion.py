@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
 from relpos_fairseq.conversion import NotExactError, convert, layouts
 from relpos_fairseq.conversion.fit import fit, fitted_schemes
-from relpos_fairseq.conversion.positions import resize
+from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.conversion.sources import Source, plan_of
+from relpos_fairseq.conversion.source import SourceModel, plan_of
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.schemes import scheme_class, scheme_names
 from relpos_fairseq.tables import reread
@@ -277,7 +277,7 @@ def test_tiles_and_interpolation_by_hand():
 @pytest.mark.parametrize("source", ["alibi", "kerple"])
 def test_a_fit_finds_what_can_be_found(source):
     """A penalty on distance is a table of scalars: least squares must find it."""
-    old = Source("ours", Path(), random_state(config(source)), config(source))
+    old = SourceModel("ours", Path(), random_state(config(source)), config(source))
     new = config("rel_scalar")
     rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
     before = difference(old.values, old.state, new, rough.state)
@@ -289,7 +289,7 @@ def test_a_fit_finds_what_can_be_found(source):
 
 @pytest.mark.parametrize("scheme", fitted_schemes())
 def test_a_fit_brings_attention_nearer(scheme):
-    old = Source("ours", Path(), random_state(config("learned")), config("learned"))
+    old = SourceModel("ours", Path(), random_state(config("learned")), config("learned"))
     new = config(scheme)
     rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
     steps = " ".join(fit(old, new, rough, seed=1).report.steps)
@@ -298,7 +298,7 @@ def test_a_fit_brings_attention_nearer(scheme):
 
 
 def test_a_fit_moves_the_table_that_is_left():
-    old = Source(
+    old = SourceModel(
         "ours", Path(), random_state(config("alibi+rel_scalar")), config("alibi+rel_scalar")
     )
     new = config("rel_scalar")

@@ -13,8 +13,8 @@ from helpers.commands import call, load
 from helpers.conversion import ROWS, fairseq_roberta
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.cli.convert_checkpoint import main
-from relpos_fairseq.conversion import sources
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.writer import build
 from relpos_fairseq.engine.command import run_command
 
@@ -46,7 +46,7 @@ def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
     text = capsys.readouterr().out
     assert "exact     yes" in text
     assert printed_difference(text) < 1e-5
-    source = sources.read_source(tmp_path / "out")
+    source = read_source(tmp_path / "out")
     probe = Probe.draw(ROWS, 20, False)
     ours = outputs_of(build(source.values, source.state), probe.tokens, None)
     theirs = outputs_of(model, probe.tokens, None)

@@ -29,9 +29,9 @@ SMALL = [
     "--share-all-embeddings",
 ]
 TRAIN = [
-    *("--task", "translation", "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
+    *("--task", "translation", "--optimizer", "relpos_adam", "--adam-betas", "(0.9, 0.98)"),
     *("--lr", "5e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10"),
-    *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
+    *("--criterion", "relpos_label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
     *("--max-tokens", "400", "--num-workers", "0", "--cpu", "--no-progress-bar"),
     *("--log-interval", "1", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
 ]

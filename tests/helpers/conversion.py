@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion import Conversion, convert, writer
 from relpos_fairseq.conversion.fidelity import Probe, compare, outputs_of
-from relpos_fairseq.conversion.sources import plan_of
+from relpos_fairseq.conversion.source import plan_of
 
 ROWS, POSITIONS = 23, 20
 SIZES = {

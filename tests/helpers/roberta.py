@@ -30,8 +30,8 @@ ARCH = [
     *("--encoder-attention-heads", "2"),
 ]
 OPTIMIZE = [
-    *("--optimizer", "adam", "--lr", "5e-3", "--log-interval", "1", "--no-epoch-checkpoints"),
-    *("--distributed-world-size", "1", "--seed", "3", *QUIET),
+    *("--optimizer", "relpos_adam", "--lr", "5e-3", "--log-interval", "1"),
+    *("--no-epoch-checkpoints", "--distributed-world-size", "1", "--seed", "3", *QUIET),
 ]
 MASKED_LM = ["--task", "masked_lm", "--criterion", "masked_lm", "--batch-size", "8"]
 WORDS = [f"w{number}" for number in range(24)]

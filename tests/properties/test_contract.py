@@ -107,8 +107,8 @@ def test_auto_clip_distance(model: str, vectors: int, scalars: int) -> None:
 
 
 def test_the_readme_has_the_table_of_the_code() -> None:
-    """`python scripts/scheme_table.py --write README.md` would change nothing."""
-    text = (ROOT / "README.md").read_text()
+    """`relpos schemes --write relpos_fairseq/schemes/README.md` would change nothing."""
+    text = (ROOT / "relpos_fairseq" / "schemes" / "README.md").read_text()
     assert scheme_table.renewed(text) == text
 
 

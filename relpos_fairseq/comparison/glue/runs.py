@@ -92,7 +92,7 @@ class Run:
             "--best-checkpoint-metric", metric, "--maximize-best-checkpoint-metric",
             "--valid-subset", ",".join(self.task.valid_splits),
             "--batch-size", str(BATCH_SIZE), "--required-batch-size-multiple", "1",
-            "--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-6",
+            "--optimizer", "relpos_adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-6",
             "--weight-decay", "0.01", "--clip-norm", "1.0",
             "--lr", f"{self.learning_rate:g}", "--lr-scheduler", "polynomial_decay",
             "--warmup-updates", str(round(WARMUP * updates)), "--total-num-update", str(updates),

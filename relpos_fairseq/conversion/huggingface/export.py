@@ -16,22 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion import hf_names
+from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.convert import convert
-from relpos_fairseq.conversion.hf_files import import_safetensors
-from relpos_fairseq.conversion.hf_model import ACTIVATIONS, SCHEMES
-from relpos_fairseq.conversion.hf_names import FAMILIES, Family
+from relpos_fairseq.conversion.huggingface import names as hf_names
+from relpos_fairseq.conversion.huggingface.files import import_safetensors
+from relpos_fairseq.conversion.huggingface.folder import ACTIVATIONS, SCHEMES
+from relpos_fairseq.conversion.huggingface.names import FAMILIES, Family
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
-from relpos_fairseq.conversion.sources import Source, plan_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary
+from relpos_fairseq.conversion.source import SourceModel, plan_of
 from relpos_fairseq.data.tokenizers import MASK, SPECIAL
-
-KINDS = {scheme: kind for kind, scheme in SCHEMES.items()}
+from relpos_fairseq.options import CLIP_DISTANCE, SHARE
+from relpos_fairseq.scheme import PositionScheme
+from relpos_fairseq.schemes import scheme_class
 
 
 def export(
-    source: Source, family_name: str, vocabulary: Vocabulary, head: str | None
+    source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
     """A model of ours in Hugging Face's words.
 
@@ -62,7 +64,7 @@ def export(
     architecture = _take_head(state, family, vocabulary, head, weights, report)
     config = _config(source, family, vocabulary) | {
         "architectures": [architecture],
-        "position_embedding_type": KINDS[scheme],
+        "position_embedding_type": scheme.elsewhere["transformers"],
         "max_position_embeddings": length,
         "type_vocab_size": len(weights[family.prefix + hf_names.TOKEN_TYPES]),
     }
@@ -74,7 +76,7 @@ def export(
     return config, weights, report
 
 
-def _check(source: Source, family: Family) -> None:
+def _check(source: SourceModel, family: Family) -> None:
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     refusals = (
@@ -92,16 +94,15 @@ def _check(source: Source, family: Family) -> None:
             raise ConversionError(f"Hugging Face's {family.name} cannot express {what}")
 
 
-def _expressible(source: Source) -> tuple[str, State, ConversionReport]:
-    """The first scheme of Hugging Face's that says all that the source does."""
-    reasons = []
-    for scheme in KINDS:
+def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, ConversionReport]:
+    """Find the first scheme of Hugging Face's that says all that the source does."""
+    reasons, theirs = [], {CLIP_DISTANCE: "0", SHARE: "heads"}
+    for scheme in map(scheme_class, SCHEMES.values()):
         values = source.values | {
-            "position_scheme": scheme,
-            "position_clip_distance": None if scheme == "learned" else "0",
-            "position_share": None if scheme == "learned" else "heads",
-            **dict.fromkeys(_UNSAID),
+            option.field: theirs.get(option) if option in scheme.takes else None
+            for option in OPTIONS
         }
+        values["position_scheme"] = scheme.name
         target = plan_of(values)
         try:
             done = convert(source.state, source.plan, target)
@@ -109,25 +110,14 @@ def _expressible(source: Source) -> tuple[str, State, ConversionReport]:
             reasons.append(str(error).split(". Convert")[0])
             continue
         return scheme, dict(done.state), done.report
+    kinds = ", ".join(f"{kind} ({name})" for kind, name in SCHEMES.items())
     raise ConversionError(
-        f"Hugging Face's BERT and RoBERTa have learned positions, relative_key (shaw_keys) and "
-        f"relative_key_query (m4) alone: {'; '.join(reasons)}"
+        f"Hugging Face's BERT and RoBERTa have {kinds} alone: {'; '.join(reasons)}"
     )
 
 
-_UNSAID = (
-    "position_scale",
-    "position_reset_cls",
-    "position_rank",
-    "position_buckets",
-    "position_max_distance",
-    "position_query_bias",
-    "position_p2c_index",
-)
-
-
 def _positions(
-    scheme: str,
+    scheme: type[PositionScheme],
     state: State,
     values: dict[str, Any],
     family: Family,
@@ -139,18 +129,18 @@ def _positions(
     embedding = weights[f"{prefix}embeddings.word_embeddings.weight"]
     shared = f"{ENCODER}.positions.shared"
     length = int(values["max_positions"])
-    if scheme == "learned":
-        table = state.pop(f"{shared}.0.table")
+    (name,) = scheme.tables
+    if scheme.reads_positions():
+        table = state.pop(f"{shared}.0.{name}")
         length += offset
         rows = torch.cat([table.new_zeros(offset, table.size(1)), table])
         weights[prefix + hf_names.POSITIONS] = rows
     else:
-        name = "table" if scheme == "m4" else "key_table"
         for layer in range(layers):
             table = state.pop(f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}")
             weights[prefix + hf_names.distances(layer)] = table[0].flip(0).contiguous()
         weights[prefix + hf_names.POSITIONS] = embedding.new_zeros(length, embedding.size(1))
-    types = state.pop(f"{shared}.{1 if scheme == 'learned' else 0}.table", None)
+    types = state.pop(f"{shared}.{int(scheme.reads_positions())}.table", None)
     if types is None:
         types = embedding.new_zeros(2 if family.name == "bert" else 1, embedding.size(1))
     elif family.name != "bert" and bool((types == types[:1]).all()):
@@ -191,7 +181,7 @@ def _take_head(
     return family.classes[2 if names is spans else 1]
 
 
-def _config(source: Source, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
+def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     rows = dict(zip((*SPECIAL, MASK), (*vocabulary.rows[:4], vocabulary.rows[-1]), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairseq.data.iterators import EpochBatchIterator
 
-from relpos_fairseq.data.streams_dataset import StreamBlocks
+from relpos_fairseq.data.streams.dataset import StreamBlocks
 
 
 class StreamBatchIterator(EpochBatchIterator):

@@ -1,7 +1,7 @@
-"""What is converted: a fairseq RoBERTa, one of ours, or a Hugging Face folder.
+"""Read what is converted: a fairseq RoBERTa, one of ours, or a Hugging Face folder.
 
-All become a `Source`: tensors under our names, the values of our config that they need, the plan of
-their positions, and a function that runs the original as its own library does.
+All become a `SourceModel`: tensors under our names, the values of our config that they need, and a
+function that runs the original as its own library does.
 """
 
 from __future__ import annotations
@@ -11,33 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion import huggingface, layouts
-from relpos_fairseq.conversion.checkpoints import beside, from_checkpoint, read_checkpoint
-from relpos_fairseq.conversion.hf_model import HuggingFaceModel
-from relpos_fairseq.conversion.hf_model import read as read_huggingface
+from relpos_fairseq.conversion import layouts
+from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_checkpoint
+from relpos_fairseq.conversion.huggingface.folder import HuggingFaceModel, read_folder
+from relpos_fairseq.conversion.huggingface.reference import Reference
+from relpos_fairseq.conversion.huggingface.to_ours import labels_of, task_of, to_ours
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.source import (
-    DEFAULTS,
-    POSITION_FIELDS,
-    Outputs,
-    Source,
-    plan_of,
-    target_values,
-)
-
-__all__ = [
-    "POSITION_FIELDS",
-    "Source",
-    "beside",
-    "check_destination",
-    "from_checkpoint",
-    "plan_of",
-    "read_source",
-    "target_values",
-]
+from relpos_fairseq.conversion.source import DEFAULTS, Outputs, SourceModel
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> SourceModel:
     """Read a checkpoint or a folder.
 
     Raises:
@@ -56,10 +39,10 @@ def read_source(path: Path) -> Source:
     return from_checkpoint(read_checkpoint(path), path)
 
 
-def _from_huggingface(folder: Path) -> Source:
-    model = read_huggingface(folder)
-    state, values = huggingface.to_ours(model)
-    source = Source(
+def _from_huggingface(folder: Path) -> SourceModel:
+    model = read_folder(folder)
+    state, values = to_ours(model)
+    source = SourceModel(
         kind=f"Hugging Face's {model.family.name}",
         path=folder,
         state=state,
@@ -67,8 +50,8 @@ def _from_huggingface(folder: Path) -> Source:
         vocabulary=model.vocabulary,
         files=model.vocabulary.files,
         notes=model.notes,
-        task=huggingface.task_of(model),
-        labels=huggingface.labels_of(model),
+        task=task_of(model),
+        labels=labels_of(model),
     )
     plan = source.plan
     source.state[layouts.VERSION] = layouts.encode_text(plan.describe())
@@ -77,8 +60,6 @@ def _from_huggingface(folder: Path) -> Source:
 
 
 def _run_huggingface(model: HuggingFaceModel, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    from relpos_fairseq.conversion.hf_reference import Reference
-
     rows = torch.tensor(model.vocabulary.rows)
     prefix = model.family.prefix
     types = torch.zeros_like(tokens) if segments is None else segments

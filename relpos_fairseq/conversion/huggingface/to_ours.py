@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion import hf_names
-from relpos_fairseq.conversion.hf_model import (
+from relpos_fairseq.conversion.huggingface import names as hf_names
+from relpos_fairseq.conversion.huggingface.folder import (
     ACTIVATIONS,
     HEAD,
     SCHEMES,
@@ -28,6 +28,7 @@ from relpos_fairseq.conversion.hf_model import (
 )
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.schemes import scheme_class
 
 
 def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
@@ -162,7 +163,7 @@ def _positions(model: HuggingFaceModel, state: State) -> str:
             table = table + types
         state[f"{shared}.0.table"], index = table, 1
     else:
-        name = "table" if model.kind == "relative_key_query" else "key_table"
+        (name,) = scheme_class(SCHEMES[model.kind]).tables
         for layer in range(model.layers):
             table = model.encoder(hf_names.distances(layer)).flip(0)[None]  # i - j to j - i
             state[f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}"] = table

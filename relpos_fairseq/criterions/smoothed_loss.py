@@ -8,22 +8,17 @@ model with 8,000 words.  The gradient is known:
     d loss / d logits = p - (1 - eps - e) onehot(target) - e
 
 so logits alone are kept, and rows are worked on in chunks that fit a cache.  Values and gradients
-are fairseq's up to rounding.  Criterions keep their names: `install` lets fairseq's classes ask the
-model, and ours say that their output is a plain softmax (`plain_softmax`).  A subclass of a model
-or a criterion with log-probabilities of its own keeps fairseq's way.
+are fairseq's up to rounding.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.once import differentiable_once
-from relpos_fairseq.compat import not_replaced, replace
 
 CHUNK = {"cpu": 1 << 19}  # elements of logits at a time, 2 MB
 LARGE_CHUNK = 1 << 26  # where a launch costs more than memory
@@ -32,7 +27,7 @@ LARGE_CHUNK = 1 << 26  # where a launch costs more than memory
 def smoothed_loss(
     logits: Tensor, target: Tensor, epsilon: float, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """Label-smoothed cross entropy and negative log-likelihood, each summed over tokens.
+    """Return label-smoothed cross entropy and negative log-likelihood, each summed over tokens.
 
     Args:
         logits: (N, V).
@@ -95,36 +90,3 @@ class _SmoothedLoss(torch.autograd.Function):
             if room is None:
                 gradient[part] = probs
         return gradient, None, None, None
-
-
-def install() -> None:
-    """Let fairseq's criterions take `smoothed_loss` where a model's output is a plain softmax."""
-    from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-    from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-
-    parts = LabelSmoothedCrossEntropyCriterion.get_lprobs_and_target
-
-    def smoothing(self: Any) -> float | None:
-        own = getattr(self.get_lprobs_and_target, "__func__", None) is not parts
-        return None if own or self.ignore_prefix_size else self.eps
-
-    epsilons = {LabelSmoothedCrossEntropyCriterion: smoothing, CrossEntropyCriterion: lambda _: 0.0}
-    for criterion, epsilon_of in epsilons.items():
-        if not_replaced(criterion, "compute_loss"):
-            replace(criterion, "compute_loss", _around(criterion.compute_loss, epsilon_of))
-
-
-def _around(original: Callable, epsilon_of: Callable[[Any], float | None]) -> Callable:
-    """Fairseq's `compute_loss`, or ours where `epsilon_of(criterion)` is not None."""
-
-    @functools.wraps(original)
-    def compute_loss(self: Any, model: Any, net_output: Any, sample: dict, reduce: bool = True):
-        epsilon = epsilon_of(self) if reduce else None
-        if epsilon is None or not getattr(model, "plain_softmax", False):
-            return original(self, model, net_output, sample, reduce=reduce)
-        logits, target = net_output[0], model.get_targets(sample, net_output)
-        return smoothed_loss(
-            logits.reshape(-1, logits.size(-1)), target.reshape(-1), epsilon, self.padding_idx
-        )
-
-    return compute_loss

@@ -1,4 +1,4 @@
-"""fairseq's Adam in one pass over memory, by the kernel of torch.optim.AdamW(fused=True).
+"""`--optimizer relpos_adam`: fairseq's Adam in one pass, by torch.optim.AdamW(fused=True)'s kernel.
 
 fairseq's own step makes eight passes over parameters, gradients and moments, each of them a call
 a tensor.  Both compute the same but for eps, which fairseq adds before it corrects the second
@@ -7,52 +7,56 @@ moment's bias and torch after it:
     fairseq  p -= lr sqrt(c) / b * m / (sqrt(v) + eps)          b = 1 - beta1^t, c = 1 - beta2^t
     torch    p -= lr / b * m / (sqrt(v) / sqrt(c) + eps')       equal for eps' = eps / sqrt(c)
 
-The state keeps fairseq's layout (`step` is an int), so checkpoints go both ways.  What the kernel
-does not take keeps fairseq's own step: half precision, amsgrad, and tensors that are not
-contiguous, of which the kernel would pair the wrong elements without a word.
+The state keeps fairseq's layout (`step` is an int), so that `--optimizer adam` resumes it, and the
+other way round.  What the kernel does not take keeps fairseq's own step: half precision, amsgrad,
+and tensors that are not contiguous, of which the kernel would pair the wrong elements.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from fairseq.optim import register_optimizer
+from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from torch import Tensor, nn
-
-from relpos_fairseq.compat import not_replaced, replace
 
 EXACT = (torch.float32, torch.float64)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def install() -> None:
-    """Let fairseq's Adam take the fused step where it can."""
-    from fairseq.optim.adam import Adam
+@register_optimizer("relpos_adam", dataclass=FairseqAdamConfig)
+class RelPosAdam(FairseqAdam):
+    """fairseq's Adam with its options, whose step is one pass over memory."""
 
-    if not_replaced(Adam, "step"):
-        replace(Adam, "step", _around(Adam.step))
+    def __init__(self, cfg: Any, params: Any) -> None:
+        super().__init__(cfg, params)
+        if type(self._optimizer) is Adam:  # not apex's, which fairseq prefers on a GPU
+            self._optimizer = OnePassAdam(params, **self.optimizer_config)
 
 
-def _around(original: Callable) -> Callable:
-    @functools.wraps(original)
-    def step(self: Any, closure: Callable | None = None) -> Any:
+# fairseq compares the class with the checkpoint's: each reads what the other has written.
+RelPosAdam.__name__ = FairseqAdam.__name__
+
+
+class OnePassAdam(Adam):
+    """fairseq's Adam; takes fairseq's own step where torch's kernel would not compute the same."""
+
+    def step(self, closure: Callable | None = None) -> Any:
         if not all(_fusible(self.state, group) for group in self.param_groups):
-            return original(self, closure)
+            return super().step(closure)
         loss = None if closure is None else closure()
         for group in self.param_groups:
             for (_, _, number), parameters in _alike(self.state, group).items():
                 _fused_step(self.state, group, parameters, number)
         return loss
 
-    return step
-
 
 def _fusible(state: dict, group: dict) -> bool:
-    """Whether torch's kernel computes what fairseq's step would of these parameters."""
+    """Tell whether torch's kernel computes what fairseq's step would of these parameters."""
     if group.get("amsgrad", False) or isinstance(group["lr"], Tensor):
         return False
     return all(_plain(part, state.get(part, {})) for part in group["params"])
@@ -70,7 +74,7 @@ def _plain(part: nn.Parameter, own: dict) -> bool:
 
 
 def _alike(state: dict, group: dict) -> dict[tuple, list[nn.Parameter]]:
-    """Parameters with gradients by device, type and how many steps they have taken, this included.
+    """Group parameters with gradients by device, type and number of steps, this one included.
 
     Moments begin at 0, and take the parameter's type and device, as in fairseq's step.
     """

@@ -1,4 +1,7 @@
-"""Which segment every token of a sentence pair is in.
+"""Segments for sentence pairs: what fairseq's `sentence_prediction` gives a model that reads them.
+
+A model with --segment-encoding input or head asks its task for them; for every other model the
+task is untouched.
 
 The datasets know how long each part is, so nothing is guessed from separators: fairseq's
 sentence_prediction joins `[<s>] first </s>` and `[separator] second </s>`, and the first is segment
@@ -20,7 +23,10 @@ from fairseq.data import (
     RightPadDataset,
 )
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor
+
+from relpos_fairseq.mends.replacing import replaces
 
 
 def segments_of_parts(lengths: Sequence[int]) -> Tensor:
@@ -67,8 +73,19 @@ class PartSegments(FairseqDataset):
 
 
 def request_segments(task: Any) -> None:
-    """Tell a task that its model reads segments (`compat_inputs` has the other end)."""
+    """Tell a task that its model reads segments."""
     task.wants_segments = True
+
+
+def supply_segments() -> None:
+    """Let sentence_prediction give segments where `request_segments` asked for them."""
+
+    @replaces(SentencePredictionTask, "load_dataset")
+    def load_dataset(original, self, split, combine=False, **kwargs):
+        original(self, split, combine=combine, **kwargs)
+        if getattr(self, "wants_segments", False):
+            add_segments(self, split)
+        return self.datasets[split]
 
 
 def add_segments(task: Any, split: str) -> None:

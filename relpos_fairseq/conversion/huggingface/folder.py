@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.conversion import hf_names
-from relpos_fairseq.conversion.hf_files import read_json, read_weights
-from relpos_fairseq.conversion.hf_names import FAMILIES, Family
+from relpos_fairseq.conversion.huggingface import names as hf_names
+from relpos_fairseq.conversion.huggingface.files import read_json, read_weights
+from relpos_fairseq.conversion.huggingface.names import FAMILIES, Family
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.schemes import named_elsewhere
 
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
@@ -72,7 +72,7 @@ class HuggingFaceModel:
         return self.weights[self.family.prefix + name]
 
 
-def read(folder: Path) -> HuggingFaceModel:
+def read_folder(folder: Path) -> HuggingFaceModel:
     """Read and check a folder.
 
     Raises:

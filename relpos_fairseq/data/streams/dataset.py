@@ -11,7 +11,7 @@ from fairseq.data import ConcatDataset, Dictionary, FairseqDataset, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
 from torch import Tensor
 
-from relpos_fairseq.data.streams import StreamPlan, check_document_starts, read_block
+from relpos_fairseq.data.streams.plan import StreamPlan, check_document_starts, read_block
 
 
 class StreamDataset(FairseqDataset):

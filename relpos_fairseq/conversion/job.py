@@ -11,22 +11,19 @@ from typing import Any
 
 import torch
 
-from relpos_fairseq.conversion import exact, hf_export
+from relpos_fairseq.conversion import exact
+from relpos_fairseq.conversion.checkpoints import beside
 from relpos_fairseq.conversion.convert import Conversion, convert
 from relpos_fairseq.conversion.fidelity import Fidelity, Probe, compare, outputs_of
 from relpos_fairseq.conversion.fit import fit
-from relpos_fairseq.conversion.hf_names import FAMILIES
-from relpos_fairseq.conversion.hf_reference import Reference
+from relpos_fairseq.conversion.huggingface.export import export, save
+from relpos_fairseq.conversion.huggingface.names import FAMILIES
+from relpos_fairseq.conversion.huggingface.reference import Reference
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.layouts import places
+from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.sources import (
-    Source,
-    beside,
-    plan_of,
-    read_source,
-    target_values,
-)
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
+from relpos_fairseq.conversion.source import SourceModel, plan_of, target_values
 from relpos_fairseq.conversion.writer import CHECKPOINT, build, checkpoint_of
 from relpos_fairseq.data.tokenizers import MODEL_FILES
 
@@ -59,7 +56,7 @@ class Job:
     seed: int = 1
 
 
-def read_job_source(path: Path, data: Path | None) -> Source:
+def read_job_source(path: Path, data: Path | None) -> SourceModel:
     """Read the source; its dictionary and tokenizer from `data` where they are not beside it."""
     source = read_source(path)
     if data is not None:
@@ -71,7 +68,7 @@ def read_job_source(path: Path, data: Path | None) -> Source:
     return source
 
 
-def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
+def to_ours(job: Job, source: SourceModel, say: Say) -> Callable[[Path], None]:
     """Convert to one of ours; returns what writes it.
 
     Raises:
@@ -110,7 +107,7 @@ def to_ours(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
     return _checkpoint_writer(source, values, done, measured)
 
 
-def _check_used(job: Job, source: Source, values: dict[str, Any]) -> None:
+def _check_used(job: Job, source: SourceModel, values: dict[str, Any]) -> None:
     """Refuse options that would change nothing.
 
     Raises:
@@ -133,7 +130,7 @@ def _check_used(job: Job, source: Source, values: dict[str, Any]) -> None:
         raise ConversionError("--init own: no table is new: leave it out")
 
 
-def _probe(job: Job, source: Source, values: dict[str, Any]) -> Probe:
+def _probe(job: Job, source: SourceModel, values: dict[str, Any]) -> Probe:
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     rows = source.rows
@@ -155,7 +152,7 @@ def _measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say
 
 
 def _checkpoint_writer(
-    source: Source, values: dict[str, Any], done: Conversion, measured: Fidelity
+    source: SourceModel, values: dict[str, Any], done: Conversion, measured: Fidelity
 ) -> Callable[[Path], None]:
     about = {
         "source": f"{source.kind}: {source.path.name}",
@@ -202,7 +199,7 @@ def _write_dictionaries(folder: Path, task: dict[str, Any], labels: list[str]) -
         (folder / "label" / "dict.txt").write_text(text, encoding="utf-8")
 
 
-def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]:
+def to_huggingface(job: Job, source: SourceModel, say: Say) -> Callable[[Path], None]:
     """Convert to a Hugging Face folder; returns what writes it.
 
     Raises:
@@ -221,7 +218,7 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
     vocabulary = _export_order(source)
     for line in _leave_unread(vocabulary, family.name):
         say(f"note      {line}")
-    config, weights, report = hf_export.export(source, family.name, vocabulary, job.head)
+    config, weights, report = export(source, family.name, vocabulary, job.head)
     for line in report.lines():
         say(line)
     probe = _probe(job, source, source.values)
@@ -238,7 +235,7 @@ def to_huggingface(job: Job, source: Source, say: Say) -> Callable[[Path], None]
     _measure(before, _same_names(after, before), probe, Conversion({}, report), say)
 
     def write(folder: Path) -> None:
-        hf_export.save(folder, config, weights)
+        save(folder, config, weights)
         for file in vocabulary.files:
             shutil.copyfile(file, folder / file.name)
         for name, text in vocabulary.made.items():
@@ -267,7 +264,7 @@ def _leave_unread(vocabulary: Vocabulary, family: str) -> list[str]:
     ]
 
 
-def _export_order(source: Source) -> Vocabulary:
+def _export_order(source: SourceModel) -> Vocabulary:
     if source.source_rows is not None:
         files = [path for path in source.files if path.name != "dict.txt"]
         return Vocabulary([], source.source_rows, files)
