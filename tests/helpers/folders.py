@@ -6,9 +6,8 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
-from relpos_fairseq.engine.command import run_command
+from helpers.commands import relpos, relpos_job
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:
@@ -23,28 +22,15 @@ def contents(folder: Path, *but: str) -> dict[str, bytes]:
 def parsed(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """Read a subcommand's arguments; `command` is its file in cli/."""
     parser = argparse.ArgumentParser()
-    command_of(command).add_arguments(parser)
+    importlib.import_module(f"relpos_fairseq.cli.{command}").add_arguments(parser)
     return parser.parse_args(arguments)
 
 
-def command_of(name: str) -> ModuleType:
-    return importlib.import_module(f"relpos_fairseq.cli.{name}")
-
-
-def run(command: str, arguments: Sequence[object]) -> None:
-    """Run a subcommand in this process; its errors are exceptions."""
-    given = [str(argument) for argument in arguments]
-    command_of(command).run(parsed(command, given), given)
-
-
-def command_status(command: str, arguments: Sequence[object]) -> int:
-    """Run a subcommand in this process; returns its exit status."""
-    return run_command(lambda given: run(command, given), arguments)
-
-
 def prepare(name: str, arguments: Sequence[object]) -> None:
-    run(f"prepare_{name}", arguments)
+    """Run `relpos prepare NAME` in this process; its errors are exceptions."""
+    relpos_job("prepare", name, *arguments)
 
 
 def prepare_status(name: str, arguments: Sequence[object]) -> int:
-    return command_status(f"prepare_{name}", arguments)
+    """Run `relpos prepare NAME` in this process; return its exit status."""
+    return relpos("prepare", name, *arguments)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT, wmt_text
-from helpers.folders import command_status
+from helpers.commands import relpos
 from relpos_fairseq.benchmarks.preparation import STAGES
 
 
@@ -66,7 +66,7 @@ def test_benchmark_measures_what_it_says(tmp_path, capsys):
     text = wmt_text.write_texts(tmp_path / "text")
     sizes = ["--pairs", "150", "300", "--usual-pairs", "60", "--vocab-size", "50"]
     options = ["--text", str(text), "--workers", "1", "2", *sizes, "--out", str(tmp_path / "out")]
-    assert command_status("benchmark_preparation", options) == 0
+    assert relpos("benchmark", "preparation", *options) == 0
     measured = json.loads((tmp_path / "out" / "benchmark.json").read_text())
     assert set(measured) == {"ours 150 1", "ours 150 2", "ours 300 1", "ours 300 2", "usual 60"}
     assert set(measured["ours 300 1"]) == set(STAGES)
