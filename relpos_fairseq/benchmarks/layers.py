@@ -10,8 +10,8 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from relpos_fairseq.benchmarks.settings import scheme_and_backend
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace, transformer
-from relpos_fairseq.models.roberta_encoder import RelPosSentenceEncoder
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig, namespace, transformer
+from relpos_fairseq.models.roberta.encoder import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
 from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.positions import Positions

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from relpos_fairseq.benchmarks.settings import scheme_and_backend
 from relpos_fairseq.benchmarks.translation import adam
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
 from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import parse_hybrid
 

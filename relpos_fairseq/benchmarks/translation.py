@@ -21,8 +21,8 @@ from torch import nn
 
 from relpos_fairseq.benchmarks.settings import scheme_and_backend
 from relpos_fairseq.criterions.cross_entropy import RelPosLabelSmoothedCrossEntropyCriterion
+from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
 from relpos_fairseq.models.relpos_transformer import SIZES, RelPosTransformerModel
-from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
 from relpos_fairseq.optim.adam import RelPosAdam
 
 FAIRSEQ = "fairseq"  # the candidate that is fairseq's own transformer

@@ -16,8 +16,8 @@ from torch import nn
 
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"

@@ -82,7 +82,7 @@ def test_training_sees_every_sentence(corpus, tmp_path):
 def test_models_do_not_share_configs():
     from fairseq.models.transformer import TransformerConfig
 
-    from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
+    from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
 
     one = nested(RelPosTransformerConfig(encoder_embed_dim=64, position_scheme="m4"))
     two = nested(RelPosTransformerConfig(encoder_embed_dim=96, decoder_layers=2))

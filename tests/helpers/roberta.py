@@ -13,8 +13,8 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from helpers.commands import QUIET, USER_DIR, call
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
 
 SMALL = {
     "encoder_embed_dim": 16,

@@ -48,7 +48,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
     import torch
 
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
-    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
+    from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 
     if not path.is_file():
         raise PreparationError(f"{name}: there is no checkpoint {path}")

@@ -12,11 +12,11 @@ from typing import Any, Optional
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
 from omegaconf import OmegaConf
 
-from relpos_fairseq.models.single_stack_config import (
+from relpos_fairseq.models.config.single_stack import (
     ACTIVATIONS,
     SinglePlacement,
 )
-from relpos_fairseq.models.single_stack_config import (
+from relpos_fairseq.models.config.single_stack import (
     help_text as _help,
 )
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE

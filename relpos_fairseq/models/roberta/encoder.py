@@ -10,8 +10,8 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
-from relpos_fairseq.models.encoder_decoder import RelPosEncoder
-from relpos_fairseq.models.roberta_config import transformer
+from relpos_fairseq.models.config.roberta import transformer
+from relpos_fairseq.models.encoder import RelPosEncoder
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.scheme import AttentionShape
 

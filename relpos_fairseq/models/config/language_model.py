@@ -14,7 +14,7 @@ from typing import Any, Optional
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
 from omegaconf import II, OmegaConf
 
-from relpos_fairseq.models.single_stack_config import (
+from relpos_fairseq.models.config.single_stack import (
     ACTIVATIONS,
     SinglePlacement,
     help_text,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from relpos_fairseq.models.lm_config import LanguageModelFlags
-from relpos_fairseq.models.single_stack_config import help_text
+from relpos_fairseq.models.config.language_model import LanguageModelFlags
+from relpos_fairseq.models.config.single_stack import help_text
 from relpos_fairseq.schemes import DEFAULT
 
 

@@ -77,34 +77,6 @@ class RelPosTransformerConfig(_Flat):
     """Every option of fairseq's transformer and every option of positions."""
 
 
-def sized(
-    name: str, base: type[FairseqDataclass] = RelPosTransformerConfig, **values: Any
-) -> type[FairseqDataclass]:
-    """A config class whose defaults are `values`: a named size.
-
-    Args:
-        name: of the class.
-        base: the config whose defaults change.
-        values: new defaults by field.
-
-    Raises:
-        ValueError: if a value names no field.
-    """
-    known = {part.name: part for part in fields(base)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ValueError(f"{name}: unknown fields {', '.join(unknown)}")
-    changed = [
-        (
-            key,
-            known[key].type,
-            dataclasses.field(default=value, metadata=known[key].metadata),
-        )
-        for key, value in values.items()
-    ]
-    return make_dataclass(name, changed, bases=(base,))
-
-
 def nested(cfg: Any) -> TransformerConfig:
     """Fairseq's nested config, carrying the position fields, from a flat one.
 

@@ -7,7 +7,7 @@
 SG(h_tau) is `Memory.states[n-1]`.  Memory comes in as an argument and goes out as a result: the
 decoder itself keeps none.  Positions are the scheme's, over slots M memory + T segment.
 
-As the released code: dropout also after the last layer, its initial values (xl_initialisation.py),
+As the released code: dropout also after the last layer, its initial values (initial_values.py),
 and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it: projections
 of attention have biases, as everywhere in fairseq, and no dropout falls on R.
 """
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.models.encoder_decoder import decoder_positions
+from relpos_fairseq.models.config.transformer_xl import check_mem_len, check_memory_flags
+from relpos_fairseq.models.decoder import decoder_positions
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
-from relpos_fairseq.models.xl_config import check_mem_len, check_memory_flags
-from relpos_fairseq.models.xl_initialisation import initialise
+from relpos_fairseq.models.transformer_xl.initial_values import initialise
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
 from relpos_fairseq.placement import DecodingTerms, Placement, encode_text
