@@ -4,10 +4,12 @@ Training and generating are fairseq's own commands with --user-dir relpos_fairse
 """
 
 import argparse
+import ast
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 from relpos_fairseq.cli.parser import Parser
@@ -97,13 +99,17 @@ def overview(argv: Sequence[str]) -> int:
         print(f"relpos: error: there is no command {words} (see relpos --help)", file=sys.stderr)
         return 2
     usage = f"usage: relpos {words + ' ' if words else ''}COMMAND [options]"
-    lines = [f"  {name:22} {summary(load(name))}" for name in names]
+    lines = [f"  {name:22} {summary(name)}" for name in names]
     more = "relpos COMMAND --help has more."
     text = "\n".join([usage, "", __doc__.strip(), "", "commands:", *lines, "", more])
     print(text, file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 
 
-def summary(module: ModuleType) -> str:
-    """Return a subcommand in a line."""
-    return getattr(module, "HELP", None) or module.__doc__.splitlines()[0]
+def summary(name: str) -> str:
+    """Return a subcommand in a line, its `HELP`, from its file as it lies there."""
+    tree = ast.parse((Path(__file__).parent / f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "HELP":
+            return ast.literal_eval(statement.value)
+    return ast.get_docstring(tree).splitlines()[0]

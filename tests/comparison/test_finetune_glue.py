@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from helpers import ROOT
 from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_glue, write_tokenizer
+from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.comparison.glue import runs
 from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained, takes_any_length
@@ -92,8 +93,7 @@ EXAMPLES = {"CoLA": 8551, "MNLI": 392702, "MRPC": 3668, "QNLI": 104743, "QQP": 3
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_hydra_config_is_a_run_of_the_protocol(name):
     task = TASKS[name]
-    path = CONFIGS / "glue" / f"{name.lower().replace('-', '_')}.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = composed(CONFIGS / "glue", name.lower().replace("-", "_"))
     updates = updates_of(EXAMPLES[name], 3)
     assert config["lr_scheduler"]["total_num_update"] == updates
     assert config["lr_scheduler"]["warmup_updates"] == round(0.1 * updates)

@@ -8,14 +8,21 @@ from typing import Any
 RECIPES = ("roberta/config/glue", "translation/config/papers")  # a base and what differs
 
 
-def composed(folder: Path, name: str, *overrides: str):
-    """Return the config that `fairseq-hydra-train --config-dir folder --config-name name` makes."""
+def composed(folder: Path, name: str, *overrides: str, hydra: bool = False):
+    """Return the config that `fairseq-hydra-train --config-dir folder --config-name name` makes.
+
+    Args:
+        folder: of recipes.
+        name: a recipe's.
+        overrides: as on the command line.
+        hydra: whether hydra's own part is in it.
+    """
     from fairseq.dataclass.initialize import hydra_init
     from hydra import compose, initialize_config_dir
 
     hydra_init(name)
     with initialize_config_dir(str(folder.resolve()), version_base="1.1"):
-        return compose(name, overrides=list(overrides), return_hydra_config=True)
+        return compose(name, overrides=list(overrides), return_hydra_config=hydra)
 
 
 def said(folder: Path, name: str) -> dict[str, Any]:
@@ -23,7 +30,7 @@ def said(folder: Path, name: str) -> dict[str, Any]:
     from fairseq.dataclass.configs import FairseqConfig
     from omegaconf import OmegaConf
 
-    found = flattened(OmegaConf.to_container(composed(folder, name)))
+    found = flattened(OmegaConf.to_container(composed(folder, name, hydra=True)))
     default = flattened(OmegaConf.to_container(OmegaConf.structured(FairseqConfig)))
     kept = ("hydra.job.chdir", "hydra.run.dir")
     return {
