@@ -3,12 +3,13 @@
     relpos benchmark preparation --text my_text --pair en-de --pairs 100000 1000000
 
 The text is real text replicated with variation: in every copy words are replaced by words drawn
-from the same text, and some become compounds that were not there. Timed are the stages of
-`relpos prepare wmt` on it: clean (normalise, filter), tokenise, merge (duplicates), sample and learn (units), and
-apply. The usual way is one process doing the same to every line: sacremoses' normalizer and
-tokenizer, then subword-nmt's apply-bpe with the same merges; it filters nothing. Pairs a second are
-without learning, which is the same program in both. Memory is the proportional set size of the
-whole process tree, sampled. The processor's seconds tell more where other programs run beside it.
+from the same text, and some become compounds that were not there. Timed are the stages of `relpos
+prepare wmt` on it: clean (normalise, filter), tokenise, merge (duplicates), sample and learn
+(units), and apply. The usual way is one process doing the same to every line: sacremoses'
+normalizer and tokenizer, then subword-nmt's apply-bpe with the same merges; it filters nothing.
+Pairs a second are without learning, which is the same program in both. Memory is the proportional
+set size of the whole process tree, sampled. The processor's seconds tell more where other programs
+run beside it.
 """
 
 import argparse

@@ -25,6 +25,7 @@ from relpos_fairseq.engine.archives import extract
 from relpos_fairseq.engine.command import run_command
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.progress import LogProgress, progress
+from relpos_fairseq.engine.tables import table
 
 # ----------------------------------------------------------------------------------- whole files
 
@@ -395,7 +396,7 @@ def test_a_manifest_depends_on_the_input_alone(tmp_path):
 
 
 def test_a_table():
-    text = manifest.table([["train", 1234567], ["valid", 8]], ["split", "lines"])
+    text = table([["train", 1234567], ["valid", 8]], ["split", "lines"])
     assert "| train   | 1,234,567 |" in text
 
 

@@ -42,7 +42,7 @@ class Vocabulary:
         if not path.is_file():
             raise PreparationError(
                 f"{self.folder} has a tokenizer but no dict.txt; put the dictionary of its model "
-                "there (scripts/prepare_mlm.py writes both)"
+                "there (relpos prepare mlm writes both)"
             )
         symbols = (*dictionary.SPECIAL, *dictionary.read_dictionary(path))
         self.ids = {symbol: number for number, symbol in enumerate(symbols)}
