@@ -39,7 +39,6 @@ REQUIRES = [
     "bitarray",
     "scikit-learn",
     "packaging",
-    "wrapt",  # registers the plugin once fairseq is imported
 ]
 
 EXTRAS = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -77,6 +79,26 @@ def test_every_script_is_a_door(tmp_path):
     done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: average_checkpoints.py ")
+
+
+def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
+    """By a Python without any package, in a folder without .venv; nothing is installed for it."""
+    (tmp_path / "relpos_fairseq").symlink_to(ROOT / "relpos_fairseq")
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ROOT / "examples/quickstart.sh", tmp_path / "examples")
+    bare = tmp_path / "bin" / "python3"
+    bare.parent.mkdir()
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "examples/quickstart.sh", "--help"],
+        env=os.environ | {"PATH": f"{bare.parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: relpos quickstart ")
+    assert not (tmp_path / ".venv").exists()
 
 
 def is_door(node: ast.AST) -> bool:
