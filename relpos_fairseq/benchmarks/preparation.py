@@ -137,14 +137,16 @@ def timed(stages: Sequence[tuple[str, Callable[[], object]]]) -> dict[str, dict[
 
 
 def ours(folder: Path, languages: tuple[str, str], workers: int, vocab: int, out: Path) -> dict:
-    """Measure the stages of `relpos prepare wmt`; units that an earlier call has learned are kept."""
+    """Measure the stages of `relpos prepare wmt`; units learned before are kept."""
     settings = WmtSettings(
         "", *languages, out=out, from_dir=folder, workers=workers, vocab_size=vocab
     )
     preparation = WmtPreparation(settings)
     preparation.run_count()
     preparation.run_held_out()
-    names = [name for name in STAGES if name not in LEARNING or not preparation.model.exists()]
+    names = [
+        name for name in STAGES if name not in LEARNING or not preparation.files.model.exists()
+    ]
     made = [(stage.name, stage.run) for stage in preparation.stages() if stage.name in names]
     return timed(made)
 

@@ -16,7 +16,6 @@ from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import (
     atomic_folder,
     open_text_out,
-    read_json,
     write_json,
     write_text,
 )
@@ -27,6 +26,7 @@ from relpos_fairseq.preparation.base import Preparation
 from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.preparation.mlm.documents import read_stream
 from relpos_fairseq.preparation.mlm.encoded import Encoded, encode_file
+from relpos_fairseq.preparation.mlm.files import MlmFiles
 from relpos_fairseq.preparation.mlm.packing import pack
 from relpos_fairseq.preparation.mlm.report import write_report
 from relpos_fairseq.preparation.mlm.sampling import copies, repetitions, shares, uniform
@@ -41,26 +41,15 @@ class MlmPreparation(Preparation):
 
     Args:
         args: the command line, checked.
-
-    Attributes:
-        work: folder of what is only needed on the way.
-        tokenizer: folder of the tokenizer.
-        shards: the data-bins.
     """
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(args.out)
         self.args = args
-        self.work = args.out / "work"
-        self.counts_file = self.work / "counts.json"
-        self.text = self.work / "tokenizer.txt"
-        self.tokenizer = args.tokenizer_folder or args.out / "tokenizer"
-        data = args.out / "data-bin"
-        several = args.shards > 1
-        self.shards = [data / f"shard{n}" for n in range(args.shards)] if several else [data]
+        self.files = MlmFiles(args)
 
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
-        write_report(self, counts, command)
+        write_report(self.files, counts, command, self.hashes)
 
     def stages(self) -> list[Stage]:
         args = self.args
@@ -69,29 +58,29 @@ class MlmPreparation(Preparation):
         described = [[source.name, source.language] for source in sources]
         paths = [source.path for source in sources]
         stages = [
-            Stage("count", self.count, paths, [self.counts_file],
+            Stage("count", self.count, paths, [self.files.counts_file],
                   {"reading": reading, "sources": described})
         ]  # fmt: skip
         if args.tokenizer_folder is None:
             stages += self._tokenizer_stages(reading)
-        tokenizer = [self.tokenizer]
+        tokenizer = [self.files.tokenizer]
         if args.tokenizer_folder:
-            tokenizer = tokenizer_files(self.tokenizer)
+            tokenizer = tokenizer_files(self.files.tokenizer)
         stages += [
             Stage(f"encode-{source.name}", lambda source=source: self.encode(source),
-                  [source.path, *tokenizer], self._encoded(source),
+                  [source.path, *tokenizer], self.files.encoded(source),
                   {"reading": reading})
             for source in sources
         ]  # fmt: skip
-        encoded = [file for source in sources for file in self._encoded(source)]
+        encoded = [file for source in sources for file in self.files.encoded(source)]
         names = ("alpha", "pack", "tokens_per_sample", "shards", "seed")
         parameters = {name: getattr(args, name) for name in names} | {"sources": described}
         parameters["hold_out"] = None if args.valid else args.hold_out
         return stages + [
             Stage(f"assemble-{shard.name}", lambda number=number: self.assemble(number),
-                  [self.counts_file, *tokenizer, *encoded], [shard],
+                  [self.files.counts_file, *tokenizer, *encoded], [shard],
                   parameters | {"shard": number})
-            for number, shard in enumerate(self.shards)
+            for number, shard in enumerate(self.files.shards)
         ]  # fmt: skip
 
     def _tokenizer_stages(self, reading: dict) -> list[Stage]:
@@ -101,13 +90,11 @@ class MlmPreparation(Preparation):
         trained = {name: getattr(args, name) for name in
                    ("tokenizer", "vocab_size", "lowercase", "character_coverage")}  # fmt: skip
         return [
-            Stage("sample", self.sample, [self.counts_file, *paths], [self.text],
+            Stage("sample", self.sample, [self.files.counts_file, *paths], [self.files.text],
                   {"reading": reading} | chosen),
-            Stage("tokenizer", self.train_tokenizer, [self.text], [self.tokenizer], trained),
+            Stage("tokenizer", self.train_tokenizer, [self.files.text],
+                  [self.files.tokenizer], trained),
         ]  # fmt: skip
-
-    def _encoded(self, source: TextFile) -> list[Path]:
-        return [self.work / f"{source.name}{ending}" for ending in (".bin", ".idx")]
 
     def count(self) -> dict[str, int]:
         """Count every file's documents and sentences."""
@@ -125,29 +112,21 @@ class MlmPreparation(Preparation):
         for source, counts in zip(sources, found, strict=True):
             if not counts["sentences"]:
                 raise PreparationError(f"{source.path} has no text")
-        write_json(self.counts_file, {
+        write_json(self.files.counts_file, {
             source.name: dict(counts) for source, counts in zip(sources, found, strict=True)
         })  # fmt: skip
         return dict(sum(found, Counter()))
 
-    def sentences(self) -> dict[str, int]:
-        """Training sentences of every language."""
-        counts, totals = read_json(self.counts_file), Counter()
-        for source in self.args.sources:
-            if source.split == "train":
-                totals[source.language] += counts[source.name]["sentences"]
-        return dict(totals)
-
     def sample(self) -> dict[str, int]:
         """Write the tokenizer's text: every language by its share raised to alpha."""
-        sentences = self.sentences()
+        sentences = self.files.sentences()
         wanted = min(self.args.tokenizer_sentences, sum(sentences.values()))
         factors = {
             language: share * wanted / sentences[language]
             for language, share in shares(sentences, self.args.alpha).items()
         }
         counts = Counter()
-        with open_text_out(self.text) as file:
+        with open_text_out(self.files.text) as file:
             for source in self.args.sources:
                 if source.split == "train":
                     for line in self._sampled(source, factors[source.language]):
@@ -175,22 +154,22 @@ class MlmPreparation(Preparation):
         options = {"lowercase": True} if args.lowercase else {}
         if args.character_coverage:
             options["character_coverage"] = args.character_coverage
-        with atomic_folder(self.tokenizer) as temporary:
+        with atomic_folder(self.files.tokenizer) as temporary:
             trained = train_tokenizer(args.tokenizer, temporary, vocab_size=args.vocab_size,
-                                      files=[self.text], **options)  # fmt: skip
+                                      files=[self.files.text], **options)  # fmt: skip
         return {"symbols": len(trained.symbols)}
 
     def encode(self, source: TextFile) -> dict[str, int]:
         """Encode one file."""
-        vocabulary = Vocabulary(self.tokenizer)
-        prefix = self.work / source.name
+        vocabulary = Vocabulary(self.files.tokenizer)
+        prefix = self.files.work / source.name
         return encode_file(source.path, prefix, vocabulary, self.args.reading, self.args.workers)
 
     def assemble(self, number: int) -> dict[str, int]:
         """Write one data-bin; the validation text is in the first."""
-        vocabulary = Vocabulary(self.tokenizer)
+        vocabulary = Vocabulary(self.files.tokenizer)
         counts = Counter()
-        with atomic_folder(self.shards[number]) as folder:
+        with atomic_folder(self.files.shards[number]) as folder:
             for split in ("train", "valid") if number == 0 else ("train",):
                 found = self._write(folder / split, split, number, vocabulary.size)
                 counts.update({f"{split}_{name}": value for name, value in found.items()})
@@ -208,9 +187,9 @@ class MlmPreparation(Preparation):
         return counts
 
     def _documents(self, split: str, shard: int, counts: Counter) -> Iterator[list[np.ndarray]]:
-        factors = repetitions(self.sentences(), self.args.alpha)
+        factors = repetitions(self.files.sentences(), self.args.alpha)
         for source in self.args.sources:
-            encoded = Encoded(self.work / source.name)
+            encoded = Encoded(self.files.work / source.name)
             chosen = self.choose(source, len(encoded.spans), split, shard, factors)
             counts["documents"] += len(chosen)
             yield from encoded.documents(chosen)

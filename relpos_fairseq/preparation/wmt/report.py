@@ -1,19 +1,16 @@
 """The table and the manifest: what was made, of what, and why lines were dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from relpos_fairseq.engine.files import describe_size
+from relpos_fairseq.engine.files import Hashes, describe_size
 from relpos_fairseq.engine.lines import COMPRESSED
 from relpos_fairseq.engine.manifest import write_manifest
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.wmt.clean import DROPPED, add_counts
-
-if TYPE_CHECKING:
-    from relpos_fairseq.preparation.wmt.obtain import RawText
-    from relpos_fairseq.preparation.wmt.stages import WmtPreparation
+from relpos_fairseq.preparation.wmt.files import WmtFiles
+from relpos_fairseq.preparation.wmt.local import Texts
+from relpos_fairseq.preparation.wmt.obtain import RawText
+from relpos_fairseq.preparation.wmt.settings import WmtSettings
 
 COPIES = 4  # of the text in stages: cleaned, tokenised, merged, in units
 PACKED = 4  # bytes of text in a byte of a compressed file, about
@@ -48,20 +45,20 @@ def corpus_rows(per_corpus: dict[str, dict[str, list[int]]]) -> list[list]:
     ]
 
 
-def set_rows(preparation: WmtPreparation, stages: dict) -> list[list]:
+def set_rows(settings: WmtSettings, texts: Texts, stages: dict) -> list[list]:
     """Return a row for each set: pairs and units."""
-    languages = preparation.settings.languages
+    languages = settings.languages
     rows = []
-    for split in ("train", *preparation.texts.held_out):
+    for split in ("train", *texts.held_out):
         counts = stages["apply"][split]
         units = (counts[language] for language in languages)
-        rows.append([split, preparation.texts.names.get(split, ""), counts["pairs"], *units])
+        rows.append([split, texts.names.get(split, ""), counts["pairs"], *units])
     return rows
 
 
-def tables(preparation: WmtPreparation, stages: dict) -> str:
+def tables(settings: WmtSettings, texts: Texts, stages: dict) -> str:
     """Return the tables to print."""
-    source, target = preparation.settings.languages
+    source, target = settings.languages
     cleaned = stages["clean"]
     parts = []
     if len(cleaned) > 1:
@@ -72,44 +69,46 @@ def tables(preparation: WmtPreparation, stages: dict) -> str:
             ["training text", "dropped", "pairs left", f"{source} words", f"{target} words"],
         )
     )
-    units = preparation.settings.bpe
+    units = settings.bpe
     parts.append(
         table(
-            set_rows(preparation, stages),
+            set_rows(settings, texts, stages),
             ["in units", "from", "pairs", f"{source} units", f"{target} units"],
         )
     )
-    kind = f"{units} {preparation.settings.model_type}" if units == "sentencepiece" else units
+    kind = f"{units} {settings.model_type}" if units == "sentencepiece" else units
     parts.append(
-        f"units: {kind}, {preparation.settings.vocab_size:,} asked for; "
+        f"units: {kind}, {settings.vocab_size:,} asked for; "
         f"joined dictionary: {stages['binarise']['dictionary']:,} entries"
     )
     return "\n\n".join(parts)
 
 
-def write(preparation: WmtPreparation, command: Sequence[str], stages: dict) -> None:
+def write(
+    files: WmtFiles, texts: Texts, command: Sequence[str], stages: dict, hashes: Hashes
+) -> None:
     """Write manifest.json and print the tables."""
-    settings, out = preparation.settings, preparation.out
+    settings, out = files.settings, files.out
     stages |= stages.pop("shards", {})
-    held_out = preparation.texts.held_out
-    outputs = [out / "data-bin", preparation.model, preparation.sample]
-    outputs += [path for split in ("train", *held_out) for path in preparation.units(split)]
-    outputs += [path for split in held_out for path in preparation.references(split)]
+    held_out = texts.held_out
+    outputs = [out / "data-bin", files.model, files.sample]
+    outputs += [path for split in ("train", *held_out) for path in files.units(split)]
+    outputs += [path for split in held_out for path in files.references(split)]
     manifest = out / "manifest.json"
     write_manifest(
         manifest,
         command=command,
-        inputs=preparation.texts.paths(),
+        inputs=texts.paths(),
         outputs=outputs,
         stages=stages,
         extra={
             "settings": settings.cleaning() | settings.units(),
-            "sets": preparation.texts.names,
+            "sets": texts.names,
         },
-        hashes=preparation.hashes,
+        hashes=hashes,
     )
     print(
-        f"\n{tables(preparation, stages)}\n\n{out / 'data-bin'} is what fairseq reads; "
+        f"\n{tables(settings, texts, stages)}\n\n{out / 'data-bin'} is what fairseq reads; "
         f"{manifest} says how it was made",
         flush=True,
     )

@@ -1,36 +1,34 @@
 """What a shard leaves for the run that joins all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import read_json
+from relpos_fairseq.engine.files import Hashes, read_json
 from relpos_fairseq.engine.manifest import describe_files, labelled, versions, write_manifest
 from relpos_fairseq.engine.stages import Stage
 from relpos_fairseq.preparation.wmt.clean import add_counts
-
-if TYPE_CHECKING:
-    from relpos_fairseq.preparation.wmt.stages import WmtPreparation
+from relpos_fairseq.preparation.wmt.files import WmtFiles
+from relpos_fairseq.preparation.wmt.local import Texts
 
 MANIFEST = "manifest.json"
 STAGES = ("clean", "tokenise")  # of a shard
 
 
-def write(preparation: WmtPreparation, command: Sequence[str], counts: dict) -> None:
+def write(
+    files: WmtFiles, texts: Texts, command: Sequence[str], counts: dict, hashes: Hashes
+) -> None:
     """Write a shard's manifest."""
-    settings = preparation.settings
+    settings = files.settings
     shard = settings.shard
     write_manifest(
-        preparation.shard_folder(shard) / MANIFEST,
+        files.shard_folder(shard) / MANIFEST,
         command=command,
-        inputs=preparation.texts.paths(),
-        outputs=outputs(preparation, shard),
+        inputs=texts.paths(),
+        outputs=outputs(files, shard),
         stages={name: counts[name] for name in STAGES if name in counts},
         extra={"settings": settings.cleaning(), "shard": [shard, settings.shards]},
-        hashes=preparation.hashes,
+        hashes=hashes,
     )
     print(
         f"shard {shard} of {settings.shards} is ready; join all with --merge {settings.shards}",
@@ -38,32 +36,30 @@ def write(preparation: WmtPreparation, command: Sequence[str], counts: dict) -> 
     )
 
 
-def stage(preparation: WmtPreparation) -> Stage:
+def stage(files: WmtFiles, texts: Texts, hashes: Hashes) -> Stage:
     """Return the stage that checks the shards; its counts are the sum of theirs, by stage."""
-    settings = preparation.settings
+    settings = files.settings
     shards = range(1, settings.shards + 1)
-    files = [preparation.shard_folder(shard) / MANIFEST for shard in shards]
-    files += [path for shard in shards for path in outputs(preparation, shard)]
-    there = [path for path in files if path.is_file()]
+    made = [files.shard_folder(shard) / MANIFEST for shard in shards]
+    made += [path for shard in shards for path in outputs(files, shard)]
+    there = [path for path in made if path.is_file()]
     asked = settings.cleaning() | {"shards": settings.shards}
-    return Stage(
-        "shards", lambda: read(preparation), [*preparation.texts.paths(), *there], [], asked
-    )
+    return Stage("shards", lambda: read(files, texts, hashes), [*texts.paths(), *there], [], asked)
 
 
-def read(preparation: WmtPreparation) -> dict[str, dict]:
+def read(files: WmtFiles, texts: Texts, hashes: Hashes) -> dict[str, dict]:
     """Return the sum of all shards' counts, by stage.
 
     Raises:
         PreparationError: A shard is missing, was made with other settings, by other versions or of
             other text, or was changed or left unfinished since.
     """
-    settings, hashes = preparation.settings, preparation.hashes
+    settings = files.settings
     wanted = {**settings.cleaning(), "languages": [*settings.languages]}
     total: dict[str, dict] = {"clean": {}}
-    inputs = describe_files(labelled(preparation.texts.paths(), None), hashes)
+    inputs = describe_files(labelled(texts.paths(), None), hashes)
     for shard in range(1, settings.shards + 1):
-        path = preparation.shard_folder(shard) / MANIFEST
+        path = files.shard_folder(shard) / MANIFEST
         manifest = read_json(path)
         option = f"--shard {shard}/{settings.shards}"
         if manifest is None:
@@ -83,7 +79,7 @@ def read(preparation: WmtPreparation) -> dict[str, dict]:
         if manifest["inputs"] != inputs:
             raise PreparationError(f"{path} was made of other text than is there now: {again}")
         # A shard that was begun again and cut off has a manifest of what is no longer there.
-        paths = labelled(outputs(preparation, shard), path.parent)
+        paths = labelled(outputs(files, shard), path.parent)
         whole = all(file.is_file() for file in paths.values())
         if not whole or manifest["outputs"] != describe_files(paths, hashes):
             raise PreparationError(f"{path} is not of the files beside it: {again}")
@@ -101,9 +97,9 @@ def other_versions(shard: dict[str, str]) -> str:
     )
 
 
-def outputs(preparation: WmtPreparation, shard: int) -> list[Path]:
+def outputs(files: WmtFiles, shard: int) -> list[Path]:
     """Return what a shard makes."""
-    return list(dict.fromkeys([*preparation.cleaned(shard), *preparation.ready(shard)]))
+    return list(dict.fromkeys([*files.cleaned(shard), *files.ready(shard)]))
 
 
 def add_shard(total: dict[str, dict], stages: dict[str, dict]) -> None:

@@ -33,13 +33,13 @@ from relpos_fairseq.preparation.binarise import preprocess
 from relpos_fairseq.preparation.wmt import report, shards
 from relpos_fairseq.preparation.wmt.clean import Cleaner, clean
 from relpos_fairseq.preparation.wmt.duplicates import drop_duplicates
+from relpos_fairseq.preparation.wmt.files import WmtFiles
 from relpos_fairseq.preparation.wmt.filters import Filter
 from relpos_fairseq.preparation.wmt.normalise import Normaliser
 from relpos_fairseq.preparation.wmt.obtain import RawText
 from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE
 from relpos_fairseq.preparation.wmt.settings import SUBWORD_NMT, WmtSettings
 from relpos_fairseq.preparation.wmt.subwords import (
-    FILE_NAME,
     apply,
     learn_sentencepiece,
     learn_subword_nmt,
@@ -66,58 +66,27 @@ class WmtPreparation(Preparation):
         self.raw = RawText(settings)
         self.texts = self.raw.texts
         self.normalisers = tuple(map(Normaliser, settings.languages))
-        self.pairs = self.out / "shards" / "pairs.json"  # of every text
-        self.folded = self.out / "text" / "held-out.txt"
-        self.train = settings.sides(self.out / "text", "train")
-        self.model = self.out / "units" / FILE_NAME[settings.bpe]
-        self.sample = self.out / "units" / "sample.txt"
-
-    @property
-    def tokenises(self) -> bool:
-        """Whether words are cut from punctuation before units are learned."""
-        return self.settings.tokenizer == "moses"
+        self.files = WmtFiles(settings)
 
     def tokenisers(self) -> tuple[FastMoses, ...]:
         """Make both sides' tokenisers."""
         return tuple(map(FastMoses, self.settings.languages))
-
-    def held_out(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a validation or test set, ready for units."""
-        return self.settings.sides(self.out / "text", split)
-
-    def references(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a held-out set as they were, which translations are scored on."""
-        return self.settings.sides(self.out / "reference", split)
-
-    def units(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a set in units."""
-        return self.settings.sides(self.out / "units", split)
-
-    def shard_folder(self, shard: int) -> Path:
-        """Return the folder of a shard."""
-        return self.out / "shards" / f"{shard}-of-{self.settings.shards}"
-
-    def cleaned(self, shard: int) -> list[Path]:
-        """Return a shard's source lines, target lines and records."""
-        folder = self.shard_folder(shard)
-        return [*self.settings.sides(folder, "clean"), folder / "clean.records"]
-
-    def ready(self, shard: int) -> tuple[Path, Path]:
-        """Return a shard's lines as units are learned on them."""
-        name = "tokens" if self.tokenises else "clean"
-        return self.settings.sides(self.shard_folder(shard), name)
 
     def stages(self) -> list[Stage]:
         settings = self.settings
         stages = [*self.raw.stages(self.hashes), *self.first_stages()]
         if settings.shard is not None:
             return stages + self.shard_stages(settings.shard)
-        joined = [shards.stage(self)] if settings.shards > 1 else self.shard_stages(1)
+        joined = (
+            [shards.stage(self.files, self.texts, self.hashes)]
+            if settings.shards > 1
+            else self.shard_stages(1)
+        )
         return stages + joined + self.last_stages()
 
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
         write = report.write if self.settings.shard is None else shards.write
-        write(self, command, dict(counts))
+        write(self.files, self.texts, command, dict(counts), self.hashes)
 
     def announce(self) -> None:
         """Print what will be read and how much disk the whole needs."""
@@ -141,17 +110,21 @@ class WmtPreparation(Preparation):
     def first_stages(self) -> list[Stage]:
         """Return the stages count and held-out."""
         settings, held_out = self.settings, self.texts.held_out
-        made = [path for s in held_out for path in (*self.held_out(s), *self.references(s))]
+        made = [
+            path for s in held_out for path in (*self.files.held_out(s), *self.files.references(s))
+        ]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {
             "languages": settings.languages,
             "tokenizer": settings.tokenizer,
             "splits": self.texts.names,
         }
-        read = [self.pairs, *self.texts.paths(list(held_out.values()))]
+        read = [self.files.pairs, *self.texts.paths(list(held_out.values()))]
         return [
-            Stage("count", self.run_count, self.texts.paths(), [self.pairs], {"texts": named}),
-            Stage("held-out", self.run_held_out, read, [*made, self.folded], chosen),
+            Stage(
+                "count", self.run_count, self.texts.paths(), [self.files.pairs], {"texts": named}
+            ),
+            Stage("held-out", self.run_held_out, read, [*made, self.files.folded], chosen),
         ]
 
     def run_count(self) -> dict[str, int]:
@@ -163,22 +136,22 @@ class WmtPreparation(Preparation):
                 raise PreparationError(
                     f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}"
                 )
-        write_json(self.pairs, counts)
+        write_json(self.files.pairs, counts)
         return counts
 
     def run_held_out(self) -> dict[str, int]:
         """Normalise and tokenise validation and test sets; nothing is dropped from them."""
-        pairs, folded = read_json(self.pairs), set()
-        tokenisers = self.tokenisers() if self.tokenises else (str, str)
+        pairs, folded = read_json(self.files.pairs), set()
+        tokenisers = self.tokenisers() if self.files.tokenises else (str, str)
         for split, text in self.texts.held_out.items():
-            with open_together(*self.held_out(split), *self.references(split)) as files:
+            with open_together(*self.files.held_out(split), *self.files.references(split)) as files:
                 for side, path in enumerate(text.paths):
                     for line in read_lines(path, longest=LONGEST_SIDE):
                         normal = self.normalisers[side](line)
                         folded.add(normal.casefold())
                         files[side].write(f"{tokenisers[side](normal)}\n".encode())
                         files[2 + side].write(f"{line}\n".encode())
-        with open_together(self.folded) as (file,):
+        with open_together(self.files.folded) as (file,):
             file.writelines(f"{line}\n".encode() for line in sorted(folded) if line)
         return {split: pairs[text.name] for split, text in self.texts.held_out.items()}
 
@@ -186,11 +159,11 @@ class WmtPreparation(Preparation):
 
     def shard_stages(self, shard: int) -> list[Stage]:
         """Return the stages clean and, if asked for, tokenise."""
-        settings, home = self.settings, self.shard_folder(shard)
-        cleaned, ready = self.cleaned(shard), self.ready(shard)
+        settings, home = self.settings, self.files.shard_folder(shard)
+        cleaned, ready = self.files.cleaned(shard), self.files.ready(shard)
         skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
         parameters = {"shard": [shard, settings.shards], "skipped blocks": skipped}
-        read = [*self.texts.paths(self.texts.training), self.pairs, self.folded]
+        read = [*self.texts.paths(self.texts.training), self.files.pairs, self.files.folded]
         stages = [
             Stage(
                 "clean",
@@ -201,7 +174,7 @@ class WmtPreparation(Preparation):
                 home=home,
             )
         ]
-        if self.tokenises:
+        if self.files.tokenises:
             stages.append(
                 Stage(
                     "tokenise",
@@ -216,12 +189,12 @@ class WmtPreparation(Preparation):
 
     def run_clean(self, shard: int) -> dict:
         """Normalise and filter a shard."""
-        settings, pairs = self.settings, read_json(self.pairs)
-        filter = Filter(*settings.languages, settings.limits, set(read_lines(self.folded)))
+        settings, pairs = self.settings, read_json(self.files.pairs)
+        filter = Filter(*settings.languages, settings.limits, set(read_lines(self.files.folded)))
         return clean(
             [(text, pairs[text.name]) for text in self.texts.training],
             Cleaner(self.normalisers, filter, settings.on_bad_line),
-            self.cleaned(shard),
+            self.files.cleaned(shard),
             workers=settings.workers,
             sample=settings.sample,
             seed=settings.seed,
@@ -240,19 +213,21 @@ class WmtPreparation(Preparation):
     def last_stages(self) -> list[Stage]:
         """Return the stages merge, sample, learn, apply and binarise."""
         settings = self.settings
-        shards = range(1, settings.shards + 1)
-        records = [self.cleaned(shard)[2] for shard in shards]
-        parts = [self.ready(shard) for shard in shards]
+        numbers = range(1, settings.shards + 1)
+        records = [self.files.cleaned(number)[2] for number in numbers]
+        parts = [self.files.ready(number) for number in numbers]
         splits = ["train", *self.texts.held_out]
         text = [path for split in splits for path in settings.sides(self.out / "text", split)]
-        units = [path for split in splits for path in self.units(split)]
+        units = [path for split in splits for path in self.files.units(split)]
         data, languages = self.out / "data-bin", {"languages": settings.languages}
         sampled = {"pairs": settings.learn_lines, "seed": settings.seed}
         joined = [*(path for part in parts for path in part), *records]
-        train, model, sample = [*self.train], [self.model], [self.sample]
+        train, model, sample = [*self.files.train], [self.files.model], [self.files.sample]
         bpe, learning = {"bpe": settings.bpe}, settings.units()
         return [
-            Stage("merge", lambda: drop_duplicates(parts, records, self.train), joined, train),
+            Stage(
+                "merge", lambda: drop_duplicates(parts, records, self.files.train), joined, train
+            ),
             Stage("sample", self.run_sample, train, sample, sampled),
             Stage("learn", self.run_learn, sample, model, learning),
             Stage("apply", lambda: self.run_apply(splits), [*model, *text], units, bpe),
@@ -261,7 +236,7 @@ class WmtPreparation(Preparation):
 
     def run_sample(self) -> dict:
         """Choose what the units are learned on."""
-        with self.train[0].open("rb") as file:
+        with self.files.train[0].open("rb") as file:
             pairs = sum(1 for _ in file)
         if not pairs:
             raise PreparationError(
@@ -269,25 +244,31 @@ class WmtPreparation(Preparation):
                 "--max-words, --max-ratio and the languages' order"
             )
         settings = self.settings
-        chosen = write_sample(self.train, pairs, settings.learn_lines, settings.seed, self.sample)
+        chosen = write_sample(
+            self.files.train, pairs, settings.learn_lines, settings.seed, self.files.sample
+        )
         return {"pairs": chosen}
 
     def run_learn(self) -> dict:
         """Learn the units."""
         settings = self.settings
         if settings.bpe == SUBWORD_NMT:
-            learn_subword_nmt(self.sample, settings.vocab_size, self.model)
+            learn_subword_nmt(self.files.sample, settings.vocab_size, self.files.model)
         else:
-            learn_sentencepiece(self.sample, settings.vocab_size, settings.model_type, self.model)
+            learn_sentencepiece(
+                self.files.sample, settings.vocab_size, settings.model_type, self.files.model
+            )
         return {}
 
     def run_apply(self, splits: list[str]) -> dict:
         """Cut all text into units."""
-        units = load_units(self.settings.bpe, self.model)
+        units = load_units(self.settings.bpe, self.files.model)
         counts = {}
         for split in splits:
             files = self.settings.sides(self.out / "text", split)
-            found = apply((units, units), files, self.units(split), self.settings.workers, "apply")
+            found = apply(
+                (units, units), files, self.files.units(split), self.settings.workers, "apply"
+            )
             counts[split] = dict(zip(("pairs", *self.settings.languages), found, strict=True))
         return counts
 

@@ -24,9 +24,8 @@ from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.preparation.pieces import train_pieces
 from relpos_fairseq.preparation.wmt.clean import sampled
 from relpos_fairseq.preparation.wmt.parallel import map_lines, read_blobs
-from relpos_fairseq.preparation.wmt.settings import SENTENCEPIECE, SUBWORD_NMT
+from relpos_fairseq.preparation.wmt.settings import SUBWORD_NMT
 
-FILE_NAME = {SUBWORD_NMT: "bpe.codes", SENTENCEPIECE: "sentencepiece.model"}
 REMEMBERED = 24_000  # words
 
 
