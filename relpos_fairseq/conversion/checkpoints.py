@@ -139,7 +139,7 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
 
 
 def _modern(state: State) -> State:
-    """Rename tensors as today's fairseq does; old releases said decoder, emb_layer_norm and in_proj."""
+    """Rename tensors as today's fairseq does; old ones have decoder, emb_layer_norm, in_proj."""
     result = {}
     for key, value in state.items():
         if key.startswith("decoder."):

@@ -195,7 +195,7 @@ def _solve(
     table: Tensor,
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Solve for rows of the table (H|1, R, D|1); return them and what they add to the logits (B, H, T, T)."""
+    """Solve for the table (H|1, R, D|1); return it and what it adds to logits (B, H, T, T)."""
     ids = scheme.relation.ids(inputs.positions)[0]
     heads, rows = table.size(0), table.size(1)
     found = table.new_zeros(heads, rows, 1 if table.dim() == 2 else table.size(2))

@@ -143,7 +143,7 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
 
 
 def _named(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Rename tensors as today's library does, each with the family's prefix where it belongs to the encoder."""
+    """Rename tensors as today's library does, those of the encoder with the family's prefix."""
     result = {}
     for name, value in weights.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
