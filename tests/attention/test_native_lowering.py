@@ -7,6 +7,7 @@ call and autograd's part are tested without a compiler.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -43,10 +44,19 @@ def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
         torch.testing.assert_close(one, other, **EXACT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+def cases() -> Iterator[object]:
+    """Every scheme in every kind of call; its options in a square one, and one other in turn."""
+    seen: set[str] = set()
+    for number, case in enumerate(IN_ATTENTION):
+        kinds = ("square", KINDS[1 + number % 5]) if case.scheme in seen else KINDS
+        seen.add(case.scheme)
+        for kind in kinds:
+            yield pytest.param(case, kind, id=f"{case}-{kind}")
+
+
+@pytest.mark.parametrize(("case", "kind"), cases())
 def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
-    """Every scheme and option, for every kind of call."""
+    """Every scheme and option."""
     inputs, stack, layer, _ = call(case, kind)
     compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
     step = inputs.positions.is_step and native.serves(inputs.terms, inputs.positions)

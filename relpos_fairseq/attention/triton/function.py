@@ -16,8 +16,9 @@ from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
 from relpos_fairseq.attention.triton.wide import diagonals_kernel
 
-NAMES = (
-    "q", "k", "v", "right_q", "query_products", "key_products", "query_multipliers", "key_multipliers", "content_band", "static", "gate", "query_factors", "key_factors", "reset",
+NAMES = (  # operands with gradients, see `operands`
+    "q", "k", "v", "right_q", "query_products", "key_products", "query_multipliers",
+    "key_multipliers", "content_band", "static", "gate", "query_factors", "key_factors", "reset",
     "wide_q", "wide_k", "query_vectors", "key_vectors",
 )  # fmt: skip
 Tensors = dict[str, Tensor | None]
@@ -214,21 +215,23 @@ def _run(
 
 
 def _strides(given: Tensors, out: Tensor) -> dict[str, int]:
-    """Strides of batch, heads, rows; 0 where a tensor is broadcast."""
-    strides = {}
-    tables = {name: given[name] for name in ("q", "k", "v", "query_factors", "key_factors")} | {
-        "out": out
+    """Return the strides of batch, heads and rows by argument; 0 where a tensor is broadcast."""
+
+    def stride(tensor: Tensor | None, axis: int) -> int:
+        return tensor.stride(axis) if tensor is not None and tensor.size(axis) > 1 else 0
+
+    products = {
+        "qp": "query_products" if given["query_multipliers"] is None else "query_multipliers",
+        "kp": "key_products" if given["key_multipliers"] is None else "key_multipliers",
     }
-    for name, other in (
-        ("query_products", "query_multipliers"),
-        ("key_products", "key_multipliers"),
-    ):
-        tables[name] = given[other] if given[name] is None else given[name]
-    for name, tensor in tables.items():
-        for axis, letter in enumerate("bht"):
-            known = tensor is not None and tensor.size(axis) > 1
-            strides[f"{name}_{letter}"] = tensor.stride(axis) if known else 0
-    for name in ("static", "gate", "reset", "query_vectors", "key_vectors"):
-        known = given[name] is not None and given[name].size(0) > 1
-        strides[f"{name}_h"] = given[name].stride(0) if known else 0
+    named = {"q": "q", "k": "k", "v": "v", "qf": "query_factors", "kf": "key_factors"} | products
+    tensors = {short: given[name] for short, name in named.items()} | {"out": out}
+    strides = {
+        f"{short}_{letter}": stride(tensor, axis)
+        for short, tensor in tensors.items()
+        for axis, letter in enumerate("bht")
+    }
+    tables = {"qv": "query_vectors", "kv": "key_vectors"}
+    for short, name in ({name: name for name in ("static", "gate", "reset")} | tables).items():
+        strides[f"{short}_h"] = stride(given[name], 0)
     return strides
