@@ -44,7 +44,7 @@ def _register() -> None:
     plugin.register()
 
 
-if "fairseq" in sys.modules:
+if sys.modules.get("fairseq") is not None:
     _register()
 else:
     sys.meta_path.insert(0, _RegisterOnImport())
