@@ -14,7 +14,6 @@ from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.benchmarks.candidates import NAIVE, Candidate
 from relpos_fairseq.benchmarks.settings import AttentionSetting, label_of, takes_clip
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.placement import DecodingTerms, Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
@@ -91,6 +90,9 @@ class SchemeCandidate(Candidate):
 
         The last of the keys is new at every step.
         """
+        # A step needs the plugin's modules, hence fairseq; whole sequences need torch alone.
+        from relpos_fairseq.modules.decoding_cache import DecodingCache
+
         length = k.size(2)
         positions = Positions(1, length, length - 1, device=q.device)
         cache = DecodingCache()
