@@ -13,13 +13,13 @@ import pytest
 import torch
 from attention.test_backends import gradients, remaker
 from attention.test_error_budget import as_leaves
-from attention.test_tiles_odd import expanded, permuted, strided
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemes.test_schemes import call
 from torch import Tensor
 
 from cases import CASES, INPUT, Case
+from helpers.attention_calls import expanded, permuted, strided
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
 from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from helpers.commands import call, load
-from helpers.conversion import ROWS, fairseq_roberta
+from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.cli.convert_checkpoint import main
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.on_load import prepare
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.writer import build
 from relpos_fairseq.engine.command import run_command
@@ -240,18 +241,23 @@ def test_longer_input_than_in_pretraining(packed, pretrained, tmp_path):
     output = train(packed, tmp_path / "m4", 22, *options)
     assert "2 updates" in output or "num_updates: 2" in output
     for source in ("learned", "plain"):
-        options = ("--finetune-from-model", pretrained[source], "--position-scheme", "learned")
         with pytest.raises(ValueError, match="knows 16 absolute positions and 22 are wanted.*fill"):
-            train(packed, tmp_path / source, 22, *options)
+            prepare_for(pretrained[source], position_scheme="learned", max_positions=22)
+
+
+def prepare_for(path: Path, **changes) -> None:
+    """Do what loading does for --finetune-from-model, for a model with other flags."""
+    source = read_source(path)
+    model = model_of(source.values | changes, source.rows)
+    prepare(load(path), str(path), model, converts=True)
 
 
 def test_flags_that_contradict_the_checkpoint_are_named(packed, pretrained, tmp_path):
-    start = ("--finetune-from-model", pretrained["plain"], "--position-scheme", "m4")
-    for flags, message in (
-        (("--layer-norm-eps", "1e-12"), "layer_norm_eps 1e-05, and the flags say 1e-12: give --la"),
-        (("--encoder-attention-heads", "4"), "encoder_attention_heads 2, and the flags say 4"),
+    for changes, message in (
+        ({"layer_norm_eps": 1e-12}, "layer_norm_eps 1e-05, and the flags say 1e-12: give --layer"),
+        ({"encoder_attention_heads": 4}, "encoder_attention_heads 2, and the flags say 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            train(packed, tmp_path / "run", 16, *start, *flags)
+            prepare_for(pretrained["plain"], position_scheme="m4", **changes)
     with pytest.raises(ValueError, match="is a folder: give the model.pt in it"):
         train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)
