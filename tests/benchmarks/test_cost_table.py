@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from relpos_fairseq.benchmarks import published, timing
+from relpos_fairseq.benchmarks import published, scheme_table, timing
 from relpos_fairseq.benchmarks.columns import Rows
 from relpos_fairseq.benchmarks.masked_lm import masked_lm, parameters
 from relpos_fairseq.benchmarks.report import Log
-from relpos_fairseq.cli import cost_table, scheme_table
+from relpos_fairseq.cli import cost_table
 from relpos_fairseq.engine.command import run_command
 
 BERT_BASE = published.Sizes(12, 768, 12, 512)

@@ -1,18 +1,14 @@
-"""The contract table of all schemes, from the code: for the README, or for the terminal.
-
-python scripts/scheme_table.py                      # print it
-python scripts/scheme_table.py --write README.md    # renew it between the file's markers
-"""
+"""The contract table of all schemes, from the code."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
 
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
 from relpos_fairseq.config import AUTO_CLIP, PositionConfig, resolve
+from relpos_fairseq.engine.files import write_text
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
@@ -118,22 +114,6 @@ def renewed(text: str) -> str:
     return f"{head}{BEGIN}\n{markdown()}\n{END}{rest.split(END, 1)[1]}"
 
 
-def main() -> None:
-    """Print the table, or write it into a file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in FILE")
-    path = parser.parse_args().write
-    if path is None:
-        print(markdown())
-        return
-    try:
-        text = renewed(path.read_text())
-    except (OSError, ValueError) as error:
-        parser.error(f"{path}: {error}")
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.replace(path)
-
-
-if __name__ == "__main__":
-    main()
+def renew(path: Path) -> None:
+    """Renew the table between its markers in a file."""
+    write_text(path, renewed(path.read_text(encoding="utf-8")))

@@ -1,75 +1,63 @@
-#!/usr/bin/env python
-"""Averages the parameters of checkpoints of one training, as Vaswani et al. 2017 do (section 6.1).
+"""The mean of checkpoints of one training."""
 
-    python scripts/average_checkpoints.py --inputs checkpoints/wmt --last 5 --output avg.pt
-    python scripts/average_checkpoints.py --inputs checkpoints/wmt --last-updates 5 --output avg.pt
-    python scripts/average_checkpoints.py --inputs one.pt two.pt --output avg.pt
-
-Checkpoints are loaded safely (weights_only). All must be of the same position scheme, which the
-result keeps, and have the same tensors. Sums are made in double precision. The optimizer's state is
-left out: the result is for translating and for starting anew, not for resuming.
-"""
-
-import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from relpos_fairseq.engine.command import run_command
+import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may hold)
+import torch
+
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_path
+from relpos_fairseq.placement import decode_text
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 SCHEME = "scheme_version"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the command line's parser."""
-    whole = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = whole.add_argument
-    add("--inputs", type=Path, nargs="+", required=True, help="checkpoints, or their one folder")
-    add("--last", type=int, metavar="N", help="of a folder: the last N epochs' checkpoints")
-    add("--last-updates", type=int, metavar="N", help="of a folder: the last N by updates")
-    add("--output", type=Path, required=True)
-    return whole
+def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> list[Path]:
+    """Return the checkpoints that are meant.
 
-
-def choose(args: argparse.Namespace) -> list[Path]:
-    """Returns the checkpoints that are meant.
+    Args:
+        inputs: checkpoints, or their one folder.
+        last: of a folder, how many epochs' checkpoints.
+        last_updates: of a folder, how many of those saved at updates.
 
     Raises:
         PreparationError: The folder has fewer, or options do not go together.
     """
-    if not (args.last or args.last_updates):
-        folders = [path for path in args.inputs if path.is_dir()]
+    if not (last or last_updates):
+        folders = [path for path in inputs if path.is_dir()]
         if folders:
             raise PreparationError(f"{folders[0]} is a folder: add --last N or --last-updates N")
-        return args.inputs
-    number = args.last or args.last_updates
-    if len(args.inputs) != 1 or not args.inputs[0].is_dir() or (args.last and args.last_updates):
+        return inputs
+    number = last or last_updates
+    if len(inputs) != 1 or not inputs[0].is_dir() or (last and last_updates):
         raise PreparationError("--last or --last-updates goes with one folder in --inputs")
-    pattern = EPOCH if args.last else UPDATE
-    named = [(pattern.fullmatch(path.name), path) for path in args.inputs[0].glob("*.pt")]
+    pattern = EPOCH if last else UPDATE
+    named = [(pattern.fullmatch(path.name), path) for path in inputs[0].glob("*.pt")]
     found = sorted((int(match.group(1)), path) for match, path in named if match)
     if number < 1 or len(found) < number:
         raise PreparationError(
-            f"{args.inputs[0]} has {len(found)} checkpoints like {pattern.pattern}, "
+            f"{inputs[0]} has {len(found)} checkpoints like {pattern.pattern}, "
             f"{number} asked for: keep more (--keep-last-epochs, --keep-interval-updates)"
         )
     return [path for _, path in found[-number:]]
 
 
+def write_average(paths: Sequence[Path], output: Path) -> None:
+    """Write the mean of checkpoints as a checkpoint."""
+    state = average(paths)
+    with atomic_path(output) as temporary:
+        torch.save(state, temporary)
+
+
 def load(path: Path) -> dict:
-    """Loads a checkpoint without running what may be in it.
+    """Load a checkpoint without running what may be in it.
 
     Raises:
         PreparationError: It is no checkpoint of fairseq's.
     """
-    import torch
-
     if not path.is_file():
         raise PreparationError(f"{path} is not a file")
     try:
@@ -83,13 +71,11 @@ def load(path: Path) -> dict:
 
 
 def average(paths: Sequence[Path]) -> dict:
-    """Returns the first checkpoint's state with all checkpoints' mean parameters.
+    """Return the first checkpoint's state with all checkpoints' mean parameters.
 
     Raises:
         PreparationError: They are of different schemes or models.
     """
-    import torch
-
     first = load(paths[0])
     model = first["model"]
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
@@ -107,15 +93,11 @@ def average(paths: Sequence[Path]) -> dict:
 
 
 def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
-    """Checks that two models may be averaged.
+    """Check that two models may be averaged.
 
     Raises:
         PreparationError: With what differs.
     """
-    import torch
-
-    from relpos_fairseq.placement import decode_text
-
     # Schemes first: what else differs follows from them.
     for name in sorted(model.keys() | other.keys(), key=lambda n: (not n.endswith(SCHEME), n)):
         here, there = model.get(name), other.get(name)
@@ -135,22 +117,3 @@ def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
             raise PreparationError(
                 f"{name} has shape {tuple(here.shape)} in {first}, {tuple(there.shape)} in {path}"
             )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command."""
-    args = parser().parse_args(argv)
-    paths = choose(args)
-    import torch
-
-    import relpos_fairseq  # noqa: F401  (says which classes a checkpoint may hold)
-
-    state = average(paths)
-    with atomic_path(args.output) as temporary:
-        torch.save(state, temporary)
-    print(f"averaged {len(paths)} checkpoints into {args.output}:")
-    print("\n".join(f"  {path}" for path in paths), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))
