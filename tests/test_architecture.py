@@ -31,7 +31,8 @@ ORDER = """
     tasks
     models
     criterions conversion
-    preparation evaluation pictures benchmarks
+    preparation evaluation pictures
+    benchmarks
     comparison
     plugin
     cli

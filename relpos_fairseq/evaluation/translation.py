@@ -10,7 +10,7 @@ from sacrebleu.significance import PairedTest
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import read_json, write_json
 from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.engine.manifest import table
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.evaluation.hypotheses import Detokeniser, read_system
 
 

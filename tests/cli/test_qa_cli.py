@@ -393,7 +393,7 @@ def test_prepare(tmp_path):
     for out in ("a", "b"):
         status, printed = script("prepare", "qa", *arguments, *more, "--out", tmp_path / out)
         assert status == 0, printed
-    names = {path.name for path in (tmp_path / "a").iterdir()}
+    names = {path.name for path in (tmp_path / "a").iterdir() if path.is_file()}
     assert names == {
         "train.json", "valid.json", "squad.de.json", "tokenizer.json", "dict.txt", "manifest.json",
     }  # fmt: skip

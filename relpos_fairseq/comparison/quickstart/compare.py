@@ -9,7 +9,7 @@ from relpos_fairseq.comparison.quickstart import corpus as data
 from relpos_fairseq.comparison.quickstart.run import Choices, SchemeRun
 from relpos_fairseq.engine.errors import ToolError
 from relpos_fairseq.engine.files import write_json, write_text
-from relpos_fairseq.engine.manifest import table
+from relpos_fairseq.engine.tables import table
 
 
 def compare(

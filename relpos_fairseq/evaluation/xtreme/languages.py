@@ -10,7 +10,7 @@ from pathlib import Path
 from relpos_fairseq.data.question_answering.reading import split_name
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, write_json, write_text
-from relpos_fairseq.engine.manifest import table
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.engine.stages import Stage, run_stages
 from relpos_fairseq.evaluation import questions
 from relpos_fairseq.evaluation.xtreme import xnli

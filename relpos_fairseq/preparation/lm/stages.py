@@ -1,30 +1,25 @@
 """The stages of prepare_lm.py: text, units, a stage for every split, manifests."""
 
 import argparse
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from relpos_fairseq.data.dictionary import NSPECIAL, read_dictionary, write_dictionary
 from relpos_fairseq.engine.archives import extract
 from relpos_fairseq.engine.download import fetch
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import Hashes, atomic_path, require_space
+from relpos_fairseq.engine.files import copy_file, require_space
 from relpos_fairseq.engine.stages import Stage
-from relpos_fairseq.preparation.lm.corpora import CORPORA, Corpus
+from relpos_fairseq.preparation.base import Preparation
+from relpos_fairseq.preparation.lm.corpora import CORPORA, PublishedCorpus
 from relpos_fairseq.preparation.lm.encoding import encode_split
-from relpos_fairseq.preparation.lm.options import check_values
-from relpos_fairseq.preparation.lm.reading import read_pieces
+from relpos_fairseq.preparation.lm.reading import read_text
 from relpos_fairseq.preparation.lm.report import write_manifests
-from relpos_fairseq.preparation.lm.splitting import SPLITS, parse_fractions, split_text
-from relpos_fairseq.preparation.lm.units import SPECIALS, Bytes, make_units
-from relpos_fairseq.preparation.lm.vocabulary import (
-    choose,
-    count_symbols,
-    load_dictionary,
-    save_dictionary,
-    train_sentencepiece,
-)
+from relpos_fairseq.preparation.lm.settings import SPLITS, check_values
+from relpos_fairseq.preparation.lm.splitting import parse_fractions, split_text
+from relpos_fairseq.preparation.lm.units import Bytes, make_units
+from relpos_fairseq.preparation.lm.vocabulary import choose, count_symbols, train_sentencepiece
 
 SENTENCEPIECE = (
     "model_type",
@@ -38,17 +33,21 @@ VERSION = 1  # raised when the same input and options come to give another resul
 TEXT = ("extract", "split")  # stages that make text, which is input rather than output
 
 
-class Preparation:
-    """The stages of one preparation, from its command line."""
+class LmPreparation(Preparation):
+    """Text to binaries that language models train on.
+
+    Args:
+        args: The command line.
+
+    Raises:
+        PreparationError: Options are missing or contradict each other.
+    """
+
+    prunes = True
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Checks the command line.
-
-        Raises:
-            PreparationError: Options are missing or contradict each other.
-        """
+        super().__init__(args.out)
         self.args = args
-        self.out: Path = args.out
         corpus = CORPORA.get(args.corpus)
         self.level = args.level or (corpus.level if corpus else "word")
         self.fractions: list[Fraction] = []
@@ -69,12 +68,19 @@ class Preparation:
         self.files: dict[str, list[Path]] = given
         self.text: list[Path] = args.text
         self.archives: list[Path] = []
-        self.stages: list[Stage] = []
+        self.planned: list[Stage] = []
         self.models: list[Path] = []  # sentencepiece's, at its level
         self.dictionary = self.out / "dict.txt"
         self.folders = [self.out]
         if args.shards > 1:
             self.folders = [self.out / f"shard{i}" for i in range(args.shards)]
+
+    def stages(self) -> list[Stage]:
+        self.planned.clear()
+        self.find_text()
+        self.learn_units()
+        self.encode()
+        return self.planned
 
     def find_text(self) -> None:
         """Downloads, extracts and splits, as the command line asks."""
@@ -99,11 +105,11 @@ class Preparation:
             )
             self.files = {split: [path] for split, path in zip(names, parts, strict=True)}
 
-    def extract_corpus(self, corpus: Corpus) -> None:
-        """Downloads a corpus and adds the stage that takes its text out of the archive."""
+    def extract_corpus(self, corpus: PublishedCorpus) -> None:
+        """Download a corpus and adds the stage that takes its text out of the archive."""
         folder = self.args.downloads or self.out / "downloads"
-        archives = fetch([corpus.source], folder, from_dir=self.args.from_dir)
-        archive, text = archives[corpus.source.name], self.out / "text"
+        files = fetch([corpus.archive], folder, from_dir=self.args.from_dir, hashes=self.hashes)
+        archive, text = files[corpus.archive.name], self.out / "text"
         members = list(corpus.members.values())
         made = {split: text / member for split, member in corpus.members.items()}
         self.archives = [archive]
@@ -120,16 +126,16 @@ class Preparation:
             self.files = {split: [path] for split, path in made.items()}
 
     def inputs(self) -> list[Path]:
-        """Returns the user's text files."""
+        """Return the user's text files."""
         return [*self.text, *(path for paths in self.files.values() for path in paths)]
 
     def add(self, name, run, inputs, outputs, parameters) -> None:
-        """Adds a stage."""
+        """Add a stage."""
         version = {"version": VERSION}
-        self.stages.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
+        self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
 
     def learn_units(self) -> None:
-        """Adds the stages that make sentencepiece.model and dict.txt."""
+        """Add the stages that make sentencepiece.model and dict.txt."""
         args = self.args
         train = self.files.get("train", [])
         reading = {"level": self.level, "on_bad_line": args.on_bad_line}
@@ -153,32 +159,32 @@ class Preparation:
             )
 
     def learn_pieces(self, train: list[Path], reading: dict) -> None:
-        """Adds the stage that trains a sentencepiece model, or copies the user's."""
+        """Add the stage that trains a sentencepiece model, or copies the user's."""
         args, model = self.args, self.models[0]
         if args.sentencepiece:
             given = args.sentencepiece
-            self.add("sentencepiece", lambda: copy(given, model), [given], [model], {})
+            self.add("sentencepiece", lambda: copy_file(given, model), [given], [model], {})
             return
         options = {name: getattr(args, name) for name in SENTENCEPIECE}
 
         def run() -> dict[str, int]:
             return train_sentencepiece(
-                model, read_pieces(train, self.level, args.on_bad_line), options
+                model, read_text(train, self.level, args.on_bad_line), options
             )
 
         self.add("sentencepiece", run, train, [model], {**reading, **options})
 
     def units(self):
-        """Returns the units of this level; those of sentencepiece once its model is there."""
+        """Return the units of this level; those of sentencepiece once its model is there."""
         return make_units(self.level, *self.models)
 
     def byte_dictionary(self) -> dict[str, int]:
-        """Makes the dict.txt of all bytes."""
-        save_dictionary(self.dictionary, [(symbol, 1) for symbol in Bytes.symbols])
+        """Make the dict.txt of all bytes."""
+        write_dictionary(self.dictionary, [(symbol, 1) for symbol in Bytes.symbols])
         return {"symbols": len(Bytes.symbols)}
 
     def count_dictionary(self) -> dict[str, int]:
-        """Makes dict.txt of the training text."""
+        """Make dict.txt of the training text."""
         args, files = self.args, dict(self.files)
         train = files.pop("train", [])
         # Characters that only valid or test have are in the dictionary too, at its end: bits per
@@ -186,21 +192,21 @@ class Preparation:
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
         units = self.units()
         texts = [
-            read_pieces(paths, self.level, args.on_bad_line) for paths in (train, others) if paths
+            read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths
         ]
         symbols, different = count_symbols(texts, units, args.workers)
         kept = choose(symbols, args.threshold, args.words, args.padding_factor)
-        save_dictionary(self.dictionary, kept)
+        write_dictionary(self.dictionary, kept)
         return {"symbols": len(kept), "different units": different}
 
     def copy_dictionary(self) -> dict[str, int]:
-        """Checks the user's dictionary and copies it."""
-        symbols = load_dictionary(self.args.dict)
-        copy(self.args.dict, self.dictionary)
+        """Check the user's dictionary and copies it."""
+        symbols = read_dictionary(self.args.dict)
+        copy_file(self.args.dict, self.dictionary)
         return {"symbols": len(symbols)}
 
     def encode(self) -> None:
-        """Adds a stage for every split."""
+        """Add a stage for every split."""
         args = self.args
         options = {
             "level": self.level,
@@ -214,7 +220,7 @@ class Preparation:
 
             def run(split=split, paths=paths, folders=folders) -> dict:
                 units = self.units()
-                symbols = load_dictionary(self.dictionary)
+                symbols = read_dictionary(self.dictionary)
                 counts = encode_split(split, paths, folders, units, symbols, options, args.workers)
                 return {str(shard): found for shard, found in enumerate(counts)}
 
@@ -229,18 +235,17 @@ class Preparation:
             copies = [folder / "dict.txt" for folder in self.folders]
             self.add(
                 "dictionaries",
-                lambda: copy(self.dictionary, *copies),
+                lambda: copy_file(self.dictionary, *copies),
                 [self.dictionary],
                 copies,
                 {},
             )
 
-    def report(self, counts: dict[str, dict], command: Sequence[str], hashes: Hashes) -> None:
-        """Writes the manifests and prints the table."""
-        symbols = load_dictionary(self.dictionary)
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        symbols = read_dictionary(self.dictionary)
         facts = {
             "level": self.level,
-            "vocabulary": len(SPECIALS) + len(symbols),
+            "vocabulary": NSPECIAL + len(symbols),
             "</s>": "line feed" if self.level in ("char", "byte") else "end of line",
         }
         read = {"archive": self.archives, "text": self.text, **self.files}
@@ -249,13 +254,8 @@ class Preparation:
             for split, paths in read.items()
             for place, path in enumerate(paths)
         }
-        made = {path for stage in self.stages if stage.name not in TEXT for path in stage.outputs}
-        write_manifests(self.folders, self.out, command, texts, sorted(made), counts, facts, hashes)
-
-
-def copy(source: Path, *targets: Path) -> None:
-    """Copies a file, whole or not at all."""
-    for target in targets:
-        if source.absolute() != target.absolute():
-            with atomic_path(target) as temporary:
-                shutil.copyfile(source, temporary)
+        made = {path for stage in self.planned if stage.name not in TEXT for path in stage.outputs}
+        write_manifests(
+            self.folders, self.out, command, texts, sorted(made), counts, facts, self.hashes
+        )
+        print(f"data: {':'.join(map(str, self.folders))}")
