@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from dataclasses import dataclass, field
 
 import torch
@@ -71,7 +70,6 @@ class AttentionRun:
 
 def benchmark(args: argparse.Namespace) -> None:
     """Check, time, print, write."""
-    logging.basicConfig(level=logging.WARNING)
     device = check_arguments(args)
     torch.manual_seed(1)
     words = machine(device, args.threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,7 +39,6 @@ TOGETHER = 6  # models in memory beside the baseline
 
 def benchmark(args: argparse.Namespace) -> None:
     """Count, time, print, write."""
-    logging.basicConfig(level=logging.WARNING)
     device = check_arguments(args)
     head = machine(device, args.threads)
     print(head, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 from dataclasses import replace
 from importlib import import_module
@@ -22,7 +21,6 @@ def benchmark(args: argparse.Namespace) -> None:
     Raises:
         ValueError: a bad argument, or a kernel that spills.
     """
-    logging.basicConfig(level=logging.WARNING)
     check_arguments(args)
     with tempfile.TemporaryDirectory(prefix="kernels_") as cache:
         start_compiling(cache)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +35,6 @@ def benchmark(options: argparse.Namespace) -> None:
     Raises:
         ValueError: a wrong value, or a model without memory.
     """
-    logging.basicConfig(level=logging.WARNING)
     check_least(options, 1, AT_LEAST_1)
     options.threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(options.threads)

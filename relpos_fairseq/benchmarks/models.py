@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +53,6 @@ BASELINES = {"translation": FAIRSEQ, "layers": encoder_layers.BASELINE}
 
 def benchmark(args: argparse.Namespace) -> None:
     """Measure, print, write."""
-    logging.basicConfig(level=logging.WARNING)
     device = check_arguments(args)
     head = machine(device, args.threads)
     print(head, flush=True)

@@ -9,10 +9,12 @@ First every candidate is held against the papers' formula in fp64, values and gr
 candidates are timed in one process, in turns, each only once the machine is idle otherwise.  The
 tables have ratios of medians to torch's scaled_dot_product_attention without positions (in
 brackets: of minima), and the spread.  Needs torch and relpos_fairseq's positions, schemes and
-attention: no fairseq.  --plot needs matplotlib, and progress is shown where tqdm is installed.
+attention: no fairseq, save to decode.  --plot needs matplotlib, and progress is shown where tqdm is
+installed.
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
     from relpos_fairseq.benchmarks.attention import benchmark
 
     benchmark(args)

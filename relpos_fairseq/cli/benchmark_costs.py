@@ -15,6 +15,7 @@ machine is idle otherwise.
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 
 from relpos_fairseq.cli.measuring import INTERRUPTED, add_device, add_output  # noqa: F401
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
     from relpos_fairseq.benchmarks.costs import benchmark
 
     benchmark(args)

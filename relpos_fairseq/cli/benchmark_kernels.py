@@ -10,6 +10,7 @@ registers to memory or does not fit is bold, and the command's last line and sta
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
     from relpos_fairseq.benchmarks.kernels import benchmark
 
     benchmark(args)

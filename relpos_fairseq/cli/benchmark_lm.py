@@ -17,6 +17,7 @@ training the two, which means something where their parameters are equal.
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
     from relpos_fairseq.benchmarks.language_models import benchmark
 
     benchmark(args)

@@ -17,6 +17,7 @@ otherwise.  Medians, minima and spreads are printed.
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
     from relpos_fairseq.benchmarks.models import benchmark
 
     benchmark(args)

@@ -15,6 +15,7 @@ What the checkpoint's scheme does not have is left out, and a line says so.
 """
 
 import argparse
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
     from relpos_fairseq.pictures.checkpoint import draw_checkpoint
 
     draw_checkpoint(args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +34,6 @@ def draw_checkpoint(args: argparse.Namespace) -> None:
     Raises:
         PlotError: one line that says what cannot be drawn and what to do.
     """
-    logging.basicConfig(level=logging.WARNING)  # fairseq reports its own loading otherwise
     if args.out.exists() and not args.out.is_dir():
         raise PlotError(f"--out {args.out} is a file: give a folder")
     if args.sentence is not None and not (args.data and args.sentence.split()):
