@@ -1,42 +1,50 @@
 """relpos_fairseq: every published position scheme for fairseq's transformers.
 
-Importing this package, or naming it as --user-dir, registers its models with fairseq.  Without
-fairseq, positions, schemes and attention import and work on their own.
+Importing this package imports neither torch nor fairseq.  Once fairseq is imported, before or after
+this package, the plugin registers with it (`plugin.py`).
 """
 
-from importlib.util import find_spec
+import sys
+from importlib import abc, util
 
 from relpos_fairseq.version import __version__
 
 __all__ = ["__version__"]
 
 
-def _register_with_fairseq() -> None:
-    from fairseq.models import ARCH_CONFIG_REGISTRY
+class _RegisterOnImport(abc.MetaPathFinder, abc.Loader):
+    """Finds and loads fairseq as Python does, and then registers the plugin."""
 
-    from relpos_fairseq import compat, compat_inputs, fused_adam
-    from relpos_fairseq.conversion import on_load
-    from relpos_fairseq.criterions import label_smoothing
-    from relpos_fairseq.criterions import question_answering as _criterion  # noqa: F401
-    from relpos_fairseq.criterions import sentence_prediction_glue as _glue  # noqa: F401
-    from relpos_fairseq.data.tokenizers import fairseq_bpe  # noqa: F401
-    from relpos_fairseq.models import (
-        relpos_roberta,
-        relpos_transformer,
-        relpos_transformer_lm,
-        relpos_transformer_xl,
-    )
-    from relpos_fairseq.tasks import question_answering, segment_language_modeling  # noqa: F401
+    searching = False
 
-    compat.apply()
-    compat_inputs.apply()
-    label_smoothing.install()
-    fused_adam.install()
-    on_load.install()
-    models = (relpos_transformer, relpos_transformer_lm, relpos_transformer_xl, relpos_roberta)
-    for name in (name for model in models for name in model.SIZES):
-        ARCH_CONFIG_REGISTRY[name] = compat.keep_bf16_off_tpu
+    def find_spec(self, name, path=None, target=None):
+        if name != "fairseq" or self.searching:
+            return None
+        self.searching = True  # so that the finders after this one are asked
+        try:
+            spec = util.find_spec(name)
+        finally:
+            self.searching = False
+        if spec is not None and spec.loader is not None:
+            self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        _register()
 
 
-if find_spec("fairseq") is not None:
-    _register_with_fairseq()
+def _register() -> None:
+    from relpos_fairseq import plugin
+
+    plugin.register()
+
+
+if sys.modules.get("fairseq") is not None:
+    _register()
+else:
+    sys.meta_path.insert(0, _RegisterOnImport())

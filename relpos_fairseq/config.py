@@ -8,148 +8,83 @@ every option checked against the schemes that take it, and every error in one li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, make_dataclass
 
 from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeOptions
-from relpos_fairseq.schemes import parse_hybrid
+from relpos_fairseq.options import (
+    CLIP_DISTANCE,
+    RESET_CLS,
+    SCALE,
+    SHARE,
+    AttentionShape,
+    Number,
+    Option,
+    SchemeOptions,
+    in_order,
+)
+from relpos_fairseq.plan import PositionPlan, SchemePlan
+from relpos_fairseq.scheme import REGISTER, PositionScheme
+from relpos_fairseq.schemes import DEFAULT, EXAMPLE, parse_hybrid, scheme_names
 
-SHARES = ("none", "heads", "layers", "both")
 SEGMENT_ENCODINGS = ("none", "input", "head")
 # What `auto` means for the clip distance, by kind of model: (vectors, scalars); 0 = unclipped.
-CLIP_DISTANCE = {"translation": (16, 128), "language_model": (64, 256), "masked_lm": (0, 0)}
+AUTO_CLIP = {"translation": (16, 128), "language_model": (64, 256), "masked_lm": (0, 0)}
+NUM_SEGMENTS = Number(
+    name="num_segments",
+    prefix="",
+    place=0,
+    help="number k of segments that --segment-encoding tells apart",
+    auto=2,
+    least=1,
+)
+# Every option of every scheme, in the order of --help.
+OPTIONS = in_order(frozenset().union(*(scheme.takes for scheme in REGISTER.values())))
 
 
-def _flag(default: str, text: str):
-    return field(default=default, metadata={"help": text})
+def takers(option: Option) -> str:
+    """Return the names of the schemes that take an option, or of those that do not if fewer."""
+    taking = [name for name in scheme_names() if option in REGISTER[name].takes]
+    leaving = [name for name in scheme_names() if name not in taking]
+    if len(leaving) < len(taking):
+        return f"all but {', '.join(leaving)}"
+    return ", ".join(taking)
 
 
-@dataclass
-class PositionConfig:
-    """Position flags as the user gives them; `auto` everywhere means the scheme's own choice."""
-
-    position_scheme: str = _flag(
-        "sinusoidal",
-        "position scheme, or several joined by + (learned+m4m); see the README's table",
-    )
-    encoder_position_scheme: str = _flag("auto", "scheme of the encoder (auto: --position-scheme)")
-    decoder_position_scheme: str = _flag("auto", "scheme of the decoder (auto: --position-scheme)")
-    position_clip_distance: str = _flag(
-        "auto",
-        "tables cover distances -K..K and are read at their ends beyond; 0: no clipping (shaw, "
-        "shaw_keys, m2, m3, m4, m4m, deberta, tupe, rel_scalar)",
-    )
-    position_share: str = _flag(
-        "auto",
-        "who has one table in common: none, heads (of a layer), layers (per head) or both (all "
-        "schemes with parameters in attention)",
-    )
-    position_scale: str = _flag(
-        "auto", "C in 1/sqrt(C * head_dim) instead of the scheme's own (every scheme in attention)"
-    )
-    position_reset_cls: str = _flag(
-        "auto",
-        "on: the first token's row and column of the position logits become learned scalars, in "
-        "encoders (shaw, shaw_keys, transformer_xl, t5, m4, deberta, tupe, tupe_a, abs_scalar, "
-        "rel_scalar, alibi, kerple); auto: on for tupe and tupe_a",
-    )
-    position_rank: str = _flag("auto", "rank of P (abs_scalar); auto: head_dim")
-    position_buckets: str = _flag("auto", "number of buckets (t5); auto: 32")
-    position_max_distance: str = _flag("auto", "distance of the last bucket (t5); auto: 128")
-    position_query_bias: str = _flag(
-        "auto",
-        "u and v (transformer_xl): on (a layer's own), shared (by all layers, the released code's "
-        "untie_r=False) or off; auto: on",
-    )
-    position_p2c_index: str = _flag("auto", "paper or mirrored (deberta); auto: paper")
-    clamp_len: str = _flag(
-        "auto",
-        "distances beyond it read the same sinusoid; 0 or auto: none (transformer_xl)",
-    )
-    segment_encoding: str = _flag(
-        "none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"
-    )
-    num_segments: str = _flag(
-        "auto", "number k of segments that --segment-encoding tells apart; auto: 2"
-    )
-    attention_backend: str = _flag(
-        "auto", f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules"
-    )
+def _flags() -> list[tuple[str, type, object]]:
+    """Return (name, type, field) of every flag, in the order of --help."""
+    texts = {
+        "position_scheme": (
+            DEFAULT["translation"],
+            f"position scheme, or several joined by + ({EXAMPLE}); see the table of schemes",
+        ),
+        "encoder_position_scheme": ("auto", "scheme of the encoder (auto: --position-scheme)"),
+        "decoder_position_scheme": ("auto", "scheme of the decoder (auto: --position-scheme)"),
+    }
+    for option in OPTIONS:
+        auto = f"; auto: {option.auto_help}" if option.auto_help else ""
+        texts[option.field] = ("auto", f"{option.help} ({takers(option)}){auto}")
+    texts |= {
+        "segment_encoding": (
+            "none",
+            "none, input (added to the embedding) or head (a scalar a head and segment pair)",
+        ),
+        "num_segments": ("auto", f"{NUM_SEGMENTS.help}; auto: {NUM_SEGMENTS.auto}"),
+        "attention_backend": (
+            "auto",
+            f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules",
+        ),
+    }
+    return [
+        (name, str, field(default=default, metadata={"help": text}))
+        for name, (default, text) in texts.items()
+    ]
 
 
-@dataclass(frozen=True)
-class SchemePlan:
-    """One member of a resolved hybrid: a class, and the options it is built with."""
-
-    scheme: type[PositionScheme]
-    options: SchemeOptions
-
-    @property
-    def across_layers(self) -> bool:
-        """Whether one instance serves all layers."""
-        return self.options.share in ("layers", "both") or self.scheme.default_share is None
-
-
-@dataclass(frozen=True)
-class PositionPlan:
-    """A resolved stack (an encoder or a decoder): its members and everything they share."""
-
-    name: str
-    members: tuple[SchemePlan, ...]
-    scale_constant: float
-    segment_encoding: str
-    segment_share: str
-    num_segments: int
-    backend: str
-    shape: AttentionShape
-
-    @property
-    def scale(self) -> float:
-        """What q.k is multiplied by."""
-        return (self.scale_constant * self.shape.head_dim) ** -0.5
-
-    @property
-    def absolute(self) -> bool:
-        """Whether any member reads absolute positions."""
-        return any(plan.scheme.absolute for plan in self.members)
-
-    @property
-    def longest(self) -> int | None:
-        """Longest input that the tables allow, or None."""
-        limited = any(plan.scheme.table_limited for plan in self.members)
-        return self.shape.max_positions if limited else None
-
-    def describe(self) -> str:
-        """One line, which also is what a checkpoint remembers and a resume is held against.
-
-        Not in it: clamp_len, which the paper's own evaluation sets on a model trained without.
-        """
-        parts = [self.name]
-        for plan in self.members:
-            for option in _DESCRIBED:
-                if option in plan.scheme.takes and option not in ("scale", "clamp_len"):
-                    parts.append(f"{plan.scheme.name}.{option}={getattr(plan.options, option)}")
-        parts.append(f"scale={self.scale_constant:g}")
-        shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
-        count = f" segments.count={self.num_segments}" * (self.num_segments != 2)
-        parts.append(f"segments={self.segment_encoding}{shared}{count}")
-        return " ".join(parts)
-
-
-_DESCRIBED = tuple(part.name for part in fields(SchemeOptions))
-# Flag of each option, in the order of the README.
-_OPTION_FLAGS = {
-    "clip_distance": "position_clip_distance",
-    "share": "position_share",
-    "scale": "position_scale",
-    "reset_cls": "position_reset_cls",
-    "rank": "position_rank",
-    "buckets": "position_buckets",
-    "max_distance": "position_max_distance",
-    "query_bias": "position_query_bias",
-    "p2c_index": "position_p2c_index",
-    "clamp_len": "clamp_len",
-}
+PositionConfig = make_dataclass("PositionConfig", _flags())
+PositionConfig.__module__ = __name__
+PositionConfig.__doc__ = (
+    "Position flags as the user gives them; `auto` everywhere means the scheme's own choice."
+)
 
 
 def resolve(
@@ -175,7 +110,7 @@ def resolve(
     members = parse_hybrid(_scheme_of(config, side))
     name = "+".join(member.name for member in members)
     _refuse_untaken(config, tuple(sides) or (side,))
-    constant = _scale_constant(config, name, members)
+    constant = _scale_constant(config, name, members, shape)
     resets = _resets(config, members, shape, decoder_only=shape.causal and not sides)
     plans = tuple(
         SchemePlan(member, _options(config, member, shape, model, constant, resets))
@@ -187,8 +122,8 @@ def resolve(
         members=plans,
         scale_constant=constant,
         segment_encoding=segments,
-        segment_share=_given(config, "position_share") or "none",
-        num_segments=_num_segments(config, segments),
+        segment_share=_given(config, SHARE) or "none",
+        num_segments=_num_segments(config, segments, shape),
         backend=_choice(config, "attention_backend", BACKENDS),
         shape=shape,
     )
@@ -207,22 +142,22 @@ def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
         for side, members in schemes.items()
         for member in members
         for option in member.takes
-        if not (option == "reset_cls" and side == "decoder" and len(sides) > 1)
+        if not (option is RESET_CLS and side == "decoder" and len(sides) > 1)
     }
     if str(config.segment_encoding) == "head":
-        taken.add("share")
-    for option, flag in _OPTION_FLAGS.items():
-        value = _given(config, flag)
+        taken.add(SHARE)
+    for option in OPTIONS:
+        value = _given(config, option)
         if value is not None and option not in taken:
             names = "+".join(dict.fromkeys(m.name for part in schemes.values() for m in part))
             raise ValueError(
-                f"--{flag.replace('_', '-')} {value} does not apply to position scheme {names}: "
+                f"{option.flag} {value} does not apply to position scheme {names}: "
                 f"leave it out or at auto"
             )
 
 
-def _given(config: PositionConfig, flag: str) -> str | None:
-    value = getattr(config, flag)
+def _given(config: PositionConfig, option: Option) -> str | None:
+    value = getattr(config, option.field)
     return None if value is None or str(value) == "auto" else str(value)
 
 
@@ -235,39 +170,26 @@ def _choice(config: PositionConfig, flag: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-def _number(config: PositionConfig, flag: str, least: int, auto: int) -> int:
-    text = _given(config, flag)
-    if text is None:
-        return auto
-    try:
-        value = int(text)
-    except ValueError:
-        value = None
-    if value is None or value < least:
-        name = flag.removeprefix("position_")
-        kind = "a whole number " if value is None else ""
-        said = f"{name} must be {kind}>= {least}, got {text} (--{flag.replace('_', '-')})"
-        raise ValueError(said)
-    return value
-
-
-def _num_segments(config: PositionConfig, encoding: str) -> int:
-    given = _given(config, "num_segments")
+def _num_segments(config: PositionConfig, encoding: str, shape: AttentionShape) -> int:
+    given = _given(config, NUM_SEGMENTS)
     if given is not None and encoding == "none":
         raise ValueError(
             f"--num-segments {given} does not apply to --segment-encoding none: leave it at auto, "
             f"or choose input or head"
         )
-    return _number(config, "num_segments", 1, SchemeOptions.num_segments)
+    return NUM_SEGMENTS.value(given, shape)
 
 
 def _scale_constant(
-    config: PositionConfig, name: str, members: tuple[type[PositionScheme], ...]
+    config: PositionConfig,
+    name: str,
+    members: tuple[type[PositionScheme], ...],
+    shape: AttentionShape,
 ) -> float:
     own = {m.name: m.own_scale for m in members if m.own_scale is not None}
-    given = _given(config, "position_scale")
+    given = _given(config, SCALE)
     if given is not None:
-        return _positive(given)
+        return SCALE.read(given, shape)
     if len(set(own.values())) > 1:
         scales = ", ".join(f"{key} 1/sqrt({value:g}d)" for key, value in own.items())
         raise ValueError(
@@ -277,29 +199,18 @@ def _scale_constant(
     return next(iter(own.values()), 1.0)
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError(f"scale must be > 0, got {text} (--position-scale)")
-    return value
-
-
 def _resets(
     config: PositionConfig,
     members: tuple[type[PositionScheme], ...],
     shape: AttentionShape,
     decoder_only: bool,
 ) -> bool:
-    text = _given(config, "position_reset_cls")
-    if text not in (None, "on", "off"):
-        raise ValueError(f"--position-reset-cls must be auto, on or off, got {text}")
+    given = _given(config, RESET_CLS)
+    text = None if given is None else RESET_CLS.read(given, shape)
     if shape.causal:
         if text == "on" and decoder_only:
             raise ValueError(
-                "--position-reset-cls on: a decoder has no [CLS] whose row and column could be "
+                f"{RESET_CLS.flag} on: a decoder has no [CLS] whose row and column could be "
                 "reset; leave it at auto"
             )
         return False
@@ -316,37 +227,17 @@ def _options(
     constant: float,
     resets: bool,
 ) -> SchemeOptions:
-    clip = CLIP_DISTANCE[model][scheme.clip == "scalars"]
-    share = _given(config, "position_share") or scheme.default_share or "none"
-    if share not in SHARES:
-        raise ValueError(f"--position-share must be auto, {', '.join(SHARES)}, got {share}")
-    bias = _given(config, "position_query_bias") or "on"
-    if bias not in ("on", "shared", "off"):
-        raise ValueError(f"--position-query-bias must be auto, on, shared or off, got {bias}")
-    p2c = _given(config, "position_p2c_index") or "paper"
-    if p2c not in ("paper", "mirrored"):
-        raise ValueError(f"--position-p2c-index must be auto, paper or mirrored, got {p2c}")
-    options = SchemeOptions(
-        clip_distance=_number(config, "position_clip_distance", 0, clip),
-        share=share if "share" in scheme.takes else "none",
-        scale=constant,
-        reset_cls=resets and "reset_cls" in scheme.takes,
-        rank=_number(config, "position_rank", 1, shape.head_dim),
-        buckets=_number(config, "position_buckets", 2 if shape.causal else 4, 32),
-        max_distance=_number(config, "position_max_distance", 1, 128),
-        query_bias=bias,
-        p2c_index=p2c,
-        clamp_len=_number(config, "clamp_len", 0, 0),
-    )
-    if "buckets" in scheme.takes:
-        _check_buckets(options, shape.causal)
+    given = {option: _given(config, option) for option in scheme.takes}
+    values = {option.name: option.value(text, shape) for option, text in given.items()}
+    # The `auto` of these is more than the scheme's own.
+    if SCALE in scheme.takes:
+        values["scale"] = constant
+    if RESET_CLS in scheme.takes:
+        values["reset_cls"] = resets
+    if CLIP_DISTANCE in scheme.takes and given[CLIP_DISTANCE] is None:
+        values["clip_distance"] = AUTO_CLIP[model][scheme.clip == "scalars"]
+    if SHARE in scheme.takes and given[SHARE] is None:
+        values["share"] = scheme.default_share
+    options = SchemeOptions(**values)
+    scheme.check_options(options, shape)
     return options
-
-
-def _check_buckets(options: SchemeOptions, causal: bool) -> None:
-    exact = options.buckets // (2 if causal else 4)
-    if options.max_distance <= exact:
-        raise ValueError(
-            f"max_distance must exceed the {exact} distances that have a bucket of their own, got "
-            f"{options.max_distance} (--position-max-distance; or lower --position-buckets)"
-        )

@@ -94,6 +94,15 @@ class Positions:
         """The same keys seen from query rows [start, stop)."""
         return replace(self, tgt_len=stop - start, query_start=self.query_start + start)
 
+    def keys(self, stop: int) -> Positions:
+        """The same query rows over the keys [0, stop) alone."""
+        cut = {
+            name: getattr(self, name)[:, :stop]
+            for name in ("token_index", "sentence_index", "segments")
+            if getattr(self, name) is not None
+        }
+        return replace(self, src_len=stop, **cut)
+
     def distance(self) -> Tensor:
         """(T, S) distances j - i."""
         key = torch.arange(self.src_len, device=self.device)

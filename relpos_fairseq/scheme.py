@@ -22,78 +22,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.options import SCALE, AttentionShape, Option, SchemeOptions
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
+from relpos_fairseq.relations import Clipped, Relation
+from relpos_fairseq.tables import RESET_TABLE, Table
 from relpos_fairseq.terms import PositionTerms, Reset
 
 
 class PositionMismatchError(ValueError):
     """A checkpoint was trained under another position scheme than the model has."""
-
-
-@dataclass(frozen=True)
-class SchemeOptions:
-    """Options with every `auto` resolved; a scheme reads those that it `takes`.
-
-    Args:
-        clip_distance: table covers -K..K; 0 = all of max_positions.
-        share: who has one table in common: none, heads, layers or both.
-        scale: C in 1/sqrt(C * head_dim).
-        reset_cls: whether the first token's row and column are reset.
-        rank: rank of abs_scalar's factors.
-        buckets: number of T5 buckets.
-        max_distance: distance at which T5's last bucket begins.
-        query_bias: transformer_xl's u and v: `on` (a layer's own), `shared` (by all layers), `off`.
-        p2c_index: `paper` or `mirrored`, for deberta.
-        num_segments: number of segments, for segment encodings.
-        clamp_len: distance beyond which transformer_xl's sinusoid no longer changes; 0 = none.
-    """
-
-    clip_distance: int = 16
-    share: str = "none"
-    scale: float = 1.0
-    reset_cls: bool = False
-    rank: int = 0
-    buckets: int = 32
-    max_distance: int = 128
-    query_bias: str = "on"
-    p2c_index: str = "paper"
-    num_segments: int = 2
-    clamp_len: int = 0
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """The attention that a scheme serves.
-
-    Args:
-        embed_dim: width E of the model.
-        num_heads: number of heads H.
-        max_positions: longest trained input, which sizes absolute and unclipped tables.
-        causal: a decoder, whose queries never see the future.
-        length_flag: the flag that raises max_positions, for error messages.
-        seed_name: where the scheme stands (`encoder.3`), which seeds its initial values.
-    """
-
-    embed_dim: int
-    num_heads: int
-    max_positions: int
-    causal: bool = False
-    length_flag: str = "--max-positions"
-    seed_name: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse widths that heads cannot divide."""
-        if self.num_heads < 1 or self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"embed_dim must be divisible by the number of heads, got embed_dim "
-                f"{self.embed_dim} and {self.num_heads} heads"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        """Width D of a head."""
-        return self.embed_dim // self.num_heads
 
 
 @dataclass(frozen=True)
@@ -118,27 +55,34 @@ class SchemeCard:
 
 
 class PositionScheme(nn.Module):
-    """Base of every scheme.  Class attributes say what a scheme is.
+    """Base of every scheme.  Class attributes say what a scheme is; nothing else names it.
 
     Attributes:
         name: the scheme's name on the command line.
         card: its row in the contract table.
-        takes: options (fields of SchemeOptions) that it accepts, `scale` included.
+        takes: the options that it accepts.
         own_scale: C in the published 1/sqrt(C * head_dim); None: acts on the input alone.
         default_share: sharing in the paper; None where there is nothing to share.
-        clip: `vectors` or `scalars`, which decides the clip distance that `auto` means, `all` for
-            tables that are never clipped, or None.
+        clip: `vectors` or `scalars`, which decides the clip distance that `auto` means.
         absolute: reads absolute positions, hence has a longest input and carries no memory.
         counts_sentences: reads positions counted from each sentence's start.
         table_limited: refuses input longer than max_positions.
         rotates: transforms queries and keys.
         resets_by_default: what --position-reset-cls auto means in an encoder.
         replaces_content: has a trilinear term.
+
+    For conversion:
+        tables: its parameters, by name.
+        never_neutral: why no values of its tables leave the logits as they are; "": some do.
+        takes_over: by the name of a scheme, how that one's parameters become this one's, as far as
+            equal terms go; by its own name, what its options change.
+        fitted: the table that the logits are linear in, which least squares may fit.
+        elsewhere: names of the same scheme in other libraries.
     """
 
     name: ClassVar[str]
     card: ClassVar[SchemeCard]
-    takes: ClassVar[frozenset[str]] = frozenset({"scale"})
+    takes: ClassVar[frozenset[Option]] = frozenset({SCALE})
     own_scale: ClassVar[float | None] = 1.0
     default_share: ClassVar[str | None] = None
     clip: ClassVar[str | None] = None
@@ -148,14 +92,36 @@ class PositionScheme(nn.Module):
     rotates: ClassVar[bool] = False
     resets_by_default: ClassVar[bool] = False
     replaces_content: ClassVar[bool] = False
+    tables: ClassVar[dict[str, Table]] = {}
+    never_neutral: ClassVar[str] = ""
+    takes_over: ClassVar[dict[str, Callable[[Any], dict[str, Tensor]]]] = {}
+    fitted: ClassVar[str | None] = None
+    elsewhere: ClassVar[dict[str, str]] = {}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Keep shape and options; subclasses add their tables."""
         super().__init__()
         self.shape = shape
         self.options = options
         if options.reset_cls:
             self.theta = nn.Parameter(torch.zeros(2, self.table_heads))
+
+    @classmethod
+    def table_of(cls, parameter: str) -> Table:
+        """Return what is declared of a parameter."""
+        return RESET_TABLE if parameter == "theta" else cls.tables[parameter]
+
+    @classmethod
+    def reads_positions(cls) -> bool:
+        """Tell whether it has a table with a row a position."""
+        return any(table.rows == "position" for table in cls.tables.values())
+
+    @classmethod
+    def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
+        """Refuse options that contradict each other; called once each is read.
+
+        Raises:
+            ValueError: names both, and the way out.
+        """
 
     @property
     def common_parameters(self) -> tuple[str, ...]:
@@ -173,13 +139,18 @@ class PositionScheme(nn.Module):
         return (self.options.scale * self.shape.head_dim) ** -0.5
 
     @property
+    def relation(self) -> Relation:
+        """The relation that its tables are read by."""
+        return self.clipped
+
+    @property
     def clipped(self) -> Clipped:
         """The relation of a table over clipped distances."""
         reach = self.options.clip_distance or max(self.shape.max_positions - 1, 1)
         return Clipped(reach, reach)
 
     def draw(self, *size: int, std: float, mean: float = 0.0) -> nn.Parameter:
-        """A parameter drawn from N(mean, std) without touching the global random state.
+        """Draw a parameter from N(mean, std) without touching the global random state.
 
         The stream depends on the global seed, where the scheme stands and what was drawn before,
         so that choosing a scheme changes no other parameter's initial value.
@@ -225,7 +196,7 @@ class PositionScheme(nn.Module):
             )
 
     def reset_at(self, positions: Positions) -> Reset | None:
-        """The reset of the first token's row and column, where it is switched on."""
+        """Return the reset of the first token's row and column, where it is switched on."""
         if not self.options.reset_cls:
             return None
         return Reset(self.theta[0], self.theta[1], positions.first_slot())
@@ -234,7 +205,7 @@ class PositionScheme(nn.Module):
         """Called once after the model's own initialisation; M4M alone sets the biases."""
 
     def embed(self, positions: Positions) -> Tensor | None:
-        """(B|1, T, E) added to the embedding of the queries' tokens, or None."""
+        """Return (B|1, T, E) to add to the embedding of the queries' tokens, or None."""
         return None
 
     def prepare(self, positions: Positions) -> Any:
@@ -250,8 +221,20 @@ class PositionScheme(nn.Module):
         return k
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """What the scheme's relations contribute."""
+        """Return what the scheme's relations contribute."""
         return ()
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return what a row of the `fitted` table is multiplied by in the logits.
+
+        Args:
+            q: (B, H, P, D) queries of P pairs.
+            k: (B, H, P, D) their keys.
+
+        Returns:
+            (B, H, P, D), or (B, H, P, 1) for a table of scalars.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define factor")
 
 
 REGISTER: dict[str, type[PositionScheme]] = {}

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import Placement
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 
 # The oracle has the schemes' own parameter names, but for this one.
@@ -128,13 +129,10 @@ def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]
                 params.update(zip(RENAMED[name], value.detach(), strict=True))
             else:
                 params[name] = value.detach()
-        options = {
+        options = vars(scheme.options) | {
             "reset": scheme.options.reset_cls,
-            "buckets": scheme.options.buckets,
-            "max_distance": scheme.options.max_distance,
             "bidirectional": not scheme.shape.causal,
-            "p2c_index": scheme.options.p2c_index,
-            "clamp": scheme.options.clamp_len,
+            "clamp": getattr(scheme.options, "clamp_len", 0),
         }
         members.append((scheme.name, params, options))
     return members

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 import torch
 
 import naive
@@ -35,18 +33,3 @@ def test_kerple_stays_bounded() -> None:
     torch.testing.assert_close(static.detach(), expected)
     static.sum().backward()
     assert (layer[0].amplitude.grad != 0).all()
-
-
-def test_the_last_batch_is_kept() -> None:
-    """No sample is lost for not filling a batch of the required multiple."""
-    pytest.importorskip("fairseq")
-    from fairseq.data import data_utils
-
-    import relpos_fairseq  # noqa: F401
-
-    for count in (1, 7, 8, 37):
-        batches = data_utils.batch_by_size(
-            np.arange(count), lambda _: 3, max_tokens=40, required_batch_size_multiple=8
-        )
-        assert sorted(int(i) for batch in batches for i in batch) == list(range(count))
-    assert data_utils.batch_by_size(np.array([], dtype=np.int64), lambda _: 1, max_tokens=8) == []

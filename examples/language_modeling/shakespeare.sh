@@ -32,7 +32,7 @@ for model in "$@"; do
             --task segment_language_modeling --tokens-per-sample 64 --batch-size 24 --batch-size-valid 8 \
             --decoder-layers 3 --decoder-embed-dim 128 --decoder-ffn-embed-dim 384 \
             --decoder-attention-heads 4 --dropout 0.1 \
-            --criterion cross_entropy --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.25 \
+            --criterion relpos_cross_entropy --optimizer relpos_adam --adam-betas '(0.9, 0.98)' --clip-norm 0.25 \
             --lr 2e-3 --lr-scheduler cosine --warmup-updates 60 --max-update "$updates" --seed 1 \
             --cpu --num-workers 0 --no-progress-bar --log-interval 25 --distributed-world-size 1 \
             --save-dir "$save" --save-interval-updates 100 --keep-interval-updates 1 \

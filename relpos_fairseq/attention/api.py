@@ -3,8 +3,15 @@
 `auto` looks at terms, device and shape only, never at a clock: a resumed run chooses the same.
 On a GPU it takes triton where that does not refuse, and SDPA where there are no terms (none, input
 schemes, rope).  On a CPU it takes native, and where there are few tokens SDPA (no terms) or the
-reference, whose gathers cost less than tiles.  Without a compiler blocked stands in for native, as
-it does where probabilities are asked for.
+reference, whose gathers cost less than the kernel's passes.
+
+Where no kernel serves (no compiler, probabilities asked for, a refusal), SDPA evaluates calls
+without terms.  Others go to blocked, but on a CPU to the reference as long as one slice of blocked
+holds all queries: up to 362 tokens for 16 heads of the whole batch, 128 for 128.  In training the
+reference takes 0.5 to 0.9 of the time of blocked, which evaluates every slice twice (m4 0.64 at 256
+tokens and 0.55 at 512, t5 0.93 and 0.75, shaw 0.49 and 0.64; at 1024 tokens both take the same, as
+they do without gradients).  A trilinear term goes to blocked: the reference takes 18 times as long
+at 512 tokens.
 
 What decides how many tokens are few, in times relative to SDPA without positions (one core, fp32,
 8 heads of 64 channels, 1024 tokens, training / inference; reference, then native):
@@ -32,9 +39,9 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
 WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
-SHORT = 48  # queries, from which tiles cost less than gathers of products with vectors
+SHORT = 48  # queries, from which the kernel costs less than gathers of products
 SHORT_SCALARS = 128  # where no term has vectors
-SHORT_CAUSAL = 64  # the same, where half the tiles are left out, or probabilities are dropped
+SHORT_CAUSAL = 64  # the same, where half of the pairs are left out, or some dropped
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
 logger = logging.getLogger(__name__)
 
@@ -104,8 +111,17 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
             return "sdpa"
     if short:
         return "reference"
-    instead = "blocked" if with_terms or need_weights or inputs.dropout else "sdpa"
+    instead = "sdpa"
+    if with_terms or need_weights or inputs.dropout:
+        instead = "reference" if _is_one_slice(inputs) else "blocked"
     return "native" if not need_weights and _is_native(inputs, instead) else instead
+
+
+def _is_one_slice(inputs: AttentionInputs) -> bool:
+    """Whether blocked would hold as much as the reference, and evaluate it twice."""
+    if inputs.positions.is_step or on_gpu(inputs) or _is_trilinear(inputs):
+        return False
+    return inputs.positions.tgt_len <= blocked.slice_rows(inputs)
 
 
 def _is_native(inputs: AttentionInputs, instead: str) -> bool:
@@ -140,5 +156,9 @@ def _is_short(inputs: AttentionInputs) -> bool:
         short = SHORT_CAUSAL
     if positions.is_step or positions.tgt_len >= short or positions.src_len >= 2 * short:
         return False
-    # The reference weighs channels pair by pair.
-    return all(term.trilinear is None for term in inputs.terms)
+    return not _is_trilinear(inputs)
+
+
+def _is_trilinear(inputs: AttentionInputs) -> bool:
+    """Whether the reference would weigh the channels of every pair."""
+    return any(term.trilinear is not None for term in inputs.terms)

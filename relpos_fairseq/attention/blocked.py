@@ -1,29 +1,29 @@
-"""Query rows in blocks: exact, memory linear in T, for every scheme, training and inference.
+"""The formula on slices of query rows: exact, memory linear in length, for every scheme.
 
-Each block forms its logits from vectors over the distances that it meets (`toeplitz`), so there is
-neither a (T, S) index nor a (T, T, D) tensor.  Where more than one block is needed, a block keeps
-nothing for its backward pass but its inputs and is computed again there (dropout included, whose
-random state is replayed).
+A slice of n rows forms its (n, S) logits from vectors over the distances that occur in it
+(`sheared`).  It keeps nothing for the backward pass but its inputs and is evaluated again there,
+with the same dropout, so that a call never holds more than one slice's matrices.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from collections.abc import Iterator
 
-from relpos_fairseq.attention import tiles
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
 from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
+from relpos_fairseq.attention.once import differentiable_once
 from relpos_fairseq.attention.sheared import Sheared
 from relpos_fairseq.attention.step import attend_step, serves
-from relpos_fairseq.attention.toeplitz import unshear
 from relpos_fairseq.relations import DistanceRelation
 
 name = "blocked"
 
-# Elements of one block's logits: 8 MiB in fp32 stays near a CPU's cache; a GPU wants more work.
-BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
+# Elements of one slice's logits: 8 MiB in fp32 stays near a CPU's cache; a GPU wants more work.
+SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
 LEAST_ROWS = 16
 
 
@@ -41,47 +41,99 @@ def refusal(inputs: AttentionInputs) -> str | None:
 def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """Output (B, H, T, Dv) and, where asked, probabilities (B, H, T, S) after dropout."""
     if serves(inputs.terms, inputs.positions):
-        return _kept(attend_step(inputs), need_weights)
-    rows = block_rows(inputs)
-    tgt_len = inputs.positions.tgt_len
-    # Tiles are views of one buffer, which torch.compile, making operations pure, takes apart.
-    pure = torch.compiler.is_compiling()
-    if not need_weights and not pure and tiles.refusal(inputs) is None:
-        return tiles.attend(inputs), None
-    if rows >= tgt_len:
-        return _kept(_attend_block(inputs), need_weights)
-    outputs, weights = [], []
+        out, probs = attend_step(inputs)
+        return out, probs if need_weights else None
+    exact = inputs.mapped(lambda tensor: tensor.to(inputs.exact).contiguous())
+    seed = int(torch.randint(2**62, ())) if inputs.dropout else 0
+    out, probs = _Slices.apply(exact.mapped(_shape_of), seed, need_weights, *exact.tensors())
+    return out.to(inputs.v.dtype), probs
+
+
+def slice_rows(inputs: AttentionInputs) -> int:
+    """How many query rows a slice has: fixed by shape, terms and device alone."""
+    budget = SLICE_ELEMENTS.get(inputs.positions.device.type, SLICE_ELEMENTS["cuda"])
+    row = inputs.q.size(0) * inputs.q.size(1) * inputs.positions.src_len
+    return max(budget // max(row, 1), LEAST_ROWS)
+
+
+class _Slices(torch.autograd.Function):
+    """Attention slice by slice, evaluated again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx, shape: AttentionInputs, seed: int, need_weights: bool, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        results = [
+            _attend_slice(part, seed + start)
+            for start, _, part in _slices(shape.with_tensors(tensors))
+        ]
+        ctx.shape, ctx.seed = shape, seed
+        ctx.save_for_backward(*tensors)
+        out = torch.cat([out for out, _ in results], dim=2)  # (B, H, T, Dv)
+        if not need_weights:
+            return out, None
+        src_len = shape.positions.src_len  # a causal slice has no keys in its queries' future
+        rows = [F.pad(probs, (0, src_len - probs.size(-1))) for _, probs in results]
+        return out, torch.cat(rows, dim=2)  # (B, H, T, S)
+
+    @staticmethod
+    @differentiable_once("attention by slices", "use --attention-backend reference")
+    def backward(ctx, d_out: Tensor, d_probs: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        gradients = [torch.zeros_like(tensor) for tensor in tensors]
+        parts = _slices(ctx.shape.with_tensors(tensors))
+        # The same rows and keys of the gradients, as views that a slice's gradients are added to.
+        totals = _slices(ctx.shape.with_tensors(gradients))
+        for (start, stop, part), (_, _, total) in zip(parts, totals, strict=True):
+            leaves = [
+                leaf.detach().requires_grad_(want)
+                for leaf, want in zip(part.tensors(), wanted, strict=True)
+            ]
+            with torch.enable_grad():
+                out, probs = _attend_slice(part.with_tensors(leaves), ctx.seed + start)
+            results, upstream = [out], [d_out[:, :, start:stop]]
+            if d_probs is not None:
+                results.append(probs)
+                upstream.append(d_probs[:, :, start:stop, : probs.size(-1)])
+            _add_gradients(results, upstream, leaves, total.tensors())
+        some = (grad if want else None for grad, want in zip(gradients, wanted, strict=True))
+        return None, None, None, *some
+
+
+def _slices(inputs: AttentionInputs) -> Iterator[tuple[int, int, AttentionInputs]]:
+    """First row, the row after the last, and the call for these rows and the keys they may see."""
+    rows, tgt_len = slice_rows(inputs), inputs.positions.tgt_len
     for start in range(0, tgt_len, rows):
-        block = inputs.rows(start, min(start + rows, tgt_len))
-        if torch.is_grad_enabled():
-            out, probs = checkpoint(_attend_block, block, use_reentrant=False)
-        else:
-            out, probs = _attend_block(block)
-        outputs.append(out)
-        if need_weights:
-            weights.append(probs)
-    return torch.cat(outputs, dim=2), torch.cat(weights, dim=2) if need_weights else None
+        stop = min(start + rows, tgt_len)
+        part = inputs.rows(start, stop)
+        yield start, stop, part.keys(part.positions.query_stop) if inputs.causal else part
 
 
-def block_rows(inputs: AttentionInputs) -> int:
-    """How many query rows one block has: fixed by shape and device alone."""
-    batch, heads, tgt_len = inputs.q.shape[:3]
-    budget = BLOCK_ELEMENTS.get(inputs.q.device.type, BLOCK_ELEMENTS["cuda"])
-    rows = budget // (batch * heads * inputs.k.size(2))
-    return tgt_len if rows >= tgt_len else max(rows // LEAST_ROWS * LEAST_ROWS, LEAST_ROWS)
-
-
-def _kept(result: tuple[Tensor, Tensor], need_weights: bool) -> tuple[Tensor, Tensor | None]:
-    return result if need_weights else (result[0], None)
-
-
-def _attend_block(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
+    """Output (B, H, n, Dv) and probabilities (B, H, n, S) of a slice of n rows."""
     products = Sheared(inputs)
     probs = probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None)
-    probs = drop(probs, inputs.dropout)
-    out = probs @ inputs.v.to(inputs.exact)
+    if inputs.dropout:
+        generator = torch.Generator(probs.device).manual_seed(seed)
+        probs = drop(probs, inputs.dropout, generator)
+    out = probs @ inputs.v
     for term in inputs.terms:
         if term.value_vectors is not None:
-            vectors = products.over_distances(term.value_vectors, term)  # (H|1, L, D)
-            out = out + unshear(probs) @ vectors
-    return out.to(inputs.v.dtype), probs
+            out = out + products.values(probs, term)
+    return out, probs
+
+
+def _add_gradients(
+    results: list[Tensor], upstream: list[Tensor], leaves: list[Tensor], totals: list[Tensor]
+) -> None:
+    """Add the gradients of the leaves that want one to their totals."""
+    wanted = [(x, total) for x, total in zip(leaves, totals, strict=True) if x.requires_grad]
+    found = torch.autograd.grad(results, [x for x, _ in wanted], upstream, allow_unused=True)
+    for grad, (_, total) in zip(found, wanted, strict=True):
+        if grad is not None:
+            total += grad
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """Stand for a tensor that autograd keeps: of its shape, without its numbers."""
+    return tensor.detach().to("meta")

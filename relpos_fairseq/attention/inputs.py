@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.terms import PositionTerms, Reset
 
 if TYPE_CHECKING:
     from relpos_fairseq.attention.step import StepTables
+
+
+_CONTENT = ("q", "k", "v", "content_q", "content_k")
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,41 @@ class AttentionInputs:
             positions=self.positions.rows(start, stop),
         )
 
+    def keys(self, stop: int) -> AttentionInputs:
+        """The same call for the keys [0, stop), which hold all queries."""
+        cut = {
+            name: getattr(self, name)[:, :, :stop]
+            for name in ("k", "v", "content_k")
+            if getattr(self, name) is not None
+        }
+        cut |= {
+            name: getattr(self, name)[:, :stop]
+            for name in ("key_padding", "documents")
+            if getattr(self, name) is not None
+        }
+        terms = tuple(_keys_of(term, stop) for term in self.terms)
+        return replace(self, terms=terms, positions=self.positions.keys(stop), **cut)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
+        """The same call with every tensor that may have a gradient changed, in a fixed order."""
+        content = {
+            name: change(getattr(self, name))
+            for name in _CONTENT
+            if getattr(self, name) is not None
+        }
+        return replace(self, terms=tuple(_mapped(term, change) for term in self.terms), **content)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that may have a gradient, in the order of `mapped`."""
+        found: list[Tensor] = []
+        self.mapped(lambda tensor: found.append(tensor) or tensor)
+        return found
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> AttentionInputs:
+        """The same call with other tensors, in the order of `mapped`."""
+        others = iter(tensors)
+        return self.mapped(lambda _: next(others))
+
     def excluded(self) -> Tensor | None:
         """(B|1, 1, T, S) True where a key is excluded, or None where none is."""
         masked = None
@@ -114,6 +153,26 @@ def _rows_of(term: PositionTerms, start: int, stop: int) -> PositionTerms:
     return replace(term, static_factors=(query[:, :, start:stop], key))
 
 
+def _keys_of(term: PositionTerms, stop: int) -> PositionTerms:
+    if term.static_factors is None:
+        return term
+    query, key = term.static_factors
+    return replace(term, static_factors=(query, key[:, :, :stop]))
+
+
+def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> PositionTerms:
+    changed: dict[str, Tensor | tuple[Tensor, Tensor] | Reset] = {}
+    for name in term.present:
+        value = getattr(term, name)
+        if isinstance(value, Tensor):
+            changed[name] = change(value)
+        elif name == "static_factors":
+            changed[name] = (change(value[0]), change(value[1]))
+        elif name == "reset":
+            changed[name] = Reset(change(value.row), change(value.column), value.first)
+    return replace(term, **changed)
+
+
 def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tensor:
     """Softmax over the keys that are not excluded; a row without any gives 0.
 
@@ -128,6 +187,17 @@ def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tens
     return probs.masked_fill(excluded, 0.0) if padded else probs
 
 
-def drop(probs: Tensor, probability: float) -> Tensor:
-    """Dropout of probabilities, before values and value vectors meet them."""
-    return F.dropout(probs, probability) if probability else probs
+def drop(probs: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
+    """Drop probabilities, before values and value vectors are weighed by them.
+
+    Args:
+        probs: (B, H, T, S).
+        probability: with which each is dropped.
+        generator: of the random numbers; None: torch's own.
+    """
+    if not probability:
+        return probs
+    if generator is None:
+        return F.dropout(probs, probability)
+    kept = torch.empty_like(probs).bernoulli_(1 - probability, generator=generator)
+    return probs * kept.div_(1 - probability)

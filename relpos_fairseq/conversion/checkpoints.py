@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
+from relpos_fairseq.conversion.fidelity import outputs_of
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, Outputs, Source
+from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
+from relpos_fairseq.conversion.writer import build, build_fairseq
 from relpos_fairseq.data.tokenizers import FILES
+from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
+from relpos_fairseq.schemes import named_elsewhere
 
 # Options of ours that are fairseq's RobertaModel's, by its names.
 _SHARED = (
@@ -34,13 +38,11 @@ _SHARED = (
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint, safely.
+    """Read a fairseq checkpoint, safely.
 
     Raises:
         ConversionError: it is absent, truncated, or another kind of file.
     """
-    from relpos_fairseq.compat import allow_checkpoint_types
-
     if not path.is_file():
         raise ConversionError(f"{path} does not exist: give a checkpoint or a Hugging Face folder")
     allow_checkpoint_types()
@@ -57,7 +59,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
+def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
     """A fairseq checkpoint in memory: ours, or RoBERTa with argparse's or a dataclass's options.
 
     Raises:
@@ -81,9 +83,9 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
             raise ConversionError(f"{path}: its positions are not learned, as RoBERTa's are")
         values["no_layernorm_embedding"] = not options.get("layernorm_embedding", True)
         original, state = state, layouts.learned_from_fairseq(state)
-        values["position_scheme"] = "learned"
+        values["position_scheme"] = named_elsewhere("fairseq")["encoder_learned_pos"]
         values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
-    source = Source(
+    source = SourceModel(
         kind="relpos_roberta" if ours else "fairseq's roberta",
         path=path,
         state=state,
@@ -94,14 +96,15 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> Source:
     )
     _check(source)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
-    run = _run_ours if ours else _run_fairseq
-    kept = state if ours else original
-    source.outputs = lambda tokens, segments: run(source, kept, tokens, segments)
+    if ours:
+        source.outputs = lambda tokens, segments: outputs_of(build(values, state), tokens, segments)
+    else:
+        source.outputs = lambda tokens, _: outputs_of(build_fairseq(values, original), tokens, None)
     return source
 
 
 def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A checkpoint's model options, whichever style wrote them."""
+    """Return a checkpoint's model options, whichever style wrote them."""
     cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
     if cfg is None and args is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
@@ -118,9 +121,7 @@ def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Options as a dict, whichever style wrote them."""
-    from omegaconf import OmegaConf
-
+    """Return options as a dict, whichever style wrote them."""
     if OmegaConf.is_config(options):
         return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
     return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)
@@ -138,7 +139,7 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
 
 
 def _modern(state: State) -> State:
-    """Names of today's fairseq; old releases said decoder, emb_layer_norm and in_proj."""
+    """Rename tensors as today's fairseq does; old ones have decoder, emb_layer_norm, in_proj."""
     result = {}
     for key, value in state.items():
         if key.startswith("decoder."):
@@ -155,8 +156,8 @@ def _modern(state: State) -> State:
     return result
 
 
-def _check(source: Source) -> None:
-    """Options and tensors belong together.
+def _check(source: SourceModel) -> None:
+    """Check that options and tensors belong together.
 
     Raises:
         ConversionError: they do not.
@@ -189,17 +190,3 @@ def beside(folder: Path) -> list[Path]:
     own = (folder / "dict.txt").is_file()
     names = ("dict.txt" if own else "input0/dict.txt", *FILES)
     return [folder / name for name in names if (folder / name).is_file()]
-
-
-def _run_ours(source: Source, state: State, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    from relpos_fairseq.conversion.fidelity import outputs_of
-    from relpos_fairseq.conversion.writer import build
-
-    return outputs_of(build(source.values, state), tokens, segments)
-
-
-def _run_fairseq(source: Source, state: State, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    from relpos_fairseq.conversion.fidelity import outputs_of
-    from relpos_fairseq.conversion.writer import build_fairseq
-
-    return outputs_of(build_fairseq(source.values, state), tokens, None)

@@ -1,7 +1,7 @@
 """One model's tensors under another position scheme.
 
-    state (fairseq's names) -> split -> fold the scale -> for each member of the target: a rule of
-    `exact` from a member of the source, or its start -> spread over heads and layers -> join
+    state (fairseq's names) -> split -> fold the scale -> for each member of the target: what it
+    takes over from a member of the source, or its start -> spread over heads and layers -> join
 
 Every rule says what it loses; a conversion is exact when nothing was lost.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.conversion import approximate, exact, scales
 from relpos_fairseq.conversion.heads import merge_layers, spread_heads
 from relpos_fairseq.conversion.layouts import (
@@ -27,9 +26,11 @@ from relpos_fairseq.conversion.layouts import (
     places,
     split,
 )
-from relpos_fairseq.conversion.positions import resize
+from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import PositionScheme
+from relpos_fairseq.takeover import Takeover
 
 STARTS = ("neutral", "own")
 
@@ -113,10 +114,10 @@ class _Work:
         self.report, self.start, self.fill, self.layers = report, start, fill, layers
         self.old = {place.name: place for place in places(source)}
         self.new = places(target)
-        self.taken = exact.assign(list(self.old), [place.name for place in self.new])
+        self.taken = exact.assign(list(self.old.values()), self.new)
 
     def members(self) -> _Made:
-        """Tables of every member of the target."""
+        """Make the tables of every member of the target."""
         made, fresh = Tables({}), []
         for place in self.new:
             rows = []
@@ -137,19 +138,21 @@ class _Work:
     def _taken_over(self, place: Place, new: PositionScheme, layer: int) -> Params:
         name = self.taken[place.name]
         old = self.old[name].build(self.source, layer)
-        params = self._resized(name, self.tables.of[name][layer])
+        params = self._resized(old, self.tables.of[name][layer])
         if name != place.name:
             self.report.step(f"{name} as {place.name}")
-        result = exact.rule_for(name, place.name)(params, old, new, self.report)
-        return approximate.complete(result, params, old, new, self.report)
+        source = Takeover(params, old, new, self.report)
+        return approximate.complete(exact.take_over(source), source)
 
-    def _resized(self, name: str, params: Params) -> Params:
-        """Absolute positions as many as the target has."""
-        if name not in exact.BY_POSITION:
-            return params
-        part, axis = exact.BY_POSITION[name]
+    def _resized(self, scheme: PositionScheme, params: Params) -> Params:
+        """Give tables of absolute positions the target's length."""
         length = self.target.shape.max_positions
-        return params | {part: resize(params[part], length, self.fill, self.report, axis)}
+        resized = {
+            name: resize(params[name], length, self.fill, self.report, table.axis)
+            for name, table in scheme.tables.items()
+            if table.rows == "position"
+        }
+        return params | resized
 
     def _started(self, scheme: PositionScheme) -> Params:
         values = exact.neutral(scheme)
@@ -157,7 +160,7 @@ class _Work:
             if values:
                 self.report.step(f"{scheme.name} added at neutral values")
             return values
-        reason = exact.NOT_NEUTRAL.get(scheme.name, "--init own")
+        reason = scheme.never_neutral or "--init own"
         self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
         return {name: value.detach().clone() for name, value in scheme.named_parameters()}
 

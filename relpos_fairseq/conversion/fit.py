@@ -21,7 +21,7 @@ it, every logit of a token grows by the same number, which softmax does not see 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,14 +33,13 @@ from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.reference import Gathered
 from relpos_fairseq.conversion import exact
 from relpos_fairseq.conversion.convert import Conversion
-from relpos_fairseq.conversion.distances import relation_of
 from relpos_fairseq.conversion.fidelity import Probe
 from relpos_fairseq.conversion.layouts import ENCODER, Place, places
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport
-from relpos_fairseq.conversion.sources import Source, plan_of
+from relpos_fairseq.conversion.source import SourceModel, plan_of
 from relpos_fairseq.conversion.writer import build
-from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.scheme import PositionScheme
+from relpos_fairseq.schemes import scheme_class, scheme_names
 
 ROUNDS = 3  # of table and row means in turn
 RIDGE = 1e-3  # of the mean square of f
@@ -48,58 +47,14 @@ MOST = 20_000  # pairs of one row of a table that are looked at
 SENTENCES = 4
 LONGEST = 512
 
-Features = Callable[[AttentionInputs, PositionScheme, Tensor, Tensor], Tensor]
 
-
-def _query(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    return inputs.q[:, :, i] * inputs.scale
-
-
-def _both(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    return (inputs.q[:, :, i] + inputs.k[:, :, j]) * inputs.scale
-
-
-def _projected(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    if scheme.options.p2c_index != "paper":
-        raise ConversionError("--init fit: deberta is fitted with --position-p2c-index paper")
-    query = inputs.q[:, :, i] @ scheme.query_projection.transpose(-1, -2)
-    key = inputs.k[:, :, j] @ scheme.key_projection.transpose(-1, -2)
-    return (query + key) * inputs.scale
-
-
-def _channels(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    return inputs.q[:, :, i] * inputs.k[:, :, j] * inputs.scale
-
-
-def _content(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    return _channels(inputs, scheme, i, j).sum(-1, keepdim=True)
-
-
-def _one(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    return torch.ones_like(inputs.q[:, :, i, :1])
-
-
-def _scaled(inputs: AttentionInputs, scheme: PositionScheme, i: Tensor, j: Tensor) -> Tensor:
-    return _one(inputs, scheme, i, j) * inputs.scale
-
-
-# The table that is fitted, and what a row of it meets.
-FITTED: dict[str, tuple[str, Features]] = {
-    "shaw_keys": ("key_table", _query),
-    "shaw": ("key_table", _query),
-    "m1": ("gate_table", _content),
-    "m2": ("gate_table", _content),
-    "m3": ("trilinear_table", _channels),
-    "m4": ("table", _both),
-    "deberta": ("table", _projected),
-    "t5": ("bias_table", _scaled),
-    "tupe": ("bias_table", _one),
-    "rel_scalar": ("bias_table", _one),
-}
+def fitted_schemes() -> list[str]:
+    """Return the names of the schemes with a table that is linear in the logits."""
+    return [name for name in scheme_names() if scheme_class(name).fitted]
 
 
 @torch.no_grad()
-def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> Conversion:
+def fit(source: SourceModel, values: dict[str, Any], done: Conversion, seed: int) -> Conversion:
     """Fit the tables that the source had nothing for; if there are none, those that it had.
 
     Args:
@@ -113,15 +68,13 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
     """
     report = done.report
     target = plan_of(values)
-    taken = exact.assign(
-        [place.name for place in places(source.plan)], [place.name for place in places(target)]
-    )
-    linear = [place for place in places(target) if place.name in FITTED]
+    taken = exact.assign(places(source.plan), places(target))
+    linear = [place for place in places(target) if place.scheme.fitted]
     chosen = [place for place in linear if place.name not in taken] or linear
     if not chosen:
         raise ConversionError(
             f"--init fit: {target.name} has no table that is linear in the logits (those of "
-            f"{', '.join(FITTED)} are): use --init own or neutral"
+            f"{', '.join(fitted_schemes())} are): use --init own or neutral"
         )
     state = dict(done.state)
     _mean_into_tokens(source, values, taken, state, report)
@@ -140,8 +93,8 @@ def fit(source: Source, values: dict[str, Any], done: Conversion, seed: int) -> 
     return Conversion(fitted, report)
 
 
-def _full(source: Source, longest: int, seed: int) -> Probe:
-    """Random input without padding, as long as the tables."""
+def _full(source: SourceModel, longest: int, seed: int) -> Probe:
+    """Return random input without padding, as long as the tables."""
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     random = torch.Generator().manual_seed(seed)
     tokens = torch.randint(4, source.rows, (SENTENCES, longest), generator=random)
@@ -151,17 +104,23 @@ def _full(source: Source, longest: int, seed: int) -> Probe:
 
 
 def _mean_into_tokens(
-    source: Source,
+    source: SourceModel,
     values: dict[str, Any],
     taken: dict[str, str],
     state: dict[str, Tensor],
     report: ConversionReport,
 ) -> None:
     """Add the mean of a dropped table of positions to every token."""
-    lost = [p for p in places(source.plan) if p.name == "learned" and p.name not in taken.values()]
-    if not lost:
+    tables = [
+        f"{place.prefix(0)}{name}"
+        for place in places(source.plan)
+        if place.on_input and place.name not in taken.values()
+        for name, table in place.scheme.tables.items()
+        if table.rows == "position"
+    ]
+    if not tables:
         return
-    mean = source.state[f"{lost[0].prefix(0)}table"].mean(0)
+    mean = sum(source.state[name].mean(0) for name in tables)
     key = f"{ENCODER}.embed_tokens.weight"
     state[key] = state[key] + mean
     if not values.get("untie_weights_roberta"):
@@ -172,6 +131,8 @@ def _mean_into_tokens(
 @contextlib.contextmanager
 def _watching(calls: list[AttentionInputs]) -> Iterator[None]:
     """Remember what every attention is given."""
+    from relpos_fairseq.modules import multihead_attention
+
     attend = multihead_attention.attend
 
     def watch(inputs: AttentionInputs, *args: Any) -> Any:
@@ -211,14 +172,13 @@ def _fit_layer(
     encoder = model.encoder.sentence_encoder
     stack = encoder.positions.shared if place.shared else encoder.layers[layer].self_attn.position
     scheme = stack[place.index]
-    name, features = FITTED[place.name]
     residual = wanted - logits(Gathered(inputs))
     residual = residual - residual.mean(-1, keepdim=True)
     start = float(residual.square().mean().sqrt())
-    table = getattr(scheme, name)
+    table = getattr(scheme, scheme.fitted)
     left = residual
     for _ in range(ROUNDS):
-        added, predicted = _solve(inputs, scheme, table, features, residual)
+        added, predicted = _solve(inputs, scheme, table, residual)
         offset = (residual - predicted).mean(-1, keepdim=True)
         left, residual = residual - predicted - offset, residual - offset
     table.add_(added.reshape(table.shape))
@@ -233,22 +193,21 @@ def _solve(
     inputs: AttentionInputs,
     scheme: PositionScheme,
     table: Tensor,
-    features: Features,
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the table (H|1, R, D|1), and what they add to the logits (B, H, T, T)."""
-    ids = relation_of(scheme).ids(inputs.positions)[0]
+    """Solve for the table (H|1, R, D|1); return it and what it adds to logits (B, H, T, T)."""
+    ids = scheme.relation.ids(inputs.positions)[0]
     heads, rows = table.size(0), table.size(1)
     found = table.new_zeros(heads, rows, 1 if table.dim() == 2 else table.size(2))
     predicted = torch.zeros_like(residual)
     for row in ids.unique().tolist():
         i, j = (ids == row).nonzero(as_tuple=True)
         used = torch.arange(len(i)) if len(i) <= MOST else torch.randperm(len(i))[:MOST]
-        met = features(inputs, scheme, i[used], j[used])  # (B, H, P, D)
+        met = scheme.factor(inputs.q[:, :, i[used]], inputs.k[:, :, j[used]])  # (B, H, P, D)
         target = residual[:, :, i[used], j[used]]
         found[:, row] = _least_squares(met, target, heads)
         for chunk in torch.arange(len(i)).split(MOST):
-            part = features(inputs, scheme, i[chunk], j[chunk])
+            part = scheme.factor(inputs.q[:, :, i[chunk]], inputs.k[:, :, j[chunk]])
             value = (part * found[:, row][None, :, None]).sum(-1)
             predicted[:, :, i[chunk], j[chunk]] = value
     return found, predicted

@@ -10,40 +10,25 @@ from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.scheme import PositionScheme
 
 
-def _by_head(name: str, value: Tensor, width: int) -> Tensor:
-    """A parameter with heads as its first axis."""
-    if name == "theta":  # (2, heads)
-        return value.t()
-    if name == "projection":  # Transformer-XL's (heads * D, E)
-        return value.unflatten(0, (-1, width))
-    return value
-
-
-def _stored(name: str, value: Tensor) -> Tensor:
-    """The inverse of `_by_head`."""
-    if name == "theta":
-        return value.t()
-    return value.flatten(0, 1) if name == "projection" else value
-
-
 def spread_heads(params: Params, scheme: PositionScheme, report: ConversionReport) -> Params:
-    """Parameters for the number of tables that `scheme` has: one, or one a head."""
+    """Return parameters for the number of tables that `scheme` has: one, or one a head."""
     result = {}
     for name, value in params.items():
-        tables = _by_head(name, value, scheme.shape.head_dim)
+        table = scheme.table_of(name)
+        tables = table.by_head(value, scheme.shape.head_dim)
         if scheme.own_scale is not None and tables.size(0) != scheme.table_heads:
             if tables.size(0) == 1:
                 tables = tables.expand(scheme.table_heads, *tables.shape[1:])
             else:
                 tables = _merged(tables, f"{scheme.name}: {name} of all heads", report)[None]
-        result[name] = _stored(name, tables)
+        result[name] = table.stored(tables)
     return result
 
 
 def merge_layers(
     layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport
 ) -> list[Params]:
-    """Those parameters that all layers have in common, one for all of them."""
+    """Return those parameters that all layers have in common, one for all of them."""
     merged = {
         part: _merged(
             torch.stack([p[part] for p in layers]), f"{name}: {part} of all layers", report
@@ -54,7 +39,7 @@ def merge_layers(
 
 
 def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:
-    """The one table that all are, or their mean, which is a loss."""
+    """Return the one table that all are, or their mean, which is a loss."""
     if bool((tables == tables[:1]).all()):
         return tables[0]
     mean = tables.mean(0)

@@ -9,24 +9,23 @@ plain RoBERTa one that says how to convert it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fairseq import checkpoint_utils
-from fairseq.trainer import Trainer
 from torch import nn
 
-from relpos_fairseq.conversion import ConversionError, convert, layouts, sources
-from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+from relpos_fairseq.conversion import ConversionError, convert, layouts
+from relpos_fairseq.conversion.source import SourceModel
+
+if TYPE_CHECKING:
+    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 logger = logging.getLogger(__name__)
-_INSTALLED = "_relpos_converts"
 # Options that decide what the tensors compute, though any other value would load as well.
 _MUST_AGREE = (
     "encoder_layers",
@@ -51,14 +50,15 @@ class _Loading:
 _loading: ContextVar[_Loading | None] = ContextVar("relpos_roberta_loading", default=None)
 
 
-def install() -> None:
-    """Let fairseq's trainer convert what --finetune-from-model names."""
-    if hasattr(Trainer.load_checkpoint, _INSTALLED):
-        return
-    load, read = Trainer.load_checkpoint, checkpoint_utils.load_checkpoint_to_cpu
+def convert_on_load() -> None:
+    """Let fairseq's trainer convert what --finetune-from-model names; the plugin calls this."""
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
 
-    @functools.wraps(load)
-    def load_checkpoint(self: Trainer, filename: str, *args: Any, **kwargs: Any) -> Any:
+    from relpos_fairseq.mends.replacing import replaces
+
+    @replaces(Trainer, "load_checkpoint")
+    def load_checkpoint(original, self, filename, *args, **kwargs):
         begins = filename == self.cfg.checkpoint.finetune_from_model
         if begins and os.path.isdir(filename):
             raise ConversionError(
@@ -66,23 +66,21 @@ def install() -> None:
                 f"Face folder is converted by scripts/convert_checkpoint.py first"
             )
         with _into(self.get_model(), begins):
-            return load(self, filename, *args, **kwargs)
+            return original(self, filename, *args, **kwargs)
 
-    @functools.wraps(read)
-    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        checkpoint = read(path, *args, **kwargs)
+    @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
+    def load_checkpoint_to_cpu(original, path, *args, **kwargs):
+        checkpoint = original(path, *args, **kwargs)
         loading = _loading.get()
         if loading is not None:
             prepare(checkpoint, path, loading.model, loading.converts)
         return checkpoint
 
-    setattr(load_checkpoint, _INSTALLED, True)
-    Trainer.load_checkpoint = load_checkpoint
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-
 
 @contextlib.contextmanager
 def _into(model: nn.Module, converts: bool) -> Iterator[None]:
+    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
     if not isinstance(model, RelPosRobertaModel):
         yield
         return
@@ -117,7 +115,9 @@ def prepare(
                 f"fairseq's RoBERTa, a resume and --restore-file never do"
             )
         return
-    source = sources.from_checkpoint(checkpoint, Path(path))
+    from relpos_fairseq.conversion.checkpoints import from_checkpoint
+
+    source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
     done = convert(source.state, source.plan, plan, allow_loss=True)
@@ -134,7 +134,7 @@ def prepare(
         logger.log(level, "conversion: %s", line)
 
 
-def _check(source: sources.Source, model: RelPosRobertaModel, path: str) -> None:
+def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
     for name in _MUST_AGREE:
         if name == "encoder_layers" and model.args.encoder_layers_to_keep:
             continue  # fairseq leaves out the others after this

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 
-from relpos_fairseq.config import PositionPlan
-from relpos_fairseq.conversion.layouts import ENCODER, State, Tables, count_layers
+from relpos_fairseq.conversion.layouts import ENCODER, State, Tables, count_layers, places
 from relpos_fairseq.conversion.report import ConversionReport
-
-MEETS_BOTH = ("m4",)  # one table that meets q and k
+from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.tables import Table
 
 
 def fold(
@@ -36,9 +35,8 @@ def fold(
     factor = math.sqrt(target.scale_constant / source.scale_constant)
     if factor == 1.0:
         return content, tables
-    members = [place.scheme.name for place in target.members]
-    names = [*tables.of, *members]
-    query = math.sqrt(factor) if any(name in MEETS_BOTH for name in names) else factor
+    every = [table for plan in (source, target) for table in _tables(plan)]
+    query = math.sqrt(factor) if any(table.meets_both for table in every) else factor
     key = factor / query
     content = dict(content)
     for layer in range(count_layers(content)):
@@ -46,14 +44,15 @@ def fold(
             for part in ("weight", "bias"):
                 name = f"{ENCODER}.layers.{layer}.self_attn.{projection}.{part}"
                 content[name] = content[name] * by
-    growth = _growth(factor, query, key)
-    scaled = {
-        name: [
-            {part: value * growth.get((name, part), 1.0) for part, value in params.items()}
-            for params in layers
+    scaled = {}
+    for place in places(source):
+        scaled[place.name] = [
+            {
+                name: value * _growth(place.scheme.table_of(name), query, key)
+                for name, value in params.items()
+            }
+            for params in tables.of[place.name]
         ]
-        for name, layers in tables.of.items()
-    }
     report.step(
         f"scale 1/sqrt({source.scale_constant:g}d) -> 1/sqrt({target.scale_constant:g}d), folded "
         f"into the projection of q (times {query:.6g})"
@@ -62,18 +61,10 @@ def fold(
     return content, Tables(scaled)
 
 
-def _growth(factor: float, query: float, key: float) -> dict[tuple[str, str], float]:
-    return {
-        ("shaw_keys", "key_table"): key,
-        ("shaw", "key_table"): key,
-        ("m4", "table"): key,
-        ("m4m", "table"): factor**-0.5,
-        ("transformer_xl", "projection"): key,
-        ("transformer_xl", "content_bias"): query,
-        ("transformer_xl", "position_bias"): query,
-        ("deberta", "query_projection"): key,
-        ("deberta", "key_projection"): query,
-        ("t5", "bias_table"): factor,
-        ("tupe_a", "query_projection"): factor,
-        ("tupe", "query_projection"): factor,
-    }
+def _tables(plan: PositionPlan) -> list[Table]:
+    return [table for member in plan.members for table in member.scheme.tables.values()]
+
+
+def _growth(table: Table, query: float, key: float) -> float:
+    of_query, of_key = table.grows
+    return query**of_query * key**of_key

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.vocabulary import Vocabulary
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_hybrid
 
@@ -37,7 +38,7 @@ _KEPT = ("segment_encoding", "num_segments", "attention_backend")  # of any sche
 
 
 @dataclass
-class Source:
+class SourceModel:
     """A model to convert.
 
     Args:
@@ -79,7 +80,7 @@ class Source:
 
 
 def plan_of(values: dict[str, Any]) -> PositionPlan:
-    """The positions that our config's values ask for.
+    """Resolve the positions that our config's values ask for.
 
     Raises:
         ValueError: a position flag that is wrong or does not apply.
@@ -95,8 +96,8 @@ def plan_of(values: dict[str, Any]) -> PositionPlan:
     return resolve(PositionConfig(**given), shape, "masked_lm")
 
 
-def target_values(source: Source, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
-    """The source's config with other positions.
+def target_values(source: SourceModel, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
+    """Return the source's config with other positions.
 
     An option that is not given is the source's own where source and target have a member that takes
     it in common, and else the target's default.
@@ -110,10 +111,9 @@ def target_values(source: Source, scheme: str, given: dict[str, str | None]) -> 
     scheme = source.plan.name if scheme == "same" else scheme
     mine = {member.name: member for member in parse_hybrid(scheme)}
     common = [member for member in source.plan.members if member.scheme.name in mine]
-    kept = {option for member in common for option in member.scheme.takes}
+    kept = {option.field for member in common for option in member.scheme.takes}
     for name in POSITION_FIELDS:
-        option = name.removeprefix("position_")
-        keep = option in kept or name in _KEPT
+        keep = name in kept or name in _KEPT
         values[name] = values.get(name) if keep else None
     values["position_scheme"] = scheme
     values |= {name: value for name, value in given.items() if value is not None}

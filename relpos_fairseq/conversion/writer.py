@@ -7,22 +7,28 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models.roberta import RobertaModel
+from fairseq.tasks.masked_lm import MaskedLMConfig
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig
+from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"
 
 
 def build(values: dict[str, Any], state: State) -> nn.Module:
-    """A relpos_roberta of some config values and tensors, heads included.
+    """Build a relpos_roberta of config values and tensors, heads included.
 
     Raises:
         ConversionError: tensors are missing, unknown, or of another shape.
     """
-    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-
     task = _task(state, values)
     model = RelPosRobertaModel.build_model(namespace(values), task)
     return _loaded(model, state)
@@ -30,8 +36,6 @@ def build(values: dict[str, Any], state: State) -> nn.Module:
 
 def build_fairseq(values: dict[str, Any], state: State) -> nn.Module:
     """Fairseq's own RobertaModel of the same sizes."""
-    from fairseq.models.roberta import RobertaModel
-
     options = namespace(values)
     options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
     model = RobertaModel.build_model(options, _task(state, values))
@@ -61,7 +65,7 @@ class _Rows:
 
 
 def task_of(rows: int, length: int) -> SimpleNamespace:
-    """What a model asks of its task: a dictionary of some rows, and its samples' length."""
+    """Return what a model asks of its task: a dictionary of some rows, and its samples' length."""
     return SimpleNamespace(source_dictionary=_Rows(rows), max_positions=lambda: length)
 
 
@@ -70,7 +74,7 @@ def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:
 
 
 def _loaded(model: nn.Module, state: State) -> nn.Module:
-    """The model with the tensors in it, on its own copy of them, in evaluation mode."""
+    """Return the model with the tensors in it, on its own copy of them, in evaluation mode."""
     dtype = state[f"{ENCODER}.embed_tokens.weight"].dtype
     try:
         model.to(dtype).load_state_dict({key: value.clone() for key, value in state.items()})
@@ -97,11 +101,6 @@ def checkpoint_of(
         about: where the model comes from; kept under `conversion`.
         task: options of the task that it was trained on, as far as they are known.
     """
-    from fairseq.dataclass.configs import FairseqConfig
-    from omegaconf import OmegaConf, open_dict
-
-    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
-
     cfg = OmegaConf.structured(FairseqConfig())
     with open_dict(cfg):
         OmegaConf.set_struct(cfg, False)
@@ -136,12 +135,6 @@ def checkpoint_of(
 
 def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
     """The task's options: those that are given, and what the tensors and their length say."""
-    from fairseq.tasks.masked_lm import MaskedLMConfig
-    from fairseq.tasks.sentence_prediction import SentencePredictionConfig
-    from omegaconf import OmegaConf, open_dict
-
-    from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
-
     span_heads = _heads(state, "span_heads")
     if _classifier(given) in _heads(state, "classification_heads"):
         name, config = "sentence_prediction", SentencePredictionConfig
@@ -163,7 +156,7 @@ def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
 
 
 def _classifier(given: dict[str, Any]) -> str | None:
-    """The head that a sentence_prediction trained."""
+    """Return the head that a sentence_prediction trained."""
     trained = given.get("_name") == "sentence_prediction"
     return given.get("classification_head_name") if trained else None
 
@@ -180,7 +173,5 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
-    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
-
     names = {part.name for part in fields(RelPosRobertaConfig)}
     return {name: value for name, value in values.items() if name in names and value is not None}

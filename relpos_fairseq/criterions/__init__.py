@@ -1,1 +1,3 @@
-"""Criterions that fairseq registers."""
+"""Criterions of fairseq."""
+
+import fairseq  # noqa: F401  (the plugin registers first)

@@ -1,1 +1,3 @@
-"""Models that fairseq registers: each file registers its named sizes when imported."""
+"""Models that fairseq registers: each `relpos_*.py` registers its named sizes."""
+
+import fairseq  # noqa: F401  (the plugin registers first)

@@ -6,17 +6,16 @@ import logging
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaModel
 from torch import Tensor, nn
 
-from relpos_fairseq.data.segments import request_segments
-from relpos_fairseq.models import roberta_hub
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig, namespace
-from relpos_fairseq.models.roberta_encoder import RelPosRobertaEncoder
-from relpos_fairseq.models.span_head import SpanHead
-from relpos_fairseq.models.transformer_config import sized
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig, namespace
+from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.roberta import hub
+from relpos_fairseq.models.roberta.encoder import RelPosRobertaEncoder
+from relpos_fairseq.models.roberta.span_head import SpanHead
 from relpos_fairseq.modules.transformer_layer import initialize_projections
+from relpos_fairseq.tasks.sentence_pairs import request_segments
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ class RelPosRobertaModel(RobertaModel):
         data_name_or_path: str = ".",
         bpe: Any = None,
         **kwargs: Any,
-    ) -> roberta_hub.RelPosRobertaHub:
+    ) -> hub.RelPosRobertaHub:
         """Load a checkpoint for use from Python, without a network.
 
         Args:
@@ -133,7 +132,7 @@ class RelPosRobertaModel(RobertaModel):
                 the data or the checkpoint, and without one text is symbols joined by spaces.
             kwargs: overrides of the checkpoint's config.
         """
-        return roberta_hub.from_pretrained(
+        return hub.from_pretrained(
             str(model_name_or_path), checkpoint_file, str(data_name_or_path), bpe, **kwargs
         )
 
@@ -189,18 +188,4 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def _register(name: str, values: dict[str, Any]) -> None:
-    """One class and one config a size: fairseq keeps a config on the class that it registers."""
-    title = "".join(part.capitalize() for part in name.split("_"))
-    config = RelPosRobertaConfig
-    if values:
-        config = sized(f"{title}Config", RelPosRobertaConfig, **values)
-        config.__module__ = __name__
-    named = {"__doc__": f"`{name}`.", "__module__": __name__}
-    model = type(title, (RelPosRobertaModel,), named)
-    globals().update({title: model, config.__name__: config})  # where pickle looks for them
-    register_model(name, dataclass=config)(model)
-
-
-for _name, _values in SIZES.items():
-    _register(_name, _values)
+globals().update(register_sizes(RelPosRobertaModel, RelPosRobertaConfig, SIZES, __name__))

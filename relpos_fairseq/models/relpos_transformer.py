@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import register_model
 from fairseq.models.transformer import TransformerModelBase
 
-from relpos_fairseq.models.encoder_decoder import RelPosDecoder, RelPosEncoder, has_plain_softmax
-from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested, sized
+from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
+from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.decoder import RelPosDecoder
+from relpos_fairseq.models.encoder import RelPosEncoder
 
 
 class RelPosTransformerModel(TransformerModelBase):
     """fairseq's TransformerModel whose self-attention has a position scheme."""
-
-    @property
-    def plain_softmax(self) -> bool:
-        """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
-        return has_plain_softmax(self, TransformerModelBase)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -76,18 +72,4 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def _register(name: str, values: dict[str, Any]) -> None:
-    """One class and one config a size: fairseq keeps a config on the class that it registers."""
-    title = "".join(part.capitalize() for part in name.split("_"))
-    config = RelPosTransformerConfig
-    if values:
-        config = sized(f"{title}Config", **values)
-        config.__module__ = __name__
-    named = {"__doc__": f"`{name}`.", "__module__": __name__}
-    model = type(title, (RelPosTransformerModel,), named)
-    globals().update({title: model, config.__name__: config})  # where pickle looks for them
-    register_model(name, dataclass=config)(model)
-
-
-for _name, _values in SIZES.items():
-    _register(_name, _values)
+globals().update(register_sizes(RelPosTransformerModel, RelPosTransformerConfig, SIZES, __name__))

@@ -6,22 +6,21 @@ from typing import Any
 
 from fairseq import utils
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import FairseqLanguageModel, register_model
+from fairseq.models import FairseqLanguageModel
 from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.encoder_decoder import (
-    RelPosDecoder,
-    decoder_positions,
-    has_plain_softmax,
-)
-from relpos_fairseq.models.lm_config import (
+from relpos_fairseq.models.config.language_model import (
     LanguageModelFlags,
     RelPosTransformerLMConfig,
     nested,
 )
-from relpos_fairseq.models.transformer_config import sized
+from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.decoder import (
+    RelPosDecoder,
+    decoder_positions,
+)
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
@@ -43,11 +42,6 @@ class RelPosLanguageModel(FairseqLanguageModel):
 
     flags: type = LanguageModelFlags
     decoder_class: type[RelPosDecoder] = RelPosLMDecoder
-
-    @property
-    def plain_softmax(self) -> bool:
-        """Whether logits are all that the loss needs (see criterions/label_smoothing.py)."""
-        return has_plain_softmax(self, RelPosLanguageModel)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -158,28 +152,6 @@ def refuse_foreign(own: dict[str, Tensor], saved: dict[str, Tensor], model: str)
 
 class RelPosTransformerLanguageModel(RelPosLanguageModel):
     """fairseq's TransformerLanguageModel whose self-attention has a position scheme."""
-
-
-def register_sizes(
-    model: type[RelPosLanguageModel], base: type, sizes: dict[str, dict[str, Any]], module: str
-) -> dict[str, type]:
-    """One class and one config a size: fairseq keeps a config on the class that it registers.
-
-    Returns:
-        The classes by name, for the module's namespace, where pickle looks for them.
-    """
-    made = {}
-    for name, values in sizes.items():
-        title = "".join(part.capitalize() for part in name.split("_"))
-        config = base
-        if values:
-            config = sized(f"{title}Config", base, **values)
-            config.__module__ = module
-        named = {"__doc__": f"`{name}`.", "__module__": module}
-        made[title] = type(title, (model,), named)
-        made[config.__name__] = config
-        register_model(name, dataclass=config)(made[title])
-    return made
 
 
 SIZES: dict[str, dict[str, Any]] = {

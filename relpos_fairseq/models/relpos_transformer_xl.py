@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, register_sizes
-from relpos_fairseq.models.xl_config import RelPosTransformerXLConfig
-from relpos_fairseq.models.xl_decoder import RelPosXLDecoder
+from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
+from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel
+from relpos_fairseq.models.transformer_xl.decoder import RelPosXLDecoder
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
 logger = logging.getLogger(__name__)

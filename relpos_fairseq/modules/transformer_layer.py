@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fairseq.distributed import fsdp_wrap
 from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
@@ -29,10 +30,9 @@ from relpos_fairseq.placement import Placement, PositionContext
 class _Checkpointed(nn.Module):
     """Recomputes its forward in the backward pass, where the config asks for it."""
 
-    checkpoint_activations = False
-    offload_activations = False
-
-    def _set_checkpointing(self, cfg: Any) -> None:
+    def __init__(self, cfg: Any, *args: Any) -> None:
+        super().__init__(cfg, *args)
+        del self._make_attention
         self.checkpoint_activations = cfg.checkpoint_activations or cfg.offload_activations
         self.offload_activations = cfg.offload_activations
 
@@ -65,7 +65,7 @@ def build_self_attention(
 class _EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer whose self-attention is told positions."""
 
-    def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool) -> None:
+    def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool = False) -> None:
         # fairseq's constructor asks build_self_attention before attributes may be set.
         self._make_attention = lambda dim: build_self_attention(
             cfg, dim, cfg.encoder.attention_heads, placement, layer
@@ -105,7 +105,9 @@ class _EncoderLayer(TransformerEncoderLayerBase):
 class _DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer whose self-attention is told positions."""
 
-    def __init__(self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool) -> None:
+    def __init__(
+        self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False
+    ) -> None:
         self._make_attention = lambda dim: build_self_attention(
             cfg, dim, cfg.decoder.attention_heads, placement, layer
         )
@@ -131,25 +133,11 @@ class _DecoderLayer(TransformerDecoderLayerBase):
 
 
 class RelPosEncoderLayer(_Checkpointed, _EncoderLayer):
-    """An encoder layer; see `_EncoderLayer.forward`."""
-
-    def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool = False) -> None:
-        """Build layer number `layer` of the placement."""
-        super().__init__(cfg, placement, layer, return_fc)
-        del self._make_attention
-        self._set_checkpointing(cfg)
+    """An encoder layer; see `_EncoderLayer`."""
 
 
 class RelPosDecoderLayer(_Checkpointed, _DecoderLayer):
     """A decoder layer; takes the PositionContext as `self_attn_mask`."""
-
-    def __init__(
-        self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False
-    ) -> None:
-        """Build layer number `layer` of the placement."""
-        super().__init__(cfg, placement, layer, no_encoder_attn)
-        del self._make_attention
-        self._set_checkpointing(cfg)
 
 
 class _MemoryLayer(_DecoderLayer):
@@ -175,17 +163,15 @@ class _MemoryLayer(_DecoderLayer):
 class RelPosMemoryLayer(_Checkpointed, _MemoryLayer):
     """A decoder layer with memory; see `_MemoryLayer.forward`."""
 
-    def __init__(
-        self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = True
-    ) -> None:
-        """Build layer number `layer` of the placement."""
-        super().__init__(cfg, placement, layer, no_encoder_attn)
-        del self._make_attention
-        self._set_checkpointing(cfg)
+
+def shard(cfg: Any, layer: nn.Module) -> nn.Module:
+    """Wrap a layer for FSDP, as fairseq's own builders do."""
+    checkpointed = cfg.checkpoint_activations or cfg.offload_activations
+    return fsdp_wrap(layer, min_num_params=0 if checkpointed else cfg.min_params_to_wrap)
 
 
 def initialize_projections(placement: Placement, layers: nn.ModuleList) -> None:
-    """Let schemes set projection biases; after the model's own initialisation."""
+    """Let schemes set projection biases, after the model's own initialisation."""
     for index in range(len(layers)):  # iterating over them would drop some where layers drop out
         attention = layers[index].self_attn
         for scheme in (*placement.shared, *attention.position):

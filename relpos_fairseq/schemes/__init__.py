@@ -14,6 +14,14 @@ from relpos_fairseq.scheme import REGISTER, PositionScheme
 for _file in sorted(module.name for module in iter_modules(__path__)):
     import_module(f"{__name__}.{_file}")
 
+# The scheme of a model whose flags name none.
+DEFAULT = {
+    "translation": "sinusoidal",
+    "masked_lm": "learned",
+    "segment_recurrence": "transformer_xl",
+}
+EXAMPLE = "learned+m4m"  # of a hybrid, for help texts and messages
+
 
 def scheme_names() -> list[str]:
     """Return the names of all schemes, in the order of the contract table (`SchemeCard.row`)."""
@@ -29,9 +37,15 @@ def scheme_class(name: str) -> type[PositionScheme]:
     if name not in REGISTER:
         raise ValueError(
             f"unknown position scheme {name!r}: choose one of {', '.join(scheme_names())}, or join "
-            f"several by + (learned+m4m)"
+            f"several by + ({EXAMPLE})"
         )
     return REGISTER[name]
+
+
+def named_elsewhere(library: str) -> dict[str, str]:
+    """Return the schemes that another library has: its name to ours."""
+    named = ((REGISTER[ours].elsewhere.get(library), ours) for ours in scheme_names())
+    return {theirs: ours for theirs, ours in named if theirs is not None}
 
 
 def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:

@@ -27,6 +27,8 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import Table
+from relpos_fairseq.takeover import Takeover
 
 FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and padding_idx is 1
 
@@ -64,10 +66,19 @@ class Sinusoidal(PositionScheme):
     takes = frozenset()
     own_scale = None
     absolute = True
+    never_neutral = "it has no parameter, and adds its waves to the input"
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, T, E) in fp32."""
+        """Return (B|1, T, E) in fp32."""
         return sinusoid(positions.query_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
+
+
+def _from_waves(source: Takeover) -> dict[str, Tensor]:
+    """Take w_i = the sinusoid at i, up to the table's length."""
+    length = source.new.shape.max_positions
+    source.report.limit(f"inputs of up to {length} tokens (the table of {source.new.name})")
+    index = torch.arange(length) + FAIRSEQ_OFFSET
+    return {"table": sinusoid(index, source.new.shape.embed_dim)}
 
 
 @register_scheme("learned")
@@ -85,6 +96,9 @@ class Learned(PositionScheme):
     own_scale = None
     absolute = True
     table_limited = True
+    tables = {"table": Table(rows="position", neutral=0.0)}
+    takes_over = {"sinusoidal": _from_waves}
+    elsewhere = {"fairseq": "encoder_learned_pos", "transformers": "absolute"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`table`: (max_positions, E)."""
@@ -92,7 +106,7 @@ class Learned(PositionScheme):
         self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, T, E)."""
+        """Return (B|1, T, E)."""
         self.check_length(positions)
         return self.table[positions.query_index()]
 
@@ -103,9 +117,11 @@ class Sentence(Learned):
 
     card = SchemeCard(40, "003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
     counts_sentences = True
+    takes_over = {}
+    elsewhere = {}
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, T, E).  Only a sentence, not the block, must fit the table."""
+        """Return (B|1, T, E).  Only a sentence, not the block, must fit the table."""
         index = positions.sentence_index
         index = positions.query_index() if index is None else positions.of_queries(index)
         longest = int(index.max()) + 1

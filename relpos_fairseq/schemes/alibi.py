@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from relpos_fairseq.options import RESET_CLS, SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
@@ -19,7 +20,7 @@ from relpos_fairseq.terms import PositionTerms
 
 
 def slopes(heads: int) -> list[float]:
-    """The head-specific slopes m_h, steepest first."""
+    """Return the head-specific slopes m_h, steepest first."""
     power = 1 << (heads.bit_length() - 1)
     values = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     if power < heads:
@@ -32,10 +33,11 @@ class Alibi(PositionScheme):
     """A fixed linear penalty on distance."""
 
     card = SchemeCard(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
-    takes = frozenset({"scale", "reset_cls"})
+    takes = frozenset({SCALE, RESET_CLS})
+    never_neutral = "it has no parameter, and penalises distance"
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """The relation over the distances that occur, and the penalties (H, R)."""
+        """Return the relation over the distances that occur, and the penalties (H, R)."""
         relation = Clipped.unclipped(positions)
         distance = relation.distances(positions.device).abs()
         steepness = torch.tensor(slopes(self.shape.num_heads), dtype=torch.float64)
@@ -44,6 +46,6 @@ class Alibi(PositionScheme):
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """The penalties."""
+        """Return the penalties."""
         relation, static = prepared
         return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -24,7 +25,27 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import Table
+from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
+
+RANK = Number(
+    name="rank",
+    place=50,
+    help="rank of P",
+    auto=lambda shape: shape.head_dim,
+    auto_help="head_dim",
+    least=1,
+)
+
+
+def _other_rank(source: Takeover) -> dict[str, Tensor]:
+    """Cut the channels of P to a smaller rank, or fill new ones with zeros."""
+    table, wants = source.params["position_table"], source.new.options.rank
+    has = table.size(-1)
+    if has > wants and bool(table[..., wants:].any()):
+        source.report.lose(f"{source.new.name}: rank {has} cut to {wants}")
+    return source.params | {"position_table": torch.nn.functional.pad(table, (0, wants - has))}
 
 
 @register_scheme("abs_scalar")
@@ -32,16 +53,19 @@ class AbsScalar(PositionScheme):
     """A symmetric low-rank bias between absolute positions."""
 
     card = SchemeCard(170, "004 eq. 7", "q·k/√d + (PᵀP)ᵢⱼ", "N(0, 0.02)")
-    takes = frozenset({"scale", "share", "rank", "reset_cls"})
+    takes = frozenset({SCALE, SHARE, RANK, RESET_CLS})
     default_share = "none"
     absolute = True
     table_limited = True
+    tables = {"position_table": Table(rows="position", axis=1)}
+    never_neutral = "P = 0 is neutral, but no gradient leaves it"
+    takes_over = {"abs_scalar": _other_rank}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`position_table`: (heads|1, max_positions, rank)."""
         super().__init__(shape, options)
-        rank = options.rank or shape.head_dim
-        self.position_table = self.draw(self.table_heads, shape.max_positions, rank, std=0.02)
+        size = (self.table_heads, shape.max_positions, options.rank)
+        self.position_table = self.draw(*size, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Both factors are rows of P."""
@@ -51,14 +75,22 @@ class AbsScalar(PositionScheme):
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
 
 
+def _from_buckets(source: Takeover) -> dict[str, Tensor]:
+    """Take s'_r = s_bucket(r) / sqrt(C d)."""
+    return source.params | {"bias_table": source.across("bias_table") * source.new.scale}
+
+
 @register_scheme("rel_scalar")
 class RelScalar(PositionScheme):
     """A scalar a head, layer and distance, added to the logits."""
 
     card = SchemeCard(180, "004 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
-    takes = frozenset({"scale", "share", "clip_distance", "reset_cls"})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS})
     default_share = "none"
     clip = "scalars"
+    tables = {"bias_table": Table(rows="distance", neutral=0.0)}
+    takes_over = {"t5": _from_buckets}
+    fitted = "bias_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`bias_table`: (heads|1, R)."""
@@ -71,3 +103,7 @@ class RelScalar(PositionScheme):
             relation=self.clipped, static=self.bias_table, reset=self.reset_at(positions)
         )
         return (term,)
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """1, in logit units."""
+        return torch.ones_like(q[..., :1])

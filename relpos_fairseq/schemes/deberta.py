@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Choice
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -25,7 +27,46 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import WITH_K, WITH_Q, Table
+from relpos_fairseq.takeover import Takeover, identity
 from relpos_fairseq.terms import PositionTerms
+
+P2C_INDEX = Choice(
+    name="p2c_index",
+    place=90,
+    help="paper or mirrored",
+    auto="paper",
+    auto_help="paper",
+    choices=("paper", "mirrored"),
+)
+
+
+def _from_keys_alone(source: Takeover) -> dict[str, Tensor]:
+    """Take W^R = 1, W^T = 0."""
+    table = source.across("key_table")
+    one = identity(table, source.new.shape.head_dim)
+    made = {"table": table, "query_projection": one, "key_projection": one * 0}
+    return source.reset() | made
+
+
+def _from_one_table(source: Takeover) -> dict[str, Tensor]:
+    """Take W^R = W^T = 1, with the paper's p2c index."""
+    table = source.across("table")
+    one = identity(table, source.new.shape.head_dim)
+    if source.new.options.p2c_index == "mirrored" and not torch.equal(table, table.flip(1)):
+        source.report.lose("deberta: the mirrored key term reads a_{-r}, where m4 reads a_r")
+    return source.params | {"table": table, "query_projection": one, "key_projection": one}
+
+
+def _other_options(source: Takeover) -> dict[str, Tensor]:
+    """Say that another p2c index reads the key term's table in the other direction."""
+    old, new = source.old.options.p2c_index, source.new.options.p2c_index
+    table = source.params["table"]
+    if old != new and not torch.equal(table, table.flip(1)):
+        source.report.lose(
+            f"deberta: p2c index {old} -> {new} reads the key term's table in the other direction"
+        )
+    return source.params
 
 
 @register_scheme("deberta")
@@ -40,10 +81,22 @@ class Deberta(PositionScheme):
         published="834K (003 Table 5)",
         difference="003 counts one of the two projections of its eq. 7",
     )
-    takes = frozenset({"scale", "share", "clip_distance", "reset_cls", "p2c_index"})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, P2C_INDEX})
     own_scale = 3.0
     default_share = "heads"
     clip = "vectors"
+    # Neutral by a = 0 alone, so that gradients still reach every table.
+    tables = {
+        "table": Table(rows="distance", neutral=0.0),
+        "query_projection": Table(grows=WITH_K),
+        "key_projection": Table(grows=WITH_Q),
+    }
+    takes_over = {
+        "shaw_keys": _from_keys_alone,
+        "m4": _from_one_table,
+        "deberta": _other_options,
+    }
+    fitted = "table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`table`: (heads|1, R, D); the projections: (heads|1, D, D)."""
@@ -54,7 +107,7 @@ class Deberta(PositionScheme):
         self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
 
     def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """A W^R and a W^T (mirrored where asked): (heads|1, R, D) each."""
+        """Return A W^R and A W^T (mirrored where asked): (heads|1, R, D) each."""
         to_key = self.table @ self.key_projection
         if self.options.p2c_index == "mirrored":
             to_key = to_key.flip(1)
@@ -70,3 +123,10 @@ class Deberta(PositionScheme):
             reset=self.reset_at(positions),
         )
         return (term,)
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return (W^R q + W^T k) / sqrt(3d)."""
+        if self.options.p2c_index != "paper":
+            raise ValueError(f"--init fit: deberta is fitted with {P2C_INDEX.flag} paper")
+        query = q @ self.query_projection.transpose(-1, -2)
+        return (query + k @ self.key_projection.transpose(-1, -2)) * self.scale

@@ -17,8 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Folded
 from relpos_fairseq.scheme import (
@@ -28,6 +29,8 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import WITH_K, Table
+from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -43,8 +46,10 @@ class Method1(PositionScheme):
         published="74K (000 Table 1: mhn)",
         difference="000 gives each head its own (share none); 003 shares",
     )
-    takes = frozenset({"scale", "share"})
+    takes = frozenset({SCALE, SHARE})
     default_share = "heads"
+    tables = {"gate_table": Table(rows="distance", neutral=1.0)}
+    fitted = "gate_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`gate_table`: (heads|1, R)."""
@@ -57,8 +62,17 @@ class Method1(PositionScheme):
         return Folded(self.shape.max_positions)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """The gate."""
+        """Return the gate."""
         return (PositionTerms(relation=self.relation, gate=self.gate_table),)
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """Q.k / sqrt(d)."""
+        return (q * k * self.scale).sum(-1, keepdim=True)
+
+
+def _gate_of_m1(source: Takeover) -> dict[str, Tensor]:
+    """Take w_r = w_|r|."""
+    return {"gate_table": source.across("gate_table")}
 
 
 @register_scheme("m2")
@@ -72,13 +86,20 @@ class Method2(Method1):
         "1",
         published="12K (003 Table 5)",
     )
-    takes = frozenset({"scale", "share", "clip_distance"})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
     clip = "scalars"
+    takes_over = {"m1": _gate_of_m1}
 
     @property
     def relation(self) -> Clipped:
         """Signed clipped distance."""
         return self.clipped
+
+
+def _weights_of_a_gate(source: Takeover) -> dict[str, Tensor]:
+    """Take w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r."""
+    gate = source.across("gate_table")
+    return {"trilinear_table": gate[..., None].expand(*gate.shape, source.new.shape.head_dim)}
 
 
 @register_scheme("m3")
@@ -93,10 +114,13 @@ class Method3(PositionScheme):
         published="147K (000, section 3.6)",
         difference="000 leaves out d; its formula mh(2n-1)d gives 9.4M, our share none",
     )
-    takes = frozenset({"scale", "share", "clip_distance"})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
     default_share = "heads"
     clip = "vectors"
     replaces_content = True
+    tables = {"trilinear_table": Table(rows="distance", neutral=1.0)}
+    takes_over = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
+    fitted = "trilinear_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`trilinear_table`: (heads|1, R, D)."""
@@ -105,8 +129,12 @@ class Method3(PositionScheme):
         self.trilinear_table = self.draw(*size, std=0.02, mean=1.0)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """The sum over products of three."""
+        """Return the sum over products of three."""
         return (PositionTerms(relation=self.clipped, trilinear=self.trilinear_table),)
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """q_c k_c / sqrt(d)."""
+        return q * k * self.scale
 
 
 @register_scheme("m4")
@@ -120,9 +148,12 @@ class Method4(PositionScheme):
         "N(0, 0.02)",
         published="785K (003 Table 5)",
     )
-    takes = frozenset({"scale", "share", "clip_distance", "reset_cls"})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS})
     default_share = "heads"
     clip = "vectors"
+    tables = {"table": Table(rows="distance", neutral=0.0, grows=WITH_K, meets_both=True)}
+    fitted = "table"
+    elsewhere = {"transformers": "relative_key_query"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`table`: (heads|1, R, D)."""
@@ -139,3 +170,7 @@ class Method4(PositionScheme):
             reset=self.reset_at(positions),
         )
         return (term,)
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return (q + k) / sqrt(d)."""
+        return (q + k) * self.scale

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.options import RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.scheme import (
@@ -20,6 +21,7 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import Table
 from relpos_fairseq.terms import PositionTerms
 
 LEAST = 0.01  # the released code's bound on both parameters
@@ -30,8 +32,10 @@ class Kerple(PositionScheme):
     """A learned logarithmic penalty on distance."""
 
     card = SchemeCard(210, "Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
-    takes = frozenset({"scale", "share", "reset_cls"})
+    takes = frozenset({SCALE, SHARE, RESET_CLS})
     default_share = "none"
+    tables = {"amplitude": Table(), "rate": Table()}
+    never_neutral = "its penalty is kept above zero"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`amplitude`, `rate`: (heads|1,)."""
@@ -41,7 +45,7 @@ class Kerple(PositionScheme):
         self.rate = nn.Parameter(torch.rand(heads, generator=self._generator()))
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """The relation over the distances that occur, and the penalties (heads|1, R)."""
+        """Return the relation over the distances that occur, and the penalties (heads|1, R)."""
         relation = Clipped.unclipped(positions)
         distance = relation.distances(positions.device).abs()
         exact = torch.promote_types(self.rate.dtype, torch.float32)
@@ -53,7 +57,7 @@ class Kerple(PositionScheme):
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """The penalties."""
+        """Return the penalties."""
         relation, static = prepared
         return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)
 

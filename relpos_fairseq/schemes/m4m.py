@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from relpos_fairseq.options import CLIP_DISTANCE, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -24,6 +25,7 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import Table
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -38,9 +40,11 @@ class M4M(PositionScheme):
         "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1",
         published="785K (003 Table 5)",
     )
-    takes = frozenset({"scale", "share", "clip_distance"})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
     default_share = "heads"
     clip = "vectors"
+    tables = {"table": Table(rows="distance", grows=(-0.5, -0.5))}
+    never_neutral = "it multiplies q.k by (q.a)(k.a), which is 1 for no table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`table`: (heads|1, R, D)."""
@@ -62,7 +66,7 @@ class M4M(PositionScheme):
             k_proj.bias.copy_(odd)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """(q.a_r)(k.a_r), multiplied into the content."""
+        """Return (q.a_r)(k.a_r), multiplied into the content."""
         term = PositionTerms(
             relation=self.clipped,
             query_vectors=self.table,

@@ -76,9 +76,10 @@ class Rope(PositionScheme):
 
     card = SchemeCard(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
     rotates = True
+    never_neutral = "it has no parameter, and rotates q and k"
 
     def prepare(self, positions: Positions) -> Turns:
-        """The rotations of every slot."""
+        """Return the rotations of every slot."""
         pairs = self.shape.head_dim // 2
         channel = torch.arange(pairs, device=positions.device, dtype=torch.float64)
         slot = torch.arange(positions.src_len, device=positions.device, dtype=torch.float64)

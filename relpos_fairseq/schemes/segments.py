@@ -13,24 +13,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.options import SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Segments
 from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeOptions
+from relpos_fairseq.tables import Table
+from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
+
+
+def _another_number(source: Takeover) -> dict[str, Tensor]:
+    """Start more segments at zero; with fewer, say what is lost."""
+    return {"table": _resized(source, source.params["table"], axis=0)}
+
+
+def _pairs_of_another_number(source: Takeover) -> dict[str, Tensor]:
+    """Do so for both segments of a pair: (heads, segments^2)."""
+    count = source.old.options.num_segments
+    table = source.params["pair_table"].unflatten(1, (count, count))
+    for axis in (1, 2):
+        table = _resized(source, table, axis)
+    return {"pair_table": table.flatten(1)}
+
+
+def _resized(source: Takeover, table: Tensor, axis: int) -> Tensor:
+    has, wants = table.size(axis), source.new.options.num_segments
+    kept = table.narrow(axis, 0, min(has, wants))
+    if table.narrow(axis, kept.size(axis), has - kept.size(axis)).any():
+        source.report.lose(f"{source.new.name}: {has} segments become {wants}")
+    shape = list(kept.shape)
+    shape[axis] = wants - kept.size(axis)
+    return torch.cat([kept, kept.new_zeros(shape)], dim=axis)
 
 
 class SegmentHead(PositionScheme):
     """A scalar a head and ordered pair of segments, added to the logits."""
 
     name = "segment_head"
-    takes = frozenset({"share"})
+    takes = frozenset({SHARE})
     default_share = "none"
+    tables = {"pair_table": Table(neutral=0.0)}
+    takes_over = {"segment_head": _pairs_of_another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`pair_table`: (heads|1, segments^2)."""
         super().__init__(shape, options)
-        self.relation = Segments(options.num_segments)
         self.pair_table = nn.Parameter(torch.zeros(self.table_heads, self.relation.size))
+
+    @property
+    def relation(self) -> Segments:
+        """Ordered pairs of segments."""
+        return Segments(self.options.num_segments)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """S."""
@@ -43,6 +76,8 @@ class SegmentInput(PositionScheme):
     name = "segment_input"
     takes = frozenset()
     own_scale = None
+    tables = {"table": Table(neutral=0.0)}
+    takes_over = {"segment_input": _another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`table`: (segments, E)."""
@@ -50,7 +85,7 @@ class SegmentInput(PositionScheme):
         self.table = nn.Parameter(torch.zeros(options.num_segments, shape.embed_dim))
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B, T, E).
+        """Return (B, T, E).
 
         Raises:
             ValueError: if the task supplies no segments.

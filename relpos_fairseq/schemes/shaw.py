@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -22,6 +26,8 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import WITH_K, Table
+from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -36,9 +42,12 @@ class ShawKeys(PositionScheme):
         "N(0, 0.02)",
         published="785K (003 Table 5)",
     )
-    takes = frozenset({"scale", "clip_distance", "share", "reset_cls"})
+    takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS})
     default_share = "heads"
     clip = "vectors"
+    tables = {"key_table": Table(rows="distance", neutral=0.0, grows=WITH_K)}
+    fitted = "key_table"
+    elsewhere = {"transformers": "relative_key"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`key_table`: (heads|1, R, D)."""
@@ -55,6 +64,16 @@ class ShawKeys(PositionScheme):
         )
         return (keys,)
 
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """Q / sqrt(d)."""
+        return q * self.scale
+
+
+def _from_keys_alone(source: Takeover) -> dict[str, Tensor]:
+    """Take a^V = 0."""
+    table = source.across("key_table")
+    return source.params | {"key_table": table, "value_table": torch.zeros_like(table)}
+
 
 @register_scheme("shaw")
 class Shaw(ShawKeys):
@@ -68,6 +87,9 @@ class Shaw(ShawKeys):
         published="-",
         difference="003 counts the keys alone; the values double them",
     )
+    tables = ShawKeys.tables | {"value_table": Table(rows="distance", neutral=0.0)}
+    takes_over = {"shaw_keys": _from_keys_alone}
+    elsewhere = {}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`key_table`, `value_table`: (heads|1, R, D)."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Choice, Number
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.scheme import (
@@ -30,7 +31,28 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import WITH_K, WITH_Q, Table
+from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
+
+QUERY_BIAS = Choice(
+    name="query_bias",
+    place=80,
+    help="u and v: on (a layer's own), shared (by all layers, the released code's untie_r=False) "
+    "or off",
+    auto="on",
+    auto_help="on",
+    choices=("on", "shared", "off"),
+)
+CLAMP_LEN = Number(
+    name="clamp_len",
+    prefix="",
+    place=100,
+    help="distances beyond it read the same sinusoid; 0: none",
+    auto=0,
+    auto_help="0",
+    remembered=False,  # the paper's own evaluation sets it on a model trained without
+)
 
 
 def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
@@ -68,6 +90,15 @@ class _Projected(torch.autograd.Function):
         return torch.cat([odd.t() @ sines, even.t() @ cosines], dim=1), None, None, None
 
 
+def _other_options(source: Takeover) -> dict[str, Tensor]:
+    """Say that another clamp_len is the same up to the shorter of both."""
+    old, new = source.old.options.clamp_len, source.new.options.clamp_len
+    if old != new:
+        shorter = min({old, new} - {0})
+        source.report.limit(f"inputs of up to {shorter + 1} tokens (clamp_len)")
+    return source.params
+
+
 @register_scheme("transformer_xl")
 class TransformerXL(PositionScheme):
     """Projected sinusoids of the distance, and global content and position biases."""
@@ -78,8 +109,14 @@ class TransformerXL(PositionScheme):
         "((q+u)·k + (q+v)·W_R R_{i-j})/√d",
         "W_R N(0, 0.02); u, v 0; R fixed",
     )
-    takes = frozenset({"scale", "share", "query_bias", "reset_cls", "clamp_len"})
+    takes = frozenset({SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN})
     default_share = "none"
+    tables = {
+        "projection": Table(neutral=0.0, grows=WITH_K, flat_heads=True),
+        "content_bias": Table(neutral=0.0, grows=WITH_Q, meaning="u"),
+        "position_bias": Table(neutral=0.0, grows=WITH_Q, meaning="v"),
+    }
+    takes_over = {"transformer_xl": _other_options}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`projection`: (heads*D, E); `content_bias`, `position_bias`: (heads|1, D)."""
@@ -96,7 +133,7 @@ class TransformerXL(PositionScheme):
         return ("content_bias", "position_bias") if self.options.query_bias == "shared" else ()
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
+        """Return the relation over the distances that occur, and W_R R: (heads|1, R, D)."""
         relation = Clipped.unclipped(positions)
         exact = torch.promote_types(self.projection.dtype, torch.float32)
         key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact)
@@ -119,7 +156,7 @@ class TransformerXL(PositionScheme):
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """(q + v).W_R R and u.k."""
+        """Return (q + v).W_R R and u.k."""
         relation, vectors = prepared
         biased = self.options.query_bias != "off"
         term = PositionTerms(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -26,7 +27,26 @@ from relpos_fairseq.scheme import (
     SchemeOptions,
     register_scheme,
 )
+from relpos_fairseq.tables import WITH_BOTH, Table
+from relpos_fairseq.takeover import Takeover, identity
 from relpos_fairseq.terms import PositionTerms
+
+
+def _from_factors(source: Takeover) -> dict[str, Tensor]:
+    """Take p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d; s = 0."""
+    table, dim = source.params["position_table"], source.new.shape.head_dim
+    rank = table.size(-1)
+    if rank > dim:
+        source.report.lose(
+            f"{source.old.name}: rank {rank} exceeds {dim}, the width of TUPE's positions"
+        )
+    table = torch.nn.functional.pad(table, (0, dim - rank))  # a negative width cuts
+    one = identity(table, dim)
+    made = {"position_table": table, "key_projection": one}
+    made["query_projection"] = one / source.new.scale
+    if hasattr(source.new, "bias_table"):
+        made["bias_table"] = source.zeros("bias_table", table)
+    return source.reset() | made
 
 
 @register_scheme("tupe_a")
@@ -40,12 +60,19 @@ class TupeAbsolute(PositionScheme):
         "p N(0, 0.02), U N(0, 1/d), θ 0",
         published="-",
     )
-    takes = frozenset({"scale", "share", "reset_cls"})
+    takes = frozenset({SCALE, SHARE, RESET_CLS})
     own_scale = 2.0
     default_share = "heads"
     absolute = True
     table_limited = True
     resets_by_default = True
+    # Neutral by U^Q = 0 alone, so that gradients still reach every table.
+    tables = {
+        "position_table": Table(rows="position", axis=1),
+        "query_projection": Table(neutral=0.0, grows=WITH_BOTH),
+        "key_projection": Table(),
+    }
+    takes_over = {"abs_scalar": _from_factors}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`position_table`: (heads|1, max_positions, D); the projections: (heads|1, D, D)."""
@@ -63,12 +90,28 @@ class TupeAbsolute(PositionScheme):
     def terms(
         self, prepared: tuple[Tensor, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """The two factors of the position product."""
+        """Return the two factors of the position product."""
         self.check_length(positions)
         query, key = prepared
         rows = positions.rows_of_keys(query)
         factors = (positions.of_queries(rows, axis=2), positions.rows_of_keys(key))
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
+
+
+def _without_scalars(source: Takeover) -> dict[str, Tensor]:
+    """Take s = 0."""
+    zeros = source.zeros("bias_table", source.params["position_table"])
+    return source.params | {"bias_table": zeros}
+
+
+def _scalars_alone(source: Takeover) -> dict[str, Tensor]:
+    """Take U^Q = 0 (without reset, unless both reset)."""
+    fresh = {name: value.detach() for name, value in source.new.named_parameters()}
+    made = {
+        "bias_table": source.across("bias_table"),
+        "query_projection": torch.zeros_like(fresh["query_projection"]),
+    }
+    return fresh | source.params | made
 
 
 @register_scheme("tupe")
@@ -83,8 +126,15 @@ class Tupe(TupeAbsolute):
         published="454K (003 Table 5)",
         difference="003 counts one of the two projections and neither theta",
     )
-    takes = TupeAbsolute.takes | {"clip_distance"}
+    takes = TupeAbsolute.takes | {CLIP_DISTANCE}
     clip = "scalars"
+    tables = TupeAbsolute.tables | {"bias_table": Table(rows="distance", neutral=0.0)}
+    takes_over = {
+        "tupe_a": _without_scalars,
+        "rel_scalar": _scalars_alone,
+        "abs_scalar": _from_factors,
+    }
+    fitted = "bias_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """Besides: `bias_table`: (heads|1, R)."""
@@ -92,7 +142,7 @@ class Tupe(TupeAbsolute):
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """The product and s, reset together."""
+        """Return the product and s, reset together."""
         (term,) = super().terms(prepared, positions)
         both = PositionTerms(
             relation=self.clipped,
@@ -101,3 +151,7 @@ class Tupe(TupeAbsolute):
             reset=term.reset,
         )
         return (both,)
+
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
+        """1, in logit units."""
+        return torch.ones_like(q[..., :1])

@@ -17,13 +17,13 @@ from typing import Any
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask, register_task
 
-from relpos_fairseq.data.question_answering.dataset import QuestionDataset
 from relpos_fairseq.data.question_answering.encoding import QuestionEncoder, Shape
 from relpos_fairseq.data.question_answering.prediction import PredictionOptions
 from relpos_fairseq.data.question_answering.reading import read_questions, split_name
 from relpos_fairseq.data.tokenizers import MASK, load_tokenizer
 from relpos_fairseq.metrics.question_answering import normaliser
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
+from relpos_fairseq.tasks.question_answering_dataset import QuestionDataset
 
 logger = logging.getLogger(__name__)
 SEGMENTS = 2  # of a sample: the question and its context

@@ -1,6 +1,6 @@
 """Task `segment_language_modeling`: contiguous streams, read block by block with memory.
 
-The data is cut as data/streams.py says; memory goes to the model in `net_input` as a carrier
+The data is cut as data/streams/plan.py says; memory goes to the model in `net_input` as a carrier
 (modules/memory.py), one for each split and each of training and validation, so that fairseq's own
 criterions work and validation never touches the memory of training.  Models without memory
 (`relpos_transformer_lm`) read the same blocks, each on its own.
@@ -18,9 +18,10 @@ from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from relpos_fairseq.data import streams_dataset, streams_text
-from relpos_fairseq.data.streams_iterator import StreamBatchIterator
-from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.data.streams import dataset as streams
+from relpos_fairseq.data.streams import text_level
+from relpos_fairseq.data.streams.carried import StreamMemory
+from relpos_fairseq.data.streams.iterator import StreamBatchIterator
 from relpos_fairseq.tasks import segment_language_modeling_steps as steps
 from relpos_fairseq.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 
@@ -91,18 +92,18 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         """
         paths = utils.split_paths(self.args.data)
         path = Path(paths[(epoch - 1) % len(paths)]) / split
-        tokens = streams_dataset.read_stream(path, self.dictionary, self.args.dataset_impl, combine)
+        tokens = streams.read_stream(path, self.dictionary, self.args.dataset_impl, combine)
         if self.level in ("char", "byte"):
-            streams_text.refuse_unknown_characters(tokens, self.dictionary, str(path))
+            text_level.refuse_unknown_characters(tokens, self.dictionary, str(path))
         starts = None
         if self.args.reset_memory_at_document:
             boundaries = str(self.args.document_boundaries)
-            starts = streams_dataset.find_documents(
+            starts = streams.find_documents(
                 path, tokens, boundaries, self.dictionary.eos(), combine
             )
             logger.info("%s: %s documents", split, f"{len(starts):,}")
-        words = streams_text.word_ends(self.dictionary) if self.level == "subword" else None
-        self.datasets[split] = streams_dataset.StreamDataset(
+        words = text_level.word_ends(self.dictionary) if self.level == "subword" else None
+        self.datasets[split] = streams.StreamDataset(
             split, tokens, self.dictionary.pad(), self.args.tokens_per_sample, starts, words
         )
 
@@ -119,7 +120,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         Raises:
             ValueError: no batch size, blocks longer than the model takes, or dropped batches.
         """
-        if not isinstance(dataset, streams_dataset.StreamDataset):
+        if not isinstance(dataset, streams.StreamDataset):
             return super().get_batch_iterator(
                 dataset, max_tokens, max_sentences, max_positions, **options
             )

@@ -6,7 +6,7 @@ from typing import Any, Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from relpos_fairseq.data import streams_text
+from relpos_fairseq.data.streams.text_level import LEVELS
 
 BOUNDARIES = ("sidecar", "eos")
 
@@ -22,7 +22,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     tokens_per_sample: int = field(
         default=128, metadata={"help": "tokens a row and block (the paper's segment length)"}
     )
-    text_level: ChoiceEnum(list(streams_text.LEVELS)) = field(
+    text_level: ChoiceEnum(list(LEVELS)) = field(
         default="auto",
         metadata={
             "help": "what a token is: word, subword (perplexity per word is logged too), char or "

@@ -11,9 +11,9 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from relpos_fairseq.data import streams_text
-from relpos_fairseq.data.streams_dataset import StreamBlocks
-from relpos_fairseq.data.streams_memory import StreamMemory
+from relpos_fairseq.data.streams import text_level
+from relpos_fairseq.data.streams.carried import StreamMemory
+from relpos_fairseq.data.streams.dataset import StreamBlocks
 from relpos_fairseq.modules.memory import MemoryCarrier
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
             f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one"
         )
     dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
-    level = streams_text.text_level(folders[0], dictionary, level)
+    level = text_level.text_level(folders[0], dictionary, level)
     logger.info("dictionary: %d types, text level %s", len(dictionary), level)
     return dictionary, level
 
@@ -91,7 +91,8 @@ def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]
     found = {
         "mem_len": cfg.mem_len,
         "same_length": bool(cfg.same_length),
-        "clamp_len": max(member.options.clamp_len for member in members),
+        # Only a scheme that takes the option has it.
+        "clamp_len": max(getattr(member.options, "clamp_len", 0) for member in members),
         "reset_memory_at_document": bool(task.reset_memory_at_document),
     }
     if task.reset_memory_at_document:

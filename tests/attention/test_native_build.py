@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -35,6 +36,14 @@ case "$*" in *--version*) ;; *) echo run >> "$RUNS" ;; esac
 exec cc "$@"
 """
 
+WIDTH = """
+#ifdef __AVX2__
+#define SIZE 256
+#else
+#define SIZE 128
+#endif
+"""
+
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
@@ -53,7 +62,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RELPOS_CACHE", str(folder))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("CC", raising=False)
+    for name in ("CC", "RELPOS_ISA"):
+        monkeypatch.delenv(name, raising=False)
     for function in (build._attempt, calls.kernel, api._warn):
         monkeypatch.setattr(*_owner(function), _fresh(function))
     return folder
@@ -185,6 +195,26 @@ def test_flags_that_a_compiler_does_not_take_are_left_out(
 
 
 @needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86-64's instruction sets")
+def test_an_instruction_set_is_chosen(
+    sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RELPOS_ISA decides what the compiler may use, each choice has its own library."""
+    (sources / "size.h").write_text(WIDTH)
+    for asked, width in (("x86-64-v2", 128), ("x86-64-v3", 256), ("x86-64-v2", 128)):
+        monkeypatch.setenv("RELPOS_ISA", asked)
+        assert build.load(sources).relpos_call_size() == width
+    assert len(libraries(cache)) == 2
+    for asked, said in (
+        ("x86-64-v9", "-march=x86-64-v9.* said: .*RELPOS_ISA"),
+        ("v3 -DX", "RELPOS_ISA='v3"),
+    ):
+        monkeypatch.setenv("RELPOS_ISA", asked)
+        with pytest.raises(build.BuildError, match=said):
+            build.load(sources)
+
+
+@needs_compiler
 def test_sources_that_do_not_compile(sources: Path) -> None:
     """The error has the command, the compiler's own words, and what to do."""
     (sources / "kernel.c").write_text("#error this is no kernel\n")
@@ -209,6 +239,7 @@ def test_a_broken_compiler(
     with pytest.raises(ValueError, match=f"backend native cannot .*{said}.*gcc.*auto or blocked"):
         attend(inputs, "native")
     monkeypatch.setattr(api, "SHORT", 1)
+    monkeypatch.setattr(api.blocked, "slice_rows", lambda _: 1)
     for _ in range(2):
         assert api.choose(inputs) == "blocked"
     torch.testing.assert_close(attend(inputs)[0], expected, rtol=1e-10, atol=1e-10)

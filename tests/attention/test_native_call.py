@@ -68,7 +68,7 @@ def test_layouts() -> None:
 
 
 def test_only_what_learns_has_a_gradient(formula: Libraries, monkeypatch) -> None:
-    """The kernel is told of the gradients that are wanted; without any it keeps nothing."""
+    """The call points to the gradients that are wanted, and keeps nothing without any."""
     seen = []
 
     def backward(call) -> int:
@@ -92,7 +92,7 @@ def test_only_what_learns_has_a_gradient(formula: Libraries, monkeypatch) -> Non
     )
     v = inputs.v.clone().requires_grad_()
     attend(replace(inputs, v=v, terms=frozen), "native")[0].sum().backward()
-    assert seen == [["dv", "daq", "dak", "dav", "dfixed", "dgate"]]
+    assert seen == [["dv", "dquery_vectors", "dkey_vectors", "dvalue_vectors", "dstatic", "dgate"]]
     with torch.no_grad():
         out, _ = attend(replace(inputs, v=v), "native")
     assert not out.requires_grad and len(seen) == 1

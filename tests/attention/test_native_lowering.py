@@ -7,6 +7,7 @@ call and autograd's part are tested without a compiler.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from cases import CASES, INPUT, Case
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import lowering
+from relpos_fairseq.attention.native import operands
 from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms, Reset
 
@@ -43,10 +44,19 @@ def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
         torch.testing.assert_close(one, other, **EXACT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+def cases() -> Iterator[object]:
+    """Every scheme in every kind of call; its options in a square one, and one other in turn."""
+    seen: set[str] = set()
+    for number, case in enumerate(IN_ATTENTION):
+        kinds = ("square", KINDS[1 + number % 5]) if case.scheme in seen else KINDS
+        seen.add(case.scheme)
+        for kind in kinds:
+            yield pytest.param(case, kind, id=f"{case}-{kind}")
+
+
+@pytest.mark.parametrize(("case", "kind"), list(cases()))
 def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
-    """Every scheme and option, for every kind of call."""
+    """Every scheme and option."""
     inputs, stack, layer, _ = call(case, kind)
     compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
     step = inputs.positions.is_step and native.serves(inputs.terms, inputs.positions)
@@ -66,7 +76,7 @@ def compare_call(inputs: AttentionInputs) -> None:
 @pytest.mark.parametrize("kind", ODD)
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several relations in one window, narrow or of all distances; offsets; mixed resets."""
-    monkeypatch.setattr(lowering, "NARROW", 0 if wide else 192)
+    monkeypatch.setattr(operands, "NARROW", 0 if wide else 192)
     compare_call(make_call(make_terms(kind)))
 
 
@@ -119,19 +129,14 @@ def test_refusals() -> None:
     static = PositionTerms(Clipped(2, 1), static=table)
     product = PositionTerms(Clipped(2, 1), query_vectors=vectors, key_vectors=vectors, product=True)
     trilinear = PositionTerms(Clipped(2, 1), trilinear=vectors)
-    offset = PositionTerms(Clipped(2, 1), query_vectors=vectors, content_offset=vectors[:, 0])
     held = functools.partial(replace, reset=reset)
     other = replace(reset, first=torch.tensor([0, 1]))
-    gate = PositionTerms(Clipped(2, 1), gate=table)
     for terms, reason in (
         ((PositionTerms(pairs, query_vectors=vectors),), "query_vectors over Segments"),
         ((PositionTerms(pairs, gate=table),), "gate over Segments"),
         ((product, product), "2 product terms"),
         ((trilinear,) * 3, "3 trilinear terms"),
-        ((held(static), static), "a reset beside the same kind"),
-        ((held(replace(offset, query_offset=vectors[:, 0])), static), "a reset beside the same"),
         ((held(static), replace(static, reset=other)), "resets of several first tokens"),
-        ((held(offset), gate), "a reset of vectors beside a content_offset"),
     ):
         refused(make_call(terms), reason)
     refused(make_call((), dropout=1.0), "a dropout of 1,")

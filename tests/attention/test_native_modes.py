@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 from attention.test_error_budget import as_leaves
-from attention.test_tiles_odd import Call, Interrupt, in_a_thread, same
 from torch import Tensor
 
 from helpers import ROOT
+from helpers.attention_calls import Call, Interrupt, in_a_thread, same
 from helpers.native_shapes import EXACT, Shape, make_inputs, results
 from relpos_fairseq.attention import attend, native
 from relpos_fairseq.terms import PositionTerms

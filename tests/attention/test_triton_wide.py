@@ -12,7 +12,7 @@ from cases import Case, build
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention import triton as backend
-from relpos_fairseq.attention.triton import launch, lowering
+from relpos_fairseq.attention.triton import launch, operands
 from relpos_fairseq.positions import Positions, index_of_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +25,7 @@ WIDE = ("transformer_xl", "shaw_keys", "m4", "deberta")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "wide_launch_of", lambda *_, **__: launch.Launch(16, 16, 4, 1))
-    monkeypatch.setattr(lowering, "NARROW", 8)
+    monkeypatch.setattr(operands, "NARROW", 8)
 
 
 def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none"):
@@ -59,7 +59,7 @@ def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, m
 def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
     """Values and all gradients of the kernels and of the reference."""
     assert backend.refusal(inputs) is None
-    assert {"rq", "rk"} & set(lowering.lower(inputs).tensors)
+    assert {"query_vectors", "key_vectors"} & set(operands.operands_of(inputs).tensors)
     expected, wanted = gradients(inputs, "reference", parameters, remake)
     got, found = gradients(inputs, "triton", parameters, remake)
     torch.testing.assert_close(got, expected, **EXACT)

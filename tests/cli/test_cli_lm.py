@@ -18,7 +18,7 @@ TINY = [
     *("--decoder-attention-heads", "2", "--decoder-layers", "2"),
 ]
 TRAIN = [
-    *("--task", "language_modeling", "--optimizer", "adam", "--lr", "5e-3"),
+    *("--task", "language_modeling", "--optimizer", "relpos_adam", "--lr", "5e-3"),
     *("--tokens-per-sample", "24", "--max-tokens", "200", "--max-update", "40"),
     *("--log-interval", "20", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
     *QUIET,

@@ -15,7 +15,8 @@ import torch
 import relpos_fairseq
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
-from relpos_fairseq import compat
+from relpos_fairseq import plugin
+from relpos_fairseq.mends.noisy_warnings import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
 
@@ -81,7 +82,7 @@ def test_training_sees_every_sentence(corpus, tmp_path):
 def test_models_do_not_share_configs():
     from fairseq.models.transformer import TransformerConfig
 
-    from relpos_fairseq.models.transformer_config import RelPosTransformerConfig, nested
+    from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
 
     one = nested(RelPosTransformerConfig(encoder_embed_dim=64, position_scheme="m4"))
     two = nested(RelPosTransformerConfig(encoder_embed_dim=96, decoder_layers=2))
@@ -203,7 +204,7 @@ def test_registering_twice_changes_nothing():
         )
 
     before = state()
-    compat.apply()
+    plugin.register()
     importlib.reload(relpos_fairseq)
     from fairseq import utils
 
@@ -463,7 +464,7 @@ def test_padding_on_the_right_translates_the_same(corpus, briefly, scheme):
 
 
 def test_no_warning_is_printed(corpus, tmp_path, recwarn):
-    compat.quiet_warnings()
+    quiet_warnings()
     cli.train(corpus, tmp_path, "--position-scheme", "m4", *UPDATES)
     assert [str(warning.message)[:80] for warning in recwarn.list] == []
 

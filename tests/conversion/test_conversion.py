@@ -11,30 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
-from relpos_fairseq.conversion import NotExactError, convert, exact, layouts
-from relpos_fairseq.conversion.distances import reread
-from relpos_fairseq.conversion.fit import FITTED, fit
-from relpos_fairseq.conversion.positions import resize
+from relpos_fairseq.conversion import Conversion, NotExactError, convert, layouts
+from relpos_fairseq.conversion.fidelity import Probe
+from relpos_fairseq.conversion.fit import fit, fitted_schemes
+from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.conversion.sources import Source, plan_of
+from relpos_fairseq.conversion.source import SourceModel, plan_of
+from relpos_fairseq.conversion.writer import build
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
-from relpos_fairseq.schemes import scheme_names
+from relpos_fairseq.schemes import scheme_class, scheme_names
+from relpos_fairseq.tables import reread
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a".split()
 REFUSED = "m4m rope alibi kerple abs_scalar".split()
 CLOSE = 1e-10
 
 
-def assert_exact(source: dict, target: dict, **options) -> None:
+def assert_exact(source: dict, target: dict, **options) -> Conversion:
     """The conversion says that it is exact, and is."""
     done, difference = converted(source, target, **options)
     assert done.report.exact, done.report.lines()
     assert difference < CLOSE
-
-
-@pytest.mark.parametrize("scheme", NEUTRAL)
-def test_a_scheme_is_added_at_neutral_values(scheme):
-    assert_exact(config("learned"), config(f"learned+{scheme}"))
+    return done
 
 
 @pytest.mark.parametrize("scheme", REFUSED)
@@ -47,19 +45,22 @@ def test_what_cannot_be_neutral_is_refused_and_offered(scheme):
     assert scheme in " ".join(done.report.lost)
 
 
-def test_every_scheme_is_neutral_or_says_why_not():
-    assert set(exact.NEUTRAL) | set(exact.NOT_NEUTRAL) >= set(scheme_names())
-    assert not set(exact.NEUTRAL) & set(exact.NOT_NEUTRAL)
+@pytest.mark.parametrize("name", scheme_names())
+def test_every_parameter_is_declared_and_neutral_or_says_why_not(name):
+    plan = plan_of(config(name))
+    ((place,),) = [layouts.places(plan)]
+    scheme = place.build(plan, 0)
+    found = {part: scheme.table_of(part) for part, _ in scheme.named_parameters()}
+    assert set(found) - {"theta"} == set(scheme.tables)
+    neutral = [part for part, table in found.items() if table.neutral is not None]
+    assert bool(scheme.never_neutral) == (not neutral and name != "none")
 
 
 @pytest.mark.parametrize("scheme", NEUTRAL)
-def test_a_gradient_leaves_the_neutral_start(scheme):
-    """Else training could never use what was added."""
-    from relpos_fairseq.conversion.fidelity import Probe
-    from relpos_fairseq.conversion.writer import build
-
-    source, target = config("learned"), config(f"learned+{scheme}")
-    done, _ = converted(source, target)
+def test_a_scheme_is_added_at_neutral_values(scheme):
+    """And a gradient leaves them: else training could never use what was added."""
+    target = config(f"learned+{scheme}")
+    done = assert_exact(config("learned"), target)
     model = build(target, done.state)
     model(Probe.draw(23, POSITIONS, False).tokens)[0].square().sum().backward()
     moved = {
@@ -75,7 +76,7 @@ def test_a_gradient_leaves_the_neutral_start(scheme):
         "tupe_a": {"query_projection"},
         "transformer_xl": {"projection", "content_bias"},
     }
-    assert moved >= first.get(scheme, set(exact.NEUTRAL[scheme]))
+    assert moved >= first.get(scheme, set(scheme_class(scheme).tables))
 
 
 RULES = [
@@ -100,7 +101,10 @@ def test_one_scheme_in_the_words_of_another(source, target, options):
 
 
 def test_every_rule_is_tested():
-    assert {(source, target) for source, target, _ in RULES} == set(exact.RULES)
+    rules = {(source, name) for name in scheme_names() for source in scheme_class(name).takes_over}
+    assert {(source, target) for source, target, _ in RULES} == {
+        (source, target) for source, target in rules if source != target
+    }
 
 
 def test_hybrids_are_converted_member_by_member():
@@ -134,8 +138,10 @@ def test_a_larger_clip_does_not_become_a_smaller():
 SHARED = "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar kerple".split()
 
 
-@pytest.mark.parametrize("scheme", SHARED)
-@pytest.mark.parametrize("share", ["heads", "layers", "both"])
+@pytest.mark.parametrize(
+    ("scheme", "share"),
+    [*((scheme, "both") for scheme in SHARED), ("transformer_xl", "heads"), ("m4", "layers")],
+)
 def test_who_shared_a_table_gets_copies(scheme, share):
     assert_exact(config(scheme, position_share=share), config(scheme, position_share="none"))
 
@@ -225,14 +231,14 @@ def test_relative_schemes_take_longer_input(scheme):
     state = random_state(source)
     done = convert(state, plan_of(source), plan_of(target))
     assert done.report.exact
-    assert difference(source, state, target, done.state, longest=44) < CLOSE
+    assert difference(source, target, done.state, longest=44) < CLOSE
 
 
 def test_unclipped_tables_grow_by_their_ends():
     source, target = config("m4"), config("m4", max_positions=44)
     state = random_state(source)
     done = convert(state, plan_of(source), plan_of(target))
-    assert difference(source, state, target, done.state, longest=44) < CLOSE
+    assert difference(source, target, done.state, longest=44) < CLOSE
 
 
 @pytest.mark.parametrize("scheme", ["learned", "sentence", "tupe", "abs_scalar"])
@@ -268,19 +274,19 @@ def test_tiles_and_interpolation_by_hand():
 @pytest.mark.parametrize("source", ["alibi", "kerple"])
 def test_a_fit_finds_what_can_be_found(source):
     """A penalty on distance is a table of scalars: least squares must find it."""
-    old = Source("ours", Path(), random_state(config(source)), config(source))
+    old = SourceModel("ours", Path(), random_state(config(source)), config(source))
     new = config("rel_scalar")
     rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
-    before = difference(old.values, old.state, new, rough.state)
+    before = difference(old.values, new, rough.state)
     fitted = fit(old, new, rough, seed=1)
-    after = difference(old.values, old.state, new, fitted.state)
+    after = difference(old.values, new, fitted.state)
     assert after < before / 100, (before, after)
     assert fitted.report.losses
 
 
-@pytest.mark.parametrize("scheme", sorted(FITTED))
+@pytest.mark.parametrize("scheme", fitted_schemes())
 def test_a_fit_brings_attention_nearer(scheme):
-    old = Source("ours", Path(), random_state(config("learned")), config("learned"))
+    old = SourceModel("ours", Path(), random_state(config("learned")), config("learned"))
     new = config(scheme)
     rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
     steps = " ".join(fit(old, new, rough, seed=1).report.steps)
@@ -289,14 +295,14 @@ def test_a_fit_brings_attention_nearer(scheme):
 
 
 def test_a_fit_moves_the_table_that_is_left():
-    old = Source(
+    old = SourceModel(
         "ours", Path(), random_state(config("alibi+rel_scalar")), config("alibi+rel_scalar")
     )
     new = config("rel_scalar")
     rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
-    before = difference(old.values, old.state, new, rough.state)
+    before = difference(old.values, new, rough.state)
     fitted = fit(old, new, rough, seed=1)
-    assert difference(old.values, old.state, new, fitted.state) < before / 100
+    assert difference(old.values, new, fitted.state) < before / 100
 
 
 relations = st.one_of(

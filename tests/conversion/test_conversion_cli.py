@@ -1,21 +1,20 @@
-"""scripts/convert_checkpoint.py, and training that begins from another model's positions."""
+"""`relpos convert`, and training that begins from another model's positions."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.commands import ROOT, call, load
-from helpers.conversion import ROWS, fairseq_roberta
+from helpers.commands import call, load, relpos
+from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.conversion import sources
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.on_load import prepare
+from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.writer import build
 
 STYLES = ("argparse", "legacy", "dataclass")
@@ -23,14 +22,8 @@ STYLES = ("argparse", "legacy", "dataclass")
 
 @pytest.fixture(scope="module")
 def command():
-    """The script's own main, with its errors as lines: arguments to exit status."""
-    path = ROOT / "scripts" / "convert_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("convert_checkpoint", path)
-    script = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(script)
-    yield lambda *arguments: script.run_command(script.main, [str(part) for part in arguments])
-    sys.path[:] = before
+    """The command, with its errors as lines: arguments to exit status."""
+    return lambda *arguments: relpos("convert", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +45,7 @@ def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
     text = capsys.readouterr().out
     assert "exact     yes" in text
     assert printed_difference(text) < 1e-5
-    source = sources.read_source(tmp_path / "out")
+    source = read_source(tmp_path / "out")
     probe = Probe.draw(ROWS, 20, False)
     ours = outputs_of(build(source.values, source.state), probe.tokens, None)
     theirs = outputs_of(model, probe.tokens, None)
@@ -246,18 +239,23 @@ def test_longer_input_than_in_pretraining(packed, pretrained, tmp_path):
     output = train(packed, tmp_path / "m4", 22, *options)
     assert "2 updates" in output or "num_updates: 2" in output
     for source in ("learned", "plain"):
-        options = ("--finetune-from-model", pretrained[source], "--position-scheme", "learned")
         with pytest.raises(ValueError, match="knows 16 absolute positions and 22 are wanted.*fill"):
-            train(packed, tmp_path / source, 22, *options)
+            prepare_for(pretrained[source], position_scheme="learned", max_positions=22)
+
+
+def prepare_for(path: Path, **changes) -> None:
+    """Do what loading does for --finetune-from-model, for a model with other flags."""
+    source = read_source(path)
+    model = model_of(source.values | changes, source.rows)
+    prepare(load(path), str(path), model, converts=True)
 
 
 def test_flags_that_contradict_the_checkpoint_are_named(packed, pretrained, tmp_path):
-    start = ("--finetune-from-model", pretrained["plain"], "--position-scheme", "m4")
-    for flags, message in (
-        (("--layer-norm-eps", "1e-12"), "layer_norm_eps 1e-05, and the flags say 1e-12: give --la"),
-        (("--encoder-attention-heads", "4"), "encoder_attention_heads 2, and the flags say 4"),
+    for changes, message in (
+        ({"layer_norm_eps": 1e-12}, "layer_norm_eps 1e-05, and the flags say 1e-12: give --layer"),
+        ({"encoder_attention_heads": 4}, "encoder_attention_heads 2, and the flags say 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            train(packed, tmp_path / "run", 16, *start, *flags)
+            prepare_for(pretrained["plain"], position_scheme="m4", **changes)
     with pytest.raises(ValueError, match="is a folder: give the model.pt in it"):
         train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)

@@ -13,16 +13,19 @@ import torch
 import transformers
 
 from helpers.conversion import ROWS, config, random_state, shake
-from relpos_fairseq.conversion import ConversionError, hf_export, hf_model
+from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
-from relpos_fairseq.conversion.hf_reference import Reference
-from relpos_fairseq.conversion.sources import Source, read_source
-from relpos_fairseq.conversion.vocabulary import (
+from relpos_fairseq.conversion.huggingface import folder as hf_folder
+from relpos_fairseq.conversion.huggingface.export import export, save
+from relpos_fairseq.conversion.huggingface.reference import Reference
+from relpos_fairseq.conversion.huggingface.vocabulary import (
     Vocabulary,
     of_checkpoint,
     of_folder,
     symbol_numbers,
 )
+from relpos_fairseq.conversion.reading import read_source
+from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.conversion.writer import build
 from relpos_fairseq.data.tokenizers import train_tokenizer
 
@@ -178,8 +181,8 @@ def test_heads_have_the_names_that_the_tasks_ask_for():
 
     from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
-    assert hf_model.SPAN_HEAD == QuestionAnsweringConfig().span_head_name
-    assert hf_model.HEAD == SentencePredictionConfig().classification_head_name
+    assert hf_folder.SPAN_HEAD == QuestionAnsweringConfig().span_head_name
+    assert hf_folder.HEAD == SentencePredictionConfig().classification_head_name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,11 +191,11 @@ def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
     first = tmp_path / "first"
     model = (bert if family == "bert" else roberta)(first, kind)
     source = read_source(first)
-    config, weights, report = hf_export.export(source, family, source.vocabulary, None)
+    config, weights, report = export(source, family, source.vocabulary, None)
     assert report.exact
     second = tmp_path / "second"
     second.mkdir()
-    hf_export.save(second, config, weights)
+    save(second, config, weights)
     auto = getattr(transformers, config["architectures"][0])
     logging.getLogger("transformers").setLevel(logging.ERROR)
     back, loading = auto.from_pretrained(second, output_loading_info=True)
@@ -221,7 +224,7 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     """Also after training, which forgets where the checkpoint came from."""
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.conversion.command import Job, to_huggingface, to_ours
+    from relpos_fairseq.conversion.job import Job, to_huggingface, to_ours
     from relpos_fairseq.data.tokenizers import load_tokenizer
 
     folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))
@@ -275,14 +278,14 @@ def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
 @pytest.mark.parametrize("named", [False, True])
 def test_a_tokenizer_that_bert_does_not_read_is_left_out(tmp_path, named):
     """Unless its settings name the class that does."""
-    from relpos_fairseq.conversion.command import Job, to_huggingface
+    from relpos_fairseq.conversion.job import Job, to_huggingface
 
     values = config("learned", activation_fn="gelu")
     files = [tmp_path / name for name in ("vocab.json", "merges.txt", "tokenizer_config.json")]
     for path in files:
         path.write_text('{"tokenizer_class": "RobertaTokenizer"}' if named else "{}")
     for family in ("bert", "roberta"):
-        source = Source("ours", tmp_path, random_state(values), values)
+        source = SourceModel("ours", tmp_path, random_state(values), values)
         source.files, source.source_rows = files, list(range(ROWS))
         source.outputs = partial(outputs_of, build(source.values, source.state))
         said: list[str] = []
@@ -343,12 +346,12 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
-    whole = hf_model.read(saved)
+    whole = hf_folder.read_folder(saved)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model = transformers.BertForMaskedLM.from_pretrained(saved)
     model.save_pretrained(tmp_path, safe_serialization=False)
     shutil.copy(saved / "vocab.txt", tmp_path)
-    pickled = hf_model.read(tmp_path)
+    pickled = hf_folder.read_folder(tmp_path)
     for name, value in whole.weights.items():
         assert torch.equal(value, pickled.weights[name]), name
 
@@ -391,23 +394,23 @@ def test_a_broken_folder_is_one_clear_error(saved, tmp_path, number):
 
 
 def test_what_huggingface_cannot_express_is_refused(tmp_path):
-    def export(values: dict, family: str = "bert") -> None:
-        source = Source("ours", tmp_path, random_state(values), values)
-        hf_export.export(source, family, Vocabulary([], list(range(23))), None)
+    def write(values: dict, family: str = "bert") -> None:
+        source = SourceModel("ours", tmp_path, random_state(values), values)
+        export(source, family, Vocabulary([], list(range(23))), None)
 
     for scheme in ("rope", "shaw", "rel_scalar", "learned+m4"):
         with pytest.raises(ConversionError, match="relative_key_query .m4. alone"):
-            export(config(scheme))
+            write(config(scheme))
     with pytest.raises(ConversionError, match="segments a head"):
-        export(config("learned", segment_encoding="head"))
+        write(config("learned", segment_encoding="head"))
     with pytest.raises(ConversionError, match="gelu_accurate in RoBERTa's LM head"):
-        export(config("learned"), "roberta")
-    export(config("m4", position_clip_distance="3"))
+        write(config("learned"), "roberta")
+    write(config("m4", position_clip_distance="3"))
 
 
 def test_reference_reads_positions_by_query_minus_key(saved):
     """The one sign that decides: a table that differs from its mirror image."""
-    model = hf_model.read(saved)
+    model = hf_folder.read_folder(saved)
     tokens, padding = torch.arange(6, 16)[None], torch.zeros(1, 10, dtype=torch.bool)
     first = Reference(model.config, model.weights, "bert.")
     mirrored = dict(model.weights)

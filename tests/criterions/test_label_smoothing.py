@@ -12,8 +12,14 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from torch import Tensor, nn
 
 from helpers.models import batch, small_model, small_task
-from relpos_fairseq.criterions import label_smoothing
-from relpos_fairseq.criterions.label_smoothing import smoothed_loss
+from relpos_fairseq.criterions import cross_entropy
+from relpos_fairseq.criterions import smoothed_loss as from_logits
+from relpos_fairseq.criterions.cross_entropy import (
+    RelPosCrossEntropyCriterion,
+    RelPosLabelSmoothedCrossEntropyCriterion,
+    has_plain_softmax,
+)
+from relpos_fairseq.criterions.smoothed_loss import smoothed_loss
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 
 ROWS, WORDS, PAD = 13, 11, 1
@@ -36,7 +42,7 @@ def of_fairseq(logits: Tensor, target: Tensor, epsilon: float) -> tuple[Tensor, 
 
 @pytest.fixture(params=[1, 3 * WORDS, 1 << 20], ids=["row", "uneven", "whole"])
 def _chunk(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(label_smoothing.CHUNK, "cpu", request.param)
+    monkeypatch.setitem(from_logits.CHUNK, "cpu", request.param)
 
 
 @pytest.mark.usefixtures("_chunk")
@@ -84,11 +90,12 @@ def test_nothing_but_padding() -> None:
 def test_criterions_agree_with_fairseqs(smoothing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's loss, logs and gradients with our function and with fairseq's."""
     task = small_task()
-    criterion = (
-        LabelSmoothedCrossEntropyCriterion(task, False, 0.1, report_accuracy=True)
-        if smoothing
-        else CrossEntropyCriterion(task, False)
-    )
+    if smoothing:
+        classes = (RelPosLabelSmoothedCrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
+        criterions = [each(task, False, 0.1, report_accuracy=True) for each in classes]
+    else:
+        classes = (RelPosCrossEntropyCriterion, CrossEntropyCriterion)
+        criterions = [each(task, False) for each in classes]
     model, (source, inputs) = small_model(position_scheme="m4"), batch()
     target = torch.cat([inputs[:, 1:], torch.full_like(inputs[:, :1], 2)], 1)
     lengths = source.ne(1).sum(1)
@@ -98,12 +105,10 @@ def test_criterions_agree_with_fairseqs(smoothing: bool, monkeypatch: pytest.Mon
         "ntokens": int(target.ne(1).sum()),
     }
     calls, seen = [], []
-    honest = label_smoothing.smoothed_loss
     monkeypatch.setattr(
-        label_smoothing, "smoothed_loss", lambda *args: calls.append(1) or honest(*args)
+        cross_entropy, "smoothed_loss", lambda *args: calls.append(1) or smoothed_loss(*args)
     )
-    for plain in (True, False):
-        monkeypatch.setattr(type(model), "plain_softmax", plain)
+    for criterion in criterions:
         model.zero_grad()
         loss, size, logs = criterion(model, sample)
         loss.backward()
@@ -115,17 +120,19 @@ def test_criterions_agree_with_fairseqs(smoothing: bool, monkeypatch: pytest.Mon
 
 def test_other_outputs_take_fairseqs_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """An adaptive softmax, a loss a token, and an ignored prefix are fairseq's."""
-    monkeypatch.setattr(label_smoothing, "smoothed_loss", None)
+    monkeypatch.setattr(cross_entropy, "smoothed_loss", None)
     model = small_model()
     inputs = batch()[1]
     output, sample = model.decoder(inputs, None), {"target": inputs}
-    criterion = LabelSmoothedCrossEntropyCriterion(small_task(), False, 0.1)
+    criterion = RelPosLabelSmoothedCrossEntropyCriterion(small_task(), False, 0.1)
     loss, _ = criterion.compute_loss(model, output, sample, reduce=False)
     assert loss.shape == (inputs.numel(), 1)
-    prefix = LabelSmoothedCrossEntropyCriterion(small_task(), False, 0.1, ignore_prefix_size=1)
+    prefix = RelPosLabelSmoothedCrossEntropyCriterion(
+        small_task(), False, 0.1, ignore_prefix_size=1
+    )
     prefix.compute_loss(model, output, sample)
     model.decoder.adaptive_softmax = torch.nn.Identity()
-    assert not model.plain_softmax
+    assert not has_plain_softmax(model)
 
 
 def test_no_second_derivative() -> None:
@@ -145,7 +152,7 @@ class Sharp(RelPosTransformerModel):
         return super().get_normalized_probs((3 * net_output[0], None), log_probs, sample)
 
 
-class Doubled(LabelSmoothedCrossEntropyCriterion):
+class Doubled(RelPosLabelSmoothedCrossEntropyCriterion):
     """Log-probabilities of its own."""
 
     def get_lprobs_and_target(self, model, net_output, sample) -> tuple[Tensor, Tensor]:
@@ -154,7 +161,7 @@ class Doubled(LabelSmoothedCrossEntropyCriterion):
         return 2 * lprobs, target
 
 
-class Guarded(CrossEntropyCriterion):
+class Guarded(RelPosCrossEntropyCriterion):
     """A cross entropy whose `eps` smooths no labels."""
 
     eps = 0.5
@@ -170,13 +177,13 @@ def translate(model: nn.Module, criterion: nn.Module) -> float:
 def test_probabilities_of_ones_own_are_used() -> None:
     """A subclass, or a caller that replaces a method, is not bypassed; nor is eps misread."""
     task, model, sharp = small_task(), small_model(), small_model()
-    smoothed = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
-    plain = CrossEntropyCriterion(task, False)
+    smoothed = RelPosLabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+    plain = RelPosCrossEntropyCriterion(task, False)
     sharp.__class__ = Sharp
     patched = small_model()
     given = patched.decoder.get_normalized_probs
     patched.decoder.get_normalized_probs = lambda output, *rest: given((3 * output[0], None), *rest)
-    assert model.plain_softmax and not sharp.plain_softmax and not patched.plain_softmax
+    assert [has_plain_softmax(each) for each in (model, sharp, patched)] == [True, False, False]
     assert translate(sharp, smoothed) == translate(patched, smoothed) != translate(model, smoothed)
     twice = translate(model, Doubled(task, False, 0.1))
     assert twice == pytest.approx(2 * translate(model, smoothed))

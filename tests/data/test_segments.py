@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from helpers.commands import call, losses
 from helpers.roberta import ARCH, OPTIMIZE, small_roberta, tokens, write_packed, write_pairs
-from relpos_fairseq.data.segments import request_segments, segments_of_parts
+from relpos_fairseq.tasks.sentence_pairs import request_segments, segments_of_parts
 
 BOS, EOS = 0, 2
 TASK = [

@@ -12,11 +12,11 @@ from fairseq.logging import metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_fairseq.data.streams import StreamPlan, check_document_starts, read_block
-from relpos_fairseq.data.streams_dataset import StreamDataset, find_documents
-from relpos_fairseq.data.streams_iterator import StreamBatchIterator
-from relpos_fairseq.data.streams_memory import StreamMemory
-from relpos_fairseq.data.streams_text import refuse_unknown_characters, text_level, word_ends
+from relpos_fairseq.data.streams.carried import StreamMemory
+from relpos_fairseq.data.streams.dataset import StreamDataset, find_documents
+from relpos_fairseq.data.streams.iterator import StreamBatchIterator
+from relpos_fairseq.data.streams.plan import StreamPlan, check_document_starts, read_block
+from relpos_fairseq.data.streams.text_level import refuse_unknown_characters, text_level, word_ends
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.tasks.segment_language_modeling_steps import log_units
 

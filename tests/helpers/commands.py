@@ -29,9 +29,9 @@ SMALL = [
     "--share-all-embeddings",
 ]
 TRAIN = [
-    *("--task", "translation", "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
+    *("--task", "translation", "--optimizer", "relpos_adam", "--adam-betas", "(0.9, 0.98)"),
     *("--lr", "5e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10"),
-    *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
+    *("--criterion", "relpos_label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
     *("--max-tokens", "400", "--num-workers", "0", "--cpu", "--no-progress-bar"),
     *("--log-interval", "1", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
 ]
@@ -229,3 +229,18 @@ def load(path: Path) -> dict:
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def relpos(*arguments: object) -> int:
+    """Run `relpos` in this process; returns its exit status."""
+    from relpos_fairseq.cli.main import main
+
+    return main([str(part) for part in arguments])
+
+
+def relpos_job(*arguments: object) -> int | None:
+    """Run a subcommand in this process, and let its errors through."""
+    from relpos_fairseq.cli.main import find, load, read
+
+    name, rest = find([str(part) for part in arguments])
+    return read(load(name), f"relpos {name}", rest)()

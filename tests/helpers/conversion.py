@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion import Conversion, convert, writer
 from relpos_fairseq.conversion.fidelity import Probe, compare, outputs_of
-from relpos_fairseq.conversion.sources import plan_of
+from relpos_fairseq.conversion.source import plan_of
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 ROWS, POSITIONS = 23, 20
 SIZES = {
@@ -31,15 +34,30 @@ def config(scheme: str, **values: Any) -> dict[str, Any]:
     return SIZES | {"position_scheme": scheme} | values
 
 
-def random_state(values: dict[str, Any], seed: int = 1) -> dict[str, Tensor]:
+def random_state(values: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a model whose every parameter, tables included, is random and of size."""
-    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+    return dict(_random_state(json.dumps(values)))
 
-    options = writer.namespace(values)
-    model = RelPosRobertaModel.build_model(options, writer.task_of(ROWS, values["max_positions"]))
-    model.double()
-    shake(model, seed)
+
+@functools.cache
+def _random_state(values: str) -> dict[str, Tensor]:
+    """Many tests begin with the same few models; nothing writes into their tensors."""
+    model = model_of(json.loads(values)).double()
+    shake(model)
     return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+@functools.cache
+def _random_outputs(values: str, longest: int, segments: bool) -> dict[str, Tensor]:
+    probe = Probe.draw(ROWS, longest, segments)
+    model = writer.build(json.loads(values), _random_state(values))
+    return outputs_of(model, probe.tokens, probe.segments)
+
+
+def model_of(values: dict[str, Any], rows: int = ROWS) -> RelPosRobertaModel:
+    """A new model."""
+    task = writer.task_of(rows, values["max_positions"])
+    return RelPosRobertaModel.build_model(writer.namespace(values), task)
 
 
 @torch.no_grad()
@@ -55,27 +73,23 @@ def converted(
     source: dict[str, Any], target: dict[str, Any], **options: Any
 ) -> tuple[Conversion, float]:
     """Convert a random model; returns the conversion and the largest difference of its logits."""
-    state = random_state(source)
-    done = convert(state, plan_of(source), plan_of(target), **options)
-    return done, difference(source, state, target, done.state)
+    done = convert(random_state(source), plan_of(source), plan_of(target), **options)
+    return done, difference(source, target, done.state)
 
 
 def difference(
     source: dict[str, Any],
-    before: dict[str, Tensor],
     target: dict[str, Any],
     after: dict[str, Tensor],
     longest: int | None = None,
 ) -> float:
-    """Largest difference of two models' logits on random input with padding and segments."""
+    """Largest difference of logits to the random model's, on input with padding and segments."""
     longest = longest or min(source["max_positions"], target["max_positions"])
     segments = "segment_encoding" in source
     probe = Probe.draw(ROWS, longest, segments)
-    outputs = (
-        outputs_of(writer.build(values, state), probe.tokens, probe.segments)
-        for values, state in ((source, before), (target, after))
-    )
-    return compare(*outputs, probe).largest["logits"]
+    before = _random_outputs(json.dumps(source), longest, segments)
+    outputs = outputs_of(writer.build(target, after), probe.tokens, probe.segments)
+    return compare(before, outputs, probe).largest["logits"]
 
 
 def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, RobertaModel]:

@@ -67,6 +67,30 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
             PositionTerms(clipped, static=draw(1, 4), static_factors=factors(), reset=reset()),
             PositionTerms(static_factors=factors(2)),
         ),
+        "reset of a term and not of its like": lambda: (
+            PositionTerms(
+                clipped,
+                static=draw(1, 4),
+                key_vectors=draw(2, 4, 4),
+                static_factors=factors(),
+                reset=reset(2),
+            ),  # fmt: skip
+            PositionTerms(
+                folded,
+                query_vectors=draw(1, 3, 4),
+                query_offset=draw(2, 4),
+                key_vectors=draw(1, 3, 4),
+            ),  # fmt: skip
+            PositionTerms(bucketed, static=draw(2, 6), value_vectors=draw(1, 6, 5)),
+            PositionTerms(static_factors=factors()),
+            PositionTerms(Segments(2), static=draw(2, 4)),
+        ),
+        "reset beside a gated offset": lambda: (
+            PositionTerms(
+                clipped, key_vectors=draw(1, 4, 4), content_offset=draw(2, 4), reset=reset()
+            ),
+            PositionTerms(folded, gate=draw(1, 3), content_offset=draw(1, 4), static=draw(1, 3)),
+        ),
         "reset of nothing": lambda: (PositionTerms(clipped, gate=draw(1, 4), reset=reset()),),
     }
     return made[kind]()
@@ -74,7 +98,8 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
 
 ODD = (
     "several", "offsets", "gated offset", "product", "reset offset", "resets", "reset factors",
-    "reset of scalars and factors", "reset of nothing",
+    "reset of scalars and factors", "reset of a term and not of its like",
+    "reset beside a gated offset", "reset of nothing",
 )  # fmt: skip
 
 

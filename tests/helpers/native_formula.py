@@ -18,7 +18,7 @@ from relpos_fairseq.attention.native.call import OPERANDS, TABLES, Call
 
 NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 INTEGERS = {torch.uint8: ctypes.c_uint8, torch.int64: ctypes.c_int64}
-CONTENT = ("q", "k", "v", "cq", "ck")
+CONTENT = ("q", "k", "v", "content_q", "content_k")
 Libraries = dict[torch.dtype, "Formula"]
 
 
@@ -101,8 +101,12 @@ class Formula:
                 )
                 given[name] = table.expand(call.batch, *shape).clone()
             else:
-                length = call.tgt if name in ("q", "cq", "f") else call.src
-                channels = {"v": call.value_dim, "f": call.rank, "g": call.rank}
+                length = call.tgt if name in ("q", "content_q", "query_factors") else call.src
+                channels = {
+                    "v": call.value_dim,
+                    "query_factors": call.rank,
+                    "key_factors": call.rank,
+                }
                 shape = (*heads, length, channels.get(name, call.dim))
                 given[name] = self.strided(place, shape).clone()
         return given
@@ -148,13 +152,13 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def table_shape(call: Call, name: str) -> tuple[int, ...]:
     """Of one head."""
-    if name in ("fixed", "gate"):
+    if name in ("static", "gate"):
         return (call.tgt + call.src - 1,)
-    if name == "theta":
+    if name == "reset":
         return (2,)
-    if name == "u":
+    if name == "content_offset":
         return (call.dim,)
-    return (call.width, call.value_dim if name == "av" else call.dim)
+    return (call.width, call.value_dim if name == "value_vectors" else call.dim)
 
 
 def distances(call: Call) -> Tensor:
@@ -173,46 +177,50 @@ def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Ten
     """(B, H, T, S) logits, -inf where a key is excluded."""
     get = given.get
     q, k = given["q"], given["k"]
-    cq, ck = get("cq", q), get("ck", k)
+    cq, ck = get("content_q", q), get("content_k", k)
     pairs = cq[:, :, :, None] * ck[:, :, None]
-    if "tri" in given:
-        pairs = pairs * read(call, given["tri"])
+    if "trilinear" in given:
+        pairs = pairs * read(call, given["trilinear"])
     content = pairs.sum(-1) * call.scale
     everywhere = distances(call) + call.start + call.tgt - 1
     if "gate" in given:
         content = content * given["gate"][:, :, everywhere]
-    if "pq" in given:
-        content = content * (read(call, given["pq"]) * q[:, :, :, None]).sum(-1)
-        content = content * (read(call, given["pk"]) * k[:, :, None]).sum(-1)
-    if "u" in given:
-        content = content + (given["u"][:, :, None] * k).sum(-1)[:, :, None] * call.scale
+    if "product_query" in given:
+        content = content * (read(call, given["product_query"]) * q[:, :, :, None]).sum(-1)
+        content = content * (read(call, given["product_key"]) * k[:, :, None]).sum(-1)
+    if "content_offset" in given:
+        content = (
+            content + (given["content_offset"][:, :, None] * k).sum(-1)[:, :, None] * call.scale
+        )
     held = torch.zeros_like(content)
     parts = []
-    if "aq" in given:
-        parts.append((1, (read(call, given["aq"]) * q[:, :, :, None]).sum(-1) * call.scale))
-    if "ak" in given:
-        parts.append((1, (read(call, given["ak"]) * k[:, :, None]).sum(-1) * call.scale))
-    if "fixed" in given:
-        parts.append((2, given["fixed"][:, :, everywhere]))
-    if "f" in given:
-        parts.append((4, given["f"] @ given["g"].transpose(-1, -2)))
+    if "query_vectors" in given:
+        parts.append(
+            (1, (read(call, given["query_vectors"]) * q[:, :, :, None]).sum(-1) * call.scale)
+        )
+    if "key_vectors" in given:
+        parts.append((1, (read(call, given["key_vectors"]) * k[:, :, None]).sum(-1) * call.scale))
+    if "static" in given:
+        parts.append((2, given["static"][:, :, everywhere]))
+    if "query_factors" in given:
+        parts.append((4, given["query_factors"] @ given["key_factors"].transpose(-1, -2)))
     for bit, part in parts:
-        if call.reset & bit:
+        if call.reset_kinds & bit:
             held = held + part
         else:
             content = content + part
-    if call.reset:
-        held = replaced(call, held, given["theta"], masks["first"])
+    if call.reset_kinds:
+        held = replaced(call, held, given["reset"], masks["first"])
     return hidden(call, content + held, masks)
 
 
-def replaced(call: Call, held: Tensor, theta: Tensor, first: Tensor) -> Tensor:
+def replaced(call: Call, held: Tensor, numbers: Tensor, first: Tensor) -> Tensor:
     """The first token's row and column, reset."""
     slots = torch.arange(call.src)
     is_first = (slots == first[:, None])[:, None]  # (B|1, 1, S)
     row = is_first[:, :, call.start : call.start + call.tgt, None]
-    column = torch.where(is_first[:, :, None], theta[..., 1, None, None], held)
-    return torch.where(row, theta[..., 0, None, None], column)
+    column = torch.where(is_first[:, :, None], numbers[..., 1, None, None], held)
+    return torch.where(row, numbers[..., 0, None, None], column)
 
 
 def hidden(call: Call, logits: Tensor, masks: dict[str, Tensor]) -> Tensor:
@@ -240,8 +248,8 @@ def output(call: Call, given: dict[str, Tensor], logits: Tensor) -> Tensor:
     if call.drop:
         probs = probs * kept(call) * (65536 / (65536 - call.drop))
     out = probs @ given["v"]
-    if "av" in given:
-        out = out + (probs[..., None] * read(call, given["av"])).sum(-2)
+    if "value_vectors" in given:
+        out = out + (probs[..., None] * read(call, given["value_vectors"])).sum(-2)
     return out
 
 

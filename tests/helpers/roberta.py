@@ -13,8 +13,8 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from helpers.commands import QUIET, USER_DIR, call
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
 
 SMALL = {
     "encoder_embed_dim": 16,
@@ -30,8 +30,8 @@ ARCH = [
     *("--encoder-attention-heads", "2"),
 ]
 OPTIMIZE = [
-    *("--optimizer", "adam", "--lr", "5e-3", "--log-interval", "1", "--no-epoch-checkpoints"),
-    *("--distributed-world-size", "1", "--seed", "3", *QUIET),
+    *("--optimizer", "relpos_adam", "--lr", "5e-3", "--log-interval", "1"),
+    *("--no-epoch-checkpoints", "--distributed-world-size", "1", "--seed", "3", *QUIET),
 ]
 MASKED_LM = ["--task", "masked_lm", "--criterion", "masked_lm", "--batch-size", "8"]
 WORDS = [f"w{number}" for number in range(24)]

@@ -17,7 +17,7 @@ from fairseq.models.transformer_lm import (
 from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
 from helpers.models import assert_same_start, small_model, small_task
 from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
-from relpos_fairseq.models.lm_config import RelPosTransformerLMConfig
+from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
 from relpos_fairseq.placement import PositionMismatchError
 from relpos_fairseq.schemes import scheme_names

@@ -19,8 +19,8 @@ from helpers.models import BIASES
 from helpers.roberta import small_roberta, small_task, tokens
 from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
 from relpos_fairseq.models import relpos_roberta
+from relpos_fairseq.models.config.roberta import namespace
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.models.roberta_config import namespace
 from relpos_fairseq.placement import Placement, PositionMismatchError
 from relpos_fairseq.schemes import scheme_names
 

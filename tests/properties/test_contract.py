@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -10,8 +11,9 @@ import torch
 
 from cases import CASES
 from helpers import ROOT
-from relpos_fairseq.cli import scheme_table
+from relpos_fairseq.benchmarks import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
 from relpos_fairseq.scheme import AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
@@ -40,6 +42,25 @@ CONTRACT = {
     "alibi": (None, None, "any", 0),
     "kerple": ("none", None, "any", 12 * 12 * 2),
 }
+# Every flag in the order of --help, and what its help text says of the schemes that take it.
+FLAGS = {
+    "position_scheme": (),
+    "encoder_position_scheme": (),
+    "decoder_position_scheme": (),
+    "position_clip_distance": ("shaw_keys", "m2", "m4m", "deberta", "tupe", "rel_scalar"),
+    "position_share": ("all but none,", "rope", "alibi"),
+    "position_scale": ("all but sinusoidal, learned, sentence",),
+    "position_reset_cls": ("all but", "m1", "m4m", "rope"),
+    "position_rank": ("(abs_scalar); auto: head_dim",),
+    "position_buckets": ("(t5); auto: 32",),
+    "position_max_distance": ("(t5); auto: 128",),
+    "position_query_bias": ("(transformer_xl); auto: on",),
+    "position_p2c_index": ("(deberta); auto: paper",),
+    "clamp_len": ("(transformer_xl)",),
+    "segment_encoding": (),
+    "num_segments": (),
+    "attention_backend": (),
+}
 SHAPE = AttentionShape(embed_dim=16, num_heads=4, max_positions=32)
 
 
@@ -53,6 +74,15 @@ def test_every_scheme_of_the_contract_is_there() -> None:
     assert set(scheme_names()) == set(CONTRACT)
 
 
+def test_flags_keep_names_and_order_and_say_who_takes_them() -> None:
+    """Help texts are made of what schemes declare."""
+    found = dataclasses.fields(PositionConfig)
+    assert [part.name for part in found] == list(FLAGS)
+    for part in found:
+        missing = [text for text in FLAGS[part.name] if text not in part.metadata["help"]]
+        assert not missing, (part.name, part.metadata["help"])
+
+
 @pytest.mark.parametrize("name", CONTRACT)
 def test_contract_table(name: str) -> None:
     """Sharing, clipping, longest input and BERT-base's parameter count."""
@@ -62,8 +92,8 @@ def test_contract_table(name: str) -> None:
     assert ("table" if cls.table_limited else "any") == length
     assert scheme_table.parameters(name) == count
     options = plan(name).members[0].options
-    assert "clip_distance" not in cls.takes or options.clip_distance == clip
-    assert ("clip_distance" in cls.takes) == (clip is not None)
+    assert CLIP_DISTANCE not in cls.takes or options.clip_distance == clip
+    assert (CLIP_DISTANCE in cls.takes) == (clip is not None)
     assert any(case.scheme == name for case in CASES)
 
 
@@ -77,8 +107,8 @@ def test_auto_clip_distance(model: str, vectors: int, scalars: int) -> None:
 
 
 def test_the_readme_has_the_table_of_the_code() -> None:
-    """`python scripts/scheme_table.py --write README.md` would change nothing."""
-    text = (ROOT / "README.md").read_text()
+    """`relpos schemes --write relpos_fairseq/schemes/README.md` would change nothing."""
+    text = (ROOT / "relpos_fairseq" / "schemes" / "README.md").read_text()
     assert scheme_table.renewed(text) == text
 
 

@@ -1,9 +1,9 @@
 """A kernel in C for CPUs: attention with positions in one pass over tiles, forward and backward.
 
-`build` compiles it where it is first needed, `lowering` says what becomes of the terms, `call.h`
-what the kernel evaluates.  A call keeps q, k, v, the output and two numbers a query: nothing has a
-size of T x S.  A step of decoding has one query and nothing to tile: `attend_step` evaluates it,
-here as in the backend `blocked`.
+`attention.lowering` sums the terms by kind, `operands` chooses the windows of distances, `call.h`
+says what the kernel evaluates, and `build` compiles it where it is first needed.  A call keeps q,
+k, v, the output and two numbers a query: nothing has a size of T x S.  A step of decoding has one
+query and nothing to tile: `attend_step` evaluates it, here as in the backend `blocked`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build, checks, lowering
+from relpos_fairseq.attention.native import build, checks
 from relpos_fairseq.attention.native.function import DROPS
 from relpos_fairseq.attention.native.function import attend as by_kernel
 from relpos_fairseq.attention.step import attend_step, serves
@@ -24,24 +25,24 @@ __all__ = ["attend", "name", "problem", "refusal", "refusal_anywhere"]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
+    """Return the output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
     if inputs.positions.is_step and serves(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
     return by_kernel(inputs)
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
-    """Why these inputs cannot be evaluated, or None."""
+    """Return why these inputs cannot be evaluated, or None."""
     return refusal_anywhere(inputs) or problem(inputs)
 
 
 def problem(inputs: AttentionInputs) -> str | None:
-    """Why this machine has no kernel for the inputs' type, or None."""
+    """Return why this machine has no kernel for the inputs' type, or None."""
     return build.problem(inputs.exact)
 
 
 def refusal_anywhere(inputs: AttentionInputs) -> str | None:
-    """Why these inputs cannot be evaluated on any machine, or None."""
+    """Return why these inputs cannot be evaluated on any machine, or None."""
     if inputs.q.device.type != "cpu":
         return f"tensors on {inputs.q.device.type} (its kernel is for CPUs)"
     if checks.is_traced():

@@ -1,36 +1,48 @@
-/* The backward pass: tiles are formed again, and a head's gradients summed block after block. */
+/* The backward pass: for one block of queries after another, every tile of logits is formed again.
+ *
+ * A thread owns a head (or a group of rows of the batch that share factors), so that it adds to all of that
+ * head's gradients alone, in one order.
+ */
 #ifndef RELPOS_BACKWARD_H
 #define RELPOS_BACKWARD_H
 
 #include "logits.h"
 
-/* s: logits -> probabilities as values meet them; ds: their gradient -> that of logits.
+/* Row r of s: logits -> probabilities, after dropout; of ds: the gradient of these -> that of logits.
  *
- * The mean of a row's gradients, weighed by its probabilities, is the product of its output and the
- * output's gradient; where the chunk has all its keys (`whole`) it is summed here, so that it errs as
- * they do: a key that has nearly all of a row's probability leaves a difference of the two. */
-static void harden(Head *x, const Chunk *at, const Row *row, int whole)
+ * With p the probabilities before dropout and dp their gradients, the logits' gradient is p_j (dp_j - mean),
+ * mean = sum_j p_j dp_j.  The mean is also the product of the row's output and the output's gradient, which
+ * is how `delta` has it from the start.  Where this chunk holds all of the row's keys (`whole`), the mean
+ * is summed here from the same p and dp instead.  Then its rounding matches theirs: for a key that has
+ * nearly all the probability, dp_j and the mean are nearly equal, and the difference of two numbers that
+ * were rounded in different ways would be mostly error.
+ */
+static void softmax_row_back(Head *x, const Chunk *at, const Row *row, int whole)
 {
     const Call *c = x->call;
     int64_t r = row->r, length = round_up(at->length, MR);
     real *restrict s = x->s + r * x->tile, *restrict ds = x->ds + r * x->tile;
-    real *restrict one = x->one;
+    real *restrict undropped = x->scratch_a;
     real top = x->top[r], inverse = 1 / x->mass[r], delta = x->delta[r];
-    if (x->av.table)
-        of_query(&x->av, at, row, ds, 1);
-    for (int64_t j = row->begin; j < row->end; j++)
-        s[j] = exponential(s[j] - top) * inverse;
+    if (x->value_vectors.table)
+        gather_by_query(&x->value_vectors, at, row, ds, 1);
+    for (int64_t j = row->begin; j < row->end; j += NR) { /* a row has room for two more vectors */
+        vec *pair = (vec *)(s + j);
+        exponential(pair, top);
+        pair[0] *= inverse;
+        pair[1] *= inverse;
+    }
     const real *p = s;
     if (c->drop) {
         real factor = (real)(65536.0 / (65536 - c->drop));
         draw(x, at, row);
         for (int64_t j = row->begin; j < row->end; j++) {
             real kept = x->bits[j] >= c->drop ? factor : 0;
-            one[j] = s[j];
+            undropped[j] = s[j];
             s[j] *= kept;
             ds[j] *= kept;
         }
-        p = one;
+        p = undropped;
     }
     if (whole)
         delta = dot(p + row->begin, ds + row->begin, row->end - row->begin);
@@ -40,35 +52,37 @@ static void harden(Head *x, const Chunk *at, const Row *row, int whole)
     zero(s + row->end, length - row->end);
     zero(ds, row->begin);
     zero(ds + row->end, length - row->end);
-    if (x->av.table)
-        to_query(&x->av, at, row, s);
+    if (x->value_vectors.table)
+        scatter_by_query(&x->value_vectors, at, row, s);
 }
 
-/* From the gradient of multiplied content to that of content, gates and products. */
-static void divide(Head *x, const Chunk *at, const Row *row)
+/* Row r, from the gradient ds of content * gate * by_query * by_key to those of its four factors.
+ * `content` is overwritten by its own gradient. */
+static void multiply_row_back(Head *x, const Chunk *at, const Row *row)
 {
     int64_t length = round_up(at->length, MR);
     int64_t place = row->place + at->low + x->call->start + x->call->tgt - 1;
     real *restrict content = x->content + row->r * x->tile;
     const real *restrict ds = x->ds + row->r * x->tile;
-    real *restrict two = x->two, *restrict three = x->three, *restrict own = x->one;
-    if (x->pq.table) {
-        of_query(&x->pq, at, row, two, 0);
-        of_key(&x->pk, at, row, three, 0);
+    real *restrict by_query = x->scratch_b, *restrict by_key = x->scratch_c;
+    real *restrict own = x->scratch_a; /* ds * content, and then * gate */
+    if (x->product_query.table) {
+        gather_by_query(&x->product_query, at, row, by_query, 0);
+        gather_by_key(&x->product_key, at, row, by_key, 0);
     } else {
-        fill(two + row->begin, row->end - row->begin, 1);
-        fill(three + row->begin, row->end - row->begin, 1);
+        fill(by_query + row->begin, row->end - row->begin, 1);
+        fill(by_key + row->begin, row->end - row->begin, 1);
     }
 #pragma GCC ivdep
     for (int64_t j = row->begin; j < row->end; j++) {
         own[j] = ds[j] * content[j];
-        content[j] = ds[j] * two[j] * three[j];
+        content[j] = ds[j] * by_query[j] * by_key[j];
     }
     if (x->dgate) {
         real *restrict dgate = x->dgate + place;
 #pragma GCC ivdep
         for (int64_t j = row->begin; j < row->end; j++)
-            dgate[j] += own[j] * two[j] * three[j];
+            dgate[j] += own[j] * by_query[j] * by_key[j];
     }
     if (x->gate) {
         const real *restrict gate = x->gate + place;
@@ -80,19 +94,19 @@ static void divide(Head *x, const Chunk *at, const Row *row)
     }
     zero(content, row->begin);
     zero(content + row->end, length - row->end);
-    if (!x->pq.table)
+    if (!x->product_query.table)
         return;
 #pragma GCC ivdep
     for (int64_t j = row->begin; j < row->end; j++) {
-        real of_query = own[j] * three[j];
-        three[j] = own[j] * two[j];
-        two[j] = of_query;
+        real to_query = own[j] * by_key[j];
+        by_key[j] = own[j] * by_query[j];
+        by_query[j] = to_query;
     }
-    to_query(&x->pq, at, row, two);
-    to_key(&x->pk, at, row, three);
+    scatter_by_query(&x->product_query, at, row, by_query);
+    scatter_by_key(&x->product_key, at, row, by_key);
 }
 
-/* The gradient of content: (rows, tile). */
+/* From the gradient of logits (rows, tile) to those of content's queries and keys. */
 static void content_back(Head *x, const Chunk *at)
 {
     real *change = x->ds;
@@ -100,10 +114,10 @@ static void content_back(Head *x, const Chunk *at)
         change = x->content;
         for (int64_t r = 0; r < at->count; r++) {
             Row row = row_of(x, at, r);
-            divide(x, at, &row);
+            multiply_row_back(x, at, &row);
         }
     }
-    if (x->tri) {
+    if (x->trilinear) {
         if (!x->multiplied)
             memcpy(x->content, x->ds, at->count * x->tile * sizeof(real));
         trilinear_back(x, at, x->content);
@@ -116,22 +130,22 @@ static void content_back(Head *x, const Chunk *at)
             x->dk + at->keys * dim, dim, 1);
 }
 
-/* What logits give to the kinds in `kinds`. */
+/* From the gradient of logits (rows, tile) to those of the kinds in `kinds`. */
 static void kinds_back(Head *x, const Chunk *at, int kinds)
 {
-    int vectors = (kinds & RESET_VECTORS) && (x->aq.table || x->ak.table);
-    int scalars = (kinds & RESET_SCALARS) && x->dfixed;
+    int vectors = (kinds & RESET_VECTORS) && (x->query_vectors.table || x->key_vectors.table);
+    int scalars = (kinds & RESET_SCALARS) && x->dstatic;
     for (int64_t r = 0; (vectors || scalars) && r < at->count; r++) {
         Row row = row_of(x, at, r);
         const real *ds = x->ds + r * x->tile;
-        if (vectors && x->aq.table)
-            to_query(&x->aq, at, &row, ds);
-        if (vectors && x->ak.table)
-            to_key(&x->ak, at, &row, ds);
+        if (vectors && x->query_vectors.table)
+            scatter_by_query(&x->query_vectors, at, &row, ds);
+        if (vectors && x->key_vectors.table)
+            scatter_by_key(&x->key_vectors, at, &row, ds);
         if (scalars) {
             int64_t place = row.place + at->low + x->call->start + x->call->tgt - 1;
             for (int64_t j = row.begin; j < row.end; j++)
-                x->dfixed[j + place] += ds[j];
+                x->dstatic[j + place] += ds[j];
         }
     }
     if ((kinds & RESET_FACTORS) && x->factors)
@@ -147,17 +161,17 @@ static void kinds_back(Head *x, const Chunk *at, int kinds)
         }
 }
 
-/* From what a group's logits gave to products of factors. */
+/* From `dfactors`, the sum over a group's members of the gradient of logits, to those of the factors. */
 static void factors_back(Head *x, const Chunk *at)
 {
     int64_t rank = x->rank;
     product(at->count, rank, at->length, rows_of(x->dfactors, x->tile),
-            matrix(x->g_rows + at->keys * rank, rank), x->df, rank, 1);
-    product(at->length, rank, at->count, columns_of(x->dfactors, x->tile), matrix(x->f, rank),
-            x->dg + at->keys * rank, rank, 1);
+            matrix(x->key_factor_rows + at->keys * rank, rank), x->dquery_factors, rank, 1);
+    product(at->length, rank, at->count, columns_of(x->dfactors, x->tile), matrix(x->query_factors, rank),
+            x->dkey_factors + at->keys * rank, rank, 1);
 }
 
-/* Cells that a reset took give nothing to what it replaces. */
+/* The gradient of `reset`; cells that it replaced become 0, so that the replaced kinds get nothing. */
 static void reset_back(Head *x, const Chunk *at)
 {
     for (int64_t r = 0; r < at->count; r++) {
@@ -165,71 +179,74 @@ static void reset_back(Head *x, const Chunk *at)
         real *ds = x->ds + r * x->tile;
         int64_t column = reset_column(x, at, &row);
         if (at->slot + r == x->first) {
-            /* One number for a whole row, which softmax does not see: dtheta[0] stays 0. */
+            /* A row's softmax does not change with a number that is added to the whole row: dreset[0] is 0. */
             zero(ds, at->length);
         } else if (column >= 0) {
-            if (x->dtheta)
-                x->dtheta[1] += ds[column];
+            if (x->dreset)
+                x->dreset[1] += ds[column];
             ds[column] = 0;
         }
     }
 }
 
-/* Gradients of what meets a table, and of the table, from those of their products. */
-static void side_back(const Side *side, const real *changes, int64_t row, int64_t count,
+/* products = x table^T.  From the gradient of products (count, columns), the table's rows from `from` on:
+ * dx (count, dim) += sums table, and the table's grad (columns, dim) += sums^T x. */
+static void table_back(const Packed *packed, const real *sums, int64_t row, int64_t count,
                       int64_t columns, int64_t from, const real *x, real *dx, int64_t dim)
 {
     if (dx)
-        product(count, dim, columns, rows_of(changes, row), matrix(side->rows + from * dim, dim), dx, dim,
+        product(count, dim, columns, rows_of(sums, row), matrix(packed->rows + from * dim, dim), dx, dim,
                 1);
-    product(columns, dim, count, columns_of(changes, row), matrix(x, dim), side->grad + from * dim, dim,
+    product(columns, dim, count, columns_of(sums, row), matrix(x, dim), packed->grad + from * dim, dim,
             1);
 }
 
+/* The same for all wide tables of a chunk. */
 static void wide_back(Head *x, const Chunk *at)
 {
     int64_t columns = at->keys + at->length - at->slot - at->low - at->from;
-    Side *queries[2] = {&x->aq, &x->pq}, *keys[2] = {&x->ak, &x->pk};
+    Packed *queries[2] = {&x->query_vectors, &x->product_query}, *keys[2] = {&x->key_vectors, &x->product_key};
     for (int s = 0; s < 2; s++) {
         if (queries[s]->table)
-            side_back(queries[s], queries[s]->changes, at->query_row, at->count, columns, at->from,
+            table_back(queries[s], queries[s]->sums, at->query_row, at->count, columns, at->from,
                       x->vector_q, x->dvector_q, x->dim);
         for (int64_t j = 0; keys[s]->table && j < at->length; j += KEYS) {
             int64_t from = from_of_keys(at, j), here = least(KEYS, at->length - j);
             int64_t first = (at->keys + j) * x->dim;
-            side_back(keys[s], keys[s]->changes + j * at->key_row, at->key_row, here,
+            table_back(keys[s], keys[s]->sums + j * at->key_row, at->key_row, here,
                       at->keys + j + here - at->slot - at->low - from, from, x->vector_k + first,
                       x->dvector_k + first, x->dim);
         }
     }
-    if (x->av.table)
-        side_back(&x->av, x->av.changes, at->query_row, at->count, columns, at->from, x->dout, NULL,
+    if (x->value_vectors.table)
+        table_back(&x->value_vectors, x->value_vectors.sums, at->query_row, at->count, columns, at->from, x->dout, NULL,
                   x->value_dim);
 }
 
+/* The last sums of a block of queries, whose gradients are complete then. */
 static void end_block(Head *x, const Chunk *at)
 {
     const Call *c = x->call;
-    if (x->tri)
+    if (x->trilinear)
         trilinear_end_block(x, at);
-    Side *queries[2] = {&x->aq, &x->pq};
+    Packed *queries[2] = {&x->query_vectors, &x->product_query};
     if (!c->wide) {
         for (int s = 0; s < 2; s++)
             if (queries[s]->table)
-                side_back(queries[s], queries[s]->changes, at->query_row, at->count, c->width, 0,
+                table_back(queries[s], queries[s]->sums, at->query_row, at->count, c->width, 0,
                           x->vector_q, x->dvector_q, x->dim);
-        if (x->av.table)
-            side_back(&x->av, x->av.changes, at->query_row, at->count, c->width, 0, x->dout, NULL,
+        if (x->value_vectors.table)
+            table_back(&x->value_vectors, x->value_vectors.sums, at->query_row, at->count, c->width, 0, x->dout, NULL,
                       x->value_dim);
     }
     real scale = (real)c->scale;
-    const Tensor *content = c->cq.data ? &c->dcq : &c->dq;
+    const Tensor *content = c->content_q.data ? &c->dcontent_q : &c->dq;
     int apart = content != &c->dq; /* vectors give to another tensor than content */
     for (int64_t r = 0; r < at->count; r++) {
         const real *of_content = x->dq + r * x->dim, *of_vectors = x->dvector_q + r * x->dim;
-        if (x->du)
+        if (x->dcontent_offset)
             for (int64_t i = 0; i < c->dim; i++)
-                x->du[i] += scale * of_content[i];
+                x->dcontent_offset[i] += scale * of_content[i];
         if (content->data) {
             real *to = rows_for(content, x, at->first + r);
             for (int64_t i = 0; i < c->dim; i++)
@@ -237,21 +254,22 @@ static void end_block(Head *x, const Chunk *at)
         }
         if (apart && c->dq.data)
             memcpy(rows_for(&c->dq, x, at->first + r), of_vectors, c->dim * sizeof(real));
-        if (c->df && x->df)
-            memcpy(c->df + (factors_of(x) * c->tgt + at->first + r) * c->rank, x->df + r * x->rank,
+        if (c->dquery_factors && x->dquery_factors)
+            memcpy(c->dquery_factors + (factors_of(x) * c->tgt + at->first + r) * c->rank, x->dquery_factors + r * x->rank,
                    c->rank * sizeof(real));
     }
 }
 
+/* Begin a block: its gradients are 0, and delta (rows,) = sum over channels of out * dout. */
 static void begin_backward(Head *x, Chunk *at, int64_t first)
 {
     const Call *c = x->call;
     begin_block(x, at, first);
     zero(x->dq, x->rows * x->dim);
     zero(x->dvector_q, x->rows * x->dim);
-    if (x->df)
-        zero(x->df, x->rows * x->rank);
-    if (x->tri) {
+    if (x->dquery_factors)
+        zero(x->dquery_factors, x->rows * x->rank);
+    if (x->trilinear) {
         zero(x->dleft_q, x->rows * x->dim);
         zero(x->dright_q, x->rows * x->dim);
     }
@@ -262,25 +280,26 @@ static void begin_backward(Head *x, Chunk *at, int64_t first)
     }
 }
 
+/* One tile: its logits again, its probabilities, and what their gradient gives to all operands. */
 static void backward_chunk(Head *x, Chunk *at, int64_t keys, int64_t length, int whole)
 {
     const Call *c = x->call;
-    int all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS, held = (int)c->reset;
+    int all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS, replaced = (int)c->reset_kinds;
     begin_chunk(x, at, keys, length);
     logits(x, at);
     product(at->count, length, c->value_dim, rows_of(x->dout, x->value_dim),
             panels_from(x->v_panels, c->value_dim, keys), x->ds, x->tile, 0);
     for (int64_t r = 0; r < at->count; r++) {
         Row row = row_of(x, at, r);
-        harden(x, at, &row, whole);
+        softmax_row_back(x, at, &row, whole);
     }
     product(length, x->value_dim, at->count, columns_of(x->s, x->tile), matrix(x->dout, x->value_dim),
             x->dv + keys * x->value_dim, x->value_dim, 1);
     content_back(x, at);
-    kinds_back(x, at, all & ~held);
-    if (held) {
+    kinds_back(x, at, all & ~replaced);
+    if (replaced) {
         reset_back(x, at);
-        kinds_back(x, at, held);
+        kinds_back(x, at, replaced);
     }
     if (c->wide)
         wide_back(x, at);
@@ -298,13 +317,14 @@ static void backward_block(Head *group, int members, int64_t first)
         length = length_of(keys, begin, end);
         for (int m = 0; m < members; m++)
             backward_chunk(group + m, &at, keys, length, length == end - begin);
-        if (group->df)
+        if (group->dquery_factors)
             factors_back(group, &at);
     }
     for (int m = 0; m < members; m++)
         end_block(group + m, &at);
 }
 
+/* Copy gradients (rows, channels) to where the call wants them. */
 static void store_rows(const Tensor *to, const Head *x, int64_t rows, const real *from, int64_t from_row,
                        int64_t channels)
 {
@@ -312,7 +332,7 @@ static void store_rows(const Tensor *to, const Head *x, int64_t rows, const real
         memcpy(rows_for(to, x, i), from + i * from_row, channels * sizeof(real));
 }
 
-/* (rows, channels), times a factor. */
+/* The same, times a factor, without gaps. */
 static void store(real *to, int64_t rows, const real *from, int64_t from_row, int64_t channels,
                   real factor)
 {
@@ -321,74 +341,80 @@ static void store(real *to, int64_t rows, const real *from, int64_t from_row, in
             to[i * channels + c] = factor * from[i * from_row + c];
 }
 
-static void end_keys(Head *x, Side *side)
+/* The gradients of a band that keys were multiplied with, when all blocks of queries are done. */
+static void end_keys(Head *x, Packed *packed)
 {
     const Call *c = x->call;
-    if (!side->table || c->wide)
+    if (!packed->table || c->wide)
         return;
     int64_t row = key_row(x);
     for (int64_t j = 0; j < c->src; j++) {
-        side->changes[j * row] += side->to_left[j];
-        side->changes[j * row + c->width - 1] += side->to_right[j];
+        packed->sums[j * row] += packed->left_sums[j];
+        packed->sums[j * row + c->width - 1] += packed->right_sums[j];
     }
-    side_back(side, side->changes, row, c->src, c->width, 0, x->vector_k, x->dvector_k, x->dim);
+    table_back(packed, packed->sums, row, c->src, c->width, 0, x->vector_k, x->dvector_k, x->dim);
 }
 
+/* Store a head's gradients of keys, values and tables. */
 static void end_head(Head *x)
 {
     const Call *c = x->call;
     int64_t n = x->n;
-    end_keys(x, &x->ak);
-    end_keys(x, &x->pk);
-    if (x->tri) {
+    end_keys(x, &x->key_vectors);
+    end_keys(x, &x->product_key);
+    if (x->trilinear) {
         for (int64_t channel = 0; channel < c->dim; channel++)
             for (int64_t j = 0; j < c->src; j++)
                 x->dk[j * x->dim + channel] += x->dk_channels[channel * x->k_length + j];
-        real *to = c->dtri ? c->dtri + n * c->width * c->dim : NULL;
+        real *to = c->dtrilinear ? c->dtrilinear + n * c->width * c->dim : NULL;
         for (int64_t w = 0; to && w < c->width; w++)
             for (int64_t channel = 0; channel < c->dim; channel++)
-                to[w * c->dim + channel] = x->dtri_channels[channel * x->tri_length + w] +
-                                           (w == 0 ? x->dtri_ends[channel] : 0) +
-                                           (w == c->width - 1 ? x->dtri_ends[x->dim + channel] : 0);
+                to[w * c->dim + channel] = x->dtrilinear_channels[channel * x->trilinear_length + w] +
+                                           (w == 0 ? x->dtrilinear_ends[channel] : 0) +
+                                           (w == c->width - 1 ? x->dtrilinear_ends[x->dim + channel] : 0);
     }
-    store_rows(c->ck.data ? &c->dck : &c->dk, x, c->src, x->dk, x->dim, c->dim);
-    if (c->ck.data)
+    store_rows(c->content_k.data ? &c->dcontent_k : &c->dk, x, c->src, x->dk, x->dim, c->dim);
+    if (c->content_k.data)
         store_rows(&c->dk, x, c->src, x->dvector_k, x->dim, c->dim);
     store_rows(&c->dv, x, c->src, x->dv, x->value_dim, c->value_dim);
-#define STORE(to, name, channels)                                               \
-    if (c->to)                                                                                     \
-        store(c->to + n * c->width * (channels), c->width, x->name.grad, round_up(channels, VL),   \
-              channels, x->name.factor);
-    STORE(daq, aq, c->dim)
-    STORE(dak, ak, c->dim)
-    STORE(dpq, pq, c->dim)
-    STORE(dpk, pk, c->dim)
-    STORE(dav, av, c->value_dim)
+#define STORE(name, channels)                                                                      \
+    if (c->d##name)                                                                                \
+        store(c->d##name + n * c->width * (channels), c->width, x->name.grad,                      \
+              round_up(channels, VL), channels, x->name.factor);
+    STORE(query_vectors, c->dim)
+    STORE(key_vectors, c->dim)
+    STORE(product_query, c->dim)
+    STORE(product_key, c->dim)
+    STORE(value_vectors, c->value_dim)
 #undef STORE
-    if (c->dg && x->dg)
-        store(c->dg + factors_of(x) * c->src * c->rank, c->src, x->dg, x->rank, c->rank, 1);
+    if (c->dkey_factors && x->dkey_factors)
+        store(c->dkey_factors + factors_of(x) * c->src * c->rank, c->src, x->dkey_factors, x->rank, c->rank, 1);
 }
 
+/* Begin a head: what its blocks of queries will add to is 0. */
 static void begin_sums(Head *x)
 {
     const Call *c = x->call;
     int64_t n = x->n, span = c->tgt + c->src - 1, keys = padded(c->src);
     zero(x->dk, keys * x->dim);
-    if (c->ck.data)
+    if (c->content_k.data)
         zero(x->dvector_k, keys * x->dim);
     zero(x->dv, keys * x->value_dim);
-    if (x->dg)
-        zero(x->dg, keys * x->rank);
-    if (x->tri) {
+    if (x->dkey_factors)
+        zero(x->dkey_factors, keys * x->rank);
+    if (x->trilinear) {
         zero(x->dk_channels, c->dim * x->k_length);
-        zero(x->dtri_channels, c->dim * x->tri_length);
-        zero(x->dtri_ends, 2 * x->dim);
+        zero(x->dtrilinear_channels, c->dim * x->trilinear_length);
+        zero(x->dtrilinear_ends, 2 * x->dim);
     }
 #define BEGIN(name, count)                                                                         \
     x->name = c->name ? c->name + n * (count) : NULL;                                              \
     if (x->name)                                                                                   \
         zero(x->name, count);
-    BEGIN(dfixed, span) BEGIN(dgate, span) BEGIN(du, c->dim) BEGIN(dtheta, 2)
+    BEGIN(dstatic, span)
+    BEGIN(dgate, span)
+    BEGIN(dcontent_offset, c->dim)
+    BEGIN(dreset, 2)
 #undef BEGIN
 }
 

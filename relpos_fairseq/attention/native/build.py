@@ -1,9 +1,9 @@
 """Compiling the kernel where it is first needed, once for a machine, and loading it.
 
 The library lies in a cache folder under a name made of all that it depends on: sources, compiler,
-flags, processor.  Its file ends with a hash of what stands before, so that one that was cut short
-is compiled again rather than loaded.  gcc's shares torch's OpenMP runtime, which has the same name;
-clang's has one of its own, beside torch's.
+flags (`RELPOS_ISA` chooses the instruction set), processor.  Its file ends with a hash of what
+stands before, so that one that was cut short is compiled again rather than loaded.  gcc's shares
+torch's OpenMP runtime, which has the same name; clang's has one of its own, beside torch's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -155,9 +156,10 @@ def compile_library(
             if said is None:
                 break
         else:
+            other = "change RELPOS_ISA, or " if os.environ.get("RELPOS_ISA") else ""
             raise BuildError(
                 f"anything here: its kernel does not compile: {shlex.join(command)} said: {said}; "
-                f"{REMEDY}"
+                f"{other}{REMEDY}"
             )
         content = Path(partial).read_bytes()
         with open(partial, "ab") as file:  # what stands behind an ELF file's parts is not loaded
@@ -184,14 +186,20 @@ def _run(command: list[str]) -> str | None:
 
 
 def _flag_sets() -> list[tuple[str, ...]]:
-    """Flags for this machine, best first: not all compilers know all of them."""
-    machine = platform.machine().lower()
+    """Flags for this machine, best first: not all compilers know all of them.
+
+    `RELPOS_ISA` names another instruction set than this machine's own (`native`), as -march takes
+    it: `x86-64-v3` has AVX2, `x86-64-v2` SSE4.  Then no flags without it are tried.
+    """
+    machine, asked = platform.machine().lower(), os.environ.get("RELPOS_ISA") or "native"
+    if not re.fullmatch(r"[\w.+-]+", asked):
+        raise BuildError(f"anything for RELPOS_ISA={asked!r}; give what -march takes, as x86-64-v3")
+    chosen = (*FLAGS, f"-march={asked}")
     if machine in ("aarch64", "arm64"):
-        return [(*FLAGS, "-mcpu=native"), FLAGS]
+        return [(*FLAGS, "-mcpu=native"), FLAGS] if asked == "native" else [chosen]
     if machine not in ("x86_64", "amd64"):
-        return [(*FLAGS, "-march=native"), FLAGS]
-    tuned = (*FLAGS, "-march=native")
-    return [(*tuned, "-mprefer-vector-width=512"), tuned]
+        return [chosen, FLAGS] if asked == "native" else [chosen]
+    return [(*chosen, "-mprefer-vector-width=512"), chosen]
 
 
 def _key(sources: Path, compiler: tuple[str, ...], kinds: list[tuple[str, ...]]) -> str:

@@ -26,11 +26,16 @@ class Table(ctypes.Structure):
 
 _NUMBERS = (
     "batch", "heads", "tgt", "src", "dim", "value_dim", "rank", "start", "first_head", "all_heads",
-    "low", "width", "wide", "causal", "window", "reset", "first_per_row", "drop", "seed", "threads",
+    "low", "width", "wide", "causal", "window", "reset_kinds", "first_per_row", "drop",
+    "seed", "threads",
 )  # fmt: skip
-TENSORS = ("q", "k", "v", "cq", "ck", "f", "g")
-TABLES = ("u", "aq", "ak", "pq", "pk", "av", "tri", "fixed", "gate", "theta")
-OPERANDS = (*TENSORS, *TABLES)
+FACTORS = ("query_factors", "key_factors")
+TENSORS = ("q", "k", "v", "content_q", "content_k", *FACTORS)
+OVER_DISTANCES = (
+    "query_vectors", "key_vectors", "product_query", "product_key", "value_vectors", "trilinear",
+)  # fmt: skip
+TABLES = ("content_offset", *OVER_DISTANCES, "static", "gate", "reset")
+OPERANDS = (*TENSORS, *TABLES)  # by their names in a lowered call; `static` is `static_` in call.h
 
 
 class Call(ctypes.Structure):
@@ -42,8 +47,8 @@ class Call(ctypes.Structure):
         *((name, Tensor) for name in (*TENSORS, "out")),
         *((name, Table) for name in TABLES),
         *((name, _pointer) for name in ("first", "padding", "documents", "top", "mass")),
-        *((name, Tensor) for name in ("dout", "dq", "dk", "dv", "dcq", "dck")),
-        *((name, _pointer) for name in ("df", "dg", *(f"d{name}" for name in TABLES))),
+        *((f"d{name}", Tensor) for name in ("out", "q", "k", "v", "content_q", "content_k")),
+        *((f"d{name}", _pointer) for name in (*FACTORS, *TABLES)),
     ]
 
 

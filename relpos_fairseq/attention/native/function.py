@@ -11,17 +11,26 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.lowering import Lowered
 from relpos_fairseq.attention.native import call as calls
-from relpos_fairseq.attention.native.call import OPERANDS, TABLES, TENSORS, Call, Table
+from relpos_fairseq.attention.native.call import (
+    FACTORS,
+    OPERANDS,
+    OVER_DISTANCES,
+    TABLES,
+    TENSORS,
+    Call,
+    Table,
+)
 from relpos_fairseq.attention.native.checks import check
-from relpos_fairseq.attention.native.lowering import Lowered, lower
+from relpos_fairseq.attention.native.operands import lower_for_c
 from relpos_fairseq.attention.once import differentiable_once
 
 DROPS = 65536  # parts of all probabilities, in which a dropout is counted
 _TENSORS = tuple((place, name) for place, name in enumerate(TENSORS))
 _TABLES = tuple((place, name) for place, name in enumerate(OPERANDS) if name in TABLES)
 _GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
-CONTENT = ("q", "k", "v", "cq", "ck")
+CONTENT = ("q", "k", "v", "content_q", "content_k")
 _LIKE_OPERAND = tuple(name in CONTENT for name in OPERANDS)
 _BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
 _MASKS = ("first", "padding", "documents")  # have no gradients
@@ -31,10 +40,10 @@ Operands = tuple[Tensor | None, ...]
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
-    low = lower(inputs)
+    low = lower_for_c(inputs)
     call, masks = describe(inputs, low)
-    check(call, low.operands)
-    operands = [low.operands.get(name) for name in OPERANDS]
+    check(call, low.tensors)
+    operands = [low.tensors.get(name) for name in OPERANDS]
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # which the function refuses
         out = _Attention.apply(call, masks, *operands)
     else:
@@ -49,7 +58,7 @@ def describe(inputs: AttentionInputs, low: Lowered) -> tuple[Call, tuple[Tensor 
         inputs: the call.
         low: the same, lowered.
     """
-    positions, operands, call = inputs.positions, low.operands, Call()
+    positions, operands, call = inputs.positions, low.tensors, Call()
     call.batch, call.heads, _, call.dim = inputs.q.shape
     call.all_heads = call.heads
     call.tgt, call.src = positions.tgt_len, positions.src_len
@@ -57,17 +66,19 @@ def describe(inputs: AttentionInputs, low: Lowered) -> tuple[Call, tuple[Tensor 
     call.start, call.scale = positions.query_start, inputs.scale
     call.causal, call.window = inputs.causal, inputs.window or 0
     call.threads = torch.get_num_threads()
-    if "f" in operands:
-        call.rank = operands["f"].size(-1)
-    if low.vectors is not None:
-        call.low, call.width, call.wide = low.vectors.low, low.vectors.width, low.wide
+    if "query_factors" in operands:
+        call.rank = operands["query_factors"].size(-1)
+    if not operands.keys().isdisjoint(OVER_DISTANCES):
+        call.low, call.width = low.vectors.low, low.vectors.width
+        call.wide = low.vectors == low.scalars  # a row for each of all distances
     if inputs.dropout:
         call.drop = round(inputs.dropout * DROPS)
         call.seed = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
     first = padding = documents = None
-    if low.reset:
+    if low.reset_kinds:
         first = low.first.to(torch.int64).contiguous()
-        call.reset, call.first, call.first_per_row = low.reset, first.data_ptr(), first.numel() > 1
+        call.reset_kinds, call.first = low.reset_kinds, first.data_ptr()
+        call.first_per_row = first.numel() > 1
     shape = (call.batch, call.src)
     if inputs.key_padding is not None:
         padding = inputs.key_padding.to(torch.bool).expand(shape).contiguous().view(torch.uint8)
@@ -134,7 +145,7 @@ def _point(
         operand = laid[place]
         if operand is not None:
             # Rows of the batch that read the same numbers share one gradient: of a batch of 1 only.
-            expanded = operand.stride(0) == 0 and operand.size(0) > 1 and name in ("f", "g")
+            expanded = operand.stride(0) == 0 and operand.size(0) > 1 and name in FACTORS
             if operand.stride(-1) != 1 or expanded:
                 laid[place] = operand = operand.contiguous()
             setattr(call, name, _tensor(operand))

@@ -1,7 +1,8 @@
-/* Matrix products of operands that lie packed in cache, and their packing.
+/* Matrix products of packed operands, and packing.
  *
- * A block of MR rows and NR columns of the result stays in registers.  What stands right is read in
- * panels of NR columns.  Rows are padded to MR and columns to NR: buffers have room for both.
+ * A product (m, k) (k, n) is formed in blocks of MR rows and NR columns, which stay in registers.  The
+ * right operand is read in panels of NR columns.  Rows are padded to MR and columns to NR: every buffer
+ * has room for both.
  */
 #ifndef RELPOS_PRODUCTS_H
 #define RELPOS_PRODUCTS_H
@@ -70,8 +71,8 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return most(low, least(x, high)); }
 INLINE int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-/* c (MR, vectors VL) = or += a (MR, k) b (k, vectors VL).  What is there is added last: sums of
- * sums err less than one long sum does. */
+/* c (MR, vectors VL) = or += a (MR, k) b (k, vectors VL).  The old c is added last: a sum of short sums
+ * errs less than one long sum. */
 INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const real *b, int64_t b_row,
                   real *c, int64_t c_row, int vectors, int add)
 {
@@ -117,13 +118,13 @@ BLOCK_OF(block_add, 2, 1)
 BLOCK_OF(half_set, 1, 0)
 BLOCK_OF(half_add, 1, 1)
 
-/* A matrix as what stands left: element (i, p) at data[i row + p col]. */
+/* The left operand of a product: element (i, p) is data[i row + p col]. */
 typedef struct {
     const real *data;
     int64_t row, col;
 } Left;
 
-/* As what stands right: panels of NR columns, `panel` apart, their rows `row` apart. */
+/* The right operand: panels of NR columns, `panel` apart, whose rows are `row` apart. */
 typedef struct {
     const real *data;
     int64_t panel, row;
@@ -147,9 +148,9 @@ static void product(int64_t m, int64_t n, int64_t k, Left a, Right b, real *c, i
 
 INLINE Left rows_of(const real *data, int64_t row) { return (Left){data, row, 1}; }
 INLINE Left columns_of(const real *data, int64_t row) { return (Left){data, 1, row}; }
-/* Rows in memory as the right side; `channels` of a row are contiguous. */
+/* Rows in memory as the right packed; `channels` of a row are contiguous. */
 INLINE Right matrix(const real *data, int64_t row) { return (Right){data, NR, row}; }
-/* Rows packed by `pack_columns` as the right side, transposed; from row `first` on. */
+/* Rows packed by `pack_columns` as the right packed, transposed; from row `first` on. */
 INLINE Right columns_from(const real *packed, int64_t length, int64_t first)
 {
     return (Right){packed + first, NR, length};
@@ -160,7 +161,7 @@ INLINE Right panels_from(const real *packed, int64_t channels, int64_t first)
     return (Right){packed + first * channels, channels * NR, NR};
 }
 
-#define AHEAD 16 /* rows: those of a head lie far apart, where the processor does not look for them */
+#define AHEAD 16 /* rows to prefetch: those of one head lie too far apart for the processor to guess */
 
 INLINE void prefetch(const real *row, int64_t channels)
 {
@@ -187,8 +188,8 @@ static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, in
     memset(to + rows * to_row, 0, (padded - rows) * to_row * sizeof(real));
 }
 
-/* VL rows of VL numbers change places with their columns: at step s, lanes whose bit s is unlike
- * their row's are exchanged with those of row ^ s. */
+/* Transpose VL rows of VL numbers: step s exchanges row r's lanes with row r ^ s's where bit s of the
+ * lane differs from bit s of the row. */
 INLINE void transpose(vec *rows)
 {
 #pragma GCC unroll 4

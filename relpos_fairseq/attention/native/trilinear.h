@@ -1,11 +1,17 @@
-/* sum_c q_c k_c w_d,c in place of q.k (Huang's M3): tails are products with other queries, which have
- * the tail's w in them; the band goes channel by channel, along rows of keys and of distances. */
+/* Content as sum_c q_c k_c w_d,c (Huang's M3), with w the trilinear table.
+ *
+ * In a tail w is one row, which is multiplied into the queries (left_q, right_q): there the content is an
+ * ordinary product.  In the band w changes with every cell.  There the sum goes channel by channel: for
+ * one query and one channel, keys j and distances d = j - i both run along memory, so that k and w are
+ * kept transposed, (dim, src) and (dim, width).
+ */
 #ifndef RELPOS_TRILINEAR_H
 #define RELPOS_TRILINEAR_H
 
 #include "head.h"
 
-/* Columns begin..end of the chunk, multiples of NR or its ends, that may lie in a tail. */
+/* The keys 0..left_end of the chunk hold all of the block's cells in the left tail, those from right_begin
+ * on all in the right one. */
 INLINE void tails_of(const Chunk *at, int64_t *left_end, int64_t *right_begin)
 {
     *left_end = *right_begin = 0;
@@ -20,15 +26,16 @@ INLINE void tails_of(const Chunk *at, int64_t *left_end, int64_t *right_begin)
 
 #define STRIP (2 * VL)
 
+/* out[j] = sum_c q_c k_c,j w_c,d for row r's keys in the band. */
 static void trilinear_row(const Head *x, const Row *row, const Chunk *at, real *out)
 {
     const real *q = x->q + row->r * x->dim;
     int64_t dim = x->call->dim;
     for (int64_t j = row->left; j < row->right; j += STRIP) {
-        const real *k = x->k_channels + at->keys + j, *w = x->tri_channels + row->place + j;
+        const real *k = x->k_channels + at->keys + j, *w = x->trilinear_channels + row->place + j;
         vec sums[2] = {{0}, {0}};
         for (int64_t c = 0; c < dim; c++) {
-            const real *kc = k + c * x->k_length, *wc = w + c * x->tri_length;
+            const real *kc = k + c * x->k_length, *wc = w + c * x->trilinear_length;
             sums[0] += q[c] * *(const vec *)wc * *(const vec *)kc;
             sums[1] += q[c] * *(const vec *)(wc + VL) * *(const vec *)(kc + VL);
         }
@@ -36,8 +43,8 @@ static void trilinear_row(const Head *x, const Row *row, const Chunk *at, real *
     }
 }
 
-/* The content of a tile. */
-static void trilinear(Head *x, const Chunk *at)
+/* s (rows, tile) = the content of a tile. */
+static void trilinear_content(Head *x, const Chunk *at)
 {
     int64_t left_end, right_begin, dim = x->call->dim;
     tails_of(at, &left_end, &right_begin);
@@ -53,10 +60,11 @@ static void trilinear(Head *x, const Chunk *at)
     }
 }
 
-static void trilinear_back_row(Head *x, const Row *row, const Chunk *at, const real *change)
+/* From `change`, the gradient of row r's content, to those of its query, keys and w in the band. */
+static void trilinear_row_back(Head *x, const Row *row, const Chunk *at, const real *change)
 {
     const real *q = x->q + row->r * x->dim;
-    real *dq = x->dq + row->r * x->dim, *d = x->three;
+    real *dq = x->dq + row->r * x->dim, *d = x->scratch_c; /* (count,) padded with zeros to VL */
     int64_t dim = x->call->dim, count = row->right - row->left;
     if (!count)
         return;
@@ -65,9 +73,9 @@ static void trilinear_back_row(Head *x, const Row *row, const Chunk *at, const r
     int64_t key = at->keys + row->left, distance = row->place + row->left;
     for (int64_t c = 0; c < dim; c++) {
         const real *k = x->k_channels + c * x->k_length + key;
-        const real *w = x->tri_channels + c * x->tri_length + distance;
+        const real *w = x->trilinear_channels + c * x->trilinear_length + distance;
         real *dk = x->dk_channels + c * x->k_length + key;
-        real *dw = x->dtri_channels + c * x->tri_length + distance;
+        real *dw = x->dtrilinear_channels + c * x->trilinear_length + distance;
         vec sum = {0};
         for (int64_t j = 0; j < count; j += VL) {
             vec own = *(const vec *)(d + j), kv = *(const vec *)(k + j), wv = *(const vec *)(w + j);
@@ -83,7 +91,8 @@ static void trilinear_back_row(Head *x, const Row *row, const Chunk *at, const r
     }
 }
 
-/* The gradient of a tile's content, which is cut up: (rows, tile). */
+/* From the gradient of a tile's content (rows, tile), which is overwritten: `change` keeps the left tail's
+ * cells, `other` takes the right tail's, and those of the band go row by row. */
 static void trilinear_back(Head *x, const Chunk *at, real *change)
 {
     int64_t left_end, right_begin, dim = x->dim;
@@ -92,7 +101,7 @@ static void trilinear_back(Head *x, const Chunk *at, real *change)
     for (int64_t r = 0; r < at->count; r++) {
         Row row = row_of(x, at, r);
         real *d = change + r * x->tile, *other = x->other + r * x->tile;
-        trilinear_back_row(x, &row, at, d);
+        trilinear_row_back(x, &row, at, d);
         zero(other, row.right);
         memcpy(other + row.right, d + row.right, (row.end - row.right) * sizeof(real));
         zero(other + row.end, x->tile - row.end); /* blocks may end beyond a chunk */
@@ -115,17 +124,17 @@ static void trilinear_back(Head *x, const Chunk *at, real *change)
     }
 }
 
-/* Gradients of tails' queries are ones of queries and of the table's ends. */
+/* left_q = q * w_first and right_q = q * w_last: their gradients are those of q and of w's two ends. */
 static void trilinear_end_block(Head *x, const Chunk *at)
 {
     const Call *c = x->call;
-    const real *left = x->tri, *right = x->tri + (c->width - 1) * c->dim;
+    const real *left = x->trilinear, *right = x->trilinear + (c->width - 1) * c->dim;
     for (int64_t r = 0; r < at->count; r++) {
         int64_t o = r * x->dim;
         for (int64_t i = 0; i < c->dim; i++) {
             x->dq[o + i] += x->dleft_q[o + i] * left[i] + x->dright_q[o + i] * right[i];
-            x->dtri_ends[i] += x->dleft_q[o + i] * x->q[o + i];
-            x->dtri_ends[x->dim + i] += x->dright_q[o + i] * x->q[o + i];
+            x->dtrilinear_ends[i] += x->dleft_q[o + i] * x->q[o + i];
+            x->dtrilinear_ends[x->dim + i] += x->dright_q[o + i] * x->q[o + i];
         }
     }
 }

@@ -12,22 +12,26 @@ import triton
 import triton.language as tl
 
 from relpos_fairseq.attention.triton.forward import VARYING
+from relpos_fairseq.attention.triton.logits import (
+    blocks_of,
+    gradient,
+    in_band,
+    logits,
+    numbers_of,
+    reset_cells,
+    saved_at,
+    store_band,
+    store_tails,
+    to_head,
+)
 from relpos_fairseq.attention.triton.tile import (
-    LOG2E,
-    add_positions,
     block_of,
-    content_of,
     diagonals,
-    kept,
     keys_seen,
-    over_distances,
     product,
     rows_seeing,
     store_block,
-    table_of,
-    visible,
     wide_back,
-    wide_block,
 )
 
 
@@ -38,7 +42,7 @@ def delta_kernel(
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, VALUES: tl.constexpr,
     REST: tl.constexpr,
 ):  # fmt: skip
-    """Sum over keys of probability times its gradient, by way of the output: (N, T)."""
+    """Sum probability times its gradient over keys, by way of the output: delta (N, T)."""
     blocks = tl.cdiv(tgt_len, ROWS)
     n = tl.program_id(0) // blocks
     b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
@@ -62,28 +66,62 @@ def delta_kernel(
     tl.store(delta_ptr + n64 * tgt_len + i, delta, mask=inside)
 
 
+@triton.jit
+def store_diagonals(
+    ptr, part, left, right, carry, first_distance, low,
+    KEYS: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Store a tile's sums by distance: (KEYS,) of its lower distances, the upper ones are carried.
+
+    `first_distance`: of the tile's first row and first key.  The tile to the right has this tile's
+    upper distances for its lower ones, and adds what was carried to them.
+    """
+    if PHASE == 0:
+        left += tl.sum(part, 1)
+    elif PHASE == 2:
+        right += tl.sum(part, 1)
+    else:
+        lower, upper = diagonals(part, KEYS)
+        at = first_distance - low + KEYS + tl.arange(0, KEYS)
+        tl.store(ptr + at, lower + carry)
+        carry = upper
+    return left, right, carry
+
+
 @triton.jit(do_not_specialize=VARYING)
 def rows_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
-    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
-    dvq_ptr, dq_ptr, dright_ptr, daq_ptr, dpq_ptr, dband_ptr, df_ptr, dscalars_ptr, dsums_ptr,
+    # operands, as `logits` lists them
+    q_ptr, right_q_ptr, wide_q_ptr, k_ptr, wide_k_ptr, v_ptr,
+    query_products_ptr, query_multipliers_ptr, key_products_ptr, key_multipliers_ptr,
+    content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+    query_factors_ptr, key_factors_ptr, reset_ptr, first_ptr, padding_ptr, documents_ptr,
+    # what the forward pass kept, and gradients of output and band's probabilities
+    dout_ptr, top_ptr, mass_ptr, delta_ptr, dprobs_ptr,
+    # results
+    dq_ptr, dright_q_ptr, dwide_q_ptr, dquery_products_ptr, dquery_multipliers_ptr,
+    dcontent_band_ptr, dquery_factors_ptr, dscalars_ptr, dsums_ptr,
+    # strides of batch, heads, rows
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
-    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
-    wide_low, wide_width,
+    qp_b, qp_h, qp_t, kp_b, kp_h, kp_t, qf_b, qf_h, qf_t, kf_b, kf_h, kf_t,
+    static_h, gate_h, reset_h, qv_h, kv_h, first_b,
+    # sizes, the first query's slot, and windows of distances
+    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
+    wide_low, wide_width, seed,
+    # channels and factors, as they are and padded to a power of two; a tile; types
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    # masks, dropout of DROP in 65536
     CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
-    DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
+    DROP: tl.constexpr,
+    # which operands there are
+    SCALE: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
-    FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, STATIC_GRAD: tl.constexpr,
-    GATE_GRAD: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
+    FACTORS: tl.constexpr, RESET: tl.constexpr, WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
+    # which tails are among visible distances: of vectors, of all tables
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
+    STATIC_GRAD: tl.constexpr, GATE_GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients that belong to ROWS queries of one head.
+    """Evaluate the gradients that belong to ROWS queries of one head.
 
     dscalars (N, blocks, 2, high - low + 1 + 4 KEYS) are sums over the rows by distance, of the
     static logits and of the gate, from distance low - 2 KEYS on; dsums (N, blocks, 8) those of
@@ -93,65 +131,53 @@ def rows_kernel(
     n = tl.program_id(0) // blocks
     block = blocks - 1 - tl.program_id(0) % blocks
     first_row = block * ROWS
+    (
+        q_ptr, right_q_ptr, wide_q_ptr, k_ptr, wide_k_ptr, v_ptr,
+        query_products_ptr, query_multipliers_ptr, key_products_ptr, key_multipliers_ptr,
+        content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+        query_factors_ptr, key_factors_ptr, first, reset_row, reset_column,
+        padding_ptr, documents_ptr,
+    ) = to_head(
+        n, heads, tgt_len, src_len, width, first_b,
+        q_ptr, right_q_ptr, wide_q_ptr, q_b, q_h, k_ptr, wide_k_ptr, k_b, k_h, v_ptr, v_b, v_h,
+        query_products_ptr, query_multipliers_ptr, qp_b, qp_h,
+        key_products_ptr, key_multipliers_ptr, kp_b, kp_h, content_band_ptr,
+        query_vectors_ptr, qv_h, key_vectors_ptr, kv_h, static_ptr, static_h, gate_ptr, gate_h,
+        query_factors_ptr, qf_b, qf_h, key_factors_ptr, kf_b, kf_h,
+        reset_ptr, reset_h, first_ptr, padding_ptr, documents_ptr, RESET,
+    )  # fmt: skip
+    dout_ptr, top_ptr, mass_ptr, delta_ptr, dprobs_ptr = saved_at(
+        n, heads, tgt_len, width, out_b, out_h, dout_ptr, top_ptr, mass_ptr, delta_ptr, dprobs_ptr
+    )
     b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
     i = first_row + tl.arange(0, ROWS)
     inside = i < tgt_len
     ii, within = i[:, None], inside[:, None]
-    slot = first_row + start
     channel, place = tl.arange(0, DP), tl.arange(0, RP)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + h * k_h
-    v_ptr += b * v_b + h * v_h
-    q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
-    dout = block_of(dout_ptr + b * out_b + h * out_h, i, out_t, channel, inside, D, DP != D)
-    top = tl.load(top_ptr + n64 * tgt_len + i, mask=inside, other=0.0)
-    mass = tl.load(mass_ptr + n64 * tgt_len + i, mask=inside, other=float("inf"))
-    delta = tl.load(delta_ptr + n64 * tgt_len + i, mask=inside, other=0.0)
-    right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
-    vq = q
-    rq_ptr += h * rq_h
-    rk_ptr += h * rk_h
-    vk_ptr += b * k_b + h * k_h
-    if WIDE_Q:
-        vq = block_of(vq_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
-    if REPLACED:
-        right = block_of(right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
-    if FACTORS:
-        f_ptr += b * f_b + h * f_h
-        g_ptr += b * g_b + h * g_h
-        f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
-    if RESET:
-        first = tl.load(first_ptr + b * first_b).to(tl.int32)
-        theta_row = tl.load(theta_ptr + h * theta_h)
-        theta_column = tl.load(theta_ptr + h * theta_h + 1)
-        row = start + ii == first
-    aq_ptr += b * aq_b + h * aq_h
-    ak_ptr += b * ak_b + h * ak_h
-    pq_ptr += b * aq_b + h * aq_h
-    pk_ptr += b * ak_b + h * ak_h
-    daq_ptr += b * aq_b + h * aq_h
-    dpq_ptr += b * aq_b + h * aq_h
-    band_ptr += n64 * tgt_len * width
-    dband_ptr += n64 * tgt_len * width
-    dprobs_ptr += n64 * tgt_len * width
-    static_ptr += h * static_h
-    gate_ptr += h * gate_h
-    padding_ptr += b * src_len
-    documents_ptr += b * src_len
+    q, right_q, wide_q, query_factors = blocks_of(
+        q_ptr, right_q_ptr, wide_q_ptr, query_factors_ptr, i, q_t, qf_t, inside,
+        D, DP, RANK, RP, REPLACED, WIDE_Q, FACTORS,
+    )  # fmt: skip
+    dout = block_of(dout_ptr, i, out_t, channel, inside, D, DP != D)
+    top, mass, delta = numbers_of(top_ptr, mass_ptr, delta_ptr, i, inside)
+    of_q = b * q_b + h * q_h
+    dquery_products_ptr += b * qp_b + h * qp_h
+    dquery_multipliers_ptr += b * qp_b + h * qp_h
+    dcontent_band_ptr += n64 * tgt_len * width
     cells = high - low + 1 + 4 * KEYS
     dscalars_ptr += (n64 * blocks + block) * 2 * cells
     dsums_ptr += (n64 * blocks + block) * 8
+    slot = first_row + start
     begin, middle, after, end = keys_seen(
         slot, src_len, low, high, ROWS, KEYS, CAUSAL, WINDOW, FAR_LEFT, FAR_RIGHT
     )
 
     dq = tl.zeros((ROWS, DP), ACC)
-    dright, dvq = dq, dq
-    df = dq
+    dright_q, dwide_q, dquery_factors = dq, dq, dq
     if FACTORS:
-        df = tl.zeros((ROWS, RP), ACC)
+        dquery_factors = tl.zeros((ROWS, RP), ACC)
     none = tl.zeros((ROWS,), ACC)
-    add_left, add_right, times_left, times_right = none, none, none, none
+    add_left, add_right, times_left, times_right = none, none, none, none  # tails of products
     static_left, static_right, gate_left, gate_right = none, none, none, none
     column_sum = none
     carry = tl.zeros((KEYS,), ACC)
@@ -169,163 +195,113 @@ def rows_kernel(
                 here = j < src_len
                 jj, there = j[None, :], here[None, :]
                 d = jj - (start + ii)
-                k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
+                # logits s, and their gradient ds (ROWS, KEYS)
                 v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
-                content = content_of(
-                    q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
-                    PHASE, False, REPLACED, LEFT, RIGHT, PRECISION,
-                ).to(ACC) * SCALE  # fmt: skip
-                s = content
-                if GATE:
-                    gate = over_distances(gate_ptr, d, scalar_low, scalar_width, PHASE)
-                    s = s * gate
-                if PRODUCT:
-                    pq = table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
-                    pk = table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
-                    s = s * pq * pk
-                g, column = k, within
-                if FACTORS:
-                    g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
-                if RESET:
-                    column = (jj == first) & (start + ii != first)
-                wide, vk = s, k
-                if WIDE_K:
-                    vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
-                if WIDE_Q or WIDE_K:
-                    at = first_key - slot - (KEYS - 1) - wide_low
-                    wide = wide_block(
-                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False,
-                        WIDE_Q, WIDE_K, ACC, PRECISION,
-                    )  # fmt: skip
-                s = add_positions(
-                    s, wide, f, g, ii, jj, d, row, column, within, there,
-                    aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
-                    vector_low, width, scalar_low, scalar_width,
-                    PHASE, False, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
-                    PRECISION,
+                k, _, wide_k, key_factors = blocks_of(
+                    k_ptr, k_ptr, wide_k_ptr, key_factors_ptr, j, k_t, kf_t, here,
+                    D, DP, RANK, RP, False, WIDE_K, FACTORS,
                 )  # fmt: skip
-                p = tl.exp2((s - top[:, None]) * LOG2E - mass[:, None])
-                if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
-                    seen = visible(
-                        ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
-                        PHASE, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
-                    )  # fmt: skip
-                    p = tl.where(seen, p, 0.0)
-                dp = product(dout, tl.trans(v), PRECISION).to(ACC)
-                if VALUES:
-                    part = table_of(dprobs_ptr, ii, width, d, vector_low, width, within, PHASE)
-                    dp += part.to(ACC)
-                if DROP:
-                    keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, False)
-                    dp = tl.where(keep, dp * (65536.0 / (65536 - DROP)), 0.0)
-                ds = p * (dp - delta[:, None])
-
-                inner = (d > vector_low) & (d < vector_low + width - 1) & within & there
+                wide_at = first_key - first_row - start - (KEYS - 1) - wide_low
+                s, content, gate, by_query, by_key = logits(
+                    q, right_q, wide_q, query_factors, k, wide_k, key_factors,
+                    query_products_ptr, query_multipliers_ptr, qp_t,
+                    key_products_ptr, key_multipliers_ptr, kp_t,
+                    content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+                    ii, jj, start, within, there, first, reset_row, reset_column,
+                    vector_low, width, scalar_low, scalar_width, wide_at, wide_width,
+                    PHASE, False, D, DP, KEYS, ACC, SCALE, PRECISION, ADD_Q, ADD_K, PRODUCT,
+                    REPLACED, STATIC, GATE, FACTORS, RESET, LEFT, RIGHT, WIDE_Q, WIDE_K,
+                )  # fmt: skip
+                _, ds = gradient(
+                    s, v, dout, top[:, None], mass[:, None], delta[:, None], dprobs_ptr,
+                    ii, jj, start, within, there, seed, n, i, first_key, padding_ptr, documents_ptr,
+                    vector_low, width, PHASE, False, ROWS, KEYS, ACC, PRECISION,
+                    CAUSAL, PADDING, WINDOW, DOCUMENTS, DROP, VALUES,
+                )  # fmt: skip
+                # `free`: the gradient of what the reset did not replace
                 free = ds
                 if RESET:
+                    row, column = reset_cells(ii, jj, start, first)
                     free = tl.where(row | column, 0.0, ds)
                     column_sum += tl.sum(tl.where(column, ds, 0.0), 1)
+                of_vectors, of_scalars, of_factors = ds, ds, ds
+                if RESET & 1:
+                    of_vectors = free
+                if RESET & 2:
+                    of_scalars = free
+                if RESET & 4:
+                    of_factors = free
+                # vectors over many distances: dwide_q (ROWS, DP)
                 if WIDE_Q:
-                    part = ds
-                    if RESET & 1:
-                        part = free
-                    dvq += wide_back(
-                        part * SCALE, rq_ptr, at, wide_width, channel, vq, D, DP, KEYS, False,
-                        PRECISION,
+                    dwide_q += wide_back(
+                        of_vectors * SCALE, query_vectors_ptr, wide_at, wide_width, wide_q,
+                        D, DP, KEYS, False, PRECISION,
                     )  # fmt: skip
+                # products with a band: dquery_products (T, width)
                 if ADD_Q:
-                    part = ds
-                    if RESET & 1:
-                        part = free
-                    part = part * SCALE
-                    if PHASE == 0:
-                        add_left += tl.sum(part, 1)
-                    elif PHASE == 2:
-                        add_right += tl.sum(part, 1)
-                    else:
-                        tl.store(daq_ptr + ii * aq_t + (d - vector_low), part, mask=inner)
-                        if LEFT:
-                            add_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
-                        if RIGHT:
-                            beyond = d >= vector_low + width - 1
-                            add_right += tl.sum(tl.where(beyond, part, 0.0), 1)
+                    add_left, add_right = store_band(
+                        dquery_products_ptr, of_vectors * SCALE, add_left, add_right, ii, qp_t,
+                        d, vector_low, width, within, there, PHASE, LEFT, RIGHT,
+                    )  # fmt: skip
+                # static, by distance
                 if STATIC_GRAD:
-                    part = ds
-                    if RESET & 2:
-                        part = free
-                    if PHASE == 0:
-                        static_left += tl.sum(part, 1)
-                    elif PHASE == 2:
-                        static_right += tl.sum(part, 1)
-                    else:
-                        lower, upper = diagonals(part, KEYS)
-                        at = first_key - slot - low + KEYS + tl.arange(0, KEYS)
-                        tl.store(dscalars_ptr + at, lower + static_carry)
-                        static_carry = upper
+                    static_left, static_right, static_carry = store_diagonals(
+                        dscalars_ptr, of_scalars, static_left, static_right, static_carry,
+                        first_key - slot, low, KEYS, PHASE,
+                    )  # fmt: skip
+                # factors: (ROWS, KEYS) (KEYS, RP)
                 if FACTORS:
-                    part = ds
-                    if RESET & 4:
-                        part = free
-                    df += product(part.to(g.dtype), g, PRECISION)
+                    dquery_factors += product(
+                        of_factors.to(key_factors.dtype), key_factors, PRECISION
+                    )  # fmt: skip
+                # what multiplies the content: dquery_multipliers (T, width), and the gate
                 if PRODUCT:
-                    part = ds * content * pk
+                    part = ds * content * by_key
                     if GATE:
                         part *= gate
-                    if PHASE == 0:
-                        times_left += tl.sum(part, 1)
-                    elif PHASE == 2:
-                        times_right += tl.sum(part, 1)
-                    else:
-                        tl.store(dpq_ptr + ii * aq_t + (d - vector_low), part, mask=inner)
-                        if LEFT:
-                            times_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
-                        if RIGHT:
-                            beyond = d >= vector_low + width - 1
-                            times_right += tl.sum(tl.where(beyond, part, 0.0), 1)
+                    times_left, times_right = store_band(
+                        dquery_multipliers_ptr, part, times_left, times_right, ii, qp_t,
+                        d, vector_low, width, within, there, PHASE, LEFT, RIGHT,
+                    )  # fmt: skip
                 if GATE_GRAD:
                     part = ds * content
                     if PRODUCT:
-                        part = part * pq * pk
-                    if PHASE == 0:
-                        gate_left += tl.sum(part, 1)
-                    elif PHASE == 2:
-                        gate_right += tl.sum(part, 1)
-                    else:
-                        lower, upper = diagonals(part, KEYS)
-                        at = cells + first_key - slot - low + KEYS + tl.arange(0, KEYS)
-                        tl.store(dscalars_ptr + at, lower + gate_carry)
-                        gate_carry = upper
+                        part = part * by_query * by_key
+                    gate_left, gate_right, gate_carry = store_diagonals(
+                        dscalars_ptr + cells, part, gate_left, gate_right, gate_carry,
+                        first_key - slot, low, KEYS, PHASE,
+                    )  # fmt: skip
+                # content: dq += dc k, (ROWS, KEYS) (KEYS, DP)
                 dc = ds * SCALE
                 if GATE:
                     dc = dc * gate
                 if PRODUCT:
-                    dc = dc * pq * pk
+                    dc = dc * by_query * by_key
                 if not REPLACED or PHASE == 0:
                     dq += product(dc.to(k.dtype), k, PRECISION)
                 elif PHASE == 2:
-                    dright += product(dc.to(k.dtype), k, PRECISION)
+                    dright_q += product(dc.to(k.dtype), k, PRECISION)
                 else:
-                    tl.store(dband_ptr + ii * width + (d - vector_low), dc, mask=inner)
+                    band = in_band(d, vector_low, width, within, there)
+                    tl.store(dcontent_band_ptr + ii * width + (d - vector_low), dc, mask=band)
                     if LEFT:
                         part = tl.where(d <= vector_low, dc, 0.0).to(k.dtype)
                         dq += product(part, k, PRECISION)
                     if RIGHT:
                         part = tl.where(d >= vector_low + width - 1, dc, 0.0).to(k.dtype)
-                        dright += product(part, k, PRECISION)
-    store_block(dq_ptr + b * q_b + h * q_h, dq, i, q_t, channel, inside, D, DP != D)
+                        dright_q += product(part, k, PRECISION)
+    store_block(dq_ptr + of_q, dq, i, q_t, channel, inside, D, DP != D)
     if WIDE_Q:
-        store_block(dvq_ptr + b * q_b + h * q_h, dvq, i, q_t, channel, inside, D, DP != D)
+        store_block(dwide_q_ptr + of_q, dwide_q, i, q_t, channel, inside, D, DP != D)
     if REPLACED:
-        store_block(dright_ptr + b * q_b + h * q_h, dright, i, q_t, channel, inside, D, DP != D)
+        store_block(dright_q_ptr + of_q, dright_q, i, q_t, channel, inside, D, DP != D)
     if ADD_Q:
-        tl.store(daq_ptr + i * aq_t, add_left, mask=inside)
-        tl.store(daq_ptr + i * aq_t + width - 1, add_right, mask=inside)
+        store_tails(dquery_products_ptr, add_left, add_right, i, qp_t, width, inside)
     if PRODUCT:
-        tl.store(dpq_ptr + i * aq_t, times_left, mask=inside)
-        tl.store(dpq_ptr + i * aq_t + width - 1, times_right, mask=inside)
+        store_tails(dquery_multipliers_ptr, times_left, times_right, i, qp_t, width, inside)
     if FACTORS:
-        df_ptr += n64 * tgt_len * RANK
-        store_block(df_ptr, df, i, RANK, place, inside, RANK, RP != RANK)
+        dquery_factors_ptr += n64 * tgt_len * RANK
+        store_block(dquery_factors_ptr, dquery_factors, i, RANK, place, inside, RANK, RP != RANK)
     if STATIC_GRAD or GATE_GRAD:
         tiles = tl.cdiv(tl.maximum(after - middle, 0), KEYS)
         at = middle + tiles * KEYS - slot - low + KEYS + tl.arange(0, KEYS)
@@ -343,80 +319,80 @@ def rows_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def keys_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, dout_ptr, top_ptr, mass_ptr, delta_ptr, aq_ptr, ak_ptr, pq_ptr,
-    pk_ptr, band_ptr, dprobs_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
-    dvk_ptr, dk_ptr, dv_ptr, dak_ptr, dpk_ptr, dg_ptr,
+    # operands, as `logits` lists them
+    q_ptr, right_q_ptr, wide_q_ptr, k_ptr, wide_k_ptr, v_ptr,
+    query_products_ptr, query_multipliers_ptr, key_products_ptr, key_multipliers_ptr,
+    content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+    query_factors_ptr, key_factors_ptr, reset_ptr, first_ptr, padding_ptr, documents_ptr,
+    # what the forward pass kept, and gradients of output and band's probabilities
+    dout_ptr, top_ptr, mass_ptr, delta_ptr, dprobs_ptr,
+    # results
+    dk_ptr, dwide_k_ptr, dv_ptr, dkey_products_ptr, dkey_multipliers_ptr, dkey_factors_ptr,
+    # strides of batch, heads, rows
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
-    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
-    wide_low, wide_width,
+    qp_b, qp_h, qp_t, kp_b, kp_h, kp_t, qf_b, qf_h, qf_t, kf_b, kf_h, kf_t,
+    static_h, gate_h, reset_h, qv_h, kv_h, first_b,
+    # sizes, the first query's slot, and windows of distances
+    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
+    wide_low, wide_width, seed,
+    # channels and factors, as they are and padded to a power of two; a tile; types
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    # masks, dropout of DROP in 65536
     CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
-    DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
+    DROP: tl.constexpr,
+    # which operands there are
+    SCALE: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
-    FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
+    FACTORS: tl.constexpr, RESET: tl.constexpr, WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
+    # which tails are among visible distances: of vectors, of all tables
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients that belong to KEYS keys of one head; tiles are (keys, rows)."""
+    """Evaluate the gradients that belong to KEYS keys of one head; tiles are (KEYS, ROWS)."""
     blocks = tl.cdiv(src_len, KEYS)
     n = tl.program_id(0) // blocks
     first_key = tl.program_id(0) % blocks * KEYS
+    (
+        q_ptr, right_q_ptr, wide_q_ptr, k_ptr, wide_k_ptr, v_ptr,
+        query_products_ptr, query_multipliers_ptr, key_products_ptr, key_multipliers_ptr,
+        content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+        query_factors_ptr, key_factors_ptr, first, reset_row, reset_column,
+        padding_ptr, documents_ptr,
+    ) = to_head(
+        n, heads, tgt_len, src_len, width, first_b,
+        q_ptr, right_q_ptr, wide_q_ptr, q_b, q_h, k_ptr, wide_k_ptr, k_b, k_h, v_ptr, v_b, v_h,
+        query_products_ptr, query_multipliers_ptr, qp_b, qp_h,
+        key_products_ptr, key_multipliers_ptr, kp_b, kp_h, content_band_ptr,
+        query_vectors_ptr, qv_h, key_vectors_ptr, kv_h, static_ptr, static_h, gate_ptr, gate_h,
+        query_factors_ptr, qf_b, qf_h, key_factors_ptr, kf_b, kf_h,
+        reset_ptr, reset_h, first_ptr, padding_ptr, documents_ptr, RESET,
+    )  # fmt: skip
+    dout_ptr, top_ptr, mass_ptr, delta_ptr, dprobs_ptr = saved_at(
+        n, heads, tgt_len, width, out_b, out_h, dout_ptr, top_ptr, mass_ptr, delta_ptr, dprobs_ptr
+    )
     b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
     j = first_key + tl.arange(0, KEYS)
     here = j < src_len
     jj, there = j[:, None], here[:, None]
     channel, place = tl.arange(0, DP), tl.arange(0, RP)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + h * k_h
-    v_ptr += b * v_b + h * v_h
-    right_ptr += b * q_b + h * q_h
-    dout_ptr += b * out_b + h * out_h
-    top_ptr += n64 * tgt_len
-    mass_ptr += n64 * tgt_len
-    delta_ptr += n64 * tgt_len
-    k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
+    k, _, wide_k, key_factors = blocks_of(
+        k_ptr, k_ptr, wide_k_ptr, key_factors_ptr, j, k_t, kf_t, here,
+        D, DP, RANK, RP, False, WIDE_K, FACTORS,
+    )  # fmt: skip
     v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
-    g, first, theta_row, theta_column = k, 0, 0.0, 0.0
-    vk = k
-    vq_ptr += b * q_b + h * q_h
-    rq_ptr += h * rq_h
-    rk_ptr += h * rk_h
-    if WIDE_K:
-        vk = block_of(vk_ptr + b * k_b + h * k_h, j, k_t, channel, here, D, DP != D)
-    if FACTORS:
-        f_ptr += b * f_b + h * f_h
-        g_ptr += b * g_b + h * g_h
-        g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
-    if RESET:
-        first = tl.load(first_ptr + b * first_b).to(tl.int32)
-        theta_row = tl.load(theta_ptr + h * theta_h)
-        theta_column = tl.load(theta_ptr + h * theta_h + 1)
-    aq_ptr += b * aq_b + h * aq_h
-    ak_ptr += b * ak_b + h * ak_h
-    pq_ptr += b * aq_b + h * aq_h
-    pk_ptr += b * ak_b + h * ak_h
-    dak_ptr += b * ak_b + h * ak_h
-    dpk_ptr += b * ak_b + h * ak_h
-    band_ptr += n64 * tgt_len * width
-    dprobs_ptr += n64 * tgt_len * width
-    static_ptr += h * static_h
-    gate_ptr += h * gate_h
-    padding_ptr += b * src_len
-    documents_ptr += b * src_len
+    of_k = b * k_b + h * k_h
+    dkey_products_ptr += b * kp_b + h * kp_h
+    dkey_multipliers_ptr += b * kp_b + h * kp_h
     begin, middle, after, end = rows_seeing(
         first_key, tgt_len, start, low, high, ROWS, KEYS, CAUSAL, WINDOW, FAR_LEFT, FAR_RIGHT
     )
 
     dk, dv = tl.zeros((KEYS, DP), ACC), tl.zeros((KEYS, DP), ACC)
-    dg, dvk = dk, dk
+    dkey_factors, dwide_k = dk, dk
     if FACTORS:
-        dg = tl.zeros((KEYS, RP), ACC)
+        dkey_factors = tl.zeros((KEYS, RP), ACC)
     none = tl.zeros((KEYS,), ACC)
-    add_left, add_right, times_left, times_right = none, none, none, none
+    add_left, add_right, times_left, times_right = none, none, none, none  # tails of products
     for PHASE in tl.static_range(2, -1, -1):
         if (PHASE == 0 and FAR_LEFT) or PHASE == 1 or (PHASE == 2 and FAR_RIGHT):
             if PHASE == 2:
@@ -430,141 +406,93 @@ def keys_kernel(
                 inside = i < tgt_len
                 ii, within = i[None, :], inside[None, :]
                 d = jj - (start + ii)
-                q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
-                dout = block_of(dout_ptr, i, out_t, channel, inside, D, DP != D)
-                top = tl.load(top_ptr + i, mask=inside, other=0.0)
-                mass = tl.load(mass_ptr + i, mask=inside, other=float("inf"))
-                delta = tl.load(delta_ptr + i, mask=inside, other=0.0)
-                right, f, row, column = q, q, within, within
-                if REPLACED:
-                    right = block_of(right_ptr, i, q_t, channel, inside, D, DP != D)
-                if FACTORS:
-                    f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
-                if RESET:
-                    row = start + ii == first
-                    column = (jj == first) & (start + ii != first)
-                content = content_of(
-                    q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
-                    PHASE, True, REPLACED, LEFT, RIGHT, PRECISION,
-                ).to(ACC) * SCALE  # fmt: skip
-                s = content
-                if GATE:
-                    gate = over_distances(gate_ptr, d, scalar_low, scalar_width, PHASE)
-                    s = s * gate
-                if PRODUCT:
-                    pq = table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
-                    pk = table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
-                    s = s * pq * pk
-                wide, vq = s, q
-                if WIDE_Q:
-                    vq = block_of(vq_ptr, i, q_t, channel, inside, D, DP != D)
-                if WIDE_Q or WIDE_K:
-                    at = first_key - first_row - start - (KEYS - 1) - wide_low
-                    wide = wide_block(
-                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, True,
-                        WIDE_Q, WIDE_K, ACC, PRECISION,
-                    )  # fmt: skip
-                s = add_positions(
-                    s, wide, f, g, ii, jj, d, row, column, within, there,
-                    aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
-                    vector_low, width, scalar_low, scalar_width,
-                    PHASE, True, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
-                    PRECISION,
+                # logits s, probabilities p after dropout, gradient ds of logits: (KEYS, ROWS)
+                q, right_q, wide_q, query_factors = blocks_of(
+                    q_ptr, right_q_ptr, wide_q_ptr, query_factors_ptr, i, q_t, qf_t, inside,
+                    D, DP, RANK, RP, REPLACED, WIDE_Q, FACTORS,
                 )  # fmt: skip
-                p = tl.exp2((s - top[None, :]) * LOG2E - mass[None, :])
-                if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
-                    seen = visible(
-                        ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
-                        PHASE, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
-                    )  # fmt: skip
-                    p = tl.where(seen, p, 0.0)
-                dp = product(v, tl.trans(dout), PRECISION).to(ACC)
-                if VALUES:
-                    part = table_of(dprobs_ptr, ii, width, d, vector_low, width, within, PHASE)
-                    dp += part.to(ACC)
-                used = p
-                if DROP:
-                    keep = kept(seed, n, i, first_key, DROP, ROWS, KEYS, True)
-                    inverse = 65536.0 / (65536 - DROP)
-                    used = tl.where(keep, p * inverse, 0.0)
-                    dp = tl.where(keep, dp * inverse, 0.0)
-                dv += product(used.to(dout.dtype), dout, PRECISION)
-                ds = p * (dp - delta[None, :])
-
-                inner = (d > vector_low) & (d < vector_low + width - 1) & within & there
+                dout = block_of(dout_ptr, i, out_t, channel, inside, D, DP != D)
+                top, mass, delta = numbers_of(top_ptr, mass_ptr, delta_ptr, i, inside)
+                wide_at = first_key - first_row - start - (KEYS - 1) - wide_low
+                s, content, gate, by_query, by_key = logits(
+                    q, right_q, wide_q, query_factors, k, wide_k, key_factors,
+                    query_products_ptr, query_multipliers_ptr, qp_t,
+                    key_products_ptr, key_multipliers_ptr, kp_t,
+                    content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+                    ii, jj, start, within, there, first, reset_row, reset_column,
+                    vector_low, width, scalar_low, scalar_width, wide_at, wide_width,
+                    PHASE, True, D, DP, KEYS, ACC, SCALE, PRECISION, ADD_Q, ADD_K, PRODUCT,
+                    REPLACED, STATIC, GATE, FACTORS, RESET, LEFT, RIGHT, WIDE_Q, WIDE_K,
+                )  # fmt: skip
+                p, ds = gradient(
+                    s, v, dout, top[None, :], mass[None, :], delta[None, :], dprobs_ptr,
+                    ii, jj, start, within, there, seed, n, i, first_key, padding_ptr, documents_ptr,
+                    vector_low, width, PHASE, True, ROWS, KEYS, ACC, PRECISION,
+                    CAUSAL, PADDING, WINDOW, DOCUMENTS, DROP, VALUES,
+                )  # fmt: skip
+                # dv += p dout, (KEYS, ROWS) (ROWS, DP)
+                dv += product(p.to(dout.dtype), dout, PRECISION)
+                # `free`: the gradient of what the reset did not replace
                 free = ds
                 if RESET:
+                    row, column = reset_cells(ii, jj, start, first)
                     free = tl.where(row | column, 0.0, ds)
+                of_vectors, of_factors = ds, ds
+                if RESET & 1:
+                    of_vectors = free
+                if RESET & 4:
+                    of_factors = free
+                # vectors over many distances: dwide_k (KEYS, DP)
                 if WIDE_K:
-                    part = ds
-                    if RESET & 1:
-                        part = free
-                    dvk += wide_back(
-                        part * SCALE, rk_ptr, at, wide_width, channel, vk, D, DP, KEYS, True,
-                        PRECISION,
+                    dwide_k += wide_back(
+                        of_vectors * SCALE, key_vectors_ptr, wide_at, wide_width, wide_k,
+                        D, DP, KEYS, True, PRECISION,
                     )  # fmt: skip
+                # products with a band: dkey_products (S, width)
                 if ADD_K:
-                    part = ds
-                    if RESET & 1:
-                        part = free
-                    part = part * SCALE
-                    if PHASE == 0:
-                        add_left += tl.sum(part, 1)
-                    elif PHASE == 2:
-                        add_right += tl.sum(part, 1)
-                    else:
-                        tl.store(dak_ptr + jj * ak_t + (d - vector_low), part, mask=inner)
-                        if LEFT:
-                            add_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
-                        if RIGHT:
-                            beyond = d >= vector_low + width - 1
-                            add_right += tl.sum(tl.where(beyond, part, 0.0), 1)
+                    add_left, add_right = store_band(
+                        dkey_products_ptr, of_vectors * SCALE, add_left, add_right, jj, kp_t,
+                        d, vector_low, width, within, there, PHASE, LEFT, RIGHT,
+                    )  # fmt: skip
+                # factors: (KEYS, ROWS) (ROWS, RP)
                 if FACTORS:
-                    part = ds
-                    if RESET & 4:
-                        part = free
-                    dg += product(part.to(f.dtype), f, PRECISION)
+                    dkey_factors += product(
+                        of_factors.to(query_factors.dtype), query_factors, PRECISION
+                    )  # fmt: skip
+                # what multiplies the content: dkey_multipliers (S, width)
                 if PRODUCT:
-                    part = ds * content * pq
+                    part = ds * content * by_query
                     if GATE:
                         part *= gate
-                    if PHASE == 0:
-                        times_left += tl.sum(part, 1)
-                    elif PHASE == 2:
-                        times_right += tl.sum(part, 1)
-                    else:
-                        tl.store(dpk_ptr + jj * ak_t + (d - vector_low), part, mask=inner)
-                        if LEFT:
-                            times_left += tl.sum(tl.where(d <= vector_low, part, 0.0), 1)
-                        if RIGHT:
-                            beyond = d >= vector_low + width - 1
-                            times_right += tl.sum(tl.where(beyond, part, 0.0), 1)
+                    times_left, times_right = store_band(
+                        dkey_multipliers_ptr, part, times_left, times_right, jj, kp_t,
+                        d, vector_low, width, within, there, PHASE, LEFT, RIGHT,
+                    )  # fmt: skip
+                # content: dk += dc q, (KEYS, ROWS) (ROWS, DP); trilinear: the tails alone
                 dc = ds * SCALE
                 if GATE:
                     dc = dc * gate
                 if PRODUCT:
-                    dc = dc * pq * pk
+                    dc = dc * by_query * by_key
                 if not REPLACED or PHASE == 0:
                     dk += product(dc.to(q.dtype), q, PRECISION)
                 elif PHASE == 2:
-                    dk += product(dc.to(q.dtype), right, PRECISION)
+                    dk += product(dc.to(q.dtype), right_q, PRECISION)
                 else:
                     if LEFT:
                         part = tl.where(d <= vector_low, dc, 0.0).to(q.dtype)
                         dk += product(part, q, PRECISION)
                     if RIGHT:
                         part = tl.where(d >= vector_low + width - 1, dc, 0.0).to(q.dtype)
-                        dk += product(part, right, PRECISION)
-    store_block(dk_ptr + b * k_b + h * k_h, dk, j, k_t, channel, here, D, DP != D)
+                        dk += product(part, right_q, PRECISION)
+    store_block(dk_ptr + of_k, dk, j, k_t, channel, here, D, DP != D)
     store_block(dv_ptr + b * v_b + h * v_h, dv, j, v_t, channel, here, D, DP != D)
     if WIDE_K:
-        store_block(dvk_ptr + b * k_b + h * k_h, dvk, j, k_t, channel, here, D, DP != D)
+        store_block(dwide_k_ptr + of_k, dwide_k, j, k_t, channel, here, D, DP != D)
     if ADD_K:
-        tl.store(dak_ptr + j * ak_t, add_left, mask=here)
-        tl.store(dak_ptr + j * ak_t + width - 1, add_right, mask=here)
+        store_tails(dkey_products_ptr, add_left, add_right, j, kp_t, width, here)
     if PRODUCT:
-        tl.store(dpk_ptr + j * ak_t, times_left, mask=here)
-        tl.store(dpk_ptr + j * ak_t + width - 1, times_right, mask=here)
+        store_tails(dkey_multipliers_ptr, times_left, times_right, j, kp_t, width, here)
     if FACTORS:
-        dg_ptr += n64 * src_len * RANK
-        store_block(dg_ptr, dg, j, RANK, place, here, RANK, RP != RANK)
+        dkey_factors_ptr += n64 * src_len * RANK
+        store_block(dkey_factors_ptr, dkey_factors, j, RANK, place, here, RANK, RP != RANK)

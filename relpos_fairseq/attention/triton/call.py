@@ -10,13 +10,19 @@ import triton.language as tl
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.lowering import Window
 from relpos_fairseq.attention.triton import launch
 from relpos_fairseq.attention.triton.launch import Launch
-from relpos_fairseq.attention.triton.lowering import Lowered
-from relpos_fairseq.attention.windows import Window
+from relpos_fairseq.attention.triton.operands import Operands
 
 _ACCUMULATORS = {torch.float64: tl.float64}
-_BY_VECTORS = ("aq", "ak", "pq", "pk", "band")
+_BY_VECTORS = (
+    "query_products",
+    "key_products",
+    "query_multipliers",
+    "key_multipliers",
+    "content_band",
+)
 _BY_SCALARS = ("static", "gate")
 
 
@@ -48,7 +54,7 @@ class Call:
         return 65536 / (65536 - self.flags["DROP"])
 
 
-def make_call(inputs: AttentionInputs, low: Lowered, seed: int) -> Call:
+def make_call(inputs: AttentionInputs, low: Operands, seed: int) -> Call:
     """Describe a lowered call.
 
     Args:
@@ -97,7 +103,7 @@ def power(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def _outer(low: Lowered, causal: bool) -> Window:
+def _outer(low: Operands, causal: bool) -> Window:
     windows = []
     if low.value_vectors is not None or any(name in low.tensors for name in _BY_VECTORS):
         windows.append(low.vectors)
@@ -110,10 +116,10 @@ def _outer(low: Lowered, causal: bool) -> Window:
     return Window(low.reach.lowest - 2, low.reach.lowest - 1)  # all keys are right of it
 
 
-def _flags(inputs: AttentionInputs, low: Lowered, outer: Window) -> dict:
+def _flags(inputs: AttentionInputs, low: Operands, outer: Window) -> dict:
     tensors, reach = low.tensors, low.reach
     dim = tensors["q"].size(-1)
-    rank = tensors["f"].size(-1) if "f" in tensors else 1
+    rank = tensors["query_factors"].size(-1) if "query_factors" in tensors else 1
     grads = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     learns = {name: name in tensors and tensors[name].requires_grad for name in _BY_SCALARS}
     return {
@@ -128,17 +134,17 @@ def _flags(inputs: AttentionInputs, low: Lowered, outer: Window) -> dict:
         "WINDOW": inputs.window or 0,
         "DOCUMENTS": inputs.documents is not None,
         "DROP": round(inputs.dropout * 65536),
-        "ADD_Q": "aq" in tensors,
-        "ADD_K": "ak" in tensors,
-        "WIDE_Q": "rq" in tensors,
-        "WIDE_K": "rk" in tensors,
-        "PRODUCT": "pq" in tensors,
-        "REPLACED": "band" in tensors,
+        "ADD_Q": "query_products" in tensors,
+        "ADD_K": "key_products" in tensors,
+        "WIDE_Q": "query_vectors" in tensors,
+        "WIDE_K": "key_vectors" in tensors,
+        "PRODUCT": "query_multipliers" in tensors,
+        "REPLACED": "content_band" in tensors,
         "VALUES": low.value_vectors is not None,
         "STATIC": "static" in tensors,
         "GATE": "gate" in tensors,
-        "FACTORS": "f" in tensors,
-        "RESET": low.reset,
+        "FACTORS": "query_factors" in tensors,
+        "RESET": low.reset_kinds,
         "LEFT": low.vectors.low >= reach.lowest,
         "RIGHT": low.vectors.high <= reach.highest,
         "FAR_LEFT": outer.low >= reach.lowest,

@@ -5,21 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos_fairseq.attention.triton.logits import blocks_of, in_band, logits, sum_tails, to_head
 from relpos_fairseq.attention.triton.tile import (
     LOG2E,
-    add_positions,
     block_of,
-    content_of,
     kept,
     keys_seen,
-    over_distances,
     product,
     store_block,
-    table_of,
     visible,
-    wide_block,
 )
 
+# Numbers that change from call to call, and for which no kernel is compiled anew.
 VARYING = [
     "tgt_len", "src_len", "start", "low", "high", "vector_low", "width", "scalar_low",
     "scalar_width", "seed", "wide_low", "wide_width",
@@ -28,74 +25,71 @@ VARYING = [
 
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    q_ptr, k_ptr, v_ptr, right_ptr, out_ptr, rest_ptr, top_ptr, mass_ptr, aq_ptr, ak_ptr, pq_ptr,
-    pk_ptr, band_ptr, value_ptr, static_ptr, gate_ptr, f_ptr, g_ptr, theta_ptr, first_ptr,
-    padding_ptr, documents_ptr, vq_ptr, vk_ptr, rq_ptr, rk_ptr,
+    # operands, as `logits` lists them
+    q_ptr, right_q_ptr, wide_q_ptr, k_ptr, wide_k_ptr, v_ptr,
+    query_products_ptr, query_multipliers_ptr, key_products_ptr, key_multipliers_ptr,
+    content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+    query_factors_ptr, key_factors_ptr, reset_ptr, first_ptr, padding_ptr, documents_ptr,
+    # results: output, its rounding error, top, mass, and logits of the band (T, width) for `probs`
+    out_ptr, rest_ptr, top_ptr, mass_ptr, value_ptr,
+    # strides of batch, heads, rows
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t,
-    aq_b, aq_h, aq_t, ak_b, ak_h, ak_t, f_b, f_h, f_t, g_b, g_h, g_t,
-    static_h, gate_h, theta_h, rq_h, rk_h, first_b,
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width, seed,
-    wide_low, wide_width,
+    qp_b, qp_h, qp_t, kp_b, kp_h, kp_t, qf_b, qf_h, qf_t, kf_b, kf_h, kf_t,
+    static_h, gate_h, reset_h, qv_h, kv_h, first_b,
+    # sizes, the first query's slot, and windows of distances
+    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
+    wide_low, wide_width, seed,
+    # channels and factors, as they are and padded to a power of two; a tile; types
     D: tl.constexpr, DP: tl.constexpr, RANK: tl.constexpr, RP: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, SCALE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    # masks, dropout of DROP in 65536
     CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr, DOCUMENTS: tl.constexpr,
-    DROP: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
+    DROP: tl.constexpr,
+    # which operands there are
+    SCALE: tl.constexpr, ADD_Q: tl.constexpr, ADD_K: tl.constexpr, PRODUCT: tl.constexpr,
     REPLACED: tl.constexpr, VALUES: tl.constexpr, STATIC: tl.constexpr, GATE: tl.constexpr,
-    FACTORS: tl.constexpr, RESET: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr, REST: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
+    FACTORS: tl.constexpr, RESET: tl.constexpr, WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr,
+    # which tails are among visible distances: of vectors, of all tables
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
+    REST: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS queries of one head against all keys that they see."""
+    """Evaluate ROWS queries of one head against all keys that they see."""
     blocks = tl.cdiv(tgt_len, ROWS)
     n = tl.program_id(0) // blocks
     # The last rows of a causal call see most keys: they begin first.
     first_row = (blocks - 1 - tl.program_id(0) % blocks) * ROWS
-    b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
+    (
+        q_ptr, right_q_ptr, wide_q_ptr, k_ptr, wide_k_ptr, v_ptr,
+        query_products_ptr, query_multipliers_ptr, key_products_ptr, key_multipliers_ptr,
+        content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+        query_factors_ptr, key_factors_ptr, first, reset_row, reset_column,
+        padding_ptr, documents_ptr,
+    ) = to_head(
+        n, heads, tgt_len, src_len, width, first_b,
+        q_ptr, right_q_ptr, wide_q_ptr, q_b, q_h, k_ptr, wide_k_ptr, k_b, k_h, v_ptr, v_b, v_h,
+        query_products_ptr, query_multipliers_ptr, qp_b, qp_h,
+        key_products_ptr, key_multipliers_ptr, kp_b, kp_h, content_band_ptr,
+        query_vectors_ptr, qv_h, key_vectors_ptr, kv_h, static_ptr, static_h, gate_ptr, gate_h,
+        query_factors_ptr, qf_b, qf_h, key_factors_ptr, kf_b, kf_h,
+        reset_ptr, reset_h, first_ptr, padding_ptr, documents_ptr, RESET,
+    )  # fmt: skip
     i = first_row + tl.arange(0, ROWS)
     inside = i < tgt_len
     ii, within = i[:, None], inside[:, None]
-    slot = first_row + start
-    channel, place = tl.arange(0, DP), tl.arange(0, RP)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + h * k_h
-    v_ptr += b * v_b + h * v_h
-    q = block_of(q_ptr, i, q_t, channel, inside, D, DP != D)
-    right, f, first, theta_row, theta_column, row = q, q, 0, 0.0, 0.0, within
-    vq = q
-    rq_ptr += h * rq_h
-    rk_ptr += h * rk_h
-    vk_ptr += b * k_b + h * k_h
-    if WIDE_Q:
-        vq = block_of(vq_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
-    if REPLACED:
-        right = block_of(right_ptr + b * q_b + h * q_h, i, q_t, channel, inside, D, DP != D)
-    if FACTORS:
-        f_ptr += b * f_b + h * f_h
-        g_ptr += b * g_b + h * g_h
-        f = block_of(f_ptr, i, f_t, place, inside, RANK, RP != RANK)
-    if RESET:
-        first = tl.load(first_ptr + b * first_b).to(tl.int32)
-        theta_row = tl.load(theta_ptr + h * theta_h)
-        theta_column = tl.load(theta_ptr + h * theta_h + 1)
-        row = start + ii == first
-    aq_ptr += b * aq_b + h * aq_h
-    ak_ptr += b * ak_b + h * ak_h
-    pq_ptr += b * aq_b + h * aq_h
-    pk_ptr += b * ak_b + h * ak_h
-    band_ptr += n64 * tgt_len * width
+    channel = tl.arange(0, DP)
+    b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
     value_ptr += n64 * tgt_len * width
-    static_ptr += h * static_h
-    gate_ptr += h * gate_h
-    padding_ptr += b * src_len
-    documents_ptr += b * src_len
-
+    q, right_q, wide_q, query_factors = blocks_of(
+        q_ptr, right_q_ptr, wide_q_ptr, query_factors_ptr, i, q_t, qf_t, inside,
+        D, DP, RANK, RP, REPLACED, WIDE_Q, FACTORS,
+    )  # fmt: skip
     begin, middle, after, end = keys_seen(
-        slot, src_len, low, high, ROWS, KEYS, CAUSAL, WINDOW, FAR_LEFT, FAR_RIGHT
+        first_row + start, src_len, low, high, ROWS, KEYS, CAUSAL, WINDOW, FAR_LEFT, FAR_RIGHT
     )
-    top = tl.full((ROWS,), float("-inf"), ACC)
-    mass = tl.zeros((ROWS,), ACC)
-    left_mass, right_mass = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)
-    acc = tl.zeros((ROWS, DP), ACC)
+    top = tl.full((ROWS,), float("-inf"), ACC)  # the largest logit so far
+    mass = tl.zeros((ROWS,), ACC)  # sum of exp(logit - top)
+    left_mass, right_mass = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)  # the tails', dropped
+    acc = tl.zeros((ROWS, DP), ACC)  # sum of exp(logit - top) v
     for PHASE in tl.static_range(3):
         if (PHASE == 0 and FAR_LEFT) or PHASE == 1 or (PHASE == 2 and FAR_RIGHT):
             if PHASE == 0:
@@ -109,44 +103,29 @@ def forward_kernel(
                 here = j < src_len
                 jj, there = j[None, :], here[None, :]
                 d = jj - (start + ii)
-                k = block_of(k_ptr, j, k_t, channel, here, D, DP != D)
-                content = content_of(
-                    q, right, k, band_ptr, ii, jj, d, within, there, vector_low, width,
-                    PHASE, False, REPLACED, LEFT, RIGHT, PRECISION,
+                # logits s (ROWS, KEYS)
+                k, _, wide_k, key_factors = blocks_of(
+                    k_ptr, k_ptr, wide_k_ptr, key_factors_ptr, j, k_t, kf_t, here,
+                    D, DP, RANK, RP, False, WIDE_K, FACTORS,
                 )  # fmt: skip
-                s = content.to(ACC) * SCALE
-                if GATE:
-                    s *= over_distances(gate_ptr, d, scalar_low, scalar_width, PHASE)
-                if PRODUCT:
-                    s *= table_of(pq_ptr, ii, aq_t, d, vector_low, width, within, PHASE)
-                    s *= table_of(pk_ptr, jj, ak_t, d, vector_low, width, there, PHASE)
-                g, column = k, within
-                if FACTORS:
-                    g = block_of(g_ptr, j, g_t, place, here, RANK, RP != RANK)
-                if RESET:
-                    column = (jj == first) & (start + ii != first)
-                wide, vk = s, k
-                if WIDE_K:
-                    vk = block_of(vk_ptr, j, k_t, channel, here, D, DP != D)
-                if WIDE_Q or WIDE_K:
-                    at = first_key - slot - (KEYS - 1) - wide_low
-                    wide = wide_block(
-                        vq, vk, rq_ptr, rk_ptr, at, wide_width, channel, D, DP, KEYS, False,
-                        WIDE_Q, WIDE_K, ACC, PRECISION,
-                    )  # fmt: skip
-                s = add_positions(
-                    s, wide, f, g, ii, jj, d, row, column, within, there,
-                    aq_ptr, aq_t, ak_ptr, ak_t, static_ptr, theta_row, theta_column,
-                    vector_low, width, scalar_low, scalar_width,
-                    PHASE, False, WIDE_Q or WIDE_K, ADD_Q, ADD_K, STATIC, FACTORS, RESET, SCALE,
-                    PRECISION,
+                wide_at = first_key - first_row - start - (KEYS - 1) - wide_low
+                s, _, _, _, _ = logits(
+                    q, right_q, wide_q, query_factors, k, wide_k, key_factors,
+                    query_products_ptr, query_multipliers_ptr, qp_t,
+                    key_products_ptr, key_multipliers_ptr, kp_t,
+                    content_band_ptr, query_vectors_ptr, key_vectors_ptr, static_ptr, gate_ptr,
+                    ii, jj, start, within, there, first, reset_row, reset_column,
+                    vector_low, width, scalar_low, scalar_width, wide_at, wide_width,
+                    PHASE, False, D, DP, KEYS, ACC, SCALE, PRECISION, ADD_Q, ADD_K, PRODUCT,
+                    REPLACED, STATIC, GATE, FACTORS, RESET, LEFT, RIGHT, WIDE_Q, WIDE_K,
                 )  # fmt: skip
                 if PHASE != 0 or PADDING or WINDOW or DOCUMENTS:
                     seen = visible(
-                        ii, jj, d, start, there, padding_ptr, documents_ptr, src_len,
+                        ii, jj, d, start, there, padding_ptr, documents_ptr,
                         PHASE, CAUSAL, PADDING, WINDOW, DOCUMENTS, within,
                     )  # fmt: skip
                     s = tl.where(seen, s, float("-inf"))
+                # exponentials p (ROWS, KEYS) against the largest logit so far; earlier sums shrink
                 new_top = tl.maximum(top, tl.max(s, 1))
                 # A row without a key so far has top -inf, and -inf - -inf is NaN.
                 against = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -158,21 +137,16 @@ def forward_kernel(
                     p = tl.where(keep, p, 0.0)
                     s = tl.where(keep, s, float("-inf"))
                 if VALUES:
+                    # the band's logits, which become probabilities at the end; the tails' sums
                     left_mass *= shrink
                     right_mass *= shrink
-                    if PHASE == 0:
-                        left_mass += tl.sum(p, 1)
-                    elif PHASE == 2:
-                        right_mass += tl.sum(p, 1)
-                    else:
-                        left_mass += tl.sum(tl.where(d <= vector_low, p, 0.0), 1)
-                        beyond = d >= vector_low + width - 1
-                        right_mass += tl.sum(tl.where(beyond, p, 0.0), 1)
-                        inner = (d > vector_low) & (d < vector_low + width - 1)
-                        tl.store(
-                            value_ptr + ii * width + (d - vector_low), s,
-                            mask=inner & within & there,
-                        )  # fmt: skip
+                    left_mass, right_mass = sum_tails(
+                        p, left_mass, right_mass, d, vector_low, width, PHASE, True, True
+                    )
+                    if PHASE == 1:
+                        band = in_band(d, vector_low, width, within, there)
+                        tl.store(value_ptr + ii * width + (d - vector_low), s, mask=band)
+                # acc += p v, (ROWS, KEYS) (KEYS, DP)
                 v = block_of(v_ptr, j, v_t, channel, here, D, DP != D)
                 acc = acc * shrink[:, None]
                 acc += product(p.to(v.dtype), v, PRECISION)

@@ -13,20 +13,20 @@ from relpos_fairseq.attention.once import differentiable_once
 from relpos_fairseq.attention.triton.backward import delta_kernel, keys_kernel, rows_kernel
 from relpos_fairseq.attention.triton.call import Call, make_call
 from relpos_fairseq.attention.triton.forward import forward_kernel
-from relpos_fairseq.attention.triton.lowering import lower
+from relpos_fairseq.attention.triton.operands import multiply, operands_of
 from relpos_fairseq.attention.triton.wide import diagonals_kernel
-from relpos_fairseq.attention.windows import meet
 
-NAMES = (
-    "q", "k", "v", "right", "aq", "ak", "pq", "pk", "band", "static", "gate", "f", "g", "theta",
-    "vq", "vk", "rq", "rk",
+NAMES = (  # operands with gradients, see `operands`
+    "q", "k", "v", "right_q", "query_products", "key_products", "query_multipliers",
+    "key_multipliers", "content_band", "static", "gate", "query_factors", "key_factors", "reset",
+    "wide_q", "wide_k", "query_vectors", "key_vectors",
 )  # fmt: skip
 Tensors = dict[str, Tensor | None]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, D) of inputs that `refusal` does not refuse."""
-    low = lower(inputs)
+    low = operands_of(inputs)
     seed = 1 << 40
     if inputs.dropout:
         # Always of 64 bits, so that one compiled kernel serves all seeds.
@@ -34,7 +34,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     call = make_call(inputs, low, seed)
     out, probs = _Attention.apply(call, *(low.tensors.get(name) for name in NAMES))
     if low.value_vectors is not None:
-        out = out + meet(probs, low.value_vectors.transpose(-1, -2))
+        out = out + multiply(probs, low.value_vectors.transpose(-1, -2))
     return out
 
 
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
         _run("rows", rows_kernel, call, given, made)
         _run("keys", keys_kernel, call, given, made)
         made |= _of_scalars(call, made)
-        if given["rq"] is not None or given["rk"] is not None:
+        if given["query_vectors"] is not None or given["key_vectors"] is not None:
             made |= _of_vectors(call, given, made)
         grads = [None if given[n] is None else _fitted(made.get(f"d{n}"), given[n]) for n in NAMES]
         return None, *grads
@@ -89,12 +89,24 @@ def _laid_out(given: Tensors) -> Tensors:
     laid = {}
     for name, tensor in given.items():
         if tensor is not None:
-            shared = name in ("f", "g")  # broadcast over the batch: strides of 0 are right
+            shared = name in (
+                "query_factors",
+                "key_factors",
+            )  # broadcast over the batch: strides of 0 are right
             dense = shared or torch.empty_like(tensor).stride() == tensor.stride()
-            if name in ("band", "rq", "rk") or not dense or tensor.stride(-1) != 1:
+            if (
+                name in ("content_band", "query_vectors", "key_vectors")
+                or not dense
+                or tensor.stride(-1) != 1
+            ):
                 tensor = tensor.contiguous()
         laid[name] = tensor
-    for names in (("q", "right", "vq"), ("k", "vk"), ("aq", "pq"), ("ak", "pk")):
+    for names in (
+        ("q", "right_q", "wide_q"),
+        ("k", "wide_k"),
+        ("query_products", "query_multipliers"),
+        ("key_products", "key_multipliers"),
+    ):
         there = [name for name in names if laid[name] is not None]
         if len({laid[name].stride() for name in there}) > 1:
             laid |= {name: laid[name].contiguous() for name in there}
@@ -106,11 +118,17 @@ def _room(call: Call, given: Tensors) -> Tensors:
     q = given["q"]
     batch, heads, rows, _ = q.shape
     made: Tensors = {}
-    for name in ("q", "k", "v", "right", "vq", "vk"):
+    for name in ("q", "k", "v", "right_q", "wide_q", "wide_k"):
         made[f"d{name}"] = None if given[name] is None else torch.empty_like(given[name])
-    for name in ("aq", "ak", "pq", "pk", "band"):
+    for name in (
+        "query_products",
+        "key_products",
+        "query_multipliers",
+        "key_multipliers",
+        "content_band",
+    ):
         made[f"d{name}"] = None if given[name] is None else torch.zeros_like(given[name])
-    for name in ("f", "g"):
+    for name in ("query_factors", "key_factors"):
         if given[name] is not None:
             made[f"d{name}"] = q.new_empty(batch, heads, *given[name].shape[2:])
     tiles = call.launches["rows"]
@@ -137,7 +155,7 @@ def _of_scalars(call: Call, made: Tensors) -> Tensors:
         grad[:, -1] += by_distance[:, first + window.width :].sum(1) + sums[:, 2 * place + 1]
         found[f"d{name}"] = grad
     # The row's logit is one number for all keys, which softmax does not see.
-    found["dtheta"] = torch.stack([torch.zeros_like(sums[:, 4]), sums[:, 4]], dim=-1)
+    found["dreset"] = torch.stack([torch.zeros_like(sums[:, 4]), sums[:, 4]], dim=-1)
     return found
 
 
@@ -152,13 +170,13 @@ def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
     skipped = lowest - ((first - 1) * block + 1 - start)
     chosen = {"first_diagonal": first, "diagonals": last - first + 1}
     found: Tensors = {}
-    for table in ("rq", "rk"):
+    for table in ("query_vectors", "key_vectors"):
         if given[table] is None:
             continue
         parts = given["q"].new_empty(
             batch, heads, last - first + 1, 2, block, dim, dtype=call.exact
         )
-        chosen["OF_KEYS"] = table == "rk"
+        chosen["OF_KEYS"] = table == "key_vectors"
         _run("diagonals", diagonals_kernel, call, given, {**made, "parts": parts}, chosen)
         parts = parts.sum(0)
         both = torch.nn.functional.pad(parts[:, :, 0], (0, 0, 0, 0, 0, 1))
@@ -197,16 +215,23 @@ def _run(
 
 
 def _strides(given: Tensors, out: Tensor) -> dict[str, int]:
-    """Strides of batch, heads, rows; 0 where a tensor is broadcast."""
-    strides = {}
-    tables = {name: given[name] for name in ("q", "k", "v", "f", "g")} | {"out": out}
-    for name, other in (("aq", "pq"), ("ak", "pk")):
-        tables[name] = given[other] if given[name] is None else given[name]
-    for name, tensor in tables.items():
-        for axis, letter in enumerate("bht"):
-            known = tensor is not None and tensor.size(axis) > 1
-            strides[f"{name}_{letter}"] = tensor.stride(axis) if known else 0
-    for name in ("static", "gate", "theta", "rq", "rk"):
-        known = given[name] is not None and given[name].size(0) > 1
-        strides[f"{name}_h"] = given[name].stride(0) if known else 0
+    """Return the strides of batch, heads and rows by argument; 0 where a tensor is broadcast."""
+
+    def stride(tensor: Tensor | None, axis: int) -> int:
+        return tensor.stride(axis) if tensor is not None and tensor.size(axis) > 1 else 0
+
+    products = {
+        "qp": "query_products" if given["query_multipliers"] is None else "query_multipliers",
+        "kp": "key_products" if given["key_multipliers"] is None else "key_multipliers",
+    }
+    named = {"q": "q", "k": "k", "v": "v", "qf": "query_factors", "kf": "key_factors"} | products
+    tensors = {short: given[name] for short, name in named.items()} | {"out": out}
+    strides = {
+        f"{short}_{letter}": stride(tensor, axis)
+        for short, tensor in tensors.items()
+        for axis, letter in enumerate("bht")
+    }
+    tables = {"qv": "query_vectors", "kv": "key_vectors"}
+    for short, name in ({name: name for name in ("static", "gate", "reset")} | tables).items():
+        strides[f"{short}_h"] = stride(given[name], 0)
     return strides

@@ -1,4 +1,4 @@
-"""What the kernels cannot serve, said by name."""
+"""What the Triton kernels cannot evaluate, beside the terms that no kernel has a form for."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ import os
 
 import torch
 
+from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.lowered import (
-    VECTORS,
-    folds_offset,
-    is_segments,
-    reset_kinds,
-    several_firsts,
-    unserved_terms,
-)
-from relpos_fairseq.attention.triton.lowering import NARROW, is_wide, windows_of
-from relpos_fairseq.attention.windows import Reach
+from relpos_fairseq.attention.lowering.factors import rank_of
+from relpos_fairseq.attention.lowering.resets import Resets
+from relpos_fairseq.attention.lowering.tables import needs_offset_table, relations_of_vectors
+from relpos_fairseq.attention.triton.operands import NARROW, is_wide, windows_of
 from relpos_fairseq.relations import DistanceRelation
 
 WIDEST = 128  # head_dim, and rank of static factors
@@ -26,24 +21,24 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def interpreted() -> bool:
-    """Whether Triton's kernels are interpreted, as decided when triton was imported."""
+    """Return whether Triton's kernels are interpreted, as decided when triton was imported."""
     return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on")
 
 
 def all_distances(inputs: AttentionInputs) -> bool:
-    """Whether every relation is one of distances."""
+    """Return whether every relation is one of distances."""
     relations = (term.relation for term in inputs.terms if term.relation is not None)
     return all(isinstance(relation, DistanceRelation) for relation in relations)
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
-    """Why these inputs cannot be evaluated, or None."""
+    """Return why these inputs cannot be evaluated, or None."""
     return _machine(inputs) or refusal_anywhere(inputs)
 
 
 def refusal_anywhere(inputs: AttentionInputs) -> str | None:
-    """Why these inputs cannot be evaluated on any machine, or None."""
-    return _shape(inputs) or _terms(inputs)
+    """Return why these inputs cannot be evaluated on any machine, or None."""
+    return _shape(inputs) or lowering.refusal(inputs) or _tables(inputs)
 
 
 def _machine(inputs: AttentionInputs) -> str | None:
@@ -71,55 +66,21 @@ def _shape(inputs: AttentionInputs) -> str | None:
     return None
 
 
-def _terms(inputs: AttentionInputs) -> str | None:
-    return (
-        unserved_terms(inputs)
-        or _wide(inputs)
-        or _band(inputs)
-        or _factors(inputs)
-        or _reset(inputs)
-    )
-
-
-def _wide(inputs: AttentionInputs) -> str | None:
-    reach = Reach.of(inputs)
-    met = [t for t in inputs.terms if t.query_vectors is not None and is_wide(t, reach)]
-    if len(met) > 1 and any(term.query_offset is not None for term in met):
-        return f"{len(met)} terms of query_vectors over more than {NARROW} distances with an offset"
-    return None
-
-
-def _band(inputs: AttentionInputs) -> str | None:
-    reach = Reach.of(inputs)
-    given = [
-        term
-        for term in inputs.terms
-        if any(getattr(term, name) is not None for name in VECTORS[2:])
-        or (
-            any(getattr(term, name) is not None for name in VECTORS[:2])
-            and not is_wide(term, reach)
+def _tables(inputs: AttentionInputs) -> str | None:
+    reach, vectors, _ = windows_of(inputs)
+    wide = [t for t in inputs.terms if t.query_vectors is not None and is_wide(t, reach)]
+    if len(wide) > 1 and any(term.query_offset is not None for term in wide):
+        # Their queries differ, and a kernel multiplies one matrix of queries with their sum.
+        return (
+            f"{len(wide)} terms of query_vectors over more than {NARROW} distances with an offset"
         )
-    ]
-    offset = any(term.content_offset is not None for term in inputs.terms)
-    if not given and (not offset or folds_offset(inputs)):
-        return None
-    vectors = windows_of(inputs)[1]
-    if vectors.width > MOST_DISTANCES:
+    given = relations_of_vectors(inputs, lambda term: is_wide(term, reach))
+    if (given or needs_offset_table(inputs)) and vectors.width > MOST_DISTANCES:
         return (
             f"vectors of {vectors.width} distances (it keeps products with each, at most "
             f"{MOST_DISTANCES})"
         )
-    return None
-
-
-def _factors(inputs: AttentionInputs) -> str | None:
-    rank = sum(t.static_factors[0].size(-1) for t in inputs.terms if t.static_factors is not None)
-    rank += sum(term.relation.count for term in inputs.terms if is_segments(term))
+    rank = sum(map(rank_of, inputs.terms))
+    if any(term.reset is not None for term in inputs.terms) and Resets(inputs).mixes_tables:
+        rank += 2  # what `Resets.kept` adds
     return f"static_factors of rank {rank} (the largest is {WIDEST})" if rank > WIDEST else None
-
-
-def _reset(inputs: AttentionInputs) -> str | None:
-    held, free = reset_kinds(inputs)
-    if held & free:
-        return "a reset beside the same kind of term without one"
-    return several_firsts(inputs)

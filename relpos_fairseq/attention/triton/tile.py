@@ -84,7 +84,7 @@ def meet(rows, keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def content_of(
-    q, right, k, band_ptr, ii, jj, d, inside, there, low, width,
+    q, right, k, content_band_ptr, ii, jj, d, inside, there, low, width,
     PHASE: tl.constexpr, BY_KEY: tl.constexpr, REPLACED: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -97,59 +97,12 @@ def content_of(
         values = meet(right, k, BY_KEY, PRECISION)
     else:
         inner = (d > low) & (d < low + width - 1) & inside & there
-        values = tl.load(band_ptr + ii * width + (d - low), mask=inner, other=0.0)
+        values = tl.load(content_band_ptr + ii * width + (d - low), mask=inner, other=0.0)
         if LEFT:
             values = tl.where(d <= low, meet(q, k, BY_KEY, PRECISION), values)
         if RIGHT:
             values = tl.where(d >= low + width - 1, meet(right, k, BY_KEY, PRECISION), values)
     return values
-
-
-@triton.jit
-def add_positions(
-    logits, wide, f, g, ii, jj, d, row, column, inside, there,
-    aq_ptr, aq_stride, ak_ptr, ak_stride, static_ptr, theta_row, theta_column,
-    low, width, scalar_low, scalar_width,
-    PHASE: tl.constexpr, BY_KEY: tl.constexpr, WIDE: tl.constexpr, ADD_Q: tl.constexpr,
-    ADD_K: tl.constexpr, STATIC: tl.constexpr, FACTORS: tl.constexpr, RESET: tl.constexpr,
-    SCALE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add what positions add; bits 1, 2, 4 of RESET: vectors, scalars, factors are reset."""
-    held = tl.zeros_like(logits)
-    if WIDE:
-        if RESET & 1:
-            held += wide * SCALE
-        else:
-            logits += wide * SCALE
-    if ADD_Q:
-        part = table_of(aq_ptr, ii, aq_stride, d, low, width, inside, PHASE)
-        part = part.to(logits.dtype) * SCALE
-        if RESET & 1:
-            held += part
-        else:
-            logits += part
-    if ADD_K:
-        part = table_of(ak_ptr, jj, ak_stride, d, low, width, there, PHASE)
-        part = part.to(logits.dtype) * SCALE
-        if RESET & 1:
-            held += part
-        else:
-            logits += part
-    if STATIC:
-        part = over_distances(static_ptr, d, scalar_low, scalar_width, PHASE)
-        if RESET & 2:
-            held += part
-        else:
-            logits += part
-    if FACTORS:
-        part = meet(f, g, BY_KEY, PRECISION)
-        if RESET & 4:
-            held += part
-        else:
-            logits += part
-    if RESET:
-        logits += tl.where(row, theta_row, tl.where(column, theta_column, held))
-    return logits
 
 
 @triton.jit
@@ -167,8 +120,21 @@ def wide_edge(X: tl.constexpr, OF_KEYS: tl.constexpr, BY_ROW: tl.constexpr):
 
 
 @triton.jit
+def wide_vectors(table_ptr, at, width, D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr):
+    """Load a tile's lower and upper X distances of a (width, D) table: (X, DP) each.
+
+    `at`: row of the table for the tile's lowest distance.
+    """
+    channel, own = tl.arange(0, DP), tl.arange(0, X)
+    first, second = at + own, at + X + own
+    lower = block_of(table_ptr, first, D, channel, (first >= 0) & (first < width), D, DP != D)
+    upper = block_of(table_ptr, second, D, channel, (second >= 0) & (second < width), D, DP != D)
+    return lower, upper
+
+
+@triton.jit
 def wide_values(
-    x, table_ptr, at, width, channel,
+    x, table_ptr, at, width,
     D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, OF_KEYS: tl.constexpr,
     BY_KEY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -177,9 +143,7 @@ def wide_values(
     `at`: row of the (width, D) table of the tile's lowest distance.
     """
     own = tl.arange(0, X)
-    first, second = at + own, at + X + own
-    lower = block_of(table_ptr, first, D, channel, (first >= 0) & (first < width), D, DP != D)
-    upper = block_of(table_ptr, second, D, channel, (second >= 0) & (second < width), D, DP != D)
+    lower, upper = wide_vectors(table_ptr, at, width, D, DP, X)
     place = own[None, :] - own[:, None]
     if BY_KEY:
         place = own[:, None] - own[None, :]
@@ -196,30 +160,30 @@ def wide_values(
 
 @triton.jit
 def wide_block(
-    vq, vk, rq_ptr, rk_ptr, at, width, channel,
+    wide_q, wide_k, query_vectors_ptr, key_vectors_ptr, at, width,
     D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, BY_KEY: tl.constexpr,
     WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What vectors over many distances add to a tile: q.a + k.b."""
     values = tl.zeros((X, X), ACC)
     if WIDE_Q:
-        values += wide_values(vq, rq_ptr, at, width, channel, D, DP, X, False, BY_KEY, PRECISION)
+        values += wide_values(
+            wide_q, query_vectors_ptr, at, width, D, DP, X, False, BY_KEY, PRECISION
+        )
     if WIDE_K:
-        values += wide_values(vk, rk_ptr, at, width, channel, D, DP, X, True, BY_KEY, PRECISION)
+        values += wide_values(wide_k, key_vectors_ptr, at, width, D, DP, X, True, BY_KEY, PRECISION)
     return values
 
 
 @triton.jit
 def wide_back(
-    part, table_ptr, at, width, channel, like,
+    part, table_ptr, at, width, like,
     D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, OF_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, whose rows are the tile's: (X, DP)."""
     own = tl.arange(0, X)
-    first, second = at + own, at + X + own
-    lower = block_of(table_ptr, first, D, channel, (first >= 0) & (first < width), D, DP != D)
-    upper = block_of(table_ptr, second, D, channel, (second >= 0) & (second < width), D, DP != D)
+    lower, upper = wide_vectors(table_ptr, at, width, D, DP, X)
     place = own[None, :] + own[:, None] + 1
     if OF_KEYS:
         place = own[:, None] - own[None, :] + X - 1
@@ -232,7 +196,7 @@ def wide_back(
 
 @triton.jit
 def visible(
-    ii, jj, d, start, there, padding_ptr, documents_ptr, keys,
+    ii, jj, d, start, there, padding_ptr, documents_ptr,
     PHASE: tl.constexpr, CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr,
     DOCUMENTS: tl.constexpr, inside,
 ):  # fmt: skip

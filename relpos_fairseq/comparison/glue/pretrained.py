@@ -48,7 +48,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
     import torch
 
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
-    from relpos_fairseq.models.roberta_config import RelPosRobertaConfig
+    from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 
     if not path.is_file():
         raise PreparationError(f"{name}: there is no checkpoint {path}")
@@ -85,10 +85,11 @@ def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:
         positions: the longest input that it was built for.
     """
     from relpos_fairseq.conversion.source import DEFAULTS, plan_of
+    from relpos_fairseq.schemes import DEFAULT
 
     own = {name: _plain(value) for name, value in model.items() if value is not None}
-    named = {"position_scheme": "learned"} | DEFAULTS | own | {"max_positions": positions}
-    return plan_of(named).longest is None
+    values = {"position_scheme": DEFAULT["masked_lm"]} | DEFAULTS | own
+    return plan_of(values | {"max_positions": positions}).longest is None
 
 
 def _sections(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,13 +12,13 @@ PREPROCESS = {"--joined-dictionary": None}
 
 TRAIN = {
     "--arch": "relpos_transformer_tiny",
-    "--optimizer": "adam",
+    "--optimizer": "relpos_adam",
     "--adam-betas": "(0.9, 0.98)",
     "--clip-norm": 1.0,
     "--lr": 3e-3,
     "--lr-scheduler": "polynomial_decay",  # to zero at --total-num-update, which is --max-update
     "--warmup-updates": 150,
-    "--criterion": "label_smoothed_cross_entropy",
+    "--criterion": "relpos_label_smoothed_cross_entropy",
     "--label-smoothing": 0.1,
     "--dropout": 0.0,
     "--max-tokens": 2048,

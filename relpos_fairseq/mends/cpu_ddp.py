@@ -1,0 +1,29 @@
+"""Several processes on CPUs: the default --ddp-backend fails, and torchrun's ranks train alone."""
+
+import os
+
+import fairseq.distributed.utils as distributed
+import fairseq.models.distributed_fairseq_model as wrapper
+import torch
+
+from relpos_fairseq.mends.replacing import replaces
+
+
+def run_ddp_on_cpu() -> None:
+    """Give torch's wrapper no device for a model on a CPU, and take ranks from torchrun."""
+    if torch.cuda.is_available():
+        return
+
+    @replaces(wrapper, "DistributedDataParallel")
+    def on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            device_ids = output_device = None
+        return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
+
+    @replaces(distributed, "_infer_torch_distributed_launch_init")
+    def from_torchrun(original, cfg, *args, **kwargs):
+        cfg.distributed_init_method = "env://"
+        cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
+        cfg.distributed_rank = int(os.environ["RANK"])
+        cfg.device_id = 0
+        cfg.distributed_no_spawn = True

@@ -1,0 +1,64 @@
+"""A model's named sizes: a class and a config each, as fairseq keeps a config on the class."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import fields, make_dataclass
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model
+
+
+def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[FairseqDataclass]:
+    """Make the config class of a named size, whose defaults are `values`.
+
+    Args:
+        name: of the class.
+        base: the config whose defaults change.
+        values: new defaults by field.
+
+    Raises:
+        ValueError: if a value names no field.
+    """
+    known = {part.name: part for part in fields(base)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"{name}: unknown fields {', '.join(unknown)}")
+    changed = [
+        (
+            key,
+            known[key].type,
+            dataclasses.field(default=value, metadata=known[key].metadata),
+        )
+        for key, value in values.items()
+    ]
+    return make_dataclass(name, changed, bases=(base,))
+
+
+def register_sizes(
+    model: type, base: type[FairseqDataclass], sizes: dict[str, dict[str, Any]], module: str
+) -> dict[str, type]:
+    """Register a class and a config for every size.
+
+    Args:
+        model: the model that every size's class derives from.
+        base: its config.
+        sizes: by name, the defaults in which a size differs from `base`.
+        module: name of the module that the classes are put in.
+
+    Returns:
+        The classes by name, for the module's namespace, where pickle looks for them.
+    """
+    made = {}
+    for name, values in sizes.items():
+        title = "".join(part.capitalize() for part in name.split("_"))
+        config = base
+        if values:
+            config = sized(f"{title}Config", base, **values)
+            config.__module__ = module
+        named = {"__doc__": f"`{name}`.", "__module__": module}
+        made[title] = type(title, (model,), named)
+        made[config.__name__] = config
+        register_model(name, dataclass=config)(made[title])
+    return made

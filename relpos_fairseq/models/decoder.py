@@ -1,0 +1,173 @@
+"""fairseq's transformer decoder, whose layers take the positions explicitly."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from fairseq.models.transformer import TransformerDecoderBase
+from torch import Tensor, nn
+
+from relpos_fairseq.config import resolve
+from relpos_fairseq.models.longest_input import limit_of
+from relpos_fairseq.modules.cross_attention import SOURCES
+from relpos_fairseq.modules.transformer_layer import (
+    RelPosDecoderLayer,
+    initialize_projections,
+    shard,
+)
+from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
+from relpos_fairseq.scheme import AttentionShape
+
+
+def decoder_positions(
+    cfg: Any,
+    model: str = "translation",
+    sides=("encoder", "decoder"),
+    length_flag: str = "--max-target-positions",
+    memory: int = 0,
+) -> Placement:
+    """Return the positions of a decoder after `memory` slots, from fairseq's nested config."""
+    shape = AttentionShape(
+        embed_dim=cfg.decoder.embed_dim,
+        num_heads=cfg.decoder.attention_heads,
+        max_positions=memory + cfg.max_target_positions,
+        causal=True,
+        length_flag=length_flag,
+        seed_name="decoder",
+    )
+    return Placement(resolve(cfg, shape, model, side="decoder", sides=sides))
+
+
+class RelPosDecoder(TransformerDecoderBase):
+    """Transformer decoder with a position scheme in its self-attention."""
+
+    layer_class = RelPosDecoderLayer
+
+    def __init__(
+        self,
+        cfg: Any,
+        dictionary: Any,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        output_projection: nn.Module | None = None,
+    ) -> None:
+        """As fairseq's; the position flags are read from `cfg`."""
+        placement = self.make_positions(cfg)
+        self._construction = (placement, itertools.count())
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        del self._construction
+        self.positions = placement
+        placement.check_before(self)
+        self.eos_idx = dictionary.eos()
+        self.initialize(cfg)
+        initialize_projections(placement, self.layers)
+
+    def initialize(self, cfg: Any) -> None:
+        """Redraw what a model starts from otherwise than fairseq; never a scheme's parameters."""
+
+    @staticmethod
+    def make_positions(cfg: Any) -> Placement:
+        """The positions that the config asks for."""
+        return decoder_positions(cfg)
+
+    def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
+        """A layer with its own part of the position scheme."""
+        placement, index = self._construction
+        return shard(cfg, self.layer_class(cfg, placement, next(index), no_encoder_attn))
+
+    def extract_features_scriptable(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None,
+        incremental_state: dict | None = None,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict[str, list]]:
+        """As fairseq's: (B, T) tokens to (B, T, E) features; the last one only when incremental."""
+        if alignment_layer is None:
+            alignment_layer = self.num_layers - 1
+        enc, enc_padding, sources = _encoder_parts(encoder_out)
+        if incremental_state is not None:
+            incremental_state[SOURCES] = sources
+        added, context = self._place(prev_output_tokens, incremental_state)
+        if full_context_alignment:
+            context = replace(context, causal=False)
+        tokens = prev_output_tokens[:, context.positions.query_start :]
+        x = self.embed(tokens, added).transpose(0, 1)
+        padding = tokens.eq(self.padding_idx)
+        padding = padding if padding.any() else None
+        attn, inner_states = None, [x]
+        for index, layer in enumerate(self.layers):
+            aligned = index == alignment_layer
+            x, layer_attn, _ = layer(
+                x,
+                enc,
+                enc_padding,
+                incremental_state=incremental_state,
+                self_attn_mask=context,
+                self_attn_padding_mask=padding,
+                need_attn=aligned,
+                need_head_weights=aligned,
+            )
+            inner_states.append(x)
+            if layer_attn is not None and aligned:
+                attn = layer_attn.float().to(x)
+        if attn is not None:
+            attn = attn[:alignment_heads].mean(dim=0)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, {"attn": [attn], "inner_states": inner_states}
+
+    def reorder_incremental_state_scripting(
+        self, incremental_state: dict, new_order: Tensor
+    ) -> None:
+        """As fairseq's, without asking every module of the decoder at every step."""
+        regrouped = None
+        for index in range(self.num_layers):  # iterating over layers would drop some at random
+            layer = self.layers[index]
+            layer.self_attn.reorder_incremental_state(incremental_state, new_order)
+            if layer.encoder_attn is not None:
+                regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
+
+    def _place(
+        self, tokens: Tensor, incremental_state: dict | None
+    ) -> tuple[Tensor | None, PositionContext]:
+        """Place all tokens, queried by all of them or in decoding by the last."""
+        ids = (self.padding_idx, self.eos_idx)
+        if incremental_state is None:
+            return self.positions.of(tokens, *ids)
+        kept = self.get_incremental_state(incremental_state, "positions") or DecodingTerms()
+        self.set_incremental_state(incremental_state, "positions", kept)
+        return self.positions.of(tokens, *ids, query_start=tokens.size(1) - 1, decoding=kept)
+
+    def embed(self, tokens: Tensor, added: Tensor | None) -> Tensor:
+        """Input of the first layer: (B, T, E)."""
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if added is not None:
+            x = x + added.to(x.dtype)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x)
+
+    def max_positions(self) -> int:
+        """The longest output that the position scheme takes."""
+        return limit_of(self.positions)
+
+
+def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
+    """The encoder's output, its padding, and which source each row holds, where given."""
+    parts = []
+    for key in ("encoder_out", "encoder_padding_mask", "sources"):
+        part = encoder_out.get(key) if encoder_out is not None else None
+        parts.append(part[0] if part else None)
+    return tuple(parts)

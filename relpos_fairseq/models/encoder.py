@@ -1,0 +1,135 @@
+"""fairseq's transformer encoder, whose layers take the positions explicitly."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from fairseq.models.transformer import TransformerEncoderBase
+from torch import Tensor, nn
+
+from relpos_fairseq.config import resolve
+from relpos_fairseq.models.longest_input import limit_of
+from relpos_fairseq.modules.transformer_layer import (
+    RelPosEncoderLayer,
+    initialize_projections,
+    shard,
+)
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.scheme import AttentionShape
+
+
+def encoder_positions(cfg: Any) -> Placement:
+    """Return the positions of translation's encoder, from fairseq's nested config."""
+    shape = AttentionShape(
+        embed_dim=cfg.encoder.embed_dim,
+        num_heads=cfg.encoder.attention_heads,
+        max_positions=cfg.max_source_positions,
+        length_flag="--max-source-positions",
+        seed_name="encoder",
+    )
+    return Placement(
+        resolve(cfg, shape, "translation", side="encoder", sides=("encoder", "decoder"))
+    )
+
+
+class RelPosEncoder(TransformerEncoderBase):
+    """Transformer encoder with a position scheme."""
+
+    def __init__(
+        self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
+    ) -> None:
+        """As fairseq's; the position flags are read from `cfg`."""
+        placement = self.make_positions(cfg)
+        # fairseq's constructor builds layers before modules of ours may be assigned.
+        self._construction = (placement, itertools.count())
+        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
+        del self._construction
+        self.positions = placement
+        placement.check_before(self)
+        self.eos_idx = dictionary.eos()
+        initialize_projections(placement, self.layers)
+
+    @staticmethod
+    def make_positions(cfg: Any) -> Placement:
+        """The positions that the config asks for."""
+        return encoder_positions(cfg)
+
+    def build_encoder_layer(self, cfg: Any) -> nn.Module:
+        """A layer with its own part of the position scheme."""
+        placement, index = self._construction
+        return shard(cfg, RelPosEncoderLayer(cfg, placement, next(index), self.return_fc))
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers."""
+        padding = src_tokens.eq(self.padding_idx)
+        has_pads = bool(padding.any())
+        added, context = self.positions.of(
+            src_tokens, self.padding_idx, self.eos_idx, segments=segments
+        )
+        x, embedding = self.embed(src_tokens, added, token_embeddings)
+        if has_pads:
+            x = x * (~padding).unsqueeze(-1).type_as(x)
+        x = x.transpose(0, 1)  # (S, B, E)
+        states, fc_results = [x] if return_all_hiddens else [], []
+        for layer in self.layers:
+            x = layer(x, encoder_padding_mask=padding if has_pads else None, context=context)
+            x, fc_result = x if isinstance(x, tuple) else (x, None)
+            if return_all_hiddens:
+                states.append(x)
+                fc_results.append(fc_result)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return {
+            "encoder_out": [x],  # (S, B, E)
+            "encoder_padding_mask": [padding],  # (B, S)
+            "encoder_embedding": [embedding],  # (B, S, E)
+            "encoder_states": states,
+            "fc_results": fc_results,
+            "src_tokens": [],
+            "src_lengths": [(~padding).sum(dim=1, dtype=src_tokens.dtype)[:, None]],
+        }
+
+    def embed(
+        self, tokens: Tensor, added: Tensor | None, token_embeddings: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Input of the first layer (B, S, E), and the scaled token embedding."""
+        if token_embeddings is None:
+            token_embeddings = self.embed_tokens(tokens)
+        x = embedding = self.embed_scale * token_embeddings
+        if added is not None:
+            x = x + added.to(x.dtype)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        return x, embedding
+
+    def reorder_encoder_out(
+        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor
+    ) -> dict[str, list[Tensor]]:
+        """As fairseq's: rows selected; nothing is copied where each row still reads its source.
+
+        `sources` (B,) numbers the source sentence that each row holds: all beams of one are equal.
+        """
+        known = encoder_out.get("sources")
+        if not known:
+            batch = encoder_out["encoder_out"][0].size(1)
+            known = [torch.arange(batch, device=new_order.device)]
+        sources = known[0].index_select(0, new_order)
+        if torch.equal(sources, known[0]):
+            return encoder_out
+        return super().reorder_encoder_out(encoder_out, new_order) | {"sources": [sources]}
+
+    def max_positions(self) -> int:
+        """The longest input that the position scheme takes."""
+        return limit_of(self.positions)

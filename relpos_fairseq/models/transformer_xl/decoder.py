@@ -1,0 +1,274 @@
+"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.2: a decoder with memory.
+
+    h~_tau+1^(n-1) = [SG(h_tau^(n-1)) ; h_tau+1^(n-1)]
+    q, k, v = h_tau+1 W_q, h~_tau+1 W_k, h~_tau+1 W_v                   eq. of section 3.2
+    h_tau+1^n = transformer layer (q, k, v)
+
+SG(h_tau) is `Memory.states[n-1]`.  Memory comes in as an argument and goes out as a result: the
+decoder itself keeps none.  Positions are the scheme's, over slots M memory + T segment.
+
+As the released code: dropout also after the last layer, its initial values (initial_values.py),
+and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it: projections
+of attention have biases, as everywhere in fairseq, and no dropout falls on R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.models.config.transformer_xl import check_mem_len, check_memory_flags
+from relpos_fairseq.models.decoder import decoder_positions
+from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
+from relpos_fairseq.models.transformer_xl.initial_values import initialise
+from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
+from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
+from relpos_fairseq.placement import DecodingTerms, Placement, encode_text
+from relpos_fairseq.positions import Positions
+
+
+class RelPosXLDecoder(RelPosLMDecoder):
+    """Transformer decoder whose layers attend over [memory, segment]."""
+
+    layer_class = RelPosMemoryLayer
+
+    def __init__(
+        self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = True
+    ) -> None:
+        """As RelPosDecoder.
+
+        Raises:
+            ValueError: lengths of memory that make no sense, or an absolute position scheme.
+        """
+        check_memory_flags(cfg)
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
+        self.same_length = cfg.same_length
+        evaluated = cfg.mem_len if cfg.eval_mem_len is None else cfg.eval_mem_len
+        self._mem_lens = {"training": cfg.mem_len, "evaluation": evaluated}
+        # Tells a checkpoint of this model from one of relpos_transformer_lm, whose tensors have the
+        # same names; "version" keeps it out of moving averages.
+        self.register_buffer("segment_recurrence_version", encode_text("1"))
+
+    @staticmethod
+    def make_positions(cfg: Any) -> Placement:
+        """The positions that the config asks for; tables cover memory and segment.
+
+        Raises:
+            ValueError: a scheme that reads absolute positions.
+        """
+        flags = "--tokens-per-sample and --mem-len"
+        placement = decoder_positions(
+            cfg, "language_model", sides=(), length_flag=flags, memory=cfg.mem_len
+        )
+        absolute = [
+            member.scheme.name for member in placement.plan.members if member.scheme.absolute
+        ]
+        if absolute:
+            raise ValueError(
+                f"position scheme {' and '.join(absolute)} cannot carry memory: it numbers tokens "
+                f"from the start of each segment, so the tokens of a remembered segment would have "
+                f"the same positions as those of the current one and could not be told apart "
+                f"(temporal confusion, Dai 2019 section 3.3); choose a relative scheme, or "
+                f"--arch relpos_transformer_lm"
+            )
+        return placement
+
+    def initialize(self, cfg: Any) -> None:
+        """The released code's initial values, for everything but the schemes."""
+        initialise(self, cfg.init_std, cfg.proj_init_std)
+
+    @property
+    def mem_len(self) -> int:
+        """Slots that a forward pass reads and leaves behind, now: in training or evaluation.
+
+        Setting it sets both.  0 evaluates without memory, where same_length does not apply.
+        """
+        return self._mem_lens["training" if self.training else "evaluation"]
+
+    @mem_len.setter
+    def mem_len(self, length: int) -> None:
+        check_mem_len(length)
+        self._mem_lens = dict.fromkeys(self._mem_lens, length)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        memory: Memory | MemoryCarrier | None = None,
+        document_starts: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits (B, T, V) and, under `memory`, what the segment leaves behind.
+
+        Args:
+            prev_output_tokens: (B, T) tokens; padding may stand anywhere.
+            encoder_out: unused beyond fairseq's signature.
+            incremental_state: fairseq's decoding cache: only new tokens are evaluated, memory is
+                read by the first step and then is in the cache, and none is returned.
+            features_only: (B, T, E) features in place of logits.
+            memory: what came before; a carrier is given the new one.
+            document_starts: (B, T) True at tokens that begin a document: they and those after them
+                see nothing before.
+            unused: what fairseq's tasks hand in besides.
+
+        Raises:
+            ValueError: a memory or document_starts that do not fit the tokens.
+        """
+        features, extra = self.extract_features(
+            prev_output_tokens, None, incremental_state, memory, document_starts
+        )
+        return features if features_only else self.output_layer(features), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: dict | None = None,
+        memory: Memory | MemoryCarrier | None = None,
+        document_starts: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """(B, T, E) features; see `forward`."""
+        tokens = prev_output_tokens
+        if document_starts is not None and document_starts.shape != tokens.shape:
+            raise ValueError(
+                f"document_starts must be (B, T) = {tuple(tokens.shape)} as the tokens are, got "
+                f"{tuple(document_starts.shape)}"
+            )
+        if incremental_state is not None:
+            return self._decode(tokens, incremental_state, carried(memory), document_starts)
+        features, after = self._segment(tokens, carried(memory), document_starts)
+        if isinstance(memory, MemoryCarrier):
+            memory.fill(after, self)
+        return features, {"attn": [None], "memory": after}
+
+    def _segment(
+        self, tokens: Tensor, memory: Memory | None, starts: Tensor | None
+    ) -> tuple[Tensor, Memory]:
+        """A whole segment: its features, and the memory after it."""
+        padding = tokens.eq(self.padding_idx)
+        if not padding.any():
+            padding = order = None
+        else:
+            # Tokens begin where memory ends, so that slots tell distances.
+            order = padding.long().argsort(dim=1, stable=True)
+            tokens, padding = tokens.gather(1, order), padding.gather(1, order)
+            starts = None if starts is None else starts.gather(1, order)
+        before = self._before(memory, tokens)
+        documents = number_documents(starts, padding)
+        x, inputs = self._layers(tokens, before, padding, documents, None)
+        after = before.extend(inputs, self.mem_len, padding=padding, documents=documents)
+        if order is not None:
+            back = order.argsort(dim=1)
+            x = x.gather(1, back[:, :, None].expand_as(x))
+        return x, after
+
+    def _decode(
+        self, tokens: Tensor, state: dict, memory: Memory | None, starts: Tensor | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The tokens that the cache has not yet; memory enters it with the first."""
+        cache = self.get_incremental_state(state, "segment") or {}
+        done = cache.get("tokens", 0)
+        new = tokens[:, done:]
+        if not new.size(1):
+            raise ValueError(
+                f"incremental_state holds {done} tokens and prev_output_tokens has "
+                f"{tokens.size(1)}: pass one more token a step, or a fresh state for another batch"
+            )
+        if done == 0:
+            before = self._before(memory, tokens)
+            cache.update(memory_len=len(before), terms=DecodingTerms())
+        else:
+            before = Memory.empty(self.num_layers, tokens.size(0), self.embed_dim, tokens)
+        cache["tokens"] = tokens.size(1)
+        self.set_incremental_state(state, "segment", cache)
+        padding = new.eq(self.padding_idx)
+        padding = padding if padding.any() else None
+        if padding is not None and done == 0:
+            _check_prompt(padding, len(before))
+        documents = number_documents(starts, None)
+        x, _ = self._layers(new, before, padding, documents, state)
+        return x, {"attn": [None], "memory": None}
+
+    def _before(self, memory: Memory | None, tokens: Tensor) -> Memory:
+        """The memory that a forward pass reads."""
+        width = self.embed_dim
+        if memory is None:
+            like = next(self.layers.parameters())
+            return Memory.empty(self.num_layers, tokens.size(0), width, like)
+        memory.check(self.num_layers, tokens.size(0), width)
+        return memory.last(self.mem_len).on(tokens.device)
+
+    def _layers(
+        self,
+        tokens: Tensor,
+        before: Memory,
+        padding: Tensor | None,
+        documents: Tensor | None,
+        state: dict | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Features (B, T, E) of the new tokens, and every layer's inputs (T, B, E)."""
+        x = self.embed(tokens, None).transpose(0, 1)
+        before = before.to(x)
+        context = self._memory_context(tokens, len(before), documents, state)
+        if padding is not None or not before.valid.all():
+            new = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
+            padding = torch.cat([~before.valid, new], dim=1)
+        kept = {id(layer) for layer in self.layers}  # LayerDrop draws while it is iterated over
+        inputs = []
+        for index, memory in enumerate(before.states):
+            inputs.append(x)
+            layer = self.layers[index]
+            if id(layer) in kept:
+                x, _, _ = layer(
+                    x,
+                    self_attn_mask=context,
+                    memory=memory,
+                    self_attn_padding_mask=padding,
+                    incremental_state=state,
+                )
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = self.dropout_module(x).transpose(0, 1)
+        return x if self.project_out_dim is None else self.project_out_dim(x), inputs
+
+    def _memory_context(
+        self, tokens: Tensor, mem_len: int, documents: Tensor | None, state: dict | None
+    ) -> Any:
+        """Positions over memory and segment, and who may see whom."""
+        start, kept = mem_len, None
+        if state is not None:
+            cache = self.get_incremental_state(state, "segment")
+            start = cache["memory_len"] + cache["tokens"] - tokens.size(1)
+            mem_len, kept = cache["memory_len"], cache["terms"]
+        positions = Positions(
+            tgt_len=tokens.size(1),
+            src_len=start + tokens.size(1),
+            query_start=start,
+            device=tokens.device,
+        )
+        if documents is not None:
+            documents = torch.nn.functional.pad(documents, (mem_len, 0))
+        window = self.mem_len or None if self.same_length else None
+        context = self.positions.context(positions, kept)
+        return replace(context, window=window, documents=documents)
+
+
+def _check_prompt(padding: Tensor, mem_len: int) -> None:
+    """Refuse padding that would part a row's tokens in the cache.
+
+    Raises:
+        ValueError: says which, and the way out.
+    """
+    where = "after" if padding[:, -1].any() else "before"
+    if where == "before" and not mem_len:
+        return
+    raise ValueError(
+        f"incremental decoding cannot begin with padding {where} the tokens of a row, which would "
+        f"make their distances wrong: read the prompts as a segment, and decode from its memory"
+    )

@@ -1,0 +1,3 @@
+"""Optimizers of fairseq."""
+
+import fairseq  # noqa: F401  (the plugin registers first)

@@ -1,0 +1,115 @@
+"""`--optimizer relpos_adam`: fairseq's Adam in one pass, by torch.optim.AdamW(fused=True)'s kernel.
+
+fairseq's own step makes eight passes over parameters, gradients and moments, each of them a call
+a tensor.  Both compute the same but for eps, which fairseq adds before it corrects the second
+moment's bias and torch after it:
+
+    fairseq  p -= lr sqrt(c) / b * m / (sqrt(v) + eps)          b = 1 - beta1^t, c = 1 - beta2^t
+    torch    p -= lr / b * m / (sqrt(v) / sqrt(c) + eps')       equal for eps' = eps / sqrt(c)
+
+The state keeps fairseq's layout (`step` is an int), so that `--optimizer adam` resumes it, and the
+other way round.  What the kernel does not take keeps fairseq's own step: half precision, amsgrad,
+and tensors that are not contiguous, of which the kernel would pair the wrong elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq.optim import register_optimizer
+from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
+from torch import Tensor, nn
+
+EXACT = (torch.float32, torch.float64)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@register_optimizer("relpos_adam", dataclass=FairseqAdamConfig)
+class RelPosAdam(FairseqAdam):
+    """fairseq's Adam with its options, whose step is one pass over memory."""
+
+    def __init__(self, cfg: Any, params: Any) -> None:
+        super().__init__(cfg, params)
+        if type(self._optimizer) is Adam:  # not apex's, which fairseq prefers on a GPU
+            self._optimizer = OnePassAdam(params, **self.optimizer_config)
+
+
+# fairseq compares the class with the checkpoint's: each reads what the other has written.
+RelPosAdam.__name__ = FairseqAdam.__name__
+
+
+class OnePassAdam(Adam):
+    """fairseq's Adam; takes fairseq's own step where torch's kernel would not compute the same."""
+
+    def step(self, closure: Callable | None = None) -> Any:
+        if not all(_fusible(self.state, group) for group in self.param_groups):
+            return super().step(closure)
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for (_, _, number), parameters in _alike(self.state, group).items():
+                _fused_step(self.state, group, parameters, number)
+        return loss
+
+
+def _fusible(state: dict, group: dict) -> bool:
+    """Tell whether torch's kernel computes what fairseq's step would of these parameters."""
+    if group.get("amsgrad", False) or isinstance(group["lr"], Tensor):
+        return False
+    return all(_plain(part, state.get(part, {})) for part in group["params"])
+
+
+def _plain(part: nn.Parameter, own: dict) -> bool:
+    if part.grad is None:
+        return True
+    if part.dtype not in EXACT or part.device.type not in ("cpu", "cuda"):
+        return False
+    together = [part, part.grad, *(own[name] for name in MOMENTS if name in own)]
+    return part.grad.dtype == part.dtype and all(
+        each.layout == torch.strided and each.is_contiguous() for each in together
+    )
+
+
+def _alike(state: dict, group: dict) -> dict[tuple, list[nn.Parameter]]:
+    """Group parameters with gradients by device, type and number of steps, this one included.
+
+    Moments begin at 0, and take the parameter's type and device, as in fairseq's step.
+    """
+    found = defaultdict(list)
+    for part in group["params"]:
+        if part.grad is None:
+            continue
+        own = state[part]
+        if len(own) == 0:
+            own["step"] = 0
+            own.update({name: torch.zeros_like(part.data) for name in MOMENTS})
+        for name in MOMENTS:
+            own[name] = own[name].to(part.data)
+        own["step"] += 1
+        found[part.device, part.dtype, own["step"]].append(part)
+    return found
+
+
+def _fused_step(state: dict, group: dict, parameters: list[nn.Parameter], number: int) -> None:
+    beta1, beta2 = group["betas"]
+    steps = torch.full((len(parameters),), float(number), device=parameters[0].device)
+    torch._fused_adamw_(
+        [part.data for part in parameters],
+        [part.grad.data for part in parameters],
+        [state[part]["exp_avg"] for part in parameters],
+        [state[part]["exp_avg_sq"] for part in parameters],
+        [],
+        list(steps.unbind()),
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"] / math.sqrt(1 - beta2**number),
+        amsgrad=False,
+        maximize=False,
+        grad_scale=None,
+        found_inf=None,
+    )

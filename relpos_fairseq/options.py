@@ -1,0 +1,214 @@
+"""What a scheme is built from: the shape of its attention, and its options.
+
+An `Option` is one flag: its name, its help, the values that it takes, and what `auto` means.  An
+option of one scheme alone is declared in that scheme's file; those of several schemes are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The attention that a scheme serves.
+
+    Args:
+        embed_dim: width E of the model.
+        num_heads: number of heads H.
+        max_positions: longest trained input, which sizes absolute and unclipped tables.
+        causal: a decoder, whose queries never see the future.
+        length_flag: the flag that raises max_positions, for error messages.
+        seed_name: where the scheme stands (`encoder.3`), which seeds its initial values.
+    """
+
+    embed_dim: int
+    num_heads: int
+    max_positions: int
+    causal: bool = False
+    length_flag: str = "--max-positions"
+    seed_name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"embed_dim must be divisible by the number of heads, got embed_dim "
+                f"{self.embed_dim} and {self.num_heads} heads"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width D of a head."""
+        return self.embed_dim // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One flag that schemes take.
+
+    Args:
+        name: what schemes and checkpoints call it.
+        place: where it stands among the flags of --help; the gaps leave room for new options.
+        help: what it does, without the schemes that take it.
+        auto: the value of `auto`, which may depend on the attention.
+        auto_help: `auto` in words, if it needs any.
+        prefix: of its flag, before the name.
+        remembered: whether a checkpoint remembers it, and a resume must repeat it.
+    """
+
+    name: str
+    place: int
+    help: str
+    auto: Any | Callable[[AttentionShape], Any]
+    auto_help: str = ""
+    prefix: str = "position_"
+    remembered: bool = True
+
+    @property
+    def field(self) -> str:
+        """Name of the flag in a config."""
+        return self.prefix + self.name
+
+    @property
+    def flag(self) -> str:
+        """The flag as the command line has it."""
+        return f"--{self.field.replace('_', '-')}"
+
+    def read(self, text: str, shape: AttentionShape) -> Any:
+        """Return the value that the user wrote.
+
+        Raises:
+            ValueError: no value of this option.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define read")
+
+    def value(self, text: str | None, shape: AttentionShape) -> Any:
+        """Return the value that the user wrote, or (None) that of `auto`."""
+        if text is not None:
+            return self.read(text, shape)
+        return self.auto(shape) if callable(self.auto) else self.auto
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Option):
+    """A whole number.
+
+    Args:
+        least: the smallest value, which may depend on the attention.
+    """
+
+    least: int | Callable[[AttentionShape], int] = 0
+
+    def read(self, text: str, shape: AttentionShape) -> int:
+        """Return the number."""
+        least = self.least(shape) if callable(self.least) else self.least
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < least:
+            kind = "a whole number " if value is None else ""
+            raise ValueError(f"{self.name} must be {kind}>= {least}, got {text} ({self.flag})")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor(Option):
+    """A positive number."""
+
+    def read(self, text: str, shape: AttentionShape) -> float:
+        """Return the number."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{self.name} must be > 0, got {text} ({self.flag})")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Option):
+    """One of some words."""
+
+    choices: tuple[str, ...]
+
+    def read(self, text: str, shape: AttentionShape) -> str:
+        """Return the word."""
+        if text not in self.choices:
+            words = f"auto, {', '.join(self.choices[:-1])} or {self.choices[-1]}"
+            raise ValueError(f"{self.flag} must be {words}, got {text}")
+        return text
+
+
+def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Sort options as --help and checkpoints have them."""
+    return tuple(sorted(options, key=lambda option: (option.place, option.name)))
+
+
+class SchemeOptions(SimpleNamespace):
+    """Options by name, every `auto` resolved: those below, and those that a scheme declares.
+
+    Args:
+        clip_distance: tables cover -K..K; 0 = all of max_positions.
+        share: who has one table in common: none, heads, layers or both.
+        scale: C in 1/sqrt(C * head_dim).
+        reset_cls: whether the first token's row and column are reset.
+        num_segments: number of segments, for segment encodings.
+        own: options that the scheme alone declares.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip_distance: int = 0,
+        share: str = "none",
+        scale: float = 1.0,
+        reset_cls: bool = False,
+        num_segments: int = 2,
+        **own: Any,
+    ) -> None:
+        super().__init__(
+            clip_distance=clip_distance,
+            share=share,
+            scale=scale,
+            reset_cls=reset_cls,
+            num_segments=num_segments,
+            **own,
+        )
+
+
+# Options of several schemes.  `config` decides their `auto`, by scheme, hybrid and model.
+CLIP_DISTANCE = Number(
+    name="clip_distance",
+    place=10,
+    help="tables cover distances -K..K and are read at their ends beyond; 0: no clipping",
+    auto=0,
+    auto_help="by scheme and model",
+)
+SHARE = Choice(
+    name="share",
+    place=20,
+    help="who has one table in common: none, heads (of a layer), layers (per head) or both",
+    auto="none",
+    auto_help="the paper's",
+    choices=("none", "heads", "layers", "both"),
+)
+SCALE = Factor(
+    name="scale",
+    place=30,
+    help="C in 1/sqrt(C * head_dim) instead of the scheme's own",
+    auto=1.0,
+)
+RESET_CLS = Choice(
+    name="reset_cls",
+    place=40,
+    help="on: the first token's row and column of the position logits become learned scalars, in "
+    "encoders",
+    auto="off",
+    auto_help="on where the paper has it",
+    choices=("on", "off"),
+)

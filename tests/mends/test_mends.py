@@ -1,0 +1,72 @@
+"""Mends of fairseq that no command of the other tests shows: what happens with and without."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.tasks import masked_lm
+from omegaconf import OmegaConf
+
+import relpos_fairseq  # noqa: F401
+from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
+
+
+def batches(function, count: int) -> list[int]:
+    """The samples that are left of `count`, in batches of a multiple of 8."""
+    made = function(np.arange(count), lambda _: 3, max_tokens=40, required_batch_size_multiple=8)
+    return sorted(int(sample) for batch in made for sample in batch)
+
+
+def test_the_last_batch_is_kept() -> None:
+    """No sample is lost for not filling a batch of the required multiple."""
+    for count in (1, 7, 8, 37):
+        assert batches(data_utils.batch_by_size, count) == list(range(count))
+    assert len(batches(data_utils.batch_by_size.__wrapped__, 37)) < 37
+    none = np.array([], dtype=np.int64)
+    assert data_utils.batch_by_size(none, lambda _: 1, max_tokens=8) == []
+
+
+def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--sample-break-mode eos` reads a name that numpy 2 removed."""
+    lines = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    arguments = (lines, [3, 2], None, 1, 2, "eos")
+    assert [len(block) for block in TokenBlockDataset(*arguments)] == [3, 2]
+    if not hasattr(np, "long"):  # numpy 1 has the name itself
+        return
+    monkeypatch.delattr(np, "compat")
+    with pytest.raises(AttributeError, match="compat"):
+        TokenBlockDataset(*arguments)
+
+
+def test_checkpoints_load_safely(tmp_path) -> None:
+    """What fairseq saves beside tensors: options, meters' numbers, a state over several ranks."""
+    path = tmp_path / "checkpoint.pt"
+    saved = {
+        "args": Namespace(arch="roberta"),
+        "cfg": OmegaConf.create({"lr": [0.1], "name": "x"}),
+        "meters": [np.float64(3.5), np.arange(3), np.float32(1)],
+        "task_state": {"ranks": [_TensorPlaceholder(0)], "read": defaultdict(list)},
+    }
+    torch.save(saved, path)
+    loaded = torch.load(path, weights_only=True)
+    assert loaded["args"] == saved["args"] and loaded["cfg"] == saved["cfg"]
+    assert float(loaded["meters"][0]) == 3.5 and loaded["meters"][1].tolist() == [0, 1, 2]
+    assert loaded["task_state"]["ranks"][0].index == 0
+    torch.serialization.clear_safe_globals()
+    try:
+        with pytest.raises(Exception, match="weights_only"):
+            torch.load(path, weights_only=True)
+    finally:
+        allow_checkpoint_types()
+
+
+def test_a_task_with_its_own_bpe_asks_it() -> None:
+    """Only the task that has lost its options asks the data which symbols begin a word."""
+    with pytest.raises(Exception, match="no_such_bpe"):
+        masked_lm.get_whole_word_mask(Namespace(bpe="no_such_bpe"), None)

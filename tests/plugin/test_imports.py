@@ -1,0 +1,121 @@
+"""Which modules importing a part loads, in processes of their own, and that the plugin registers.
+
+The pure parts load torch at most; fairseq and this package may be imported in either order.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import relpos_fairseq
+
+ROOT = Path(relpos_fairseq.__file__).parent.parent
+USER_DIR = ROOT / "relpos_fairseq"
+PURE = ("attention", "schemes", "data.tokenizers", "engine", "preparation")
+NEED_FAIRSEQ = ("fairseq_bpe", "__main__", "plugin")
+SHOW = """
+import json, sys
+loaded = [name for name in ("torch", "fairseq", "relpos_fairseq.plugin") if name in sys.modules]
+names = [] if "fairseq" not in sys.modules else [
+    name for registry in (
+        sys.modules["fairseq.models"].ARCH_MODEL_REGISTRY,
+        sys.modules["fairseq.tasks"].TASK_REGISTRY,
+        sys.modules["fairseq.registry"].REGISTRIES["criterion"]["registry"],
+        sys.modules["fairseq.registry"].REGISTRIES["optimizer"]["registry"],
+    ) for name in registry
+]
+print(json.dumps([loaded, names]))
+"""
+OURS = {
+    *("relpos_transformer", "relpos_transformer_lm", "relpos_transformer_xl", "relpos_roberta"),
+    *("segment_language_modeling", "question_answering", "sentence_prediction_glue"),
+    *("relpos_adam", "relpos_cross_entropy", "relpos_label_smoothed_cross_entropy"),
+}
+BY_FLAG = (
+    "from fairseq.utils import import_user_module; from argparse import Namespace; "
+    f"import_user_module(Namespace(user_dir={str(USER_DIR)!r}))"
+)
+
+
+def after(*statements: str) -> tuple[list[str], set[str]]:
+    """What a fresh process has loaded after some statements, and the names that fairseq knows."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded, names = json.loads(done.stdout.splitlines()[-1])
+    return loaded, set(names)
+
+
+def test_the_package_alone_loads_nothing() -> None:
+    assert after("import relpos_fairseq")[0] == []
+
+
+@pytest.mark.slow
+def test_pure_parts_load_torch_alone() -> None:
+    """Every module of the pure parts in one process; then fairseq comes, and the plugin with it."""
+    found = list(pkgutil.iter_modules([str(USER_DIR)], "relpos_fairseq."))
+    modules = [one.name for one in found if not one.ispkg]
+    modules += ["relpos_fairseq.conversion", "relpos_fairseq.conversion.on_load"]
+    for part in PURE:
+        folder = USER_DIR.joinpath(*part.split("."))
+        modules += [
+            one.name for one in pkgutil.walk_packages([str(folder)], f"relpos_fairseq.{part}.")
+        ]
+    modules = [name for name in modules if not name.endswith(NEED_FAIRSEQ)]
+    assert len(modules) > 50
+    pure = "assert 'fairseq' not in sys.modules, name"
+    tries = f"for name in {modules}:\n    importlib.import_module(name)\n    {pure}"
+    loaded, names = after("import importlib, sys", tries, "import fairseq")
+    assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"]
+    assert OURS <= names
+
+
+ORDERS = {
+    "fairseq, plugin": ("import fairseq", "import relpos_fairseq"),
+    "user dir": (BY_FLAG,),
+    "a model": ("import relpos_fairseq.models.relpos_transformer",),
+    "a data set": ("import relpos_fairseq.data.streams.dataset",),
+    "a conversion": ("import relpos_fairseq.conversion.writer",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_plugin_registers(order: str) -> None:
+    """Also where the first import of all is that of a file which needs fairseq."""
+    loaded, names = after(*ORDERS[order])
+    assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"]
+    assert OURS <= names
+
+
+def imported(file: Path) -> set[str]:
+    """Names of the packages that a file imports when it is imported."""
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.split(".")[0] for name in names}
+
+
+def test_fairseq_comes_before_files_that_need_it() -> None:
+    """Registering imports these files, so none of them may be what imports fairseq first."""
+    folders = ("criterions", "data", "mends", "metrics", "models", "modules", "optim", "tasks")
+    files = [file for folder in folders for file in USER_DIR.joinpath(folder).rglob("*.py")]
+    needing = [file for file in files if "fairseq" in imported(file)]
+    needing = [file for file in needing if file.stem != "fairseq_bpe"]  # nothing is read from it
+    assert len(needing) > 30
+    for file in needing:
+        packages = [parent / "__init__.py" for parent in file.parents if parent != USER_DIR]
+        inside = [init for init in packages if init.is_file() and USER_DIR in init.parents]
+        assert any("fairseq" in imported(init) for init in inside), file

@@ -1,0 +1,26 @@
+"""Each preparation writes the bytes that version 7983f42 wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers import ROOT
+from helpers.golden_preparation import RUNS, run_all
+
+GOLDEN = json.loads(Path(__file__).with_name("golden_preparation.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> dict[str, dict[str, dict]]:
+    return run_all(ROOT, tmp_path_factory.mktemp("golden"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_the_same_text_gives_the_same_bytes(prepared, name):
+    assert prepared[name]["files"].keys() == GOLDEN[name]["files"].keys()
+    assert prepared[name]["files"] == GOLDEN[name]["files"]
+    assert prepared[name]["counts"] == GOLDEN[name]["counts"]

@@ -1,0 +1,59 @@
+"""A new scheme is one file: the example of schemes/README.md, put into a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from conftest import ROOT
+
+USE = """
+import dataclasses, torch
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.options import AttentionShape
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.schemes import scheme_names
+
+assert scheme_names()[-1] == "mine"
+(flag,) = [part for part in dataclasses.fields(PositionConfig) if part.name == "position_near"]
+assert flag.metadata["help"] == "distances without penalty (mine); auto: 8"
+shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4)
+plan = resolve(PositionConfig("learned+mine", position_near="1"), shape, "masked_lm")
+assert "mine.share=none mine.reset_cls=False mine.near=1" in plan.describe()
+layer = Placement(plan).layer_schemes(0)
+with torch.no_grad():
+    layer[0].slope += torch.tensor([1.0, 2.0])
+positions = Positions(3, 3)
+(term,) = layer.terms(layer.prepare(positions), positions)
+assert term.static.tolist() == [[-1, 0, 0, 0, -1], [-2, 0, 0, 0, -2]]
+try:
+    resolve(PositionConfig("m4", position_near="1"), shape, "masked_lm")
+except ValueError as error:
+    assert str(error).startswith("--position-near 1 does not apply to position scheme m4")
+else:
+    raise AssertionError("m4 took --position-near")
+
+from relpos_fairseq.conversion import exact, layouts
+(place,) = [place for place in layouts.places(plan) if place.name == "mine"]
+assert exact.neutral(place.build(plan, 0))["slope"].tolist() == [0, 0]
+"""
+
+
+def test_the_example_of_the_readme_is_enough(tmp_path: Path) -> None:
+    package = tmp_path / "relpos_fairseq"
+    shutil.copytree(ROOT / "relpos_fairseq", package, ignore=shutil.ignore_patterns("__pycache__"))
+    readme = (package / "schemes" / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
+    (package / "schemes" / "mine.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", USE]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
