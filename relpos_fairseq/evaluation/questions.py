@@ -11,8 +11,8 @@ from relpos_fairseq.criterions.question_answering import predictions, span_logit
 from relpos_fairseq.data.question_answering.reading import split_name
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import write_json
-from relpos_fairseq.engine.tables import table
 from relpos_fairseq.engine.progress import progress
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.evaluation.answers import score, score_predictions, write_answers
 from relpos_fairseq.metrics.question_answering import best_thresholds, summary
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from relpos_fairseq.data.question_answering.reading import split_name
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, write_json, write_text
-from relpos_fairseq.engine.tables import table
 from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.evaluation import questions
 from relpos_fairseq.evaluation.xtreme import xnli
 from relpos_fairseq.evaluation.xtreme.files import METRICS, NAMES, question_files
