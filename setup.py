@@ -39,7 +39,6 @@ REQUIRES = [
     "bitarray",
     "scikit-learn",
     "packaging",
-    "wrapt",  # registers the plugin once fairseq is imported
 ]
 
 EXTRAS = {
@@ -70,6 +69,7 @@ setup(
     package_data={"relpos_fairseq": ["**/*.yaml", "**/*.json", "**/*.c", "**/*.h"]},
     python_requires=">=3.10",
     install_requires=REQUIRES,
+    entry_points={"console_scripts": ["relpos = relpos_fairseq.cli.main:main"]},
     extras_require=EXTRAS,
     classifiers=[
         "Programming Language :: Python :: 3",

@@ -7,5 +7,9 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-bash "$root/scripts/install.sh"
-exec "$root/.venv/bin/python" "$root/scripts/quickstart.py" "$@"
+python=$root/.venv/bin/python
+case " $* " in
+  *" --help "* | *" -h "*) [ -x "$python" ] || python=python3 ;;  # any Python can say it
+  *) bash "$root/scripts/install.sh" ;;
+esac
+exec env PYTHONPATH="$root" "$python" -m relpos_fairseq.cli quickstart "$@"

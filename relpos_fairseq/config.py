@@ -8,7 +8,7 @@ every option checked against the schemes that take it, and every error in one li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import field, make_dataclass
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.options import (
@@ -20,7 +20,9 @@ from relpos_fairseq.options import (
     Number,
     Option,
     SchemeOptions,
+    in_order,
 )
+from relpos_fairseq.plan import PositionPlan, SchemePlan
 from relpos_fairseq.scheme import REGISTER, PositionScheme
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE, parse_hybrid, scheme_names
 
@@ -36,12 +38,7 @@ NUM_SEGMENTS = Number(
     least=1,
 )
 # Every option of every scheme, in the order of --help.
-OPTIONS = tuple(
-    sorted(
-        frozenset().union(*(scheme.takes for scheme in REGISTER.values())),
-        key=lambda option: (option.place, option.name),
-    )
-)
+OPTIONS = in_order(frozenset().union(*(scheme.takes for scheme in REGISTER.values())))
 
 
 def takers(option: Option) -> str:
@@ -88,66 +85,6 @@ PositionConfig.__module__ = __name__
 PositionConfig.__doc__ = (
     "Position flags as the user gives them; `auto` everywhere means the scheme's own choice."
 )
-
-
-@dataclass(frozen=True)
-class SchemePlan:
-    """One member of a resolved hybrid: a class, and the options it is built with."""
-
-    scheme: type[PositionScheme]
-    options: SchemeOptions
-
-    @property
-    def across_layers(self) -> bool:
-        """Whether one instance serves all layers."""
-        return self.options.share in ("layers", "both") or self.scheme.default_share is None
-
-
-@dataclass(frozen=True)
-class PositionPlan:
-    """A resolved stack (an encoder or a decoder): its members and everything they share."""
-
-    name: str
-    members: tuple[SchemePlan, ...]
-    scale_constant: float
-    segment_encoding: str
-    segment_share: str
-    num_segments: int
-    backend: str
-    shape: AttentionShape
-
-    @property
-    def scale(self) -> float:
-        """What q.k is multiplied by."""
-        return (self.scale_constant * self.shape.head_dim) ** -0.5
-
-    @property
-    def absolute(self) -> bool:
-        """Whether any member reads absolute positions."""
-        return any(plan.scheme.absolute for plan in self.members)
-
-    @property
-    def longest(self) -> int | None:
-        """Longest input that the tables allow, or None."""
-        limited = any(plan.scheme.table_limited for plan in self.members)
-        return self.shape.max_positions if limited else None
-
-    def describe(self) -> str:
-        """One line, which also is what a checkpoint remembers and a resume is held against.
-
-        The scale is the hybrid's, and stands once.
-        """
-        parts = [self.name]
-        for plan in self.members:
-            for option in OPTIONS:
-                if option in plan.scheme.takes and option.remembered and option is not SCALE:
-                    value = getattr(plan.options, option.name)
-                    parts.append(f"{plan.scheme.name}.{option.name}={value}")
-        parts.append(f"scale={self.scale_constant:g}")
-        shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
-        count = f" segments.count={self.num_segments}" * (self.num_segments != 2)
-        parts.append(f"segments={self.segment_encoding}{shared}{count}")
-        return " ".join(parts)
 
 
 def resolve(

@@ -6,7 +6,7 @@ option of one scheme alone is declared in that scheme's file; those of several s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +142,11 @@ class Choice(Option):
             words = f"auto, {', '.join(self.choices[:-1])} or {self.choices[-1]}"
             raise ValueError(f"{self.flag} must be {words}, got {text}")
         return text
+
+
+def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Sort options as --help and checkpoints have them."""
+    return tuple(sorted(options, key=lambda option: (option.place, option.name)))
 
 
 class SchemeOptions(SimpleNamespace):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.config import PositionPlan
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
 from relpos_fairseq.scheme import (
     PositionMismatchError,

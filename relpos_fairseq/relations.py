@@ -21,7 +21,7 @@ class Relation:
     size: int
 
     def ids(self, positions: Positions) -> Tensor:
-        """(B|1, T, S) ids of the pairs, for the rows that `positions` holds."""
+        """Return (B|1, T, S) ids of the pairs, for the rows that `positions` holds."""
         raise NotImplementedError(f"{type(self).__name__} must define ids")
 
 
@@ -35,7 +35,7 @@ class DistanceRelation(Relation):
     highest: int
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Ids of the given distances, elementwise."""
+        """Return ids of the given distances, elementwise."""
         raise NotImplementedError(f"{type(self).__name__} must define of_distance")
 
     def ids(self, positions: Positions) -> Tensor:
@@ -45,7 +45,7 @@ class DistanceRelation(Relation):
         return every.unfold(0, positions.src_len, 1).flip(0)[None]
 
     def window(self, low: int, high: int, device: torch.device) -> Tensor:
-        """(high - low + 1,) ids of the distances low..high in order."""
+        """Return (high - low + 1,) ids of the distances low..high in order."""
         return self.of_distance(torch.arange(low, high + 1, device=device))
 
 
@@ -137,7 +137,7 @@ class Bucketed(DistanceRelation):
         return self.max_distance if self.bidirectional else 0
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Bucket numbers in [0, size)."""
+        """Return bucket numbers in [0, size)."""
         buckets = self.size // 2 if self.bidirectional else self.size
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = buckets // 2
@@ -163,7 +163,7 @@ class Segments(Relation):
         return self.count * self.count
 
     def ids(self, positions: Positions) -> Tensor:
-        """(B, T, S) ids of the segment pairs.
+        """Return (B, T, S) ids of the segment pairs.
 
         Raises:
             ValueError: if `positions` carries no segments.

@@ -150,7 +150,7 @@ class PositionScheme(nn.Module):
         return Clipped(reach, reach)
 
     def draw(self, *size: int, std: float, mean: float = 0.0) -> nn.Parameter:
-        """A parameter drawn from N(mean, std) without touching the global random state.
+        """Draw a parameter from N(mean, std) without touching the global random state.
 
         The stream depends on the global seed, where the scheme stands and what was drawn before,
         so that choosing a scheme changes no other parameter's initial value.
@@ -196,7 +196,7 @@ class PositionScheme(nn.Module):
             )
 
     def reset_at(self, positions: Positions) -> Reset | None:
-        """The reset of the first token's row and column, where it is switched on."""
+        """Return the reset of the first token's row and column, where it is switched on."""
         if not self.options.reset_cls:
             return None
         return Reset(self.theta[0], self.theta[1], positions.first_slot())
@@ -205,7 +205,7 @@ class PositionScheme(nn.Module):
         """Called once after the model's own initialisation; M4M alone sets the biases."""
 
     def embed(self, positions: Positions) -> Tensor | None:
-        """(B|1, T, E) added to the embedding of the queries' tokens, or None."""
+        """Return (B|1, T, E) to add to the embedding of the queries' tokens, or None."""
         return None
 
     def prepare(self, positions: Positions) -> Any:
@@ -221,7 +221,7 @@ class PositionScheme(nn.Module):
         return k
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """What the scheme's relations contribute."""
+        """Return what the scheme's relations contribute."""
         return ()
 
     def factor(self, q: Tensor, k: Tensor) -> Tensor:

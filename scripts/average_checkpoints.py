@@ -1,6 +1,6 @@
-"""Average the parameters of checkpoints of one training (Vaswani et al. 2017, section 6.1)."""
+"""`relpos average` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.average_checkpoints", run_name="__main__", alter_sys=True)
+    door("average")

@@ -1,6 +1,6 @@
-"""How much slower is attention with positions than attention without?"""
+"""`relpos benchmark attention` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.benchmark_attention", run_name="__main__", alter_sys=True)
+    door("benchmark", "attention")

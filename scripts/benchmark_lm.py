@@ -1,6 +1,6 @@
-"""Speed and perplexity of evaluating a language model with memory and without, at equal context."""
+"""`relpos benchmark lm` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.benchmark_lm", run_name="__main__", alter_sys=True)
+    door("benchmark", "lm")

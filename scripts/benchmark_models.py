@@ -1,6 +1,6 @@
-"""What do positions cost in whole models, and what do other libraries charge for them?"""
+"""`relpos benchmark models` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.benchmark_models", run_name="__main__", alter_sys=True)
+    door("benchmark", "models")

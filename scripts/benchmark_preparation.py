@@ -1,6 +1,6 @@
-"""Measure text preparation: pairs a second by workers, peak memory by size."""
+"""`relpos benchmark preparation` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.benchmark_preparation", run_name="__main__", alter_sys=True)
+    door("benchmark", "preparation")

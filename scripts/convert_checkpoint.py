@@ -1,6 +1,6 @@
-"""Convert a pretrained RoBERTa or BERT to another position scheme."""
+"""`relpos convert` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.convert_checkpoint", run_name="__main__", alter_sys=True)
+    door("convert")

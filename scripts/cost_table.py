@@ -1,6 +1,6 @@
-"""The papers' tables of costs, measured here: BERT with every position scheme."""
+"""`relpos benchmark costs` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.cost_table", run_name="__main__", alter_sys=True)
+    door("benchmark", "costs")

@@ -1,6 +1,6 @@
-"""Perplexity of a language model by the length of its context and of its memory."""
+"""`relpos evaluate length` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.evaluate_length", run_name="__main__", alter_sys=True)
+    door("evaluate", "length")

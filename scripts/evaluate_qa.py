@@ -1,6 +1,6 @@
-"""Answers the questions of files of SQuAD's format by a checkpoint, or scores predictions."""
+"""`relpos evaluate qa` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.evaluate_qa", run_name="__main__", alter_sys=True)
+    door("evaluate", "qa")

@@ -1,6 +1,6 @@
-"""Evaluates models that were fine-tuned on English in every language that is there (XTREME)."""
+"""`relpos evaluate xtreme` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.evaluate_xtreme", run_name="__main__", alter_sys=True)
+    door("evaluate", "xtreme")

@@ -1,6 +1,6 @@
-"""Fine-tunes pre-trained models on GLUE by a published protocol and prints one table."""
+"""`relpos finetune glue` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.finetune_glue", run_name="__main__", alter_sys=True)
+    door("finetune", "glue")

@@ -1,6 +1,6 @@
-"""Writes the built-in English-German corpus: tokenised text, one sentence a line."""
+"""`relpos corpus` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.make_corpus", run_name="__main__", alter_sys=True)
+    door("corpus")

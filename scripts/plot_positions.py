@@ -1,6 +1,6 @@
-"""Draw what a checkpoint's positions have learned, and how it attends."""
+"""`relpos plot` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.plot_positions", run_name="__main__", alter_sys=True)
+    door("plot")

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Downloads, cleans and binarises WMT 2018 English-Czech, under the name that fairseq's users expect.
-#
-#   bash scripts/prepare-wmt18en2cs.sh [options of prepare_wmt.py: --workers 8, --dry-run, ...]
+# Downloads, cleans and binarises WMT 2018 English-Czech, under the name that fairseq's users expect:
+#   bash scripts/prepare-wmt18en2cs.sh [options of relpos prepare wmt: --workers 8, --dry-run, ...]
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 python=$root/.venv/bin/python
 [ -x "$python" ] || python=python3
-exec "$python" "$root/scripts/prepare_wmt.py" wmt18 en-cs "$@"
+exec env PYTHONPATH="$root" "$python" -m relpos_fairseq.cli prepare wmt wmt18 en-cs "$@"

@@ -1,6 +1,6 @@
-"""Makes data-bins for fairseq's sentence_prediction from GLUE's files, and from XNLI's."""
+"""`relpos prepare glue` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.prepare_glue", run_name="__main__", alter_sys=True)
+    door("prepare", "glue")

@@ -1,6 +1,6 @@
-"""Turns plain text, or WikiText and enwik8, into data that language models train on."""
+"""`relpos prepare lm` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.prepare_lm", run_name="__main__", alter_sys=True)
+    door("prepare", "lm")

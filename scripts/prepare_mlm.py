@@ -1,6 +1,6 @@
-"""Makes a data-bin for fairseq's masked_lm from plain text: tokenizer, blocks, shards."""
+"""`relpos prepare mlm` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.prepare_mlm", run_name="__main__", alter_sys=True)
+    door("prepare", "mlm")

@@ -1,6 +1,6 @@
-"""Turns files of SQuAD's format into the folder that --task question_answering reads."""
+"""`relpos prepare qa` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.prepare_qa", run_name="__main__", alter_sys=True)
+    door("prepare", "qa")

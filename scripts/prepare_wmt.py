@@ -1,6 +1,6 @@
-"""Prepares a WMT translation pair, or parallel text of your own, for fairseq: one command."""
+"""`relpos prepare wmt` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.prepare_wmt", run_name="__main__", alter_sys=True)
+    door("prepare", "wmt")

@@ -1,6 +1,6 @@
-"""From text to a trained, scored and drawn translation model with a chosen position scheme."""
+"""`relpos quickstart` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.quickstart", run_name="__main__", alter_sys=True)
+    door("quickstart")

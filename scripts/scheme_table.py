@@ -1,6 +1,6 @@
-"""The contract table of all schemes, from the code: for the README, or for the terminal."""
+"""`relpos schemes` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.scheme_table", run_name="__main__", alter_sys=True)
+    door("schemes")

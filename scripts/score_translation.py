@@ -1,6 +1,6 @@
-"""Score translations: BLEU, cased and uncased, and chrF, with their signatures of sacrebleu."""
+"""`relpos score` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.score_translation", run_name="__main__", alter_sys=True)
+    door("score")

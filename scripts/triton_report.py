@@ -1,6 +1,6 @@
-"""What do the Triton kernels need of a GPU?  Compiles them for it, whether there is one or not."""
+"""`relpos benchmark kernels` under the name of a script."""
 
-from runpy import run_module
+from relpos_fairseq.cli import door
 
 if __name__ == "__main__":
-    run_module("relpos_fairseq.cli.triton_report", run_name="__main__", alter_sys=True)
+    door("benchmark", "kernels")

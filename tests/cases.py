@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import Placement
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 
 # The oracle has the schemes' own parameter names, but for this one.

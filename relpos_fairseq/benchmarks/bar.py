@@ -1,4 +1,4 @@
-"""What is known to be possible: ratios to attention without positions that ours should meet.
+"""What is known to be possible: ratios to attention without positions, by kind of term.
 
 CPU: two cores, fp32, batch 4, 12 heads of 64, clip 16; measured on a prototype, but for what is
 unclipped, which is estimated.  GPU: bf16, training, estimated.
@@ -6,87 +6,105 @@ unclipped, which is estimated.  GPU: bf16, training, estimated.
 
 from __future__ import annotations
 
-from relpos_fairseq.benchmarks.settings import scheme_and_backend
+from functools import lru_cache
+
+from relpos_fairseq.benchmarks.scheme_table import small_call
+from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend
 from relpos_fairseq.schemes import scheme_names
 
-SCALARS = ("t5", "rel_scalar", "alibi", "kerple", "m1", "m2")
-GROUPS = {
-    **dict.fromkeys(SCALARS, "scalars"),
-    **dict.fromkeys(("m4", "deberta"), "two tables"),
-    **dict.fromkeys(("tupe", "tupe_a", "abs_scalar"), "factors"),
+# The fields of `PositionTerms` that decide how much there is to compute, dearest first.
+KINDS = {
+    "trilinear": "trilinear",
+    "product": "product",
+    "content_offset": "offsets",
+    "value_vectors": "values",
+    "key_vectors": "two tables",
+    "query_vectors": "one table",
+    "static_factors": "factors",
+    "static": "scalars",
+    "gate": "scalars",
 }
-
-# (train, forward) by group and length
-CLIPPED = {
+# (train, forward) by length
+CPU = {
     "scalars": {512: (1.12, 1.2), 2048: (1.3, 1.35)},
-    "shaw_keys": {512: (1.15, 1.2), 2048: (1.25, 1.25)},
-    "shaw": {512: (1.3, 1.45), 2048: (1.4, 1.4)},
+    "one table": {512: (1.15, 1.2), 2048: (1.25, 1.25)},
+    "values": {512: (1.3, 1.45), 2048: (1.4, 1.4)},
     "two tables": {512: (1.25, 1.4), 2048: (1.4, 1.4)},
     "factors": {512: (1.2, 1.3), 2048: (1.3, 1.4)},
-    "transformer_xl": {512: (1.7, 1.8), 2048: (2.1, 2.1)},
-    "m4m": {512: (1.6, 1.6), 2048: (1.7, 1.6)},
-    "m3": {512: (2.1, 2.1), 2048: (2.0, 2.0)},
+    "offsets": {512: (1.7, 1.8), 2048: (2.1, 2.1)},
+    "product": {512: (1.6, 1.6), 2048: (1.7, 1.6)},
+    "trilinear": {512: (2.1, 2.1), 2048: (2.0, 2.0)},
 }
-UNCLIPPED = {
-    "scalars": {512: (1.15, 1.2), 2048: (1.3, 1.35)},
-    "shaw_keys": {512: (1.7, 1.8), 2048: (2.2, 2.2)},
+UNCLIPPED = CPU | {
+    "one table": {512: (1.7, 1.8), 2048: (2.2, 2.2)},
+    "values": {},
     "two tables": {512: (2.4, 2.4), 2048: (3.0, 3.0)},
+    "product": {},
+    "trilinear": {},
 }
-LAYER = {"m3": (1.10, 1.15)}  # at 512; all others:
+CUDA = {  # training
+    "scalars": {512: 1.2, 2048: 1.1, 16384: 1.02},
+    "one table": {512: 1.4, 2048: 1.15, 16384: 1.03},
+    "two tables": {512: 1.5, 2048: 1.2, 16384: 1.05},
+    "product": {512: 1.6, 2048: 1.25, 16384: 1.1},
+    "trilinear": {512: 2.5, 2048: 1.5, 16384: 1.1},
+    "offsets": {512: 2.2, 2048: 2.2, 16384: 2.2},
+    "factors": {512: 1.15, 2048: 1.15, 16384: 1.15},
+}
+LAYER = {"trilinear": (1.10, 1.15)}  # at 512; all others:
 ANY_LAYER = (1.05, 1.10)
 MODELS = {"train": 1.05, "generate": 1.0}  # of whole models, to fairseq's own
-CUDA = {  # training, at 512, 2048 and 16384
-    "scalars": (1.2, 1.1, 1.02),
-    "shaw_keys": (1.4, 1.15, 1.03),
-    "two tables": (1.5, 1.2, 1.05),
-    "m4m": (1.6, 1.25, 1.1),
-    "m3": (2.5, 1.5, 1.1),
-    "transformer_xl": (2.2, 2.2, 2.2),
-    "factors": (1.15, 1.15, 1.15),
-}
-DECODE, DECODE_HARD = 1.1, 1.2  # a step's; of transformer_xl and m4m
+DECODE = {"offsets": 1.2, "product": 1.2}  # a step; all others:
+ANY_DECODE = 1.1
 MEMORY, MEMORY_LENGTH = 1.5, 8192  # beside the tables and their gradients
 SHORT = 128  # up to here: not slower than the formula
+MODES = ("train", "forward")
+
+
+@lru_cache
+def kind_of(scheme: str) -> str | None:
+    """Return the kind of a scheme's dearest term; None of a hybrid, or where it has no terms."""
+    if scheme not in scheme_names():
+        return None
+    present = {field for term in small_call(scheme).terms for field in term.present}
+    return next((kind for field, kind in KINDS.items() if field in present), None)
 
 
 def target(row: dict, rows: dict[tuple, dict]) -> float | None:
-    """The ratio that a row should not exceed, or None where none is known.
+    """Return the ratio that a row should not exceed, or None where none is known.
 
     Args:
         row: of results.
         rows: all rows of the table by (name, length, mode).
     """
     name, length, mode = row["name"], row["length"], row["mode"]
-    group = GROUPS.get(name, name)
-    if name not in GROUPS and name not in CLIPPED:
+    kind, on_cpu = kind_of(name), row["device"] == "cpu"
+    if kind is None:
         return None
     if mode == "memory":
-        return MEMORY if length == MEMORY_LENGTH and row["device"] == "cpu" else None
+        return MEMORY if length == MEMORY_LENGTH and on_cpu else None
     if mode == "decode":
-        return DECODE_HARD if name in ("transformer_xl", "m4m") else DECODE
-    if row["device"] == "cuda":
-        return _of_gpu(group, length) if mode == "train" and row["view"] == "attention" else None
-    column = ("train", "forward").index(mode)
+        return DECODE.get(kind, ANY_DECODE)
+    if not on_cpu:
+        in_table = mode == "train" and row["view"] == "attention"
+        return CUDA.get(kind, {}).get(length) if in_table else None
     if row["view"] == "layer":
-        return LAYER.get(name, ANY_LAYER)[column] if length == 512 and row["clip"] else None
+        return _of_layer(kind, mode, length, row["clip"])
     if length <= SHORT:
         naive = rows.get((f"{name}, naive", length, mode))
         return naive["least_ratio"] if naive else None
-    table = CLIPPED if row["clip"] or group not in ("shaw_keys", "two tables") else UNCLIPPED
-    if not row["clip"] and group in ("shaw", "m4m", "m3"):
+    pair = (CPU if row["clip"] else UNCLIPPED)[kind].get(length)
+    return None if pair is None else pair[MODES.index(mode)]
+
+
+def _of_layer(kind: str | None, mode: str, length: int, clip: int) -> float | None:
+    if length != 512 or not clip or mode not in MODES:
         return None
-    pair = table.get(group, {}).get(length)
-    return None if pair is None else pair[column]
-
-
-def _of_gpu(group: str, length: int) -> float | None:
-    lengths = (512, 2048, 16384)
-    found = CUDA.get(group)
-    return found[lengths.index(length)] if found and length in lengths else None
+    return LAYER.get(kind, ANY_LAYER)[MODES.index(mode)]
 
 
 def model_target(part: str, label: str, column: str, clip: int) -> float | None:
-    """The ratio that a whole model or layer should not exceed, or None where none is known.
+    """Return the ratio that a whole model or layer should not exceed, or None where none is known.
 
     Args:
         part: `translation` or `layers`.
@@ -95,19 +113,16 @@ def model_target(part: str, label: str, column: str, clip: int) -> float | None:
         clip: clip distance, 0: unclipped.
     """
     scheme, _ = scheme_and_backend(label)
-    if label == "none" or not set(scheme.split("+")) <= set(scheme_names()):
+    if scheme == PLAIN or not set(scheme.split("+")) <= set(scheme_names()):
         return None
     mode, *length = column.split()
     if part == "translation":
         return MODELS.get(mode)
-    modes = ("train", "forward")
-    if length != ["512"] or not clip or mode not in modes:
-        return None
-    return LAYER.get(scheme, ANY_LAYER)[modes.index(mode)]
+    return _of_layer(kind_of(scheme), mode, int(length[0]), clip)
 
 
 def reached(row: dict, rows: dict[tuple, dict]) -> float:
-    """What is held against the target: the minima's ratio, or memory beside the tables."""
+    """Return what is held against the target: the minima's ratio, or memory beside the tables."""
     if row["mode"] != "memory":
         return row["least_ratio"]
     base = next(r for (_, n, m), r in rows.items() if (n, m) == (row["length"], "memory"))

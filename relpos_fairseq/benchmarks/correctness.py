@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import attend
-from relpos_fairseq.benchmarks.candidates import Candidate, NoPositions, Scheme
+from relpos_fairseq.benchmarks.candidates import Candidate, NoPositions
 from relpos_fairseq.benchmarks.flex import Flex
-from relpos_fairseq.benchmarks.settings import Setting, draw, draw_heads
+from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
+from relpos_fairseq.benchmarks.settings import AttentionSetting, draw, draw_heads
 from relpos_fairseq.schemes import parse_hybrid
 
 ODD_LENGTH = 130
@@ -25,7 +26,7 @@ OTHERS_MOST = 100.0  # of FlexAttention, whose captured tensors are rounded to h
 ELEMENTS = 1 << 26  # of the formula's largest tensor
 ROWS = 16
 
-Rows = Sequence[tuple[int, int]]
+RowRanges = Sequence[tuple[int, int]]
 
 
 def check(candidate: Candidate, gradients: bool = True) -> float:
@@ -48,7 +49,7 @@ def check(candidate: Candidate, gradients: bool = True) -> float:
     worst = _error(candidate, some_rows(candidate.name, setting), gradients)
     if isinstance(candidate, Flex):  # whose every shape is compiled
         return worst
-    whole = _error(Scheme(candidate.name, small), [(0, ODD_LENGTH)], gradients)
+    whole = _error(SchemeCandidate(candidate.name, small), [(0, ODD_LENGTH)], gradients)
     return max(worst, whole)
 
 
@@ -69,7 +70,7 @@ def check_step(candidate: Candidate) -> float:
     return _compared(candidate.label, truth, eager, found, setting)
 
 
-def some_rows(name: str, setting: Setting) -> Rows:
+def some_rows(name: str, setting: AttentionSetting) -> RowRanges:
     """The first rows, some in the middle, and the last."""
     trilinear = any(member.replaces_content for member in parse_hybrid(name))
     width = setting.head_dim if trilinear else 1
@@ -82,7 +83,7 @@ def some_rows(name: str, setting: Setting) -> Rows:
     return [(0, count), (middle, middle + count), (last - count, last)]
 
 
-def _error(candidate: Scheme, rows: Rows, gradients: bool) -> float:
+def _error(candidate: SchemeCandidate, rows: RowRanges, gradients: bool) -> float:
     setting = candidate.setting
     given = draw_heads(setting)
     gradients = gradients and candidate.refusal("train") is None
@@ -102,14 +103,14 @@ def _error(candidate: Scheme, rows: Rows, gradients: bool) -> float:
 
 def _formula(
     name: str,
-    setting: Setting,
+    setting: AttentionSetting,
     dtype: torch.dtype,
     given: tuple[Tensor, ...],
-    rows: Rows,
+    rows: RowRanges,
     gradients: bool,
 ) -> list[Tensor]:
     """Rows and gradients by the formula, in a precision."""
-    scheme = Scheme(name, setting, "reference", dtype)
+    scheme = SchemeCandidate(name, setting, "reference", dtype)
 
     def outputs(leaves: list[Tensor]) -> list[Tensor]:
         inputs = scheme.call(*leaves)
@@ -146,7 +147,7 @@ def _compared(
     truth: list[Tensor],
     eager: list[Tensor],
     found: list[Tensor],
-    setting: Setting,
+    setting: AttentionSetting,
     most: float = MOST,
 ) -> float:
     worst, place = 0.0, 0

@@ -16,8 +16,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention.formula import static_logits
 from relpos_fairseq.attention.reference import Gathered
-from relpos_fairseq.benchmarks.candidates import Scheme
-from relpos_fairseq.benchmarks.settings import Setting
+from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
+from relpos_fairseq.benchmarks.settings import AttentionSetting
 from relpos_fairseq.relations import Clipped, DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
@@ -25,7 +25,7 @@ Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 VARIANTS = 512  # compiled versions that are kept: one a scheme and shape
 
 
-class Flex(Scheme):
+class Flex(SchemeCandidate):
     """A position scheme by FlexAttention.
 
     Args:
@@ -33,8 +33,7 @@ class Flex(Scheme):
         setting: what is measured.
     """
 
-    def __init__(self, name: str, setting: Setting) -> None:
-        """Build the scheme; compiling waits for the first call."""
+    def __init__(self, name: str, setting: AttentionSetting) -> None:
         super().__init__(name, setting)
         self.label = f"{name}, FlexAttention"
         torch._dynamo.config.recompile_limit = VARIANTS
@@ -48,7 +47,6 @@ class Flex(Scheme):
             )  # fmt: skip
 
     def refusal(self, mode: str) -> str | None:
-        """Why a mode cannot be measured, or None."""
         with torch.no_grad():
             terms = self.call(*self.inputs()).terms
         for term in terms:
@@ -61,7 +59,6 @@ class Flex(Scheme):
         return "only whole sequences are compared" if mode == "decode" else None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(B, H, T, D)."""
         made = self.call(q, k, v)
         content_q, content_k = (
             (made.content_q, made.content_k) if made.rotated else (made.q, made.k)

@@ -11,20 +11,19 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from relpos_fairseq.benchmarks.settings import scheme_and_backend
-from relpos_fairseq.benchmarks.translation import adam
+from relpos_fairseq.benchmarks.settings import scheme_and_backend, takes_clip
+from relpos_fairseq.benchmarks.translation import make_optimizer
 from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
-from relpos_fairseq.options import CLIP_DISTANCE
-from relpos_fairseq.schemes import parse_hybrid
+from relpos_fairseq.optim.adam import RelPosAdam
 
 MASKED = 0.15  # of the tokens, as BERT
 SPECIAL = 5  # <s>, <pad>, </s>, <unk> and <mask>
 
 
 @dataclass(frozen=True)
-class MaskedLM:
-    """What is measured.
+class MaskedLMSetting:
+    """A step of masked language modelling.
 
     Args:
         size: `base` or `small`: a named size of relpos_roberta.
@@ -52,12 +51,12 @@ class MaskedLM:
 
 
 def sizes_of(size: str) -> dict[str, int]:
-    """Width, feed-forward width, heads and layers of a named size."""
+    """Return width, feed-forward width, heads and layers of a named size."""
     return SIZES[f"relpos_roberta_{size}"]
 
 
-def masked_lm(name: str, setting: MaskedLM) -> RelPosRobertaModel:
-    """The model of a scheme (and backend: `label_of`), with seeded initial values."""
+def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
+    """Build the model of a scheme (and backend: `label_of`), with seeded initial values."""
     dictionary = Dictionary()
     for number in range(setting.vocabulary - SPECIAL):
         dictionary.add_symbol(f"w{number}")
@@ -70,19 +69,19 @@ def masked_lm(name: str, setting: MaskedLM) -> RelPosRobertaModel:
     scheme, config.attention_backend = scheme_and_backend(name)
     config.position_scheme = scheme
     config.dropout = config.attention_dropout = setting.dropout
-    if setting.clip is not None and any(CLIP_DISTANCE in m.takes for m in parse_hybrid(scheme)):
+    if setting.clip is not None and takes_clip(scheme):
         config.position_clip_distance = str(setting.clip)
     torch.manual_seed(1)
     return RelPosRobertaModel.build_model(config, task).to(setting.device, setting.dtype)
 
 
 def parameters(model: nn.Module) -> int:
-    """All parameters, shared ones once."""
+    """Count all parameters, shared ones once."""
     return sum(part.numel() for part in model.parameters())
 
 
-def _text(setting: MaskedLM) -> tuple[Tensor, Tensor]:
-    """(B, T) tokens and which of them are masked, the same in every run."""
+def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
+    """Return (B, T) tokens and which of them are masked, the same in every run."""
     generator = torch.Generator().manual_seed(4)
     shape = (setting.batch, setting.length)
     tokens = torch.randint(4, setting.vocabulary - 1, shape, generator=generator)
@@ -91,10 +90,10 @@ def _text(setting: MaskedLM) -> tuple[Tensor, Tensor]:
     return tokens.to(setting.device), masked.to(setting.device)
 
 
-def training_step(name: str, setting: MaskedLM) -> Callable[[], object]:
-    """Forward, loss of the masked tokens, backward, Adam."""
+def training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
+    """Return a step: forward, loss of the masked tokens, backward, `relpos_adam`."""
     model = masked_lm(name, setting).train()
-    optimizer = adam([part for part in model.parameters() if part.requires_grad])
+    optimizer = make_optimizer(RelPosAdam, model)
     tokens, masked = _text(setting)
     inputs = tokens.masked_fill(masked, setting.vocabulary - 1)
 
@@ -109,8 +108,8 @@ def training_step(name: str, setting: MaskedLM) -> Callable[[], object]:
     return step
 
 
-def inference(name: str, setting: MaskedLM) -> Callable[[], object]:
-    """A forward pass to the features of every token."""
+def inference(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
+    """Return a forward pass to the features of every token."""
     model = masked_lm(name, setting).eval()
     tokens, _ = _text(setting)
     return torch.no_grad()(lambda: model(tokens, features_only=True)[0])

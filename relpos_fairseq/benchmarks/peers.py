@@ -1,26 +1,26 @@
 """Encoder layers of other libraries, of the same sizes as ours; each only where it is installed.
 
-Sizes agree in what all have: four projections, two feed-forward matrices, heads, widths.  Where a
-library differs (T5 has no biases, x-transformers norms before), its layer is left as its own.
+Which there are, and which of our schemes computes the like, is in peers.json.  Sizes agree in what
+all have: four projections, two feed-forward matrices, heads, widths.  Where a library differs (T5
+has no biases, x-transformers norms before), its layer is left as its own.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.benchmarks.layers import Layer
+from relpos_fairseq.benchmarks.encoder_layers import LayerSetting
 
-_BERT = "transformers.models.bert.modeling_bert"
-_DEBERTA = "transformers.models.deberta_v2.modeling_deberta_v2"
-_FLASH_DEBERTA = "flashdeberta.model"
-_T5 = "transformers.models.t5.modeling_t5"
-_XL = "transformers.models.deprecated.transfo_xl.modeling_transfo_xl"
 LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, as published
 
 
@@ -33,7 +33,8 @@ class Peer:
         package: which must be installed.
         module: which it must have.
         like: our scheme that computes the same or the like.
-        build: makes the layer.
+        build: the function of this file that makes the layer.
+        options: of that function.
         time_first: takes (T, B, E), not (B, T, E).
         cuda: runs on a GPU only.
     """
@@ -42,12 +43,13 @@ class Peer:
     package: str
     module: str
     like: str
-    build: Callable[[Layer], nn.Module]
+    build: str
+    options: dict[str, Any] = field(default_factory=dict)
     time_first: bool = False
     cuda: bool = False
 
     def absence(self, device: torch.device) -> str | None:
-        """Why it cannot be measured, or None."""
+        """Return why it cannot be measured, or None."""
         try:
             found = version(self.package)
         except PackageNotFoundError:
@@ -60,6 +62,11 @@ class Peer:
             reason = str(error).splitlines()[0]
             return f"{self.package} {found} has no {self.module} that imports ({reason})"
         return None
+
+    def layer(self, setting: LayerSetting) -> nn.Module:
+        """Build the layer."""
+        build = BUILDERS[self.build]
+        return build(importlib.import_module(self.module), setting, **self.options)
 
 
 class _Wrapped(nn.Module):
@@ -77,54 +84,49 @@ def _first(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)[0]
 
 
-def _bert(kind: str) -> Callable[[Layer], nn.Module]:
-    def build(setting: Layer) -> nn.Module:
-        bert = importlib.import_module(_BERT)
-        config = bert.BertConfig(
-            hidden_size=setting.width,
-            intermediate_size=setting.ffn,
-            num_attention_heads=setting.heads,
-            hidden_dropout_prob=setting.dropout,
-            attention_probs_dropout_prob=setting.dropout,
-            max_position_embeddings=max(setting.length, LEAST_TABLE),
-            position_embedding_type=kind,
-        )
-        # Its SDPA path knows absolute positions only.
-        config._attn_implementation = "sdpa" if kind == "absolute" else "eager"
-        return _Wrapped(bert.BertLayer(config), _first)
-
-    return build
+def bert_layer(library: ModuleType, setting: LayerSetting, kind: str) -> nn.Module:
+    """Build BERT's layer with a kind of positions."""
+    config = library.BertConfig(
+        hidden_size=setting.width,
+        intermediate_size=setting.ffn,
+        num_attention_heads=setting.heads,
+        hidden_dropout_prob=setting.dropout,
+        attention_probs_dropout_prob=setting.dropout,
+        max_position_embeddings=max(setting.length, LEAST_TABLE),
+        position_embedding_type=kind,
+    )
+    # Its SDPA path knows absolute positions only.
+    config._attn_implementation = "sdpa" if kind == "absolute" else "eager"
+    return _Wrapped(library.BertLayer(config), _first)
 
 
-def _deberta(module: str, encoder: str) -> Callable[[Layer], nn.Module]:
-    def build(setting: Layer) -> nn.Module:
-        from transformers import DebertaV2Config
+def disentangled_encoder(library: ModuleType, setting: LayerSetting, encoder: str) -> nn.Module:
+    """Build an encoder of one layer of DeBERTa, as deberta-v3-base."""
+    from transformers import DebertaV2Config
 
-        config = DebertaV2Config(  # as deberta-v3-base
-            hidden_size=setting.width,
-            intermediate_size=setting.ffn,
-            num_attention_heads=setting.heads,
-            num_hidden_layers=1,
-            hidden_dropout_prob=setting.dropout,
-            attention_probs_dropout_prob=setting.dropout,
-            max_position_embeddings=max(setting.length, LEAST_TABLE),
-            relative_attention=True,
-            position_buckets=256,
-            pos_att_type="p2c|c2p",
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-        )
-        made = getattr(importlib.import_module(module), encoder)(config)
-        rows = (setting.batch, setting.length)
-        mask = torch.ones(rows, dtype=torch.long, device=setting.device)
-        return _Wrapped(made, lambda inner, x: inner(x, mask, output_hidden_states=False)[0])
-
-    return build
+    config = DebertaV2Config(
+        hidden_size=setting.width,
+        intermediate_size=setting.ffn,
+        num_attention_heads=setting.heads,
+        num_hidden_layers=1,
+        hidden_dropout_prob=setting.dropout,
+        attention_probs_dropout_prob=setting.dropout,
+        max_position_embeddings=max(setting.length, LEAST_TABLE),
+        relative_attention=True,
+        position_buckets=256,
+        pos_att_type="p2c|c2p",
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+    )
+    rows = (setting.batch, setting.length)
+    mask = torch.ones(rows, dtype=torch.long, device=setting.device)
+    built = getattr(library, encoder)(config)
+    return _Wrapped(built, lambda inner, x: inner(x, mask, output_hidden_states=False)[0])
 
 
-def _t5(setting: Layer) -> nn.Module:
-    t5 = importlib.import_module(_T5)
-    config = t5.T5Config(
+def bucketed_block(library: ModuleType, setting: LayerSetting) -> nn.Module:
+    """Build a block of T5."""
+    config = library.T5Config(
         d_model=setting.width,
         d_kv=setting.width // setting.heads,
         d_ff=setting.ffn,
@@ -132,64 +134,44 @@ def _t5(setting: Layer) -> nn.Module:
         dropout_rate=setting.dropout,
         feed_forward_proj="gelu",
     )
-    return _Wrapped(t5.T5Block(config, has_relative_attention_bias=True), _first)
+    return _Wrapped(library.T5Block(config, has_relative_attention_bias=True), _first)
 
 
-def _transformer_xl(setting: Layer) -> nn.Module:
-    xl = importlib.import_module(_XL)
-    head_dim = setting.width // setting.heads
-    layer = xl.RelPartialLearnableDecoderLayer(
-        setting.heads, setting.width, head_dim, setting.ffn, setting.dropout,
-        dropatt=setting.dropout, pre_lnorm=False,
-    )  # fmt: skip
+def recurrent_layer(library: ModuleType, setting: LayerSetting) -> nn.Module:
+    """Build a layer of Transformer-XL, which sees the past alone."""
+    heads, width, length = setting.heads, setting.width, setting.length
+    layer = library.RelPartialLearnableDecoderLayer(
+        heads, width, width // heads, setting.ffn, setting.dropout, dropatt=setting.dropout
+    )
     for bias in (layer.dec_attn.r_w_bias, layer.dec_attn.r_r_bias):
         nn.init.zeros_(bias)  # the library leaves them as memory was
-    ones = torch.ones(setting.length, setting.length, dtype=torch.bool, device=setting.device)
+    ones = torch.ones(length, length, dtype=torch.bool, device=setting.device)
     future = ones.triu(1)[:, :, None]  # (T, S, 1): this library's shift of rows is causal
-    places = torch.arange(setting.length - 1, -1, -1.0, device=setting.device)
-    r = xl.PositionalEmbedding(setting.width).to(setting.device)(places).to(setting.dtype)
+    places = torch.arange(length - 1, -1, -1.0, device=setting.device)
+    r = library.PositionalEmbedding(width).to(setting.device)(places).to(setting.dtype)
     return _Wrapped(layer, lambda inner, x: inner(x, r, dec_attn_mask=future)[0])
 
 
-def _x_transformers(**options: bool) -> Callable[[Layer], nn.Module]:
-    def build(setting: Layer) -> nn.Module:
-        from x_transformers import Encoder
-
-        return Encoder(
-            dim=setting.width,
-            depth=1,
-            heads=setting.heads,
-            attn_dim_head=setting.width // setting.heads,
-            ff_mult=setting.ffn / setting.width,
-            attn_dropout=setting.dropout,
-            ff_dropout=setting.dropout,
-            **options,
-        )
-
-    return build
+def x_encoder(library: ModuleType, setting: LayerSetting, **options: bool) -> nn.Module:
+    """Build an encoder of one layer of x-transformers."""
+    return library.Encoder(
+        dim=setting.width,
+        depth=1,
+        heads=setting.heads,
+        attn_dim_head=setting.width // setting.heads,
+        ff_mult=setting.ffn / setting.width,
+        attn_dropout=setting.dropout,
+        ff_dropout=setting.dropout,
+        **options,
+    )
 
 
-def _of_transformers(name: str, module: str, like: str, build: Callable, **more: bool) -> Peer:
-    return Peer(f"{name} (transformers)", "transformers", module, like, build, **more)
-
-
-def _of_x_transformers(name: str, like: str, **options: bool) -> Peer:
-    package, module = "x-transformers", "x_transformers"
-    return Peer(f"{name} ({package})", package, module, like, _x_transformers(**options))
-
-
-PEERS = (
-    _of_transformers("BERT absolute", _BERT, "none", _bert("absolute")),
-    _of_transformers("BERT relative_key", _BERT, "shaw_keys", _bert("relative_key")),
-    _of_transformers("BERT relative_key_query", _BERT, "m4", _bert("relative_key_query")),
-    _of_transformers("DeBERTa-v2", _DEBERTA, "deberta", _deberta(_DEBERTA, "DebertaV2Encoder")),
-    _of_transformers("T5", _T5, "t5", _t5),
-    _of_transformers(
-        "Transformer-XL, causal", _XL, "transformer_xl", _transformer_xl, time_first=True
-    ),
-    Peer("FlashDeBERTa (flashdeberta)", "flashdeberta", _FLASH_DEBERTA, "deberta",
-         _deberta(_FLASH_DEBERTA, "FlashDebertaV2Encoder"), cuda=True),
-    _of_x_transformers("T5's bias", "t5", rel_pos_bias=True),
-    _of_x_transformers("rotary", "rope", rotary_pos_emb=True, attn_flash=True),
-    _of_x_transformers("ALiBi", "alibi", alibi_pos_bias=True, attn_flash=True),
-)  # fmt: skip
+BUILDERS = {
+    build.__name__: build
+    for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
+}
+PEERS = tuple(
+    Peer(**entry)
+    for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
+)
+PACKAGES = tuple(dict.fromkeys(peer.package for peer in PEERS))

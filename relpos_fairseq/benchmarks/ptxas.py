@@ -55,7 +55,7 @@ class Kernel:
         return found
 
 
-def prepare(cache: str) -> None:
+def start_compiling(cache: str) -> None:
     """Set what Triton reads when it is imported.
 
     Args:

@@ -1,4 +1,4 @@
-"""What is measured: shape, type, device, and the queries, keys and values of it."""
+"""The call of attention that is measured: shape, type, device; its queries, keys and values."""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig
 from relpos_fairseq.options import CLIP_DISTANCE
-from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
+from relpos_fairseq.schemes import parse_hybrid
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
-# Nothing of them is in attention.
-INPUT_SCHEMES = (
-    "none",
-    *(name for name in scheme_names() if scheme_class(name).own_scale is None),
-)
-DECODED = 8  # sentences that a step of decoding continues, at least
+PLAIN = "none"  # attention without positions, evaluated by this package
 
 
 def label_of(scheme: str, backend: str) -> str:
-    """A row's name: `m4`, or `m4, blocked` where it is not `auto` that chooses."""
+    """Return a row's name: `m4`, or `m4, blocked` where it is not `auto` that chooses."""
     return scheme if backend == "auto" else f"{scheme}, {backend}"
 
 
 def scheme_and_backend(label: str) -> tuple[str, str]:
-    """What `label_of` put together."""
+    """Return what `label_of` put together."""
     scheme, _, backend = label.partition(", ")
     return scheme, backend or "auto"
 
 
+def in_attention(name: str) -> bool:
+    """Tell whether a scheme is evaluated in attention; others act on the input alone."""
+    return any(member.own_scale is not None for member in parse_hybrid(name))
+
+
+def takes_clip(name: str) -> bool:
+    """Tell whether a scheme has a clip distance."""
+    return any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name))
+
+
 @dataclass(frozen=True)
-class Setting:
-    """What is measured.
+class AttentionSetting:
+    """The call of attention that is measured.
 
     Args:
         batch: B.
@@ -62,7 +66,7 @@ class Setting:
         return self.heads * self.head_dim
 
     def columns(self) -> dict:
-        """The setting in a row of results."""
+        """Return the setting as columns of a row of results."""
         return {
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -75,24 +79,18 @@ class Setting:
         }
 
 
-def flags_of(name: str, setting: Setting) -> PositionConfig:
-    """The scheme's flags: the setting's clip distance where it takes one."""
-    flags = {"position_scheme": name}
-    if any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name)):
-        flags["position_clip_distance"] = str(setting.clip)
-    return PositionConfig(**flags)
-
-
 @lru_cache(maxsize=8)
-def draw(setting: Setting, *shape: int, seed: int = 1) -> Tensor:
-    """A unit normal of a shape, in the setting's type and on its device; the same in every run."""
+def draw(setting: AttentionSetting, *shape: int, seed: int = 1) -> Tensor:
+    """Draw a unit normal in the setting's type and on its device; the same in every run."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(shape, generator=generator)
     return drawn.to(setting.device, setting.dtype)
 
 
-def draw_heads(setting: Setting, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (B, H, T, D), k and v (B, H, S, D) of a setting."""
+def draw_heads(
+    setting: AttentionSetting, queries: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw queries (B, H, T, D), keys and values (B, H, S, D)."""
     lengths = (queries or setting.length, setting.length, setting.length)
     q, k, v = (
         draw(setting, setting.batch, setting.heads, length, setting.head_dim, seed=seed)

@@ -1,6 +1,8 @@
 """Whole translation models as benchmarks run them: fairseq's own, and this project's by scheme.
 
-Both have the same sizes, the same random sentences, fairseq's criterion, Adam and beam search.
+Both sides have the same sizes, random sentences and beam search, and both train with fairseq's own
+`adam` and `label_smoothed_cross_entropy`.  What this project's optimizer and loss gain is measured
+by itself, on fairseq's model.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
 from fairseq.data.language_pair_dataset import collate
 from fairseq.models.transformer import TransformerModelBase
-from fairseq.optim.adam import FairseqAdamConfig
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
@@ -26,11 +29,22 @@ from relpos_fairseq.models.relpos_transformer import SIZES, RelPosTransformerMod
 from relpos_fairseq.optim.adam import RelPosAdam
 
 FAIRSEQ = "fairseq"  # the candidate that is fairseq's own transformer
+FAIRSEQS_OWN = (FairseqAdam, LabelSmoothedCrossEntropyCriterion)
+# Rows of training alone: fairseq's transformer with one part of this project's, or both.
+GAINS = {
+    f"{FAIRSEQ}, relpos_adam": (FAIRSEQ, RelPosAdam, FAIRSEQS_OWN[1]),
+    f"{FAIRSEQ}, relpos_label_smoothed_cross_entropy": (
+        FAIRSEQ,
+        FAIRSEQS_OWN[0],
+        RelPosLabelSmoothedCrossEntropyCriterion,
+    ),
+    f"{FAIRSEQ}, both": (FAIRSEQ, RelPosAdam, RelPosLabelSmoothedCrossEntropyCriterion),
+}
 PREFIX = "relpos_transformer"
 
 
 def _multi30k() -> dict[str, Any]:
-    """The model of examples/translation/config/multi30k.yaml."""
+    """Return the model of examples/translation/config/multi30k.yaml."""
     one = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in one.items()}
 
@@ -43,8 +57,8 @@ MODEL_SIZES = {
 
 
 @dataclass(frozen=True)
-class Translation:
-    """What is measured: a model's size and a batch of sentences.
+class TranslationSetting:
+    """A model's size and a batch of sentences.
 
     Args:
         size: a name of MODEL_SIZES.
@@ -68,15 +82,15 @@ class Translation:
 
 
 def small_task(words: int) -> SimpleNamespace:
-    """A task with one dictionary of `words` words for both languages."""
+    """Return a task with one dictionary of `words` words for both languages."""
     dictionary = Dictionary()
     for number in range(words):
         dictionary.add_symbol(f"w{number}")
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
 
 
-def translation_model(name: str, setting: Translation) -> nn.Module:
-    """A model of a scheme (and backend: `label_of`), or fairseq's own, with seeded values."""
+def translation_model(name: str, setting: TranslationSetting) -> nn.Module:
+    """Build a scheme's model (and backend: `label_of`), or fairseq's own, with seeded values."""
     config = RelPosTransformerConfig()
     values = MODEL_SIZES[setting.size] | {"share_all_embeddings": True, "dropout": setting.dropout}
     if name != FAIRSEQ:
@@ -94,8 +108,8 @@ def translation_model(name: str, setting: Translation) -> nn.Module:
     return model.to(setting.device, setting.dtype)
 
 
-def sentences(setting: Translation) -> dict:
-    """A batch as fairseq collates it, the same in every run."""
+def sentences(setting: TranslationSetting) -> dict:
+    """Return a batch as fairseq collates it, the same in every run."""
     generator = torch.Generator().manual_seed(2)
     shortest = max(1, setting.length * 3 // 4)
 
@@ -112,19 +126,23 @@ def sentences(setting: Translation) -> dict:
     return utils.move_to_cuda(batch) if setting.device.type == "cuda" else batch
 
 
-def adam(parameters: list[nn.Parameter]) -> RelPosAdam:
-    """What `--optimizer relpos_adam` makes, with a learning rate that hardly moves the weights."""
+def make_optimizer(kind: type[FairseqAdam], model: nn.Module) -> FairseqAdam:
+    """Return a kind of Adam with a learning rate that hardly moves the weights."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
     config.tpu = False
-    return RelPosAdam(config, parameters)
+    return kind(config, [part for part in model.parameters() if part.requires_grad])
 
 
-def training_step(name: str, setting: Translation) -> Callable[[], object]:
-    """Forward, label-smoothed cross entropy, backward, Adam; returns the loss."""
-    model = translation_model(name, setting).train()
+def training_step(name: str, setting: TranslationSetting) -> Callable[[], object]:
+    """Return a step of training: forward, loss, backward, optimizer; it returns the loss.
+
+    Optimizer and loss are fairseq's own on both sides; rows of `GAINS` replace one of them.
+    """
+    model_name, optimizer_kind, criterion_kind = GAINS.get(name, (name, *FAIRSEQS_OWN))
+    model = translation_model(model_name, setting).train()
     task = small_task(setting.vocabulary)
-    criterion = RelPosLabelSmoothedCrossEntropyCriterion(task, False, label_smoothing=0.1)
-    optimizer = adam([part for part in model.parameters() if part.requires_grad])
+    criterion = criterion_kind(task, False, label_smoothing=0.1)
+    optimizer = make_optimizer(optimizer_kind, model)
     batch = sentences(setting)
 
     def step() -> torch.Tensor:
@@ -137,8 +155,8 @@ def training_step(name: str, setting: Translation) -> Callable[[], object]:
     return step
 
 
-def generation(name: str, setting: Translation) -> Callable[[], object]:
-    """Beam search for exactly `length` tokens a sentence; returns fairseq's hypotheses."""
+def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
+    """Return beam search for exactly `length` tokens a sentence, which gives hypotheses."""
     model = translation_model(name, setting).eval()
     model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     words = small_task(setting.vocabulary).target_dictionary

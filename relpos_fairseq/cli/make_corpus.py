@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = _Parser(prog="make_corpus.py", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
     parser.add_argument("--seed", type=int, default=1, help="seed (default: %(default)s)")
@@ -57,7 +57,7 @@ def _table(corpus: Corpus) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Makes the corpus.
+    """Make the corpus.
 
     Args:
         arguments: command line; that of the process where missing.

@@ -1,89 +1,57 @@
-#!/usr/bin/env python3
-"""Makes a data-bin for fairseq's masked_lm from plain text: tokenizer, blocks, shards.
+r"""Prepare plain text for masked language models: tokenizer, blocks, shards.
 
-    python scripts/prepare_mlm.py --out data/wiki --train en=wiki.en.txt.gz de=wiki.de.txt.gz \
+    relpos prepare mlm --out data/wiki --train en=wiki.en.txt.gz de=wiki.de.txt.gz \
         --tokenizer sentencepiece --vocab-size 120000 --alpha 0.7 --tokens-per-sample 512
 
-The same command again continues after an interruption, and does only what has changed.
+The result is a data-bin for fairseq's masked_lm. The same command again continues after an
+interruption, and does only what has changed.
 """
 
-from __future__ import annotations
-
-import sys
+import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from relpos_fairseq.engine.command import run_command
-from relpos_fairseq.engine.files import read_json
-from relpos_fairseq.engine.manifest import table, write_manifest
-from relpos_fairseq.engine.stages import run_stages
-from relpos_fairseq.preparation.mlm.settings import parse
-from relpos_fairseq.preparation.mlm.stages import Pipeline
+from relpos_fairseq.preparation.mlm.settings import HOLD_OUT, KINDS, PACKING, check
+
+HELP = "plain text in one or many languages, for masked language models"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prepare.
-
-    Raises:
-        ValueError: what is wrong with the input or the command line.
-    """
-    args = parse(argv)
-    pipeline = Pipeline(args)
-    counts = run_stages(pipeline.stages(), args.out, force=args.force)
-    write_manifest(
-        args.out / "manifest.json",
-        command=["prepare_mlm.py", *(sys.argv[1:] if argv is None else map(str, argv))],
-        inputs={f"{source.name}:{source.path.name}": source.path for source in args.sources},
-        outputs=[*pipeline.shards, *([] if args.tokenizer_folder else [pipeline.tokenizer])],
-        stages=counts,
-        extra={"languages": languages(pipeline)},
-    )
-    report(pipeline, counts)
-
-
-def languages(pipeline: Pipeline) -> dict[str, dict[str, float]]:
-    """Each language's training sentences and how often its documents occur."""
-    from relpos_fairseq.preparation.mlm.sampling import repetitions
-
-    sentences = pipeline.sentences()
-    factors = repetitions(sentences, pipeline.args.alpha)
-    return {
-        language: {"sentences": count, "repetitions": round(factors[language], 4)}
-        for language, count in sorted(sentences.items())
-    }
-
-
-def report(pipeline: Pipeline, counts: dict[str, dict]) -> None:
-    """Print what was made and how fairseq reads it."""
-    args = pipeline.args
-    known = read_json(pipeline.counts_file)
-    rows = [
-        (source.split, source.language, source.path.name, known[source.name].get("documents", 0),
-         known[source.name]["sentences"], counts[f"encode-{source.name}"]["tokens"])
-        for source in args.sources
-    ]  # fmt: skip
-    print(table(rows, ("split", "language", "file", "documents", "sentences", "tokens")))
-    if len({source.language for source in args.sources}) > 1:
-        named = languages(pipeline).items()
-        rows = [(name, one["sentences"], one["repetitions"]) for name, one in named]
-        print(table(rows, ("language", "training sentences", "repetitions")))
-    rows = []
-    for shard in pipeline.shards:
-        found = counts[f"assemble-{shard.name}"]
-        for split in ("train", "valid"):
-            if f"{split}_blocks" in found:
-                values = [found[f"{split}_{name}"] for name in
-                          ("documents", "blocks", "tokens", "split_sentences")]  # fmt: skip
-                full = values[2] / values[1] / (args.tokens_per_sample - 1)
-                rows.append((f"{shard.name}/{split}", *values, f"{full:.0%}"))
-    headers = ("data", "documents", "blocks", "tokens", "sentences cut", "blocks full")
-    packed = args.pack != "none"
-    print(table(rows if packed else [row[:-1] for row in rows], headers[: None if packed else -1]))
-    mode = "eos" if packed else "complete_doc"
-    print(
-        f"train with: fairseq-train {':'.join(map(str, pipeline.shards))} --task masked_lm "
-        f"--sample-break-mode {mode} --tokens-per-sample {args.tokens_per_sample} ..."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder to write to")
+    add("--train", nargs="+", required=True, metavar="[LANG=]FILE", help="text, or .gz .bz2 .xz")
+    add("--valid", nargs="+", default=[], metavar="[LANG=]FILE", help="validation text")
+    add("--hold-out", type=float, metavar="F",
+        help=f"without --valid: this share of the documents (default: {HOLD_OUT})")  # fmt: skip
+    add("--documents", default="blank", metavar="blank|line|file|REGEX",
+        help="what ends a document: an empty line, each line, the file; or what the line that "
+        "begins one looks like (default: %(default)s)")  # fmt: skip
+    add("--sentences", choices=("line", "split"), default="line",
+        help="a line is a sentence, or is split into some (default: %(default)s)")  # fmt: skip
+    add("--on-bad-line", choices=("fail", "drop"), default="fail", help="lines that are not UTF-8")
+    add("--tokenizer", choices=KINDS, help="what to train (default: bpe)")
+    add("--tokenizer-folder", type=Path, help="use this one instead, with its dict.txt")
+    add("--vocab-size", type=int, help="symbols (default: 50000)")
+    add("--lowercase", action="store_true", help="wordpiece: BERT's uncased normalisation")
+    add("--character-coverage", type=float, help="sentencepiece's (default: 0.9995)")
+    add("--tokenizer-sentences", type=int, metavar="N",
+        help="train it on about so many sentences (default: 10000000)")  # fmt: skip
+    add("--alpha", type=float, default=0.7,
+        help="exponent of the languages' shares; 1 keeps them (default: %(default)s)")  # fmt: skip
+    add("--pack", choices=PACKING, default="document",
+        help="blocks of full sentences of one document, of several, or no blocks")  # fmt: skip
+    add("--tokens-per-sample", type=int, default=512, metavar="N",
+        help="tokens of a block with <s> (default: %(default)s)")  # fmt: skip
+    add("--shards", type=int, default=1, help="data-bins, one an epoch (default: %(default)s)")
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of hold-out and sampling (default: %(default)s)")
+    add("--force", action="store_true", help="repeat stages that are done")
 
 
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    check(args)
+
+    from relpos_fairseq.preparation.mlm.stages import MlmPreparation
+
+    MlmPreparation(args).run(["prepare_mlm.py", *argv], args.force)

@@ -46,7 +46,7 @@ def complete(params: Params, source: Takeover) -> Params:
 
 
 def dropped(name: str, layers: list[Params]) -> str:
-    """A member that is left out, in words: its tables and how large they are."""
+    """Say in words which member is left out: its tables and how large they are."""
     tables = [value for params in layers for value in params.values()]
     if not tables:
         return f"{name} is dropped (it has no parameters, and acts all the same)"

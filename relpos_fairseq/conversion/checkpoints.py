@@ -38,7 +38,7 @@ _SHARED = (
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint, safely.
+    """Read a fairseq checkpoint, safely.
 
     Raises:
         ConversionError: it is absent, truncated, or another kind of file.
@@ -104,7 +104,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
 
 
 def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A checkpoint's model options, whichever style wrote them."""
+    """Return a checkpoint's model options, whichever style wrote them."""
     cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
     if cfg is None and args is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
@@ -121,7 +121,7 @@ def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Options as a dict, whichever style wrote them."""
+    """Return options as a dict, whichever style wrote them."""
     if OmegaConf.is_config(options):
         return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
     return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)
@@ -139,7 +139,7 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
 
 
 def _modern(state: State) -> State:
-    """Names of today's fairseq; old releases said decoder, emb_layer_norm and in_proj."""
+    """Rename tensors as today's fairseq does; old ones have decoder, emb_layer_norm, in_proj."""
     result = {}
     for key, value in state.items():
         if key.startswith("decoder."):
@@ -157,7 +157,7 @@ def _modern(state: State) -> State:
 
 
 def _check(source: SourceModel) -> None:
-    """Options and tensors belong together.
+    """Check that options and tensors belong together.
 
     Raises:
         ConversionError: they do not.

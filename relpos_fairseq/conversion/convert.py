@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.conversion import approximate, exact, scales
 from relpos_fairseq.conversion.heads import merge_layers, spread_heads
 from relpos_fairseq.conversion.layouts import (
@@ -29,6 +28,7 @@ from relpos_fairseq.conversion.layouts import (
 )
 from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.takeover import Takeover
 
@@ -117,7 +117,7 @@ class _Work:
         self.taken = exact.assign(list(self.old.values()), self.new)
 
     def members(self) -> _Made:
-        """Tables of every member of the target."""
+        """Make the tables of every member of the target."""
         made, fresh = Tables({}), []
         for place in self.new:
             rows = []
@@ -145,7 +145,7 @@ class _Work:
         return approximate.complete(exact.take_over(source), source)
 
     def _resized(self, scheme: PositionScheme, params: Params) -> Params:
-        """Absolute positions as many as the target has."""
+        """Give tables of absolute positions the target's length."""
         length = self.target.shape.max_positions
         resized = {
             name: resize(params[name], length, self.fill, self.report, table.axis)

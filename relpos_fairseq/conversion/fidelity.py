@@ -69,7 +69,7 @@ class Fidelity:
     tokens: int
 
     def lines(self) -> list[str]:
-        """The comparison as it is printed."""
+        """Return the comparison as it is printed."""
         names = {"logits": "Maximum logit difference", "features": "Maximum feature difference"}
         lines = [
             f"{names.get(name, f'Maximum difference of {name}')}: {value:.3g} "
@@ -118,7 +118,7 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    """Everything that a RoBERTa of fairseq's or ours says of some tokens, in fp64.
+    """Return everything that a RoBERTa of fairseq's or ours says of some tokens, in fp64.
 
     Args:
         model: the model.

@@ -94,7 +94,7 @@ def fit(source: SourceModel, values: dict[str, Any], done: Conversion, seed: int
 
 
 def _full(source: SourceModel, longest: int, seed: int) -> Probe:
-    """Random input without padding, as long as the tables."""
+    """Return random input without padding, as long as the tables."""
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     random = torch.Generator().manual_seed(seed)
     tokens = torch.randint(4, source.rows, (SENTENCES, longest), generator=random)
@@ -195,7 +195,7 @@ def _solve(
     table: Tensor,
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the table (H|1, R, D|1), and what they add to the logits (B, H, T, T)."""
+    """Solve for the table (H|1, R, D|1); return it and what it adds to logits (B, H, T, T)."""
     ids = scheme.relation.ids(inputs.positions)[0]
     heads, rows = table.size(0), table.size(1)
     found = table.new_zeros(heads, rows, 1 if table.dim() == 2 else table.size(2))

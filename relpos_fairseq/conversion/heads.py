@@ -11,7 +11,7 @@ from relpos_fairseq.scheme import PositionScheme
 
 
 def spread_heads(params: Params, scheme: PositionScheme, report: ConversionReport) -> Params:
-    """Parameters for the number of tables that `scheme` has: one, or one a head."""
+    """Return parameters for the number of tables that `scheme` has: one, or one a head."""
     result = {}
     for name, value in params.items():
         table = scheme.table_of(name)
@@ -28,7 +28,7 @@ def spread_heads(params: Params, scheme: PositionScheme, report: ConversionRepor
 def merge_layers(
     layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport
 ) -> list[Params]:
-    """Those parameters that all layers have in common, one for all of them."""
+    """Return those parameters that all layers have in common, one for all of them."""
     merged = {
         part: _merged(
             torch.stack([p[part] for p in layers]), f"{name}: {part} of all layers", report
@@ -39,7 +39,7 @@ def merge_layers(
 
 
 def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:
-    """The one table that all are, or their mean, which is a loss."""
+    """Return the one table that all are, or their mean, which is a loss."""
     if bool((tables == tables[:1]).all()):
         return tables[0]
     mean = tables.mean(0)

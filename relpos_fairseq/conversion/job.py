@@ -273,7 +273,7 @@ def _export_order(source: SourceModel) -> Vocabulary:
 
 
 def _same_names(after: dict, before: dict) -> dict:
-    """A head's output under the name that a model with several heads gives it."""
+    """Return a head's output under the name that a model with several heads gives it."""
     renamed = {}
     for name, value in after.items():
         longer = [other for other in before if other.startswith(f"{name} ")]

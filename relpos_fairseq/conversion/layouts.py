@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.placement import decode_text, encode_text
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 
@@ -53,20 +53,20 @@ class Place:
         return self.scheme.own_scale is None
 
     def prefix(self, layer: int) -> str:
-        """Names of its parameters begin so."""
+        """Return what the names of its parameters begin with."""
         if self.shared:
             return f"{ENCODER}.positions.shared.{self.index}."
         return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index}."
 
     def build(self, plan: PositionPlan, layer: int) -> PositionScheme:
-        """The scheme itself, with the initial values that a model gives it."""
+        """Return the scheme itself, with the initial values that a model gives it."""
         where = "shared" if self.shared else str(layer)
         name = f"{plan.shape.seed_name}.{where}"
         return self.scheme(replace(plan.shape, seed_name=name), self.options)
 
 
 def places(plan: PositionPlan) -> list[Place]:
-    """Every member of a stack, segments included, in the order of the stack's own lists."""
+    """List every member of a stack, segments included, in the order of the stack's own lists."""
     members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
     segment = SchemeOptions(
         share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments
@@ -91,14 +91,14 @@ class Tables:
     of: dict[str, list[Params]]
 
     def every(self) -> Iterator[tuple[str, int, Params]]:
-        """(member, layer, parameters)."""
+        """Return (member, layer, parameters)."""
         for name, layers in self.of.items():
             for layer, params in enumerate(layers):
                 yield name, layer, params
 
 
 def count_layers(state: State) -> int:
-    """Number of layers of a state.
+    """Count the layers of a state.
 
     Raises:
         ConversionError: it has none, or its numbers have gaps.
@@ -179,7 +179,7 @@ def join(content: State, tables: Tables, plan: PositionPlan) -> State:
 
 
 def described(state: State) -> str | None:
-    """What a state of ours says of its own positions; None in a plain one."""
+    """Return what a state of ours says of its own positions; None in a plain one."""
     version = state.get(VERSION)
     return None if version is None else decode_text(version)
 
@@ -197,5 +197,5 @@ def learned_from_fairseq(state: State) -> State:
 
 
 def embed_positions(table: Tensor) -> Tensor:
-    """The inverse: (N, E) positions as fairseq's table of N + 2 rows."""
+    """Return (N, E) positions as fairseq's table of N + 2 rows."""
     return torch.cat([table.new_zeros(FAIRSEQ_OFFSET, table.size(1)), table])

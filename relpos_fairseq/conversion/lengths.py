@@ -21,7 +21,7 @@ FILLS = ("tile", "interpolate")
 def resize(
     table: Tensor, length: int, fill: str | None, report: ConversionReport, axis: int = 0
 ) -> Tensor:
-    """A table of `length` positions.
+    """Give a table `length` positions.
 
     Args:
         table: positions along `axis`.

@@ -58,7 +58,7 @@ class ConversionReport:
         _once(self.limits, text)
 
     def lines(self) -> list[str]:
-        """The report as it is printed and logged."""
+        """Return the report as it is printed and logged."""
         lines = [f"from      {self.source}", f"to        {self.target}"]
         lines += [f"done      {text}" for text in self.steps]
         lines += [f"lost      {text}" for text in self.lost]

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 
-from relpos_fairseq.config import PositionPlan
 from relpos_fairseq.conversion.layouts import ENCODER, State, Tables, count_layers, places
 from relpos_fairseq.conversion.report import ConversionReport
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.tables import Table
 
 

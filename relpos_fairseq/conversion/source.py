@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, PositionPlan, resolve
+from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_hybrid
 
@@ -79,7 +80,7 @@ class SourceModel:
 
 
 def plan_of(values: dict[str, Any]) -> PositionPlan:
-    """The positions that our config's values ask for.
+    """Resolve the positions that our config's values ask for.
 
     Raises:
         ValueError: a position flag that is wrong or does not apply.
@@ -96,7 +97,7 @@ def plan_of(values: dict[str, Any]) -> PositionPlan:
 
 
 def target_values(source: SourceModel, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
-    """The source's config with other positions.
+    """Return the source's config with other positions.
 
     An option that is not given is the source's own where source and target have a member that takes
     it in common, and else the target's default.

@@ -24,7 +24,7 @@ CHECKPOINT = "model.pt"
 
 
 def build(values: dict[str, Any], state: State) -> nn.Module:
-    """A relpos_roberta of some config values and tensors, heads included.
+    """Build a relpos_roberta of config values and tensors, heads included.
 
     Raises:
         ConversionError: tensors are missing, unknown, or of another shape.
@@ -65,7 +65,7 @@ class _Rows:
 
 
 def task_of(rows: int, length: int) -> SimpleNamespace:
-    """What a model asks of its task: a dictionary of some rows, and its samples' length."""
+    """Return what a model asks of its task: a dictionary of some rows, and its samples' length."""
     return SimpleNamespace(source_dictionary=_Rows(rows), max_positions=lambda: length)
 
 
@@ -74,7 +74,7 @@ def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:
 
 
 def _loaded(model: nn.Module, state: State) -> nn.Module:
-    """The model with the tensors in it, on its own copy of them, in evaluation mode."""
+    """Return the model with the tensors in it, on its own copy of them, in evaluation mode."""
     dtype = state[f"{ENCODER}.embed_tokens.weight"].dtype
     try:
         model.to(dtype).load_state_dict({key: value.clone() for key, value in state.items()})
@@ -156,7 +156,7 @@ def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
 
 
 def _classifier(given: dict[str, Any]) -> str | None:
-    """The head that a sentence_prediction trained."""
+    """Return the head that a sentence_prediction trained."""
     trained = given.get("_name") == "sentence_prediction"
     return given.get("classification_head_name") if trained else None
 

@@ -24,7 +24,7 @@ ZEROS = bytes(512)  # a tar ends with two such blocks
 def extract(
     archive: str | Path, folder: str | Path, members: Iterable[str] | None = None
 ) -> list[Path]:
-    """Extracts files of a tar (plain, .gz, .bz2, .xz), a zip, or a single compressed file.
+    """Extract files of a tar (plain, .gz, .bz2, .xz), a zip, or a single compressed file.
 
     Each member appears whole or not at all. A member that is already there is replaced.
 
@@ -71,7 +71,7 @@ def extract(
 
 
 def write_member(path: Path, size: int, stream: BinaryIO) -> Path:
-    """Writes one member, whole or not at all."""
+    """Write one member, whole or not at all."""
     require_space(path.parent, size)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         shutil.copyfileobj(stream, file, 1 << 20)
@@ -79,7 +79,7 @@ def write_member(path: Path, size: int, stream: BinaryIO) -> Path:
 
 
 def check_name(archive: Path, name: str) -> None:
-    """Refuses names that lead out of the folder, on any system."""
+    """Refuse names that lead out of the folder, on any system."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not name or "\0" in name or ".." in parts or name[:1] in "/\\" or ":" in parts[0]:
         raise PreparationError(
@@ -91,7 +91,7 @@ Member = tuple[str, int, BinaryIO | None, str | None]  # name, size, bytes, what
 
 
 def tar_members(archive: Path) -> Iterator[Member]:
-    """Streams a tar's members; at its end checks that the end was really there."""
+    """Stream a tar's members; at its end checks that the end was really there."""
     with open_compressed(archive) as raw:
         tail = _Tail(raw)
         with tarfile.open(fileobj=tail, mode="r|", encoding="utf-8") as tar:
@@ -108,7 +108,7 @@ def tar_members(archive: Path) -> Iterator[Member]:
 
 
 def zip_members(archive: Path) -> Iterator[Member]:
-    """Streams a zip's members; zipfile checks each one's checksum."""
+    """Stream a zip's members; zipfile checks each one's checksum."""
     with zipfile.ZipFile(archive) as file:
         for info in file.infolist():
             if info.is_dir():
@@ -125,14 +125,14 @@ def zip_members(archive: Path) -> Iterator[Member]:
 
 
 def single_member(archive: Path) -> Iterator[Member]:
-    """Yields the one file that a .gz, .bz2 or .xz holds."""
+    """Yield the one file that a .gz, .bz2 or .xz holds."""
     with open_binary(archive) as stream:
         yield archive.stem, 0, stream, None
 
 
 @contextmanager
 def open_compressed(archive: Path) -> Iterator[BinaryIO]:
-    """Opens a tar of any compression as the bytes of the tar."""
+    """Open a tar of any compression as the bytes of the tar."""
     suffix = SHORT.get(archive.suffix.lower(), archive.suffix.lower())
     with open_binary(archive, suffix) as file:
         yield file
@@ -140,7 +140,7 @@ def open_compressed(archive: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def damage_named(archive: Path) -> Iterator[None]:
-    """Turns what the libraries raise of a damaged archive into one clear error."""
+    """Turn what the libraries raise of a damaged archive into one clear error."""
     damage = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError)
     try:
         yield
@@ -163,11 +163,11 @@ class _Tail(io.RawIOBase):
         self.raw, self.last = raw, b""
 
     def readable(self) -> bool:
-        """Returns True."""
+        """Return True."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Reads as the file below does."""
+        """Read as the file below does."""
         block = self.raw.read(size)
         self.last = (self.last + block)[-len(ZEROS) :]
         return block

@@ -1,4 +1,4 @@
-"""How a preparation script begins and ends: its exit status and its last line."""
+"""How a command ends: its exit status and its last line."""
 
 import errno
 import os
@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from relpos_fairseq.engine.errors import ToolError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CONTINUE = "interrupted; run the same command again to continue"
@@ -23,20 +25,23 @@ class Terminated(KeyboardInterrupt):
 def run_command(
     main: Callable[[Sequence[str] | None], object], argv=None, interrupted: str = CONTINUE
 ) -> int:
-    """Runs a script's main function and turns what it raises into a line and an exit status.
+    """Run a command's main function and turn what it raises into a line and an exit status.
 
     Args:
-        main: Takes the arguments (None: those of the process).
-        argv: The arguments.
-        interrupted: What is said of Ctrl-C and SIGTERM.
+        main: takes the arguments (None: those of the process); may return an exit status.
+        argv: the arguments.
+        interrupted: what is said of Ctrl-C and SIGTERM.
 
     Returns:
-        0, or 2 after one line `error: ...` (bad input, a missing file, a full disk), or 130
-        (Ctrl-C) or 143 (SIGTERM). Any other exception is a bug and passes with its traceback.
+        What `main` returns (None: 0); after a line `error: ...` 1 (a program that it started
+        failed) or 2 (bad input, a missing file, a full disk); 130 (Ctrl-C) or 143 (SIGTERM).
+        Any other exception is a bug and passes with its traceback.
     """
     try:
         with terminated_by_exception():
-            main(argv)
+            status = main(argv)
+    except ToolError as error:
+        return fail(str(error), 1)
     except ValueError as error:
         return fail(str(error))
     except Terminated:
@@ -50,17 +55,17 @@ def run_command(
         if message is None:
             raise
         return fail(message)
-    return 0
+    return status if isinstance(status, int) else 0
 
 
-def fail(message: str) -> int:
-    """Prints an error's line; returns its exit status."""
+def fail(message: str, status: int = 2) -> int:
+    """Print an error's line; returns the exit status."""
     print(f"error: {message}", file=sys.stderr, flush=True)
-    return 2
+    return status
 
 
 def last_words(lines: Iterable[str]) -> str:
-    """Returns why a program failed: its output's last exception, else its last line, else ""."""
+    """Return why a program failed: its output's last exception, else its last line, else ""."""
     last = error = ""
     for line in lines:
         last = line.strip() or last
@@ -70,7 +75,7 @@ def last_words(lines: Iterable[str]) -> str:
 
 
 def describe(error: OSError) -> str | None:
-    """Says in words what the file system refused; None where no file is named."""
+    """Say in words what the file system refused; None where no file is named."""
     if error.errno in FULL:
         where = Path(error.filename) if error.filename else Path.cwd()
         folder = existing_folder(where)
@@ -83,7 +88,7 @@ def describe(error: OSError) -> str | None:
 
 
 def existing_folder(path: Path) -> Path:
-    """Returns the nearest folder at or above a path that exists."""
+    """Return the nearest folder at or above a path that exists."""
     path = path.absolute()
     while not path.is_dir():
         path = path.parent
@@ -92,7 +97,7 @@ def existing_folder(path: Path) -> Path:
 
 @contextmanager
 def terminated_by_exception() -> Iterator[None]:
-    """Lets SIGTERM raise `Terminated` in the main thread."""
+    """Let SIGTERM raise `Terminated` in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return

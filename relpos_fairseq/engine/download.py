@@ -3,46 +3,19 @@
 import queue
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import sha256_of, write_text
+from relpos_fairseq.engine.files import Hashes, describe_size, write_text
 from relpos_fairseq.engine.progress import progress as progress_of
-from relpos_fairseq.engine.transfer import Stopped, Transfer, TransferError, describe_size
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file that can be downloaded.
-
-    Attributes:
-        name: What the program calls it.
-        urls: Where it is, the preferred mirror first.
-        filename: What it is called in the folder.
-        size: Its bytes, where they are known.
-        sha256: Its hash, where one has been published. Without one, the hash of the first download
-            is kept beside the file (`FILENAME.sha256`) and later ones must have it too.
-        licence: What its use is subject to, for the eye.
-    """
-
-    name: str
-    urls: tuple[str, ...] | list[str]
-    filename: str
-    size: int | None = None
-    sha256: str | None = None
-    licence: str = ""
-
-    def __post_init__(self) -> None:
-        """Checks the file name."""
-        if Path(self.filename).name != self.filename or self.filename in ("", ".", ".."):
-            raise PreparationError(f"{self.name}: not a plain file name: {self.filename!r}")
+from relpos_fairseq.engine.remote import RemoteFile
+from relpos_fairseq.engine.transfer import Stopped, Transfer, TransferError
 
 
 def fetch(
-    sources: Iterable[Source],
+    sources: Iterable[RemoteFile],
     folder: str | Path,
     *,
     workers: int = 4,
@@ -51,8 +24,9 @@ def fetch(
     attempts: int = 5,
     backoff: float = 0.5,
     timeout: float = 60.0,
+    hashes: Hashes | None = None,
 ) -> dict[str, Path]:
-    """Downloads files, or finds them downloaded; all of them are complete and checked.
+    """Download files, or finds them downloaded; all of them are complete and checked.
 
     Args:
         sources: What is wanted.
@@ -64,6 +38,7 @@ def fetch(
         attempts: How often a broken connection is resumed without a byte of progress in between.
         backoff: Seconds before the first repetition; each later one waits twice as long.
         timeout: Seconds without a byte after which a connection counts as broken.
+        hashes: Those of files that were read before.
 
     Returns:
         Each source's path, by name.
@@ -73,23 +48,23 @@ def fetch(
             reason, and where to put files that were got elsewhere.
     """
     sources = list(sources)
-    folder = Path(folder)
+    folder, hashes = Path(folder), hashes or Hashes()
     if workers < 1:
         raise PreparationError(f"workers must be >= 1, got {workers}")
     if from_dir is not None:
-        return find_local(sources, Path(from_dir))
+        return find_local(sources, Path(from_dir), hashes)
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [source for source in sources if not is_complete(source, folder)]
+    wanted = [source for source in sources if not is_complete(source, folder, hashes)]
     if wanted:
         settings = {"attempts": attempts, "backoff": backoff, "timeout": timeout}
-        errors = run_transfers(wanted, folder, workers, progress, settings)
+        errors = run_transfers(wanted, folder, workers, progress, hashes, settings)
         if errors:
             raise PreparationError(explain(wanted, errors))
     return {source.name: folder / source.filename for source in sources}
 
 
-def find_local(sources: list[Source], folder: Path) -> dict[str, Path]:
-    """Finds files in the user's folder and checks them.
+def find_local(sources: list[RemoteFile], folder: Path, hashes: Hashes) -> dict[str, Path]:
+    """Find files in the user's folder and checks them.
 
     Raises:
         PreparationError: Some are missing or are not the files meant.
@@ -100,51 +75,66 @@ def find_local(sources: list[Source], folder: Path) -> dict[str, Path]:
     for source in sources:
         paths = sorted(folder.rglob(source.filename), key=lambda path: (len(path.parts), path))
         if paths:
-            check_local(source, paths[0])
+            check_local(source, paths[0], hashes)
             found[source.name] = paths[0]
         else:
-            missing.append(f"  {describe_source(source)}")
+            missing.append(f"  {source}")
     if missing:
         raise PreparationError("\n".join([f"{folder} lacks files; put there:", *missing]))
     return found
 
 
-def check_local(source: Source, path: Path) -> None:
-    """Checks a file against what is known of its source."""
+def check_local(source: RemoteFile, path: Path, hashes: Hashes) -> None:
+    """Check a file against what is known of its source."""
     size = path.stat().st_size
     if source.size is not None and size != source.size:
         raise PreparationError(f"{path} has {size:,} bytes, {source.size:,} expected: replace it")
-    if source.sha256 is not None and (found := sha256_of(path)) != source.sha256:
-        raise PreparationError(f"{path} has sha256 {found}, {source.sha256} expected: replace it")
+    if wrong := wrong_hash(source, path, hashes):
+        raise PreparationError(f"{path} has {wrong}: replace it")
 
 
-def is_complete(source: Source, folder: Path) -> bool:
-    """Tells whether a file was downloaded before and is as it was then."""
+def wrong_hash(source: RemoteFile, path: Path, hashes: Hashes) -> str:
+    """Say which published hash a file does not have; "" where it has them."""
+    for algorithm, expected in (("md5", source.md5), ("sha256", source.sha256)):
+        if expected and (found := hashes.of_file(path, algorithm)) != expected:
+            return f"{algorithm} {found}, {expected} expected"
+    return ""
+
+
+def is_complete(source: RemoteFile, folder: Path, hashes: Hashes) -> bool:
+    """Return whether a file was downloaded before and is as it was then."""
     path = folder / source.filename
-    expected = source.sha256 or read_pin(source, folder)
-    if not path.is_file() or expected is None:
+    pinned = read_pin(source, folder)
+    if not path.is_file() or not (source.md5 or source.sha256 or pinned):
         return False
     if source.size is not None and path.stat().st_size != source.size:
         return False
-    return sha256_of(path) == expected
+    return not wrong_hash(source, path, hashes) and pinned in (None, hashes.of_file(path))
 
 
-def pin_path(source: Source, folder: Path) -> Path:
-    """Returns where the hash of a file without a published one is kept."""
+def pin_path(source: RemoteFile, folder: Path) -> Path:
+    """Return where the hash of a file without a published one is kept."""
     return folder / f"{source.filename}.sha256"
 
 
-def read_pin(source: Source, folder: Path) -> str | None:
-    """Reads the hash of the first download, in the format of the command sha256sum."""
+def read_pin(source: RemoteFile, folder: Path) -> str | None:
+    """Return the hash of the first download; None where one is published."""
+    if source.md5 or source.sha256:
+        return None
     path = pin_path(source, folder)
     words = path.read_text(encoding="utf-8").split() if path.is_file() else []
     return words[0] if words else None
 
 
 def run_transfers(
-    sources: list[Source], folder: Path, workers: int, progress: bool, settings: dict
+    sources: list[RemoteFile],
+    folder: Path,
+    workers: int,
+    progress: bool,
+    hashes: Hashes,
+    settings: dict,
 ) -> dict[str, list[str]]:
-    """Runs transfers side by side; returns the failed sources' reasons, one a mirror.
+    """Run transfers side by side; return the failed sources' reasons, one a mirror.
 
     The threads are daemons: a Ctrl-C in the main thread ends the program at once, whatever a
     server is doing; the `.partial` files are then resumed by the next run.
@@ -165,7 +155,8 @@ def run_transfers(
             except queue.Empty:
                 return
             try:
-                done.put((source, download(source, folder, stop, report, settings), None))
+                reasons = download(source, folder, stop, report, hashes, settings)
+                done.put((source, reasons, None))
             except BaseException as error:  # handed to the main thread
                 done.put((source, [], error))
 
@@ -186,8 +177,8 @@ def run_transfers(
     return errors
 
 
-def announce(sources: list[Source], folder: Path):
-    """Prints what is downloaded; returns its progress."""
+def announce(sources: list[RemoteFile], folder: Path):
+    """Print what is downloaded; return its progress."""
     names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
     print(f"downloading {names} to {folder}", flush=True)
     known = [source.size for source in sources]
@@ -195,20 +186,25 @@ def announce(sources: list[Source], folder: Path):
     return progress_of(total=total, description="download", unit="B")
 
 
-def download(source: Source, folder: Path, stop, report, settings: dict) -> list[str]:
-    """Downloads one file from the first mirror that has it; returns every mirror's reason if none.
+def download(
+    source: RemoteFile, folder: Path, stop, report, hashes: Hashes, settings: dict
+) -> list[str]:
+    """Download one file from the first mirror that has it; return every mirror's reason if none.
 
     A file whose hash is wrong is not tried again in full at the same mirror, unless it was pieced
     together from an earlier run's part.
     """
     target = folder / source.filename
-    pinned = None if source.sha256 else read_pin(source, folder)
+    pinned = read_pin(source, folder)
     expected = source.sha256 or pinned
     reasons = []
     for url in source.urls:
         transfer = Transfer(url, target, source.size, expected, stop, report, **settings)
         try:
             digest = transfer.run()
+            if source.md5 and (wrong := wrong_hash(source, target, hashes)):
+                target.unlink()
+                raise TransferError(f"got a file with {wrong}")
         except Stopped:
             return [*reasons, "stopped"]
         except TransferError as error:
@@ -216,7 +212,9 @@ def download(source: Source, folder: Path, stop, report, settings: dict) -> list
             if url != source.urls[-1]:
                 settings["say"](f"  {source.filename}: {reasons[-1]}; asking the next address")
             continue
-        if expected is None:
+        if not source.md5:
+            hashes.note(target, digest)
+        if expected is None and not source.md5:
             write_text(pin_path(source, folder), f"{digest}  {source.filename}\n")
         return []
     if pinned and any("sha256" in reason for reason in reasons):
@@ -225,8 +223,8 @@ def download(source: Source, folder: Path, stop, report, settings: dict) -> list
     return reasons or ["no address is known"]
 
 
-def explain(sources: list[Source], errors: dict[str, list[str]]) -> str:
-    """Says what could not be had, why, and what to do."""
+def explain(sources: list[RemoteFile], errors: dict[str, list[str]]) -> str:
+    """Say what could not be had, why, and what to do."""
     failed = [source for source in sources if source.name in errors]
     lines = [f"could not download {', '.join(source.filename for source in failed)}"]
     for source in failed:
@@ -234,13 +232,5 @@ def explain(sources: list[Source], errors: dict[str, list[str]]) -> str:
     lines.append(
         "run the same command again to continue, or put into a folder named by --from-dir:"
     )
-    lines += [f"  {describe_source(source)}" for source in failed]
+    lines += [f"  {source}" for source in failed]
     return "\n".join(lines)
-
-
-def describe_source(source: Source) -> str:
-    """Says what a file is and where it comes from."""
-    facts = [describe_size(source.size)] if source.size is not None else []
-    facts += [f"sha256 {source.sha256}"] if source.sha256 else []
-    known = f" ({', '.join(facts)})" if facts else ""
-    return f"{source.filename}{known} from {source.urls[0] if source.urls else source.licence}"

@@ -1,5 +1,9 @@
-"""The one error of bad input."""
+"""Errors that a command reports in one line."""
 
 
 class PreparationError(ValueError):
-    """Data cannot be prepared; the message names the input, the value and the remedy."""
+    """Bad input; the message names the input, the value and the remedy."""
+
+
+class ToolError(RuntimeError):
+    """A program that was started failed; the message is its own error line and where its log is."""

@@ -8,10 +8,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from relpos_fairseq.engine.errors import PreparationError
 
@@ -22,7 +22,7 @@ TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`, which takes its place when the block succeeds.
+    """Give a temporary path beside `path`, which takes its place when the block succeeds.
 
     After a failure the temporary file is removed and `path` is as it was. A temporary file that a
     kill left behind has the same name, so the next run replaces it.
@@ -47,7 +47,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def named_on_disk_full(path: Path) -> Iterator[None]:
-    """Adds the file's name to an OSError of a write, which has none."""
+    """Add the file's name to an OSError of a write, which has none."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def named_on_disk_full(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Gives an empty temporary folder, which takes the place of `path` when the block succeeds.
+    """Give an empty temporary folder, which takes the place of `path` when the block succeeds.
 
     The temporary name is unique to this process: a child that outlives a killed parent writes
     into a folder that nobody reads. What dead processes left is removed.
@@ -82,14 +82,14 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Renames over whatever is at `path`; a folder cannot be replaced in one step, so it goes."""
+    """Rename over whatever is at `path`; a folder cannot be replaced in one step, so it goes."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     os.replace(temporary, path)
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder, if it is there."""
+    """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -97,14 +97,14 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has a file's bytes on the disk before its name is."""
+    """Have a file's bytes on the disk before its name is."""
     if path.is_file():
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Has a folder's names on the disk."""
+    """Have a folder's names on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -114,7 +114,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def open_text_out(path: str | Path) -> Iterator[TextIO]:
-    """Opens a UTF-8 text file for writing, whole or not at all; `.gz` is compressed.
+    """Open a UTF-8 text file for writing, whole or not at all; `.gz` is compressed.
 
     The compressed bytes depend on the text alone: no clock time, no name in the header.
     """
@@ -128,19 +128,41 @@ def open_text_out(path: str | Path) -> Iterator[TextIO]:
             yield file
 
 
+@contextmanager
+def open_together(*paths: Path) -> Iterator[list[BinaryIO]]:
+    """Open files for writing bytes that become visible together, when all are complete."""
+    with ExitStack() as stack:
+        temporary = [stack.enter_context(atomic_path(path)) for path in paths]
+        yield [stack.enter_context(path.open("wb")) for path in temporary]
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with open_together(Path(path)) as (file,):
+        file.write(content)
+
+
+def copy_file(source: Path, *targets: Path) -> None:
+    """Copy a file, whole or not at all; onto itself it stays."""
+    for target in targets:
+        if source.absolute() != target.absolute():
+            with atomic_path(target) as temporary:
+                shutil.copyfile(source, temporary)
+
+
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a UTF-8 text file, whole or not at all."""
+    """Write a UTF-8 text file, whole or not at all."""
     with open_text_out(path) as file:
         file.write(text)
 
 
 def write_json(path: str | Path, value: object) -> None:
-    """Writes a value as indented JSON with sorted keys, whole or not at all."""
+    """Write a value as indented JSON with sorted keys, whole or not at all."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def read_json(path: str | Path) -> dict | None:
-    """Reads a JSON file; None where there is none.
+    """Read a JSON file; None where there is none.
 
     Raises:
         PreparationError: The file is not JSON.
@@ -155,7 +177,7 @@ def read_json(path: str | Path) -> dict | None:
 
 
 def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
-    """Returns the SHA-256 of a file's bytes, or of a folder's names and files in order.
+    """Return the SHA-256 of a file's bytes, or of a folder's names and files in order.
 
     Args:
         path: The file or folder.
@@ -168,47 +190,74 @@ def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
             name = file.relative_to(path).as_posix()
             digest.update(f"{name}\0{sha256_of(file, hashes)}\n".encode())
         return digest.hexdigest()
-    return hash_file(path) if hashes is None else hashes.of_file(path)
+    return hash_file(path)["sha256"] if hashes is None else hashes.of_file(path)
 
 
-def hash_file(path: Path) -> str:
-    """Reads a file; returns its SHA-256."""
-    digest = hashlib.sha256()
+def hash_file(path: Path, algorithms: Iterable[str] = ("sha256",)) -> dict[str, str]:
+    """Read a file once; return its hash by each algorithm."""
+    digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     with path.open("rb") as file:
         while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+            for digest in digests.values():
+                digest.update(block)
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 class Hashes:
-    """Hashes of files, each computed once while the file stays the same."""
+    """Hashes of files, each file read once while it stays the same."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple, str] = {}
+        self.known: dict[tuple, dict[str, str]] = {}
 
     def of(self, path: str | Path) -> str:
-        """Returns a file's or folder's SHA-256."""
+        """Return a file's or folder's SHA-256."""
         return sha256_of(path, self)
 
-    def of_file(self, path: Path) -> str:
-        """Returns a file's SHA-256."""
+    def of_file(self, path: Path, algorithm: str = "sha256") -> str:
+        """Return a file's hash; its SHA-256 is computed on the way, as every stage asks for it."""
+        found = self.known.setdefault(self.state(path), {})
+        if algorithm not in found:
+            found |= hash_file(path, {"sha256", algorithm})
+        return found[algorithm]
+
+    def note(self, path: Path, sha256: str) -> None:
+        """Remember the hash of a file that was hashed while it was written."""
+        self.known[self.state(path)] = {"sha256": sha256}
+
+    def state(self, path: Path) -> tuple:
+        """Return what changes whenever a file does.
+
+        A write within the clock tick of the last one leaves the times as they are: after that tick
+        has passed, what is read for these times is what they end with.
+        """
+        path = Path(path).absolute()
         status = path.stat()
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
-        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        if key not in self.known:
-            # A write within the clock tick of the last one leaves the times as they are: by
-            # reading after that tick, what is remembered for these times is what they end with.
-            if 0 <= (age := time.time_ns() - changed) < TICK:
-                time.sleep((TICK - age) / 1e9)
-            self.known[key] = hash_file(path)
-        return self.known[key]
+        if 0 <= (age := time.time_ns() - changed) < TICK:
+            time.sleep((TICK - age) / 1e9)
+        return (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def size_of(path: str | Path) -> int:
-    """Returns the bytes of a file, or of all files of a folder."""
+    """Return the bytes of a file, or of all files of a folder."""
     path = Path(path)
     files = files_below(path) if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
+
+
+def bytes_below(folder: Path) -> int:
+    """Return the bytes below a folder in which others may work: what vanishes is not counted."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(parent, name)).st_size
+    return size
+
+
+def describe_size(size: int | None) -> str:
+    """Write a number of bytes for the eye."""
+    return "unknown size" if size is None else f"{size / 1e6:,.1f} MB"
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -217,7 +266,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def require_space(folder: str | Path, bytes: int) -> None:
-    """Checks that a folder's disk has room.
+    """Check that a folder's disk has room.
 
     Args:
         folder: It, or the nearest folder above it that exists, is asked.

@@ -4,16 +4,18 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from relpos_fairseq.engine.errors import PreparationError
 
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 1 << 26  # bytes of a line; a longer one is no text, and would not fit memory in time
+PART = 1 << 20  # bytes after which `read_parts` cuts a line
 OPENERS: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSED = ("", *OPENERS)  # endings under which a file is sought
 ON_BAD_LINE = ("fail", "drop")
 
 
@@ -23,7 +25,7 @@ def read_lines(
     counts: MutableMapping[str, int] | None = None,
     longest: int = LONGEST_LINE,
 ) -> Iterator[str]:
-    r"""Streams the lines of a text file without their ends.
+    r"""Stream the lines of a text file without their ends.
 
     A byte order mark is removed, `\r\n` ends a line as `\n` does; nothing else does (no lone
     `\r`, no U+2028). Compression is told by `.gz`, `.bz2` and `.xz`.
@@ -42,62 +44,79 @@ def read_lines(
         raise PreparationError(f"on_bad_line must be fail or drop, got {on_bad_line!r}")
     for number, raw in enumerate(raw_lines(path, longest), start=1):
         count_line(counts, "lines")
-        problem, line = decode_checked(raw, longest)
-        if problem is None:
+        line = decode(path, number, raw, longest, on_bad_line, counts)
+        if line is not None:
             yield line
-        elif on_bad_line == "drop":
-            count_line(counts, problem)
-        else:
-            raise PreparationError(describe(path, number, raw, problem, longest))
 
 
-def read_parallel(
-    paths: Sequence[str | Path],
-    on_bad_line: str = "fail",
-    counts: MutableMapping[str, int] | None = None,
-    longest: int = LONGEST_LINE,
-) -> Iterator[tuple[str, ...]]:
-    """Streams the lines of files that belong together; a bad line drops its whole row.
+class Part(NamedTuple):
+    """A line, or a part of a very long one.
 
-    Args:
-        paths: The files.
-        on_bad_line: As in `read_lines`.
-        counts: As in `read_lines`, in rows.
-        longest: As in `read_lines`.
-
-    Raises:
-        PreparationError: As in `read_lines`, or the files have different numbers of lines; the
-            message names every file and its number.
+    Attributes:
+        text: Characters or bytes, without the line feed.
+        path: The file.
+        number: The line's number in the file, from 1.
+        begins: Whether the line begins here.
+        ends: Whether a line feed follows.
     """
-    streams = [raw_lines(path, longest) for path in paths]
-    number = 0
-    while True:
-        row = [next(stream, None) for stream in streams]
-        if None in row:
-            break
-        number += 1
-        count_line(counts, "lines")
-        decoded = [decode_checked(raw, longest) for raw in row]
-        bad = [index for index, (problem, _) in enumerate(decoded) if problem is not None]
-        if not bad:
-            yield tuple(line for _, line in decoded)
-        elif on_bad_line == "drop":
-            count_line(counts, decoded[bad[0]][0])
-        else:
-            first = bad[0]
-            problem = decoded[first][0]
-            raise PreparationError(describe(paths[first], number, row[first], problem, longest))
-    if any(raw is not None for raw in row):
-        lengths = [
-            number + (raw is not None) + sum(1 for _ in stream)
-            for raw, stream in zip(row, streams, strict=True)
-        ]
-        named = ", ".join(f"{path}: {n:,} lines" for path, n in zip(paths, lengths, strict=True))
-        raise PreparationError(f"parallel files must have equally many lines; {named}")
+
+    text: str | bytes
+    path: Path
+    number: int
+    begins: bool = True
+    ends: bool = True
+
+
+def read_byte_parts(path: Path) -> Iterator[Part]:
+    """Stream a file's bytes as they are, long lines in parts."""
+    number, begins = 1, True
+    with open_binary(path) as file:
+        while raw := file.readline(PART):
+            ends = raw.endswith(b"\n")
+            yield Part(raw.removesuffix(b"\n"), path, number, begins, ends)
+            number, begins = number + ends, ends
+
+
+def read_parts(
+    path: Path, on_bad_line: str, counts: MutableMapping[str, int] | None = None
+) -> Iterator[Part]:
+    r"""Stream a file's characters as `read_lines` does, but long lines in parts.
+
+    Only the last part tells whether a line feed ends the file.
+    """
+    number, begins, carry, first = 1, True, b"", True
+    with open_binary(path) as file:
+        while (read := file.readline(PART)) or carry:
+            raw, carry = carry + read, b""
+            if first:
+                raw, first = raw.removeprefix(BOM), False
+                if not raw:
+                    return  # a byte order mark and nothing more
+            ends = raw.endswith(b"\n")
+            if ends:
+                raw = raw[:-1].removesuffix(b"\r")
+            elif read:
+                raw, carry = cut_at_character(raw)
+            text = decode(path, number, raw, LONGEST_LINE, on_bad_line, counts)
+            if text is not None:
+                yield Part(text, path, number, begins, ends)
+            number, begins = number + ends, ends
+
+
+def cut_at_character(raw: bytes) -> tuple[bytes, bytes]:
+    r"""Cut bytes so that no character, and no `\r\n`, is cut in two."""
+    if raw.endswith(b"\r"):
+        return raw[:-1], raw[-1:]
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.end == len(raw) and error.reason == "unexpected end of data":
+            return raw[: error.start], raw[error.start :]
+    return raw, b""
 
 
 def count_lines(path: str | Path) -> int:
-    """Counts the lines of a plain or compressed file; an unfinished last one counts."""
+    """Count the lines of a plain or compressed file; an unfinished last one counts."""
     count, last = 0, b"\n"
     with open_binary(path) as file:
         while block := file.read(1 << 20):
@@ -107,7 +126,7 @@ def count_lines(path: str | Path) -> int:
 
 
 def raw_lines(path: str | Path, longest: int = LONGEST_LINE, ends: bool = False) -> Iterator[bytes]:
-    r"""Streams lines as bytes; of one that is too long only `longest + 1` bytes.
+    r"""Stream lines as bytes; of one that is too long only `longest + 1` bytes.
 
     Args:
         path: The file.
@@ -133,18 +152,29 @@ def raw_lines(path: str | Path, longest: int = LONGEST_LINE, ends: bool = False)
             yield body[: longest + 1] + (b"\n" if ends and terminated else b"")
 
 
-def decode_checked(raw: bytes, longest: int) -> tuple[str | None, str]:
-    """Returns a line's problem (or None) and its text."""
-    if len(raw) > longest:
-        return "too_long", ""
-    try:
-        return None, raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "invalid_utf8", ""
+def decode(
+    path: str | Path,
+    number: int,
+    raw: bytes,
+    longest: int,
+    on_bad_line: str,
+    counts: MutableMapping[str, int] | None = None,
+) -> str | None:
+    """Decode a line; a bad one is counted and dropped (None), or an error."""
+    problem = "too_long"
+    if len(raw) <= longest:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            problem = "invalid_utf8"
+    if on_bad_line != "drop":
+        raise PreparationError(describe(path, number, raw, problem, longest))
+    count_line(counts, problem)
+    return None
 
 
 def describe(path: str | Path, number: int, raw: bytes, problem: str, longest: int) -> str:
-    """Says what is wrong with a line, and what helps."""
+    """Say what is wrong with a line, and what helps."""
     if problem == "too_long":
         return f"{path}, line {number}: longer than {longest:,} bytes; drop such lines or cut them"
     try:
@@ -157,14 +187,14 @@ def describe(path: str | Path, number: int, raw: bytes, problem: str, longest: i
 
 
 def count_line(counts: MutableMapping[str, int] | None, key: str) -> None:
-    """Counts one."""
+    """Count one."""
     if counts is not None:
         counts[key] = counts.get(key, 0) + 1
 
 
 @contextmanager
 def open_binary(path: str | Path, suffix: str | None = None) -> Iterator[BinaryIO]:
-    """Opens a plain or compressed file for reading.
+    """Open a plain or compressed file for reading.
 
     Args:
         path: The file.
@@ -182,9 +212,8 @@ def open_binary(path: str | Path, suffix: str | None = None) -> Iterator[BinaryI
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise PreparationError(f"{path} is truncated or damaged ({error}): get it again") from error
     except (gzip.BadGzipFile, OSError) as error:
-        if (
-            isinstance(error, gzip.BadGzipFile) or error.errno is None
-        ):  # bz2 has no class of its own
+        # bz2 has no class of its own, but its errors have no number.
+        if isinstance(error, gzip.BadGzipFile) or error.errno is None:
             message = f"{path} is no {path.suffix} file or damaged ({error}): get it again"
             raise PreparationError(message) from error
         raise

@@ -1,12 +1,10 @@
-"""What was made of what: a manifest that depends on the input alone, and tables for the eye."""
+"""What was made of what: a manifest that depends on the input alone."""
 
 import importlib.metadata
 import platform
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import tabulate
 
 from relpos_fairseq.engine.files import Hashes, sha256_of, size_of, write_json
 
@@ -27,7 +25,7 @@ def write_manifest(
     extra: Mapping[str, object] | None = None,
     hashes: Hashes | None = None,
 ) -> dict:
-    """Writes a manifest; the same input and options give the same bytes.
+    """Write a manifest; the same input and options give the same bytes.
 
     Args:
         path: The file, JSON.
@@ -71,7 +69,7 @@ def neutral(command: Sequence[str]) -> list[str]:
 
 
 def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) -> dict[str, Path]:
-    """Gives every file a label that does not depend on where this machine keeps it."""
+    """Give every file a label that does not depend on where this machine keeps it."""
     if isinstance(files, Mapping):
         return {label: Path(path) for label, path in files.items()}
     labels: dict[str, Path] = {}
@@ -87,7 +85,7 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
 
 
 def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> dict[str, dict]:
-    """Returns size and hash of each file or folder."""
+    """Return size and hash of each file or folder."""
     return {
         label: {"bytes": size_of(path), "sha256": sha256_of(path, hashes)}
         for label, path in sorted(files.items())
@@ -95,7 +93,7 @@ def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> d
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of all that may change a result."""
+    """Return the versions of all that may change a result."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -103,8 +101,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue  # not installed, so it had no part in this
     return found
-
-
-def table(rows: Iterable[Sequence], headers: Sequence[str]) -> str:
-    """Returns a Markdown table; integers have thousands separators."""
-    return tabulate.tabulate(list(rows), headers, tablefmt="github", intfmt=",", floatfmt=",.2f")

@@ -26,7 +26,7 @@ _function: Callable | None = None  # a worker's function: sent once, not with ev
 def ordered_map(
     function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int
 ) -> Iterator[Result]:
-    """Yields `function(chunk)` of every chunk, in order, whatever the number of workers.
+    """Yield `function(chunk)` of every chunk, in order, whatever the number of workers.
 
     At most `2 * workers` chunks and results exist at a time. Ctrl-C, an exception in a worker and a
     caller that stops early end the workers at once; they also end when this process is killed.
@@ -69,7 +69,7 @@ def ordered_map(
 
 
 def _stream(executor: ProcessPoolExecutor, chunks: Iterable, ahead: int) -> Iterator:
-    """Submits chunks a few ahead of the result that is yielded."""
+    """Submit chunks a few ahead of the result that is yielded."""
     pending: deque = deque()
     for chunk in chunks:
         pending.append(executor.submit(_call, chunk))
@@ -81,7 +81,7 @@ def _stream(executor: ProcessPoolExecutor, chunks: Iterable, ahead: int) -> Iter
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Lets Ctrl-C and SIGTERM wait: in the middle of a fork Python would print and forget them."""
+    """Let Ctrl-C and SIGTERM wait: in the middle of a fork Python would print and forget them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
@@ -90,11 +90,11 @@ def _signals_held() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """Does nothing, in a worker."""
+    """Do nothing, in a worker."""
 
 
 def _end(workers: Iterable) -> None:
-    """Ends worker processes that are in the middle of something."""
+    """End worker processes that are in the middle of something."""
     for worker in workers:
         worker.terminate()
     for worker in workers:
@@ -102,7 +102,7 @@ def _end(workers: Iterable) -> None:
 
 
 def _start_worker(function: Callable, parent: int) -> None:
-    """Prepares a worker: Ctrl-C is the parent's to handle, and the parent's end is the worker's."""
+    """Prepare a worker: Ctrl-C is the parent's to handle, and the parent's end is the worker's."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -112,12 +112,12 @@ def _start_worker(function: Callable, parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Ends this worker once its parent is gone (killed with SIGKILL, say)."""
+    """End this worker once its parent is gone (killed with SIGKILL, say)."""
     while os.getppid() == parent:
         time.sleep(WATCH)
     os._exit(1)
 
 
 def _call(chunk: object) -> object:
-    """Calls the worker's function."""
+    """Call the worker's function."""
     return _function(chunk)

@@ -25,7 +25,7 @@ def progress(
     unit: str = "it",
     file: TextIO | None = None,
 ) -> "Bar | LogProgress":
-    """Wraps an iterable, or counts by `update(n)`; also a context manager.
+    """Wrap an iterable, or counts by `update(n)`; also a context manager.
 
     Args:
         iterable: What to pass on.
@@ -56,29 +56,29 @@ class LogProgress:
         unit: str,
         file: TextIO,
     ) -> None:
-        """Starts the clock; the arguments are those of `progress`."""
+        """Start the clock; the arguments are those of `progress`."""
         self.iterable, self.total, self.unit, self.file = iterable, total, unit, file
         self.description = description or "progress"
         self.n = self.printed = 0
         self.start = self.last = time.monotonic()
 
     def __iter__(self) -> Iterator:
-        """Passes the items on and counts them."""
+        """Pass the items on and counts them."""
         with self:
             for item in self.iterable:
                 yield item
                 self.update()
 
     def __enter__(self) -> "LogProgress":
-        """Returns itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Prints the last line."""
+        """Print the last line."""
         self.close()
 
     def update(self, n: int = 1) -> None:
-        """Counts n more."""
+        """Count n more."""
         self.n += n
         now = time.monotonic()
         stepped = self.total and self.n - self.printed >= self.total / STEPS
@@ -86,12 +86,12 @@ class LogProgress:
             self.print(now)
 
     def close(self) -> None:
-        """Prints where the work ended, if any line was printed before."""
+        """Print where the work ended, if any line was printed before."""
         if self.printed and self.printed != self.n:
             self.print(time.monotonic())
 
     def print(self, now: float) -> None:
-        """Prints a line."""
+        """Print a line."""
         seconds = now - self.start
         of = f" of {self.amount(self.total)} ({self.n / self.total:.0%})" if self.total else ""
         rate = self.amount(self.n / seconds) if seconds else "?"
@@ -103,5 +103,5 @@ class LogProgress:
         self.last, self.printed = now, self.n
 
     def amount(self, n: float) -> str:
-        """Writes a number with its unit."""
+        """Write a number with its unit."""
         return f"{n / 1e6:,.1f} MB" if self.unit == "B" else f"{n:,.0f} {self.unit}"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
@@ -26,6 +27,7 @@ class Stage:
         outputs: Files and folders that it makes.
         parameters: All else that the outputs depend on, as JSON values.
         keeps: Whether outputs that are no longer asked for stay: downloads, a user's own files.
+        home: The folder that keeps its stamp, where it is not that of `run_stages`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Stage:
     outputs: list[Path]
     parameters: dict = field(default_factory=dict)
     keeps: bool = False
+    home: Path | None = None
 
 
 def run_stages(
@@ -42,9 +45,10 @@ def run_stages(
     *,
     force: bool = False,
     prune: bool = False,
+    wait: bool = False,
     hashes: Hashes | None = None,
 ) -> dict[str, dict]:
-    """Runs the stages whose inputs, parameters, versions or outputs are not their stamps'.
+    """Run the stages whose inputs, parameters, versions or outputs are not their stamps'.
 
     A stage's stamp is removed before it runs and written after its outputs are complete, so after
     a kill at any moment the same call continues where it was.
@@ -54,7 +58,8 @@ def run_stages(
         folder: Where the stamps are kept, in `.stages`.
         force: Whether to run all of them.
         prune: Whether to remove what stages made that ran here before and are not among these.
-        hashes: Those of files that other calls have read; None: of this call alone.
+        wait: Whether to wait for another process at work in the folder, and not to refuse.
+        hashes: Those of files that were read before; None: of this call alone.
 
     Returns:
         Every stage's counts, by its name.
@@ -67,21 +72,20 @@ def run_stages(
     names = [stage.name for stage in stages]
     if len(set(names)) != len(names):
         raise PreparationError(f"stages must have different names, got {', '.join(names)}")
-    (folder / STAMPS).mkdir(parents=True, exist_ok=True)
     hashes = Hashes() if hashes is None else hashes
     counts = {}
-    with locked(folder):
-        if prune:
-            remove_others(stages, folder)
-        for number, stage in enumerate(stages, start=1):
-            counts[stage.name] = run_stage(
-                stage, folder, f"[{number}/{len(stages)}]", force, hashes
-            )
+    for home, group in groupby(enumerate(stages, start=1), lambda item: item[1].home or folder):
+        with locked(home, wait):
+            if prune:
+                remove_others(stages, home)
+            for number, stage in group:
+                position = f"[{number}/{len(stages)}]"
+                counts[stage.name] = run_stage(stage, home, position, force, hashes)
     return counts
 
 
 def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:
-    """Runs a stage or finds it done; returns its counts."""
+    """Run a stage or finds it done; return its counts."""
     missing = [str(path) for path in stage.inputs if not Path(path).exists()]
     if missing:
         raise PreparationError(f"stage {stage.name} needs what is not there: {', '.join(missing)}")
@@ -112,7 +116,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
 
 
 def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> bool:
-    """Tells whether a stamp is of this key and its outputs are still there."""
+    """Return whether a stamp is of this key and its outputs are still there."""
     if {name: old.get(name) for name in key} != as_json(key):
         return False
     outputs = old.get("outputs", {})
@@ -122,7 +126,7 @@ def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> b
 
 
 def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
-    """Tells whether an output is as it was; files that others put into a folder do not matter."""
+    """Return whether an output is as it was; files that others put into a folder do not matter."""
     if "files" in described:
         files = described["files"].items()
         return path.is_dir() and all(is_same(path / name, file, hashes) for name, file in files)
@@ -134,7 +138,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def refuse_strangers(stamp: dict | None, folder: Path) -> None:
-    """Refuses to make folders anew that hold files which the stage did not put there.
+    """Refuse to make folders anew that hold files which the stage did not put there.
 
     Raises:
         PreparationError: There are some; the message names them.
@@ -151,7 +155,7 @@ def refuse_strangers(stamp: dict | None, folder: Path) -> None:
 
 
 def remove_others(stages: Sequence[Stage], folder: Path) -> None:
-    """Removes the stamps, and inside the folder the outputs, of stages that are not listed."""
+    """Remove the stamps, and inside the folder the outputs, of stages that are not listed."""
     kept = {label(path, folder) for stage in stages for path in stage.outputs}
     names = {stage.name for stage in stages}
     for stamp in (folder / STAMPS).glob("*.json"):
@@ -163,14 +167,14 @@ def remove_others(stages: Sequence[Stage], folder: Path) -> None:
 
 
 def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
-    """Removes a stamp's outputs that are inside the folder and not kept."""
+    """Remove a stamp's outputs that are inside the folder and not kept."""
     for name in (stamp or {}).get("outputs", {}):
         if name not in kept and not Path(name).is_absolute():
             remove(folder / name)
 
 
 def describe(path: Path, hashes: Hashes) -> dict:
-    """Returns a file's size and hash, or those of a folder's files."""
+    """Return a file's size and hash, or those of a folder's files."""
     path = Path(path)
     if path.is_dir():
         files = files_below(path)
@@ -179,7 +183,7 @@ def describe(path: Path, hashes: Hashes) -> dict:
 
 
 def read_stamp(path: Path) -> dict | None:
-    """Reads a stamp; a damaged one is none."""
+    """Read a stamp; a damaged one is none."""
     try:
         return read_json(path)
     except PreparationError:
@@ -187,23 +191,24 @@ def read_stamp(path: Path) -> dict | None:
 
 
 def as_json(value: object) -> object:
-    """Returns what a value is after being written and read."""
+    """Return what a value is after being written and read."""
     return json.loads(json.dumps(value))
 
 
 def label(path: str | Path, folder: Path) -> str:
-    """Names a file independently of where the folder lies, if it is inside."""
+    """Name a file independently of where the folder lies, if it is inside."""
     path = Path(path)
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of a folder; the lock ends with this process, however it ends."""
+def locked(folder: Path, wait: bool) -> Iterator[None]:
+    """Keep a second process out of a folder; the lock ends with this process, however it ends."""
+    (folder / STAMPS).mkdir(parents=True, exist_ok=True)
     with (folder / STAMPS / "lock").open("w") as file:
         try:
             # A record lock: unlike flock's, forked workers do not inherit it.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             raise PreparationError(
                 f"another process is preparing {folder}: wait for it or choose another folder"

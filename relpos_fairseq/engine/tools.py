@@ -1,4 +1,4 @@
-"""What the quickstart's stages share: running fairseq's commands, content keys."""
+"""Run other programs, fairseq's commands above all, with a log."""
 
 import hashlib
 import json
@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from relpos_fairseq.engine.command import last_words
+from relpos_fairseq.engine.errors import ToolError
 
 USER_DIR = Path(__file__).resolve().parents[1]
-
-
-class ToolError(RuntimeError):
-    """A command failed; the message is its own error line and where its log is."""
 
 
 def find_tool(name: str) -> str:
@@ -69,7 +66,7 @@ def run_tool(
     if status != 0:
         reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
         name = Path(command[1] if command[0] == sys.executable else command[0]).name
-        raise ToolError(f"{name}: {reason}\n  (its whole output: {log})")
+        raise ToolError(f"{name}: {reason} (its whole output: {log})")
 
 
 def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] | None) -> str:

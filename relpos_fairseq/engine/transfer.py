@@ -52,7 +52,7 @@ class Transfer:
         report: Callable[[int], object],
         **settings,
     ) -> None:
-        """Remembers what to get.
+        """Remember what to get.
 
         Args:
             url: The address.
@@ -73,7 +73,7 @@ class Transfer:
         self.digest = hashlib.sha256()
 
     def run(self) -> str:
-        """Downloads the file; returns its SHA-256.
+        """Download the file; return its SHA-256.
 
         Raises:
             TransferError: The server does not have it, or has another file.
@@ -95,16 +95,16 @@ class Transfer:
         return self.digest.hexdigest()
 
     def offset(self) -> int:
-        """Returns how many bytes are there."""
+        """Return how many bytes are there."""
         return self.partial.stat().st_size if self.partial.exists() else 0
 
     def discard(self) -> None:
-        """Forgets what is there."""
+        """Forget what is there."""
         self.partial.unlink(missing_ok=True)
         self.state.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Checks size and hash of the finished part; a wrong one is removed."""
+        """Check size and hash of the finished part; a wrong one is removed."""
         size, found = self.offset(), self.digest.hexdigest()
         if self.size is not None and size != self.size:
             self.discard()
@@ -114,7 +114,7 @@ class Transfer:
             raise TransferError(f"got a file with sha256 {found}, {self.sha256} expected")
 
     def get_all(self) -> None:
-        """Asks again, later each time, while connections break."""
+        """Ask again, later each time, while connections break."""
         failures, furthest = 0, self.offset()
         retry = urllib3.Retry(
             total=3, backoff_factor=self.backoff, status_forcelist=BUSY,
@@ -139,7 +139,7 @@ class Transfer:
                         raise Stopped from None
 
     def get(self, session: requests.Session) -> None:
-        """Asks once, for what is missing where that is safe, and writes what comes."""
+        """Ask once, for what is missing where that is safe, and writes what comes."""
         offset, headers = self.offset(), dict(HEADERS)
         state = read_json(self.state) or {}
         same = state.get("url") == self.url
@@ -171,7 +171,7 @@ class Transfer:
             self.write(response, start, total)
 
     def finish_or_restart(self, response: requests.Response, offset: int) -> None:
-        """Deals with a server that says that nothing is left to send."""
+        """Deal with a server that says that nothing is left to send."""
         total = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
         if total and int(total[1]) == offset:
             self.digest = self.digest_of_part(offset)
@@ -180,7 +180,7 @@ class Transfer:
         raise Broken("the file has changed on the server")
 
     def read_headers(self, response: requests.Response, offset: int) -> tuple[int, int | None]:
-        """Returns where the body starts in the file and the file's size, if the server says it."""
+        """Return where the body starts in the file and the file's size, if the server says it."""
         status, headers = response.status_code, response.headers
         length = headers.get("Content-Length")
         start = 0
@@ -207,7 +207,7 @@ class Transfer:
         return start, total
 
     def write(self, response: requests.Response, start: int, total: int | None) -> None:
-        """Appends the body to the part and hashes it as it comes."""
+        """Append the body to the part and hashes it as it comes."""
         if total is not None:
             require_space(self.target.parent, total - start)
         self.digest = self.digest_of_part(start)
@@ -232,7 +232,7 @@ class Transfer:
             raise Broken(f"{total - offset:,} bytes are missing")
 
     def digest_of_part(self, size: int):
-        """Returns the running hash of what is there, which must have that size."""
+        """Return the running hash of what is there, which must have that size."""
         digest = hashlib.sha256()
         if size:
             with self.partial.open("rb") as file:
@@ -242,7 +242,7 @@ class Transfer:
 
 
 def next_block(blocks) -> bytes | None:
-    """Returns the next block of a body; None at its end.
+    """Return the next block of a body; None at its end.
 
     Raises:
         Broken: The connection ended or stalled.
@@ -254,12 +254,12 @@ def next_block(blocks) -> bytes | None:
 
 
 def is_markup(path: Path) -> bool:
-    """Tells whether a file may begin as a web page does."""
+    """Return whether a file may begin as a web page does."""
     return path.suffix.lower() in (".html", ".htm", ".xml", ".xhtml")
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the innermost reason of a network error, without its objects."""
+    """Return the innermost reason of a network error, without its objects."""
     while isinstance(getattr(error, "reason", None), Exception):
         error = error.reason
     while error.args and isinstance(error.args[0], Exception):
@@ -269,8 +269,3 @@ def reason_of(error: Exception) -> str:
     first = error.args[0] if error.args else ""
     text = first if isinstance(first, str) else str(error)
     return re.sub(r"<[^>]*>:? ?|\S+\(host=[^)]*\):? ?", "", text).strip() or type(error).__name__
-
-
-def describe_size(size: int | None) -> str:
-    """Writes a number of bytes for the eye."""
-    return "unknown size" if size is None else f"{size / 1e6:,.1f} MB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from relpos_fairseq.data.question_answering.reading import read_questions
@@ -19,40 +18,53 @@ from relpos_fairseq.metrics.question_answering import (
 )
 
 
-def score_predictions(args: argparse.Namespace) -> dict[str, dict]:
-    """The official script's numbers for a predictions file."""
-    path = args.files[0]
+def score_predictions(
+    path: Path,
+    answers: Path,
+    null_odds: Path | None,
+    threshold: float,
+    metric: str,
+    language: str | None,
+) -> dict[str, dict]:
+    """Return the official script's numbers for a predictions file.
+
+    Args:
+        path: the questions.
+        answers: the predictions, id to text.
+        null_odds: id to odds of `no answer`.
+        threshold: odds above it are `no answer`.
+        metric: `squad` or `mlqa`.
+        language: the answers' language; None: that of the file's name.
+    """
     found = read_questions(path)
-    predictions = read_answers(args.predictions, str, "the text of an answer")
+    predictions = read_answers(answers, str, "the text of an answer")
     odds = None
-    if args.null_odds:
-        odds = read_answers(args.null_odds, (int, float), "a number")
+    if null_odds:
+        odds = read_answers(null_odds, (int, float), "a number")
         lost = [name for name in predictions if name not in odds]
         if lost:
             raise PreparationError(
-                f"{args.null_odds} lacks {len(lost)} of the ids of {args.predictions}: "
-                f"{', '.join(lost[:5])}"
+                f"{null_odds} lacks {len(lost)} of the ids of {answers}: {', '.join(lost[:5])}"
             )
-    normalised = language_normaliser(path, args.metric or "squad", args.language)
+    normalised = language_normaliser(path, metric, language)
     scored, missing = score_file(predictions, found.questions, normalised, odds)
     if missing:
         print(f"{len(missing)} questions without a prediction: {', '.join(missing[:5])}")
     numbers = summary(scored)
     if odds is not None and found.unanswerable:
-        threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
         numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
     return {path.name: numbers}
 
 
 def language_normaliser(path: Path, metric: str, language: str | None):
-    """The normalisation of a file's answers."""
+    """Return the normalisation of a file's answers."""
     from relpos_fairseq.tasks.question_answering import language_of
 
     return normaliser(metric, language or language_of(path))
 
 
 def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
-    """A JSON object by id, all of one kind.
+    """Read a JSON object by id, all of one kind.
 
     Raises:
         PreparationError: it is absent or another.
@@ -67,7 +79,7 @@ def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
 
 
 def score(asked, prediction) -> tuple[Scored, Scored]:
-    """A question's scores as predicted, and without the threshold."""
+    """Return a question's scores as predicted, and without the threshold."""
     question, v2 = asked.question, asked.unanswerable
     texts = (prediction.text, prediction.best)
     return tuple(
@@ -82,7 +94,7 @@ def score(asked, prediction) -> tuple[Scored, Scored]:
 
 
 def write_answers(folder: Path, answered: list, dataset) -> None:
-    """predictions.json, nbest.json and null_odds.json, each whole or not at all."""
+    """Write predictions.json, nbest.json and null_odds.json, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     ids = [(asked.question.id, one) for asked, one in answered]
     write_json(folder / "predictions.json", {name: one.text for name, one in ids})

@@ -1,4 +1,4 @@
-"""Reads translations: fairseq-generate's output or plain lines; puts them back into plain text."""
+"""Translations as systems write them, and as plain text again."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ CONTINUES, SPACE = "@@", "▁"
 
 
 def read_system(path: Path, sentences: int) -> list[str]:
-    """Reads one translation for every sentence of the test set, in its order.
+    """Read one translation for every sentence of the test set, in its order.
 
     Args:
         path: Lines `D-NUMBER<tab>score<tab>text` (or `H-`) among others, as fairseq-generate prints
@@ -45,7 +45,7 @@ def read_system(path: Path, sentences: int) -> list[str]:
 
 
 def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> None:
-    """Checks that every sentence is translated once.
+    """Check that every sentence is translated once.
 
     Raises:
         PreparationError: The message lists the sentences' numbers and what may be the cause.
@@ -68,7 +68,7 @@ def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> N
 
 
 class Detokeniser:
-    """Turns a system's line into plain text.
+    """Turn a system's line into plain text.
 
     Args:
         language: The target's ISO 639-1 code.
@@ -81,7 +81,7 @@ class Detokeniser:
         self.units = units
 
     def __call__(self, line: str) -> str:
-        """Returns the plain text; of plain text, itself."""
+        """Return the plain text; of plain text, itself."""
         line = join_units(line, self.units)
         if self.moses is not None:
             line = self.moses.detokenize(line.split())
@@ -89,7 +89,7 @@ class Detokeniser:
 
 
 def join_units(line: str, units: str) -> str:
-    """Joins subword units to words.
+    """Join subword units to words.
 
     Args:
         line: Units separated by spaces; or words, which stay as they are.

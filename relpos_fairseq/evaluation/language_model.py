@@ -1,4 +1,4 @@
-"""Evaluating language models: the same predictions with memory, or with windows of context.
+"""Language models scored on the same predictions, with memory or with windows of context.
 
 A prediction is a token of the stream; every method here scores the same ones, the last of a split,
 so that perplexities are comparable.  Context: with memory, what memory and segment hold at the
@@ -80,6 +80,84 @@ class Score:
         return self.tokens / self.seconds
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a model reads the text.
+
+    Attributes:
+        mem_len: tokens of memory, for a model that has one; None: its own.
+        context: tokens a window, without memory; None: memory, or the trained length.
+        stride: tokens between windows; None: half of a window.
+        rows: rows or windows evaluated together.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+
+    mem_len: int | None = None
+    context: int | None = None
+    stride: int | None = None
+    rows: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in (("mem_len", 0), ("context", 1), ("stride", 1), ("rows", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be >= {least}, got {value}")
+
+    def score(self, subject: Subject, targets: range) -> tuple[str, Score]:
+        """Return what a model reads, in words, and its score.
+
+        Raises:
+            ValueError: it has no memory, or its tables end before the window does.
+        """
+        if self.context is None and subject.trained_memory is not None:
+            mem_len = subject.trained_memory if self.mem_len is None else self.mem_len
+            block = min(subject.trained_length, len(targets))
+            score = score_with_memory(subject, targets, block, mem_len, self.rows)
+            return f"memory {mem_len}", score
+        if self.mem_len is not None:
+            raise ValueError(f"--mem-len: {subject.name} has no memory; leave it out")
+        context = self.context or subject.trained_length
+        if subject.longest is not None and context > subject.longest:
+            raise ValueError(
+                f"--context {context}: the table of {subject.name} has {subject.longest} positions"
+            )
+        stride = min(self.stride or max(1, context // 2), context)
+        return f"window {context}", score_with_windows(subject, targets, context, stride, self.rows)
+
+
+def compare(
+    checkpoints: list[Path], data: Path, split: str, tokens: int | None, reading: Reading
+) -> str:
+    """Return a table of models' scores on the last tokens of a split.
+
+    Args:
+        checkpoints: a row each.
+        data: folder of binarised text.
+        split: part of it.
+        tokens: predictions scored; None: all.
+        reading: how the text is read.
+    """
+    rows = []
+    for path in checkpoints:
+        subject = load_subject(path, data, split)
+        reads, score = reading.score(subject, last_targets(subject, tokens))
+        rows.append(
+            {
+                "checkpoint": str(path),
+                "model": subject.name,
+                "reads": reads,
+                "predictions": score.tokens,
+                "perplexity": score.perplexity,
+                "bits": score.bits,
+                "tokens/s": score.speed,
+            }
+        )
+    return show(rows)
+
+
 def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
     """Load a checkpoint of either language model, and a split.
 
@@ -89,7 +167,6 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    import relpos_fairseq  # noqa: F401  (registers models and tasks)
     from relpos_fairseq.data.streams.dataset import read_stream
 
     for path in (checkpoint, data / "dict.txt"):
@@ -125,7 +202,7 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
 
 
 def show(rows: list[dict]) -> str:
-    """A Markdown table of rows with the same keys."""
+    """Return a Markdown table of rows with the same keys."""
     columns = list(rows[0])
     formats = [FORMATS.get(name, "g") for name in columns]
     cells = [[row[name] for name in columns] for row in rows]
@@ -133,7 +210,7 @@ def show(rows: list[dict]) -> str:
 
 
 def last_targets(subject: Subject, count: int | None) -> range:
-    """Positions of the last predictions of the stream.
+    """Return the positions of the last predictions of the stream.
 
     Raises:
         ValueError: there are fewer.
@@ -145,7 +222,7 @@ def last_targets(subject: Subject, count: int | None) -> range:
 
 
 def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tensor:
-    """Log-probability of each target (B, T), fp32 or better; 0 at padding."""
+    """Return the log-probability of each target (B, T), fp32 or better; 0 at padding."""
     decoder = subject.model.decoder
     output = decoder.output_layer(features)
     scores = decoder.get_normalized_probs((output, None), True, {"target": targets})

@@ -1,4 +1,4 @@
-"""What plot_positions.py shows of logits: attention, position logits, ranks, similarities.
+"""Pictures of logits: attention, position logits, ranks, similarities.
 
 Nothing here knows a scheme: logits are what the reference makes of the terms, with or without
 content.  000: Huang et al. 2020; 004: Chen et al. 2021.
@@ -16,9 +16,9 @@ from torch import Tensor
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention.formula import logits as logits_of
 from relpos_fairseq.attention.reference import Gathered
+from relpos_fairseq.pictures.drawing import Absent, Panel, Picture, head_names
 from relpos_fairseq.pictures.model import Stack
-from relpos_fairseq.pictures.plots import Absent, Panel, Picture, head_names
-from relpos_fairseq.pictures.sentence import Call
+from relpos_fairseq.pictures.sentence import WatchedAttention
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Segments
 from relpos_fairseq.terms import PositionTerms
@@ -207,7 +207,7 @@ def ranks(stack: Stack, calls: dict) -> Iterator[Picture]:
     )
 
 
-def logit_parts(call: Call) -> dict[str, Tensor]:
+def logit_parts(call: WatchedAttention) -> dict[str, Tensor]:
     """(H|1, T, S) logits of the content q·k, of what positions add, and of all where it differs."""
     inputs = call.inputs
     exact = replace(inputs, q=inputs.q.double(), k=inputs.k.double())

@@ -1,4 +1,4 @@
-"""What plot_positions.py reads: a checkpoint's stacks of layers.
+"""A checkpoint's stacks of layers.
 
 Importing relpos_fairseq registers its models and lets their checkpoints load safely.
 """

@@ -1,7 +1,8 @@
-"""What plot_positions.py lets a checkpoint read, and what its attention does with it."""
+"""What a checkpoint reads for pictures, and what its attention does with it."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ LONGEST_SENTENCE = 256  # longer samples (blocks of a language model) are cut
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SentenceInput:
     """What the model reads for a picture of attention.
 
     Args:
@@ -33,7 +34,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Call:
+class WatchedAttention:
     """One call of a layer's attention: what it was given and the probabilities (H, T, S)."""
 
     inputs: AttentionInputs
@@ -42,7 +43,7 @@ class Call:
 
 def choose_sentence(
     model: nn.Module, task: Any, words: str | None, length: int, data: Path | None
-) -> Sentence:
+) -> SentenceInput:
     """The sentence given, else the data's first, else a synthetic run of tokens.
 
     Raises:
@@ -52,25 +53,35 @@ def choose_sentence(
         line = task.source_dictionary.encode_line(words, add_if_not_exist=False).long()
         unknown = int((line == task.source_dictionary.unk()).sum())
         note = f", {unknown} of {len(line) - 1} words unknown" if unknown else ""
-        return Sentence(arguments(model, task, line[:-1]), f"the given sentence{note}")
+        return SentenceInput(arguments(model, task, line[:-1]), f"the given sentence{note}")
     for split in SPLITS if data else ():
-        try:
-            task.load_dataset(split)
-            dataset = task.dataset(split)
-            sample = dataset.collater([dataset[0]])["net_input"]
-        except FileNotFoundError:
-            continue
-        except Exception as error:  # whatever a broken binary file makes of fairseq's readers
+        sample, problem = first_sample(task, split)
+        if problem:
             raise PlotError(
-                f"--data {data}: {split} does not read, run fairseq-preprocess again "
-                f"({one_line(error)})"
-            ) from error
-        return Sentence(cut(sample), f"first sentence of {split}")
+                f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})"
+            )
+        if sample is None:
+            continue
+        return SentenceInput(cut(sample), f"first sentence of {split}")
     generator = torch.Generator().manual_seed(1)
     most = max(len(task.source_dictionary) - 1, SPECIALS + 1)
     size = min(length, LONGEST_SENTENCE) - 1
     tokens = torch.randint(SPECIALS, most, (size,), generator=generator)
-    return Sentence(arguments(model, task, tokens), "synthetic tokens")
+    return SentenceInput(arguments(model, task, tokens), "synthetic tokens")
+
+
+def first_sample(task: Any, split: str) -> tuple[dict[str, Any] | None, str]:
+    """Return a split's first sample, None where there is no such split, or why it does not read."""
+    # A reader that was torn open half-way would complain again when it is collected.
+    with mock.patch.object(sys, "unraisablehook", lambda _: None):
+        try:
+            task.load_dataset(split)
+            dataset = task.dataset(split)
+            return dataset.collater([dataset[0]])["net_input"], ""
+        except FileNotFoundError:
+            return None, ""
+        except Exception as error:  # whatever a broken binary file makes of fairseq's readers
+            return None, one_line(error)
 
 
 def cut(net_input: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +124,7 @@ def translate(model: nn.Module, source: Tensor, lengths: Tensor, eos: int) -> Te
     return tokens
 
 
-def token_names(model: nn.Module, task: Any, stack: Stack, sentence: Sentence) -> list[str]:
+def token_names(model: nn.Module, task: Any, stack: Stack, sentence: SentenceInput) -> list[str]:
     """The tokens that a stack reads, as written in its dictionary."""
     reads_target = stack.name.startswith("decoder") and hasattr(model, "encoder")
     tokens = sentence.net_input["prev_output_tokens" if reads_target else "src_tokens"]
@@ -123,10 +134,10 @@ def token_names(model: nn.Module, task: Any, stack: Stack, sentence: Sentence) -
 
 @torch.no_grad()
 def watch(
-    model: nn.Module, stacks: list[Stack], sentence: Sentence
-) -> dict[RelPosMultiheadAttention, Call]:
+    model: nn.Module, stacks: list[Stack], sentence: SentenceInput
+) -> dict[RelPosMultiheadAttention, WatchedAttention]:
     """Runs the model on a sentence and keeps what every self-attention did."""
-    calls: dict[RelPosMultiheadAttention, Call] = {}
+    calls: dict[RelPosMultiheadAttention, WatchedAttention] = {}
     current: list[RelPosMultiheadAttention] = []
 
     def enter(module: nn.Module, _: tuple) -> None:
@@ -134,7 +145,7 @@ def watch(
 
     def recorded(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = False):
         out, probs = attend(inputs, "auto", need_weights=True)  # not every backend has them
-        calls[current[0]] = Call(inputs, probs[0])
+        calls[current[0]] = WatchedAttention(inputs, probs[0])
         return out, probs if need_weights else None
 
     layers = [attention for stack in stacks for attention in stack.attentions]

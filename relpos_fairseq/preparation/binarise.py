@@ -19,7 +19,7 @@ CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
 
 
 def preprocess(arguments: Sequence[str], workers: int) -> Path:
-    """Runs fairseq-preprocess; its folder appears whole or not at all.
+    """Run fairseq-preprocess; its folder appears whole or not at all.
 
     Args:
         arguments: Those of the command, with `--destdir`, without `--workers`.
@@ -61,7 +61,7 @@ def preprocess(arguments: Sequence[str], workers: int) -> Path:
 def write_indexed(
     path_prefix: str | Path, items: Iterable[Sequence[int]], vocab_size: int
 ) -> dict[str, int]:
-    """Writes token ids as fairseq's memory-mapped dataset, streaming.
+    """Write token ids as fairseq's memory-mapped dataset, streaming.
 
     Args:
         path_prefix: The files' path without `.bin` and `.idx`.
@@ -78,7 +78,7 @@ def write_indexed(
 def write_blocks(
     path_prefix: str | Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], vocab_size: int
 ) -> dict[str, int]:
-    """Writes many items at a time: the `.bin` first, then the `.idx`, each whole or not at all.
+    """Write many items at a time: the `.bin` first, then the `.idx`, each whole or not at all.
 
     Args:
         path_prefix: The files' path without `.bin` and `.idx`.
@@ -105,7 +105,7 @@ def write_blocks(
 
 
 def write_index(file, lengths: np.ndarray, dtype: np.dtype) -> None:
-    """Writes the index: header, sizes (int32), byte offsets (int64)."""
+    """Write the index: header, sizes (int32), byte offsets (int64)."""
     file.write(MAGIC)
     file.write(VERSION.to_bytes(8, "little"))
     file.write(CODES[dtype].to_bytes(1, "little"))
@@ -116,7 +116,7 @@ def write_index(file, lengths: np.ndarray, dtype: np.dtype) -> None:
 
 
 def id_type(vocab_size: int) -> np.dtype:
-    """Returns the integers that fairseq chooses for a vocabulary."""
+    """Return the integers that fairseq chooses for a vocabulary."""
     if vocab_size < 65500:
         return np.dtype(np.uint16)
     return np.dtype(np.uint32 if vocab_size < 4294967295 else np.int64)

@@ -12,7 +12,7 @@ TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. .*<= (\d+)")
 
 
 def train_pieces(lines: Iterable[str], size: int, option: str, **options: object) -> bytes:
-    """Trains a sentencepiece model.
+    """Train a sentencepiece model.
 
     Args:
         lines: The text; read once, as it is needed, so that no path gets into the model.
@@ -51,7 +51,7 @@ def train_pieces(lines: Iterable[str], size: int, option: str, **options: object
 
 
 def remedy(reason: str, option: str) -> str:
-    """Says what to do about an error of sentencepiece's trainer."""
+    """Say what to do about an error of sentencepiece's trainer."""
     if found := TOO_SMALL.search(reason):
         return (
             f"its characters alone are {found[1]} with the special pieces, so {option} must be "

@@ -69,7 +69,7 @@ class Sinusoidal(PositionScheme):
     never_neutral = "it has no parameter, and adds its waves to the input"
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, T, E) in fp32."""
+        """Return (B|1, T, E) in fp32."""
         return sinusoid(positions.query_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
 
 
@@ -106,7 +106,7 @@ class Learned(PositionScheme):
         self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, T, E)."""
+        """Return (B|1, T, E)."""
         self.check_length(positions)
         return self.table[positions.query_index()]
 
@@ -121,7 +121,7 @@ class Sentence(Learned):
     elsewhere = {}
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B|1, T, E).  Only a sentence, not the block, must fit the table."""
+        """Return (B|1, T, E).  Only a sentence, not the block, must fit the table."""
         index = positions.sentence_index
         index = positions.query_index() if index is None else positions.of_queries(index)
         longest = int(index.max()) + 1

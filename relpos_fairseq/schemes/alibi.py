@@ -20,7 +20,7 @@ from relpos_fairseq.terms import PositionTerms
 
 
 def slopes(heads: int) -> list[float]:
-    """The head-specific slopes m_h, steepest first."""
+    """Return the head-specific slopes m_h, steepest first."""
     power = 1 << (heads.bit_length() - 1)
     values = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     if power < heads:
@@ -37,7 +37,7 @@ class Alibi(PositionScheme):
     never_neutral = "it has no parameter, and penalises distance"
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """The relation over the distances that occur, and the penalties (H, R)."""
+        """Return the relation over the distances that occur, and the penalties (H, R)."""
         relation = Clipped.unclipped(positions)
         distance = relation.distances(positions.device).abs()
         steepness = torch.tensor(slopes(self.shape.num_heads), dtype=torch.float64)
@@ -46,6 +46,6 @@ class Alibi(PositionScheme):
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """The penalties."""
+        """Return the penalties."""
         relation, static = prepared
         return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)

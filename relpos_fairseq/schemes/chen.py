@@ -40,7 +40,7 @@ RANK = Number(
 
 
 def _other_rank(source: Takeover) -> dict[str, Tensor]:
-    """A smaller rank loses channels of P; a larger one has zeros in the new ones."""
+    """Cut the channels of P to a smaller rank, or fill new ones with zeros."""
     table, wants = source.params["position_table"], source.new.options.rank
     has = table.size(-1)
     if has > wants and bool(table[..., wants:].any()):

@@ -59,7 +59,7 @@ def _from_one_table(source: Takeover) -> dict[str, Tensor]:
 
 
 def _other_options(source: Takeover) -> dict[str, Tensor]:
-    """Another p2c index reads the key term's table in the other direction."""
+    """Say that another p2c index reads the key term's table in the other direction."""
     old, new = source.old.options.p2c_index, source.new.options.p2c_index
     table = source.params["table"]
     if old != new and not torch.equal(table, table.flip(1)):
@@ -107,7 +107,7 @@ class Deberta(PositionScheme):
         self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
 
     def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """A W^R and a W^T (mirrored where asked): (heads|1, R, D) each."""
+        """Return A W^R and A W^T (mirrored where asked): (heads|1, R, D) each."""
         to_key = self.table @ self.key_projection
         if self.options.p2c_index == "mirrored":
             to_key = to_key.flip(1)
@@ -125,7 +125,7 @@ class Deberta(PositionScheme):
         return (term,)
 
     def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """(W^R q + W^T k) / sqrt(3d)."""
+        """Return (W^R q + W^T k) / sqrt(3d)."""
         if self.options.p2c_index != "paper":
             raise ValueError(f"--init fit: deberta is fitted with {P2C_INDEX.flag} paper")
         query = q @ self.query_projection.transpose(-1, -2)

@@ -62,7 +62,7 @@ class Method1(PositionScheme):
         return Folded(self.shape.max_positions)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """The gate."""
+        """Return the gate."""
         return (PositionTerms(relation=self.relation, gate=self.gate_table),)
 
     def factor(self, q: Tensor, k: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Method3(PositionScheme):
         self.trilinear_table = self.draw(*size, std=0.02, mean=1.0)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """The sum over products of three."""
+        """Return the sum over products of three."""
         return (PositionTerms(relation=self.clipped, trilinear=self.trilinear_table),)
 
     def factor(self, q: Tensor, k: Tensor) -> Tensor:
@@ -172,5 +172,5 @@ class Method4(PositionScheme):
         return (term,)
 
     def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """(q + k) / sqrt(d)."""
+        """Return (q + k) / sqrt(d)."""
         return (q + k) * self.scale

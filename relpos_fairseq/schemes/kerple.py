@@ -45,7 +45,7 @@ class Kerple(PositionScheme):
         self.rate = nn.Parameter(torch.rand(heads, generator=self._generator()))
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """The relation over the distances that occur, and the penalties (heads|1, R)."""
+        """Return the relation over the distances that occur, and the penalties (heads|1, R)."""
         relation = Clipped.unclipped(positions)
         distance = relation.distances(positions.device).abs()
         exact = torch.promote_types(self.rate.dtype, torch.float32)
@@ -57,7 +57,7 @@ class Kerple(PositionScheme):
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """The penalties."""
+        """Return the penalties."""
         relation, static = prepared
         return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)
 

@@ -66,7 +66,7 @@ class M4M(PositionScheme):
             k_proj.bias.copy_(odd)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """(q.a_r)(k.a_r), multiplied into the content."""
+        """Return (q.a_r)(k.a_r), multiplied into the content."""
         term = PositionTerms(
             relation=self.clipped,
             query_vectors=self.table,

@@ -79,7 +79,7 @@ class Rope(PositionScheme):
     never_neutral = "it has no parameter, and rotates q and k"
 
     def prepare(self, positions: Positions) -> Turns:
-        """The rotations of every slot."""
+        """Return the rotations of every slot."""
         pairs = self.shape.head_dim // 2
         channel = torch.arange(pairs, device=positions.device, dtype=torch.float64)
         slot = torch.arange(positions.src_len, device=positions.device, dtype=torch.float64)

@@ -23,12 +23,12 @@ from relpos_fairseq.terms import PositionTerms
 
 
 def _another_number(source: Takeover) -> dict[str, Tensor]:
-    """More segments start at zero; fewer lose what their rows held."""
+    """Start more segments at zero; with fewer, say what is lost."""
     return {"table": _resized(source, source.params["table"], axis=0)}
 
 
 def _pairs_of_another_number(source: Takeover) -> dict[str, Tensor]:
-    """The same for both segments of a pair: (heads, segments^2)."""
+    """Do so for both segments of a pair: (heads, segments^2)."""
     count = source.old.options.num_segments
     table = source.params["pair_table"].unflatten(1, (count, count))
     for axis in (1, 2):
@@ -85,7 +85,7 @@ class SegmentInput(PositionScheme):
         self.table = nn.Parameter(torch.zeros(options.num_segments, shape.embed_dim))
 
     def embed(self, positions: Positions) -> Tensor:
-        """(B, T, E).
+        """Return (B, T, E).
 
         Raises:
             ValueError: if the task supplies no segments.

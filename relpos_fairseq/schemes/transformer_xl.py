@@ -91,7 +91,7 @@ class _Projected(torch.autograd.Function):
 
 
 def _other_options(source: Takeover) -> dict[str, Tensor]:
-    """Another clamp_len is the same up to the shorter of both."""
+    """Say that another clamp_len is the same up to the shorter of both."""
     old, new = source.old.options.clamp_len, source.new.options.clamp_len
     if old != new:
         shorter = min({old, new} - {0})
@@ -133,7 +133,7 @@ class TransformerXL(PositionScheme):
         return ("content_bias", "position_bias") if self.options.query_bias == "shared" else ()
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """The relation over the distances that occur, and W_R R: (heads|1, R, D)."""
+        """Return the relation over the distances that occur, and W_R R: (heads|1, R, D)."""
         relation = Clipped.unclipped(positions)
         exact = torch.promote_types(self.projection.dtype, torch.float32)
         key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact)
@@ -156,7 +156,7 @@ class TransformerXL(PositionScheme):
     def terms(
         self, prepared: tuple[Clipped, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """(q + v).W_R R and u.k."""
+        """Return (q + v).W_R R and u.k."""
         relation, vectors = prepared
         biased = self.options.query_bias != "off"
         term = PositionTerms(

@@ -90,7 +90,7 @@ class TupeAbsolute(PositionScheme):
     def terms(
         self, prepared: tuple[Tensor, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
-        """The two factors of the position product."""
+        """Return the two factors of the position product."""
         self.check_length(positions)
         query, key = prepared
         rows = positions.rows_of_keys(query)
@@ -142,7 +142,7 @@ class Tupe(TupeAbsolute):
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """The product and s, reset together."""
+        """Return the product and s, reset together."""
         (term,) = super().terms(prepared, positions)
         both = PositionTerms(
             relation=self.clipped,

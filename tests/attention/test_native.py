@@ -86,7 +86,7 @@ def sizes() -> Iterator[object]:
                 yield pytest.param(scheme, shape, SINGLE, id=f"{scheme}-{shape}-fp32")
 
 
-@pytest.mark.parametrize(("scheme", "shape", "dtype"), sizes())
+@pytest.mark.parametrize(("scheme", "shape", "dtype"), list(sizes()))
 def test_sizes(scheme: str, shape: str, dtype: torch.dtype) -> None:
     """No size is a multiple of the kernel's own."""
     compare(make_inputs(scheme, SHAPES[shape]), dtype)

@@ -54,7 +54,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(case, kind, id=f"{case}-{kind}")
 
 
-@pytest.mark.parametrize(("case", "kind"), cases())
+@pytest.mark.parametrize(("case", "kind"), list(cases()))
 def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
     """Every scheme and option."""
     inputs, stack, layer, _ = call(case, kind)

@@ -17,9 +17,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 LIMIT = 600  # seconds for a subprocess on a slow, loaded machine
 SPILLS = """
 import sys, tempfile, torch
-from relpos_fairseq.benchmarks.ptxas import Compiler, prepare
+from relpos_fairseq.benchmarks.ptxas import Compiler, start_compiling
 with tempfile.TemporaryDirectory() as cache:
-    prepare(cache)
+    start_compiling(cache)
     from relpos_fairseq.attention.triton import trilinear
     trilinear.ROWS = {rows}
     compiler = Compiler(90)

@@ -15,33 +15,39 @@ from torch import Tensor
 
 from cases import CASES, INPUT, Case
 from helpers import SCRIPTS
+from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
 from relpos_fairseq.benchmarks import (
+    attention,
+    attention_report,
     bar,
     candidates,
     correctness,
-    deberta_h200,
     flex,
     report,
-    tables,
+    scheme_candidate,
     timing,
-    turns,
 )
-from relpos_fairseq.benchmarks.candidates import NoPositions, Scheme, runner
-from relpos_fairseq.benchmarks.layer import Layer
-from relpos_fairseq.benchmarks.settings import Setting, draw_heads
-from relpos_fairseq.cli import benchmark_attention as benchmark
+from relpos_fairseq.benchmarks import rows as results
+from relpos_fairseq.benchmarks.candidates import LayerCandidate, NoPositions, runner
+from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
+from relpos_fairseq.benchmarks.settings import AttentionSetting, draw_heads
 
 TINY = ["--heads", "2", "--head-dim", "8", "--clip", "3", "--rounds", "2", "--seconds", "1"]
 TINY += ["--threads", str(torch.get_num_threads())]
 CPU = torch.device("cpu")
 
 
-def setting(length: int = 20, batch: int = 2, causal: bool = False, **other) -> Setting:
+def benchmark(flags: list[str]) -> int:
+    """Run the command; return its exit status."""
+    return relpos("benchmark", "attention", *flags)
+
+
+def setting(length: int = 20, batch: int = 2, causal: bool = False, **other) -> AttentionSetting:
     """A small one."""
     given = {"heads": 2, "head_dim": 8, "clip": 3, "dtype": torch.float32, "device": CPU} | other
-    return Setting(batch=batch, length=length, causal=causal, **given)
+    return AttentionSetting(batch=batch, length=length, causal=causal, **given)
 
 
 @pytest.fixture(autouse=True)
@@ -53,25 +59,24 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Every mode gives a cell; the tables go where they are asked to, once."""
+    """Every mode gives a cell; the tables go where they are asked to."""
     path, picture = tmp_path / "README.md", tmp_path / "plot.svg"
     path.write_text("# Numbers\n")
-    for number in range(2):
-        command = [*TINY, "--lengths", "20,8", "--tokens", "40", "--schemes", "none,m4,tupe"]
-        command += ["--modes", "train,forward,decode,memory", "--naive", "--bar"]
-        command += ["--csv", str(tmp_path / f"{number}.csv"), "--write", str(path)]
-        assert benchmark.main([*command, "--plot", str(picture)]) == 0
+    command = [*TINY, "--lengths", "20,8", "--tokens", "40", "--schemes", "none,m4,tupe"]
+    command += ["--modes", "train,forward,decode,memory", "--naive", "--bar"]
+    command += ["--csv", str(tmp_path / "rows.csv"), "--write", str(path)]
+    assert benchmark([*command, "--plot", str(picture)]) == 0
     out, text = capsys.readouterr().out, path.read_text()
     assert "6 candidates right against fp64" in out and "not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| m4 |") == 4
     assert text.count("| m4, naive |") == 3 and " MiB" in text and "nan" not in text
     assert "PASS" in text or "OVER" in text
-    rows = list(csv.DictReader((tmp_path / "1.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert {row["mode"] for row in rows} == {"train", "forward", "decode", "memory"}
     assert {row["length"] for row in rows} == {"8", "20"}
     assert all(float(row["ms"]) > 0 for row in rows if row["mode"] != "memory")
     assert picture.read_text().count("<svg") == 1
-    assert not list(tmp_path.glob("*.partial*"))
+    assert not list(tmp_path.glob("*partial*"))
 
 
 def test_a_run_is_continued(
@@ -79,15 +84,15 @@ def test_a_run_is_continued(
 ) -> None:
     """What the file has is not measured again; other settings keep their rows."""
     path, calls = tmp_path / "rows.csv", []
-    honest = turns.time_in_turns
+    honest = results.time_in_turns
 
     def counted(runs, *rest):
         calls.append(sorted(runs))
         return honest(runs, *rest)
 
-    monkeypatch.setattr(turns, "time_in_turns", counted)
+    monkeypatch.setattr(results, "time_in_turns", counted)
     command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4", "--csv", str(path)]
-    assert benchmark.main([*command, "--modes", "train"]) == 0
+    assert benchmark([*command, "--modes", "train"]) == 0
     for more, measured in (
         (["--modes", "train"], 0),
         (["--modes", "train,forward"], 1),
@@ -95,16 +100,16 @@ def test_a_run_is_continued(
         (["--modes", "train", "--schemes", "m4,t5"], 1),
     ):
         before = len(calls)
-        assert benchmark.main([*command, *more, "--resume"]) == 0
+        assert benchmark([*command, *more, "--resume"]) == 0
         assert len(calls) - before == measured, more
     assert calls[-1] == sorted([candidates.BASELINE, "m4", "t5"])
-    rows = report.read_csv(path)
+    rows = results.read_csv(path)
     assert len(rows) == 2 + 2 + 3  # forward; clip 2; what m4's first column has become
     assert sum(row["clip"] == 2 for row in rows) == 2
-    assert benchmark.main([*command, "--modes", "train"]) == 2
+    assert benchmark([*command, "--modes", "train"]) == 2
     assert "--resume continues it" in capsys.readouterr().err  # nothing is written over
-    assert report.read_csv(path) == rows
-    assert benchmark.main([*command, "--csv", str(tmp_path / "no" / "rows.csv")]) == 2
+    assert results.read_csv(path) == rows
+    assert benchmark([*command, "--csv", str(tmp_path / "no" / "rows.csv")]) == 2
     assert "there is no folder" in capsys.readouterr().err
 
 
@@ -117,7 +122,7 @@ def test_each_command_has_its_section(tmp_path: Path) -> None:
          ["--lengths", "6", "--causal"], ["--lengths", "6", "--backends", "blocked"]), 1
     ):  # fmt: skip
         for _ in range(2):
-            assert benchmark.main([*command, "--modes", "forward", *more]) == 0
+            assert benchmark([*command, "--modes", "forward", *more]) == 0
         assert path.read_text().count(": begin -->") == number
 
 
@@ -126,20 +131,20 @@ def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     path = tmp_path / "rows.csv"
     command = [*TINY, "--lengths", "120", "--tokens", "120", "--schemes", "none,m4,shaw", "--csv"]
     command += [str(path), "--modes", "forward", "--backends", "auto,blocked", "--rounds", "1"]
-    assert benchmark.main(command) == 0
+    assert benchmark(command) == 0
     out = capsys.readouterr().out
     assert "6 candidates right against fp64" in out
     assert "| m4 |" in out and "| m4, blocked |" in out
-    (m4,) = [row for row in report.read_csv(path) if row["name"] == "m4"]
+    (m4,) = [row for row in results.read_csv(path) if row["name"] == "m4"]
     assert f"Evaluated by `{m4['backend']}`, `sdpa` (none at 120)." in out
-    (other,) = [row for row in report.read_csv(path) if row["name"] == "m4, blocked"]
+    (other,) = [row for row in results.read_csv(path) if row["name"] == "m4, blocked"]
     assert other["backend"] == "blocked" and m4["backend"] in ("native", "blocked")
 
 
 def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
     """The layer's table says that it is one."""
     command = [*TINY, "--lengths", "12", "--tokens", "24", "--schemes", "shaw", "--layer"]
-    assert benchmark.main([*command, "--modes", "train,forward,memory", "--unclipped"]) == 0
+    assert benchmark([*command, "--modes", "train,forward,memory", "--unclipped"]) == 0
     out = capsys.readouterr().out
     assert "a BERT layer" in out and "unclipped" in out and out.count("| shaw |") == 3
 
@@ -164,7 +169,7 @@ def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
 )
 def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     """One line that names flag, value and the way out; nothing is measured."""
-    assert benchmark.main(flags) == 2
+    assert benchmark(flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
@@ -175,8 +180,8 @@ def test_needs_torch_alone() -> None:
     command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4"]
     program = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
-        "from relpos_fairseq.cli.benchmark_attention import main\n"
-        f"sys.exit(main({command}))"
+        "from relpos_fairseq.cli.main import main\n"
+        f"sys.exit(main(['benchmark', 'attention', *{command}]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=SCRIPTS, capture_output=True, text=True, timeout=300
@@ -205,9 +210,9 @@ def test_what_is_wrong_is_not_timed(
     start: int, factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """What errs, be it in the last rows of a long call, is named, and no time is printed."""
-    monkeypatch.setattr(candidates, "attend", wrong_rows(start, factor))
+    monkeypatch.setattr(scheme_candidate, "attend", wrong_rows(start, factor))
     command = [*TINY, "--lengths", "300", "--tokens", "300", "--schemes", "m4"]
-    assert benchmark.main(command) == 2
+    assert benchmark(command) == 2
     captured = capsys.readouterr()
     assert "error: m4 at length 300" in captured.err and " ms " not in captured.out
 
@@ -215,7 +220,7 @@ def test_what_is_wrong_is_not_timed(
 def test_wrong_gradients_are_seen() -> None:
     """Values alone do not pass."""
 
-    class Detached(Scheme):
+    class Detached(SchemeCandidate):
         def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return super().__call__(q, k.detach(), v)
 
@@ -225,9 +230,9 @@ def test_wrong_gradients_are_seen() -> None:
 
 def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of decoding is checked as well."""
-    scheme = Scheme("m4", setting())
+    scheme = SchemeCandidate("m4", setting())
     assert correctness.check_step(scheme) <= correctness.MOST
-    monkeypatch.setattr(candidates, "attend", wrong_rows(0))
+    monkeypatch.setattr(scheme_candidate, "attend", wrong_rows(0))
     with pytest.raises(ValueError, match="m4 at length 20"):
         correctness.check_step(scheme)
 
@@ -235,7 +240,7 @@ def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_neutral_tables_are_moved() -> None:
     """A gate of ones or a bias of zeros would hide a wrong row."""
     for name in ("m2", "rel_scalar", "tupe"):
-        for parameter in Scheme(name, setting()).parameters():
+        for parameter in SchemeCandidate(name, setting()).parameters():
             assert parameter.detach().unique().numel() == parameter.numel()
 
 
@@ -255,7 +260,7 @@ def test_rows_that_are_checked() -> None:
 def test_the_layer_is_torchs() -> None:
     """Without positions it is nn.TransformerEncoderLayer."""
     torch.manual_seed(0)
-    layer = Layer(NoPositions("plain", setting()))
+    layer = LayerCandidate(NoPositions("plain", setting()))
     oracle = torch.nn.TransformerEncoderLayer(
         16, 2, 64, dropout=0.0, activation="gelu", batch_first=True
     )
@@ -279,7 +284,7 @@ def test_training_wants_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.autograd, "grad", lambda out, inputs, *_, **__: wanted.append(list(inputs))
     )
-    scheme = Scheme("shaw", setting())
+    scheme = SchemeCandidate("shaw", setting())
     runner(scheme, "train")()
     assert len(wanted[0]) == 3 + len(scheme.parameters()) == 5
 
@@ -298,7 +303,7 @@ FLEXIBLE = [
 def test_score_mods_are_the_formula(case: Case, causal: bool) -> None:
     """A score_mod applied to every logit gives the formula's output and gradients."""
     exact = setting(9, causal=causal)
-    schemes = [Scheme(case.scheme, exact, dtype=torch.float64) for _ in range(2)]
+    schemes = [SchemeCandidate(case.scheme, exact, dtype=torch.float64) for _ in range(2)]
     found = []
     for scheme, flexible in zip(schemes, (True, False), strict=True):
         leaves = [part.double().requires_grad_() for part in draw_heads(exact)]
@@ -340,7 +345,7 @@ def test_a_compiler_that_fails_is_a_remark(
 
     monkeypatch.setattr(flex.Flex, "__call__", fails)
     command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4,m3", "--flex"]
-    assert benchmark.main([*command, "--modes", "forward"]) == 0
+    assert benchmark([*command, "--modes", "forward"]) == 0
     out = capsys.readouterr().out
     assert "- m4, FlexAttention: not compiled on this machine: no C++ compiler\n" in out
     assert "- m3, FlexAttention: a score_mod cannot replace q.k" in out and "| m4 |" in out
@@ -361,12 +366,12 @@ def test_flex_is_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     monkeypatch.setattr(flex.Flex, "__call__", kept)
     command = [*TINY, "--head-dim", "16", "--lengths", "40", "--tokens", "40", "--flex"]
-    status = benchmark.main([*command, "--schemes", "m4", "--modes", "forward", "--causal"])
+    status = benchmark([*command, "--schemes", "m4", "--modes", "forward", "--causal"])
     out, err = capsys.readouterr()
     if "not compiled on this machine" in out:
         pytest.skip("torch.compile does not work here")
     there, given, found = seen[0]  # what it was judged by
-    formula = Scheme("m4", there, "reference", torch.float64)
+    formula = SchemeCandidate("m4", there, "reference", torch.float64)
     with torch.no_grad():
         exact = attend(formula.call(*(part.double() for part in given)), "reference")[0]
     if torch.allclose(found.double(), exact, atol=1e-4, rtol=1e-4):
@@ -383,13 +388,12 @@ def test_what_a_gpu_cannot_hold_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(turns, "runner", lambda *_: full)
-    notes: list[str] = []
-    run = turns.Run(None, {}, report.Log(None), notes.append)
+    monkeypatch.setattr(attention, "runner", lambda *_: full)
+    run = attention.AttentionRun(None, {}, results.RowLog(None))
     there = SimpleNamespace(label="m4, naive", setting=setting(64, device=torch.device("cuda")))
-    assert not turns._fits(run, there, "train")
-    assert notes == ["m4, naive, train: not at 64, out of memory"]
-    assert turns._fits(run, SimpleNamespace(setting=setting()), "train")
+    assert not attention._fits(run, there, "train")
+    assert run.notes == ["m4, naive, train: not at 64, out of memory"]
+    assert attention._fits(run, SimpleNamespace(setting=setting()), "train")
 
 
 # --- times, memory, tables -----------------------------------------------------------------------
@@ -475,7 +479,7 @@ def row(name: str, mode: str = "train", length: int = 512, **other) -> dict:
 )
 def test_what_is_known_to_be_possible(given: dict, limit: float | None) -> None:
     """The bar by scheme, view, length and clip distance; up to 128 it is the formula's own time."""
-    peers = tables.by_place([row("m4, naive", length=128, least_ratio=1.9)])
+    peers = attention_report.by_place([row("m4, naive", length=128, least_ratio=1.9)])
     assert bar.target(given, peers) == limit
 
 
@@ -483,10 +487,10 @@ def test_the_bar_of_memory_leaves_out_tables() -> None:
     """Tables and their gradients are the scheme's, not the backend's."""
     base = row("no positions", "memory", 8192, MiB=100.0, forward_MiB=50.0, tables_MiB=0.0)
     ours = row("m4", "memory", 8192, MiB=160.0, forward_MiB=50.0, tables_MiB=10.0, ratio=1.6)
-    assert bar.reached(ours, tables.by_place([base, ours])) == pytest.approx(1.4)
-    text = tables.tables([base, ours], bar=True)
+    assert bar.reached(ours, attention_report.by_place([base, ours])) == pytest.approx(1.4)
+    text = attention_report.tables([base, ours], bar=True)
     assert "| m4 | 160; 50 MiB (1.60) PASS 1.50 |" in text
-    assert tables.misses([base, ours]) == (0, 1)
+    assert attention_report.misses([base, ours]) == (0, 1)
 
 
 def test_backends_in_words() -> None:
@@ -495,10 +499,10 @@ def test_backends_in_words() -> None:
     rows += [row(name, length=128, backend="reference") for name in "ab"]
     rows += [row("none", length=length, backend="sdpa") for length in (128, 512)]
     rows += [row("a, blocked", backend="blocked"), row("no positions", backend="")]
-    assert tables.backends_used([*rows, *rows]) == (
+    assert attention_report.backends_used([*rows, *rows]) == (
         " Evaluated by `native`, `reference` (a, b at 128), `sdpa` (none at 128, 512)."
     )
-    assert tables.backends_used([row("a")]) == ""
+    assert attention_report.backends_used([row("a")]) == ""
 
 
 def test_published_numbers_are_labelled() -> None:
@@ -507,7 +511,7 @@ def test_published_numbers_are_labelled() -> None:
         row("deberta", "train", 8192, device="cuda", view="layer", ms=12.3),
         row("deberta", "memory", 8192, device="cuda", view="layer", MiB=512.0),
     ]
-    lines = deberta_h200.published_table(rows, "a GPU").splitlines()
+    lines = attention_report.published_table(rows, "a GPU").splitlines()
     theirs = [line for line in lines if "published" in line]
     assert len(theirs) == 3 and all("not measured here" in line for line in theirs)
     assert "| DisentangledFlash 1.0: published, on an H200; not measured here | 8.6 | 88.9 |" in (
@@ -524,6 +528,6 @@ def test_an_interrupted_run_says_how_to_continue(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(benchmark, "measure", interrupt)
-    assert benchmark.main(["--lengths", "8", "--schemes", "none"]) == 130
+    monkeypatch.setattr(attention, "measure", interrupt)
+    assert benchmark(["--lengths", "8", "--schemes", "none"]) == 130
     assert "--csv FILE: add --resume" in capsys.readouterr().err

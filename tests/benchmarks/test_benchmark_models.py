@@ -9,18 +9,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from relpos_fairseq.benchmarks import bar, timing, translation
-from relpos_fairseq.benchmarks.columns import Rows
-from relpos_fairseq.benchmarks.layers import FairseqLayer, Layer, OurLayer, layer_runner
-from relpos_fairseq.benchmarks.peers import LEAST_TABLE, PEERS
-from relpos_fairseq.benchmarks.report import Log
-from relpos_fairseq.cli import benchmark_models as benchmark
-from relpos_fairseq.engine.command import run_command
+from helpers.commands import relpos, relpos_job
+from relpos_fairseq.attention import BACKENDS
+from relpos_fairseq.benchmarks import bar, models, timing, translation
+from relpos_fairseq.benchmarks.encoder_layers import (
+    FairseqLayer,
+    LayerSetting,
+    OurLayer,
+    layer_runner,
+)
+from relpos_fairseq.benchmarks.peers import LEAST_TABLE, PACKAGES, PEERS
+from relpos_fairseq.cli import benchmark_models
 
 CPU = torch.device("cpu")
+
+
+def benchmark(flags: list[str]) -> None:
+    """Run the command."""
+    relpos_job("benchmark", "models", *flags)
+
+
 ONCE = ["--rounds", "1", "--threads", str(torch.get_num_threads())]
-TINY = translation.Translation("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
-LAYER = Layer(16, 32, 2, 2, 9, 3, 0.0, torch.float32, CPU)
+TINY = translation.TranslationSetting("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
+LAYER = LayerSetting(16, 32, 2, 2, 9, 3, 0.0, torch.float32, CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +44,22 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     page = tmp_path / "README.md"
     page.write_text("# Numbers\n")
     for number in range(2):
-        benchmark.main(
+        benchmark(
             [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--rows"]
             + ["2", "--length", "4", "--vocabulary", "40", "--beam", "2", "--write", str(page)]
             + ["--csv", str(tmp_path / f"{number}.csv"), "--plot", str(tmp_path / "bars.png")]
         )
     text, out = page.read_text(), capsys.readouterr().out
-    assert "train: 3 candidates, 1 rounds, 3 of 3 samples on a machine that was not idle" in out
+    assert "train: 6 candidates, 1 rounds, 6 of 6 samples on a machine that was not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
     assert (
         "| translation | train | generate |" in text
         and "size tiny, 2 sentences of 3-4 tokens" in text
     )
     rows = list(csv.DictReader((tmp_path / "1.csv").open()))
-    assert [row["name"] for row in rows] == ["fairseq", "shaw", "m4"] * 2
+    assert [row["name"] for row in rows if row["name"] not in translation.GAINS] == [
+        *["fairseq", "shaw", "m4"] * 2
+    ]
     assert {row["column"] for row in rows} == {"train", "generate"}
     assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
@@ -60,7 +73,7 @@ def test_backends_side_by_side(tmp_path: Path) -> None:
     flags += ["--beam", "2", "--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3"]
     flags += ["--tokens", "9", "--lengths", "9", "--modes", "train", "--peers", "none", "--bar"]
     flags += ["--schemes", "none,shaw", "--backends", "auto,blocked", "--write", str(page)]
-    benchmark.main(flags)
+    benchmark(flags)
     lines = page.read_text().splitlines()
     assert len([line for line in lines if line.startswith("| `shaw, blocked` |")]) == 2
     (shaw, _) = [line for line in lines if line.startswith("| `shaw` |")]
@@ -96,16 +109,48 @@ def test_what_is_known_to_be_possible(row: tuple, limit: float | None) -> None:
     assert bar.model_target(*row) == limit
 
 
-def test_the_baseline_of_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More schemes than are in memory at a time: the baseline is reported once."""
-    monkeypatch.setattr(benchmark, "TOGETHER", 1)
-    flags = [*ONCE, "--parts", "translation", "--modes", "train", "--size", "tiny", "--rows", "2"]
+def test_the_baseline_of_a_handful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More schemes than are in memory at a time: the baseline is reported once.
+
+    What the optimizer and the loss gain has rows of its own, in training alone.
+    """
+    monkeypatch.setattr(models, "TOGETHER", 1)
+    flags = [*ONCE, "--parts", "translation", "--size", "tiny", "--rows", "2", "--beam", "2"]
     flags += ["--length", "4", "--vocabulary", "40", "--schemes", "t5,alibi"]
-    rows = Rows(Log(None), "here")
-    benchmark.measure_translation(benchmark.parse(flags, ""), rows)
-    rows = rows.found
-    assert [row["name"] for row in rows] == ["fairseq", "t5", "alibi"]
-    assert rows[0]["ratio"] == 1.0
+    benchmark([*flags, "--csv", str(tmp_path / "rows.csv")])
+    rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    names = {mode: [r["name"] for r in rows if r["column"] == mode] for mode in models.MODES}
+    assert names["train"] == ["fairseq", *translation.GAINS, "t5", "alibi"]
+    assert names["generate"] == ["fairseq", "t5", "alibi"]
+    assert float(rows[0]["ratio"]) == 1.0
+
+
+def test_both_sides_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and fairseq's have fairseq's optimizer and loss; a row of gains says what it has."""
+    used, make = [], translation.make_optimizer
+    monkeypatch.setattr(
+        translation, "make_optimizer", lambda kind, model: used.append(kind) or make(kind, model)
+    )
+    losses = {}
+    for name in ("fairseq", "m4", *translation.GAINS):
+        losses[name] = translation.training_step(name, TINY)()
+    own, ours = translation.FairseqAdam, translation.RelPosAdam
+    assert used == [own, own, ours, own, ours]
+    kinds = [row[2] for row in translation.GAINS.values()]
+    assert kinds == [
+        translation.LabelSmoothedCrossEntropyCriterion,
+        *[translation.RelPosLabelSmoothedCrossEntropyCriterion] * 2,
+    ]
+    assert translation.FAIRSEQS_OWN[1] is translation.LabelSmoothedCrossEntropyCriterion
+    for name in translation.GAINS:
+        torch.testing.assert_close(losses[name], losses["fairseq"])
+
+
+def test_what_parsers_offer_is_what_jobs_take() -> None:
+    """Parsers are torch-free, so what they offer is written once more in them."""
+    assert set(benchmark_models.SIZES) == set(translation.MODEL_SIZES)
+    assert tuple(benchmark_models.BACKENDS.split(", ")) == tuple(BACKENDS)
+    assert PACKAGES == ("transformers", "flashdeberta", "x-transformers")
 
 
 def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +158,18 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "rows.csv"
     flags = [*ONCE, "--parts", "layers", "--peers", "none", "--width", "16", "--ffn", "32"]
     flags += ["--heads", "2", "--tokens", "6", "--csv", str(path), "--modes", "train,forward"]
-    benchmark.main([*flags, "--lengths", "3", "--schemes", "t5"])
+    benchmark([*flags, "--lengths", "3", "--schemes", "t5"])
     before = path.read_text()
     measured = []
-    honest = benchmark.timed_rows
+    honest = models.timed_rows
     monkeypatch.setattr(
-        benchmark,
+        models,
         "timed_rows",
         lambda column, *rest: measured.append(column) or honest(column, *rest),
     )
-    benchmark.main([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
+    benchmark([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
     assert measured == ["train 2", "forward 2"] and path.read_text().startswith(before)
-    benchmark.main([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--tokens", "9"])
+    benchmark([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--tokens", "9"])
     assert measured[2:] == ["train 3", "forward 3"]
 
 
@@ -153,7 +198,7 @@ def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Every library that is installed has a row; the others are named."""
     pytest.importorskip("transformers")
     sizes = ["--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3", "--tokens", "18"]
-    benchmark.main(
+    benchmark(
         [*ONCE, "--parts", "layers", "--schemes", "none,learned,shaw,tupe", "--lengths", "9,5"]
         + [*sizes, "--csv", str(tmp_path / "rows.csv")]
     )
@@ -198,9 +243,9 @@ def test_peers_have_our_sizes(peer) -> None:
         "ALiBi (x-transformers)": -4 * width - width,
     }
     torch.manual_seed(0)
-    layer = peer.build(LAYER)
-    plain = benchmark.count(OurLayer("none", LAYER))
-    assert benchmark.count(layer) == plain + beyond.get(peer.name, 0)
+    layer = peer.layer(LAYER)
+    plain = models.count(OurLayer("none", LAYER))
+    assert models.count(layer) == plain + beyond.get(peer.name, 0)
     out = layer_runner(layer, LAYER, "forward", peer.time_first)()
     rows = (LAYER.length, LAYER.batch) if peer.time_first else (LAYER.batch, LAYER.length)
     assert out.shape == (*rows, width) and bool(out.isfinite().all())
@@ -210,7 +255,7 @@ def test_peers_have_our_sizes(peer) -> None:
     ("flags", "message"),
     [
         (["--lengths", "12,x"], "--lengths must be whole numbers separated by commas, got 12,x"),
-        (["--parts", "layer"], "--parts must be of translation, layers, got 'layer'"),
+        (["--parts", "layer"], "--parts must be of translation, layers, got layer"),
         (["--parts", "layers", "--modes", "generate"], "--parts layers has the modes train"),
         (["--schemes", "m5"], "unknown position scheme 'm5'"),
         (["--rows", "0"], "--rows must be >= 1, got 0"),
@@ -223,6 +268,6 @@ def test_peers_have_our_sizes(peer) -> None:
 )
 def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     """One line that names flag, value and the way out, and status 2."""
-    assert run_command(benchmark.main, flags) == 2
+    assert relpos("benchmark", "models", *flags) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ") and message in line

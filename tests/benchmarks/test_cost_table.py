@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from relpos_fairseq.benchmarks import published, timing
-from relpos_fairseq.benchmarks.columns import Rows
-from relpos_fairseq.benchmarks.masked_lm import masked_lm, parameters
-from relpos_fairseq.benchmarks.report import Log
-from relpos_fairseq.cli import cost_table, scheme_table
-from relpos_fairseq.engine.command import run_command
+from helpers.commands import relpos
+from relpos_fairseq.benchmarks import costs, published, scheme_table, timing
+from relpos_fairseq.benchmarks.masked_lm import MaskedLMSetting, masked_lm, parameters
 
-BERT_BASE = published.Sizes(12, 768, 12, 512)
+BERT_BASE = published.ModelSizes(12, 768, 12, 512)
+# What 003 prints for BERT-base at 512 tokens, in thousands.
+PRINTED = {"learned": 393, "shaw_keys": 785, "t5": 12, "m2": 12, "m4": 785, "deberta": 834}
+PRINTED |= {"tupe": 454, "m4m": 785}
 FEW = ["--rounds", "1", "--threads", str(torch.get_num_threads()), "--layers", "1"]
 FEW += ["--lengths", "8", "--batch", "1", "--vocabulary", "20"]
 
@@ -27,26 +27,25 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_formulas_give_what_the_papers_print() -> None:
     """003's table 5 in thousands; 000's text evaluates its formulas without the head's width."""
-    for scheme, printed in published.MULTIPLICATIVE_PRINTED.items():
-        formula = published.MULTIPLICATIVE_TABLE_5[scheme]
-        assert formula(BERT_BASE) // 1000 == printed, scheme
-    vectors = published.HUANG_TABLE_1["m4"](BERT_BASE)
-    assert vectors // BERT_BASE.head_dim // 1000 == 147
-    assert published.HUANG_TABLE_1["m2"](BERT_BASE) // 1000 == 147
-    assert published.HUANG_TABLE_1["m1"](BERT_BASE) == 73_728
+    huang, multiplicative = published.PARAMETERS.values()
+    found = {scheme: BERT_BASE.count(formula) // 1000 for scheme, formula in multiplicative.items()}
+    assert found == PRINTED
+    assert BERT_BASE.count(huang["m4"]) // 64 // 1000 == 147
+    assert BERT_BASE.count(huang["m2"]) // 1000 == 147
+    assert BERT_BASE.count(huang["m1"]) == 73_728
 
 
 def test_a_small_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """`learned` in its units, ratios below; the papers' cells; what was timed is said."""
-    monkeypatch.setattr(cost_table, "BERT_WORDS", 50)
-    monkeypatch.setattr(cost_table, "TOGETHER", 2)
+    monkeypatch.setattr(costs, "BERT_WORDS", 50)
+    monkeypatch.setattr(costs, "TOGETHER", 2)
     page = tmp_path / "page.md"
     flags = ["--model", "small", "--schemes", "none,learned,shaw,tupe,rel_scalar", *FEW]
     flags += ["--backends", "auto,blocked"]
     flags += ["--csv", str(tmp_path / "rows.csv"), "--write", str(page)]
-    assert run_command(cost_table.main, flags) == 0
+    assert relpos("benchmark", "costs", *flags) == 0
     text = page.read_text()
     assert text.strip().splitlines()[1] in capsys.readouterr().out
     assert "**1 of 4 layers** and 20 words" in text and "unclipped" in text and "nan" not in text
@@ -61,14 +60,14 @@ def test_a_small_table(
     assert all(float(row["ratio"]) > 0 for row in rows if row["ratio"])
 
 
-def test_without_rel_scalar_nothing_is_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rel_scalar_nothing_is_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """004's table needs its own baseline; `learned` is timed even where it is not listed."""
-    monkeypatch.setattr(cost_table, "BERT_WORDS", 50)
-    args = cost_table.parse(["--model", "small", "--schemes", "m2", "--clip", "4", *FEW])
-    rows = Rows(Log(None), "here")
-    cost_table.count_parameters(args, rows)
-    cost_table.measure(args, rows)
-    text = cost_table.report(args, rows.found, cost_table.describe(args, "machine"))
+    monkeypatch.setattr(costs, "BERT_WORDS", 50)
+    flags = ["--model", "small", "--schemes", "m2", "--clip", "4", *FEW]
+    assert relpos("benchmark", "costs", *flags) == 0
+    text = capsys.readouterr().out
     assert "beyond `rel_scalar`" not in text and "clip 4" in text
     # 4 layers, 2 * 4 + 1 distances; 000: 8 heads, 003: one scalar for all heads
     assert "| `m2` | 36 | 32K | 4K | " in text
@@ -76,7 +75,8 @@ def test_without_rel_scalar_nothing_is_compared_with_it(monkeypatch: pytest.Monk
 
 def test_counts_of_the_whole_model() -> None:
     """The model's parameters beyond `none`'s are what the table of schemes says."""
-    what = cost_table.setting(cost_table.parse(["--layers", "0", "--vocabulary", "20"]), 512)
+    cpu = torch.device("cpu")
+    what = MaskedLMSetting("base", 0, 20, 512, None, 1, 512, 0.0, torch.float32, cpu)
     without = parameters(masked_lm("none", what))
     for scheme in ("tupe", "m1"):
         added = parameters(masked_lm(scheme, what)) - without
@@ -95,6 +95,6 @@ def test_counts_of_the_whole_model() -> None:
 )
 def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     """One line that names flag, value and the way out, and status 2."""
-    assert run_command(cost_table.main, flags) == 2
+    assert relpos("benchmark", "costs", *flags) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ") and message in line

@@ -270,7 +270,7 @@ BAD_FLAGS = {
     ),
     "share": (
         ("--position-scheme", "m4", "--position-share", "head"),
-        "--position-share must be auto, none, heads, layers, both, got head",
+        "--position-share must be auto, none, heads, layers or both, got head",
     ),
     "heads": (
         ("--position-scheme", "m4", "--encoder-attention-heads", "3"),

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, value
+from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, relpos, value
 from helpers.questions import COLOURS, PLACES, THINGS, make_data, make_file
-from relpos_fairseq.cli import evaluate_qa, prepare_qa
-from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.evaluation import questions
 
 MODEL = [
     *("--arch", "relpos_roberta_tiny", "--position-scheme", "m4", "--segment-encoding", "head"),
@@ -43,10 +42,10 @@ def validate(data: Path, path: Path, *more: object) -> str:
     return call("validate", data, *common, *batch, *map(str, more))
 
 
-def script(module, *arguments: object) -> tuple[int, str]:
-    """Run a script's main in this process; its exit status and all that it printed."""
+def script(*arguments: object) -> tuple[int, str]:
+    """Run a command in this process; its exit status and all that it printed."""
     with captured() as stream:
-        status = run_command(module.main, list(map(str, arguments)))
+        status = relpos(*arguments)
     return status, stream.getvalue()
 
 
@@ -100,7 +99,7 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
     logged = numbers(validate(data, path), "valid")
     out = tmp_path / "out"
     common = ("--path", path, "--data", data, "--cpu", "--max-tokens", "700")
-    status, printed = script(evaluate_qa, data / "valid.json", *common, "--out", out)
+    status, printed = script("evaluate", "qa", data / "valid.json", *common, "--out", out)
     assert status == 0, printed
     found = json.loads((out / "results.json").read_text())["valid"]
     pairs = {
@@ -117,13 +116,13 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
         assert sum(one["probability"] for one in answers) == pytest.approx(1)
         assert (predictions[name] == "") == (odds[name] > 0)
     official = ("--predictions", out / "predictions.json", "--out", tmp_path / "official")
-    status, printed = script(evaluate_qa, data / "valid.json", *official)
+    status, printed = script("evaluate", "qa", data / "valid.json", *official)
     again = json.loads((tmp_path / "official" / "results.json").read_text())["valid.json"]
     assert all(again[key] == pytest.approx(found[key]) for key in again)
     # At the best threshold the score is the best one.
     threshold = found["best_f1_thresh"]
     more = (f"--null-threshold={threshold}", "--out", tmp_path / "tuned")
-    status, printed = script(evaluate_qa, data / "valid.json", *common, *more)
+    status, printed = script("evaluate", "qa", data / "valid.json", *common, *more)
     tuned = json.loads((tmp_path / "tuned" / "results.json").read_text())["valid"]
     assert tuned["f1"] == pytest.approx(found["best_f1"])
 
@@ -134,9 +133,19 @@ def test_several_files_make_a_table(data, trained, tmp_path):
     tydi.write_text((data / "few.json").read_text().replace('"id": "0-', '"id": "finnish-0-')
                     .replace('"id": "1-', '"id": "korean-1-'))  # fmt: skip
     status, printed = script(
-        evaluate_qa, data / "valid.json", data / "few.json", tydi, "--path", path, "--data", data,
-        "--cpu", "--out", tmp_path,
-    )  # fmt: skip
+        "evaluate",
+        "qa",
+        data / "valid.json",
+        data / "few.json",
+        tydi,
+        "--path",
+        path,
+        "--data",
+        data,
+        "--cpu",
+        "--out",
+        tmp_path,
+    )
     assert "| tydi fi" in printed and "| tydi ko" in printed
     assert status == 0 and "| mean" in printed
     assert (tmp_path / "few" / "predictions.json").is_file()
@@ -147,7 +156,7 @@ def test_several_files_make_a_table(data, trained, tmp_path):
 def test_a_file_name_with_a_space_counts_in_the_mean(capsys):
     one = {"total": 2, "exact": 50.0, "f1": 60.0}
     found = {"my file": one, "other": {**one, "f1": 80.0}, "other de": {**one, "f1": 0.0}}
-    evaluate_qa.print_results(found, {"my file", "other"})
+    questions.print_results(found, {"my file", "other"})
     assert "70.00" in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -222,8 +231,6 @@ def test_learns_its_training_set(tmp_path):
 def converted_bert(folder: Path, cls: str, positions: int):
     """A random BERT, saved as `bert` and converted as `ours`."""
     transformers = pytest.importorskip("transformers")
-    from relpos_fairseq.cli import convert_checkpoint
-
     source = folder / "bert"
     words = ["the", "is", "in", "today", ".", "where", "?", *COLOURS, *THINGS]
     pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
@@ -236,7 +243,7 @@ def converted_bert(folder: Path, cls: str, positions: int):
     model = getattr(transformers, cls)(config).eval()
     model.save_pretrained(source)
     (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    status, printed = script(convert_checkpoint, source, "--to", "same", "--out", folder / "ours")
+    status, printed = script("convert", source, "--to", "same", "--out", folder / "ours")
     assert status == 0, printed
     return model
 
@@ -247,7 +254,7 @@ def test_a_converted_model_answers_as_it_did(tmp_path):
     model = converted_bert(tmp_path, "BertForQuestionAnswering", 128)
     path = make_file(tmp_path / "questions.json", 3, 1)
     converted = tmp_path / "ours" / "model.pt"
-    status, printed = script(evaluate_qa, path, "--path", converted, "--out", tmp_path / "out")
+    status, printed = script("evaluate", "qa", path, "--path", converted, "--out", tmp_path / "out")
     assert status == 0, printed
     found = json.loads((tmp_path / "out" / "nbest.json").read_text())
     shutil.copy(path, tmp_path / "ours" / "valid.json")
@@ -271,9 +278,17 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
     for name, seed in (("train", 1), ("valid", 2)):
         make_file(tmp_path / f"{name}.json", 8, seed)
     status, printed = script(
-        prepare_qa, "--train", tmp_path / "train.json", "--valid", tmp_path / "valid.json",
-        "--tokenizer", tmp_path / "ours", "--out", tmp_path / "data",
-    )  # fmt: skip
+        "prepare",
+        "qa",
+        "--train",
+        tmp_path / "train.json",
+        "--valid",
+        tmp_path / "valid.json",
+        "--tokenizer",
+        tmp_path / "ours",
+        "--out",
+        tmp_path / "data",
+    )
     assert status == 0, printed
     size = ["--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32"]
     output = call(
@@ -288,20 +303,18 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
 
 
 def test_a_conversion_keeps_the_options_of_its_task(data, tmp_path):
-    from relpos_fairseq.cli import convert_checkpoint
-
     given = ("--doc-stride", "10", "--null-threshold", "1.5", "--max-answer-length", "7")
     train(data, tmp_path, "--max-update", 1, *given)
     path, out = tmp_path / "checkpoint_last.pt", tmp_path / "out"
     arguments = (path, "--data", data, "--to", "learned+m4", "--init", "own", "--approximate")
-    status, printed = script(convert_checkpoint, *arguments, "--out", out)
+    status, printed = script("convert", *arguments, "--out", out)
     assert status == 0, printed
     before, after = (load(one)["cfg"]["task"] for one in (path, out / "model.pt"))
     assert after == before | {"data": "."}
     names = ("doc_stride", "null_threshold", "max_answer_length")
     assert [after[name] for name in names] == [10, 1.5, 7]
     asked = (data / "few.json", "--path", out / "model.pt", "--out", tmp_path / "answers", "--cpu")
-    status, printed = script(evaluate_qa, *asked)
+    status, printed = script("evaluate", "qa", *asked)
     assert status == 0, printed
 
 
@@ -368,7 +381,7 @@ def test_evaluate_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     written = {"n": {"0-0": [{"text": "x"}]}, "a": {"0-0": "x", "0-1": ""}, "o": {"0-0": 0.5}}
     for name, content in written.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    status, printed = script(evaluate_qa, *arguments)
+    status, printed = script("evaluate", "qa", *arguments)
     assert status == 2 and printed.splitlines()[-1].startswith("error: ") and message in printed
 
 
@@ -378,9 +391,9 @@ def test_prepare(tmp_path):
     arguments = ("--train", tmp_path / "squad.en.json", "--train-articles", 4)
     more = ("--eval", tmp_path / "squad.de.json", "--train-tokenizer", "bpe", "--vocab-size", 300)
     for out in ("a", "b"):
-        status, printed = script(prepare_qa, *arguments, *more, "--out", tmp_path / out)
+        status, printed = script("prepare", "qa", *arguments, *more, "--out", tmp_path / out)
         assert status == 0, printed
-    names = {path.name for path in (tmp_path / "a").iterdir()}
+    names = {path.name for path in (tmp_path / "a").iterdir() if path.is_file()}
     assert names == {
         "train.json", "valid.json", "squad.de.json", "tokenizer.json", "dict.txt", "manifest.json",
     }  # fmt: skip
@@ -391,9 +404,17 @@ def test_prepare(tmp_path):
         4, 2, 2,
     ]  # fmt: skip
     status, printed = script(
-        prepare_qa, "--train", tmp_path / "squad.en.json", "--valid", tmp_path / "squad.de.json",
-        "--tokenizer", tmp_path / "a", "--out", tmp_path / "c",
-    )  # fmt: skip
+        "prepare",
+        "qa",
+        "--train",
+        tmp_path / "squad.en.json",
+        "--valid",
+        tmp_path / "squad.de.json",
+        "--tokenizer",
+        tmp_path / "a",
+        "--out",
+        tmp_path / "c",
+    )
     assert status == 0, printed
     assert (tmp_path / "c" / "dict.txt").read_bytes() == (tmp_path / "a" / "dict.txt").read_bytes()
 
@@ -425,7 +446,7 @@ def test_prepare_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     (tmp_path / "broken.json").write_text('{"data": 1}')
     (tmp_path / "pieces").mkdir()
     (tmp_path / "pieces" / "sentencepiece.model").write_bytes(b"")
-    status, printed = script(prepare_qa, "--train", "train.json", "--out", "out", *arguments)
+    status, printed = script("prepare", "qa", "--train", "train.json", "--out", "out", *arguments)
     assert status == 2 and printed.splitlines()[-1].startswith("error: ") and message in printed
 
 

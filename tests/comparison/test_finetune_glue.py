@@ -16,17 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import ROOT
-from helpers.commands import call
+from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_glue, write_tokenizer
+from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.cli import finetune_glue, prepare_glue, prepare_mlm
 from relpos_fairseq.comparison.glue import runs
 from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained, takes_any_length
 from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, summarise, updates_of
-from relpos_fairseq.comparison.glue.runs import Run, Settings
+from relpos_fairseq.comparison.glue.runs import Finetuning, Shared
 from relpos_fairseq.comparison.glue.tables import cell
-from relpos_fairseq.engine.command import run_command
-from relpos_fairseq.engine.tools import ToolError
+from relpos_fairseq.engine.errors import ToolError
 from relpos_fairseq.preparation.glue.tasks import GLUE, TASKS
 
 
@@ -35,8 +34,10 @@ def glue(tmp_path_factory) -> Path:
     """Prepared data of every task."""
     folder = tmp_path_factory.mktemp("glue")
     raw, tokenizer = write_glue(folder / "raw", train=40), write_tokenizer(folder / "tokenizer")
-    prepare_glue.main(
-        [str(raw), "--tokenizer", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"]
+    relpos_job(
+        "prepare",
+        "glue",
+        *[str(raw), "--tokenizer", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"],
     )
     return folder
 
@@ -45,8 +46,8 @@ def glue(tmp_path_factory) -> Path:
 def pretrained(tmp_path_factory, glue) -> Path:
     """A masked language model of two updates, with the options that a checkpoint must carry."""
     folder = tmp_path_factory.mktemp("pretrained")
-    prepare_glue.main([str(glue / "raw"), "--text", str(folder / "text")])
-    prepare_mlm.main(
+    relpos_job("prepare", "glue", *[str(glue / "raw"), "--text", str(folder / "text")])
+    relpos_job("prepare", "mlm", *
         [*("--out", str(folder), "--train", str(folder / "text"), "--hold-out", "0.2"),
          *("--tokenizer-folder", str(glue / "tokenizer"), "--tokens-per-sample", "32"),
          *("--workers", "1")]
@@ -92,8 +93,7 @@ EXAMPLES = {"CoLA": 8551, "MNLI": 392702, "MRPC": 3668, "QNLI": 104743, "QQP": 3
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_hydra_config_is_a_run_of_the_protocol(name):
     task = TASKS[name]
-    path = CONFIGS / "glue" / f"{name.lower().replace('-', '_')}.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = composed(CONFIGS / "glue", name.lower().replace("-", "_"))
     updates = updates_of(EXAMPLES[name], 3)
     assert config["lr_scheduler"]["total_num_update"] == updates
     assert config["lr_scheduler"]["warmup_updates"] == round(0.1 * updates)
@@ -173,13 +173,13 @@ def test_relative_models_take_longer_examples_than_in_pre_training(tmp_path, sch
     known = {"train": 9, "max_length": 20, "init_token": 0, "separator_token": 2}
     (tmp_path / "RTE" / "task.json").write_text(json.dumps(known))
     model = Pretrained("x", Path("x.pt"), 16, (), any_length)
-    run = Run(model, GLUE["RTE"], 1e-5, 3, 1)
+    run = Finetuning(model, GLUE["RTE"], 1e-5, 3, 1)
     if any_length:
-        flags = run.arguments(Settings(tmp_path, tmp_path, "last"))
+        flags = run.arguments(Shared(tmp_path, tmp_path, "last"))
         assert flags[flags.index("--max-positions") + 1] == "20"
     else:
         with pytest.raises(ValueError, match="has examples of 20 tokens, x takes 16"):
-            run.arguments(Settings(tmp_path, tmp_path, "last"))
+            run.arguments(Shared(tmp_path, tmp_path, "last"))
 
 
 def test_cells_are_as_glue_writes_them():
@@ -231,7 +231,7 @@ def finished(tmp_path_factory, glue, pretrained) -> tuple[Path, str]:
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "run_tool", in_process)
-        finetune_glue.main(arguments(glue, out, [f"small={pretrained}"], *more))
+        relpos_job("finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more))
     return out, (out / "huang.md").read_text()
 
 
@@ -254,10 +254,12 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, capsys)
     out, text = finished
     monkeypatch.setattr(runs, "run_tool", never)
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
-    finetune_glue.main(arguments(glue, out, [f"small={pretrained}"], *more))
+    relpos_job("finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more))
     assert (out / "huang.md").read_text() == text
     with pytest.raises(AssertionError, match="repeated"):
-        finetune_glue.main(arguments(glue, out, [f"small={pretrained}"], *more[:-1], "2"))
+        relpos_job(
+            "finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more[:-1], "2")
+        )
 
 
 def test_other_data_are_other_runs(finished, glue, pretrained, tmp_path, monkeypatch):
@@ -273,9 +275,9 @@ def test_other_data_are_other_runs(finished, glue, pretrained, tmp_path, monkeyp
     path.write_text("".join(sorted(path.read_text().splitlines(keepends=True))))
     monkeypatch.setattr(runs, "run_tool", repeated)
     more = ["--tasks", "STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
-    for data, status in ((glue, 0), (folder, 2)):
+    for data, status in ((glue, 0), (folder, 1)):
         given = arguments(data, out, [f"small={pretrained}"], *more)
-        assert run_command(finetune_glue.main, given) == status
+        assert relpos("finetune", "glue", *given) == status
 
 
 @pytest.mark.slow
@@ -283,7 +285,7 @@ def test_interrupted_run_goes_on_to_the_same_result(tmp_path, glue, pretrained, 
     more = ["--tasks", "RTE", "--lr", "1e-2", "--epochs", "2", "--keep-models"]
     models = [f"small={pretrained}"]
     monkeypatch.setattr(runs, "run_tool", in_process)
-    finetune_glue.main(arguments(glue, tmp_path / "whole", models, *more))
+    relpos_job("finetune", "glue", *arguments(glue, tmp_path / "whole", models, *more))
 
     def interrupted(command, log, threads, on_line=None):
         in_process([*command, "--stop-min-lr", "1"], log, threads)  # ends after its first epoch
@@ -291,10 +293,10 @@ def test_interrupted_run_goes_on_to_the_same_result(tmp_path, glue, pretrained, 
 
     monkeypatch.setattr(runs, "run_tool", interrupted)
     given = arguments(glue, tmp_path / "parts", models, *more)
-    assert run_command(finetune_glue.main, given) == 130
+    assert relpos("finetune", "glue", *given) == 130
     assert not list((tmp_path / "parts").rglob("result.json"))
     monkeypatch.setattr(runs, "run_tool", in_process)
-    finetune_glue.main(given)
+    relpos_job("finetune", "glue", *given)
     found = {}
     for name in ("whole", "parts"):
         model = next((tmp_path / name).rglob("model.pt"))
@@ -308,11 +310,11 @@ def test_interrupted_run_goes_on_to_the_same_result(tmp_path, glue, pretrained, 
 
 def test_failure_names_the_run_and_its_log(tmp_path, glue, pretrained, monkeypatch, capsys):
     def failing(command, log, threads, on_line=None):
-        raise ToolError(f"fairseq-train: ValueError: no\n  (its whole output: {log})")
+        raise ToolError(f"fairseq-train: ValueError: no (its whole output: {log})")
 
     monkeypatch.setattr(runs, "run_tool", failing)
     given = arguments(glue, tmp_path, [f"small={pretrained}"], "--tasks", "RTE")
-    assert run_command(finetune_glue.main, given) == 2
+    assert relpos("finetune", "glue", *given) == 1
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and "small on RTE: fairseq-train: ValueError: no" in error[0]
 
@@ -333,7 +335,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
         "was not made by prepare_glue.py": arguments(glue, tmp_path, [model], "--tasks", "XNLI"),
     }
     for message, command in wrong.items():
-        assert run_command(finetune_glue.main, command) == 2
+        assert relpos("finetune", "glue", *command) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert message in error, error
     task = glue / "bin" / "RTE" / "task.json"
@@ -341,7 +343,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
     try:
         task.write_text(json.dumps(json.loads(before) | {"max_length": 99}))
         given = arguments(glue, tmp_path, [model], "--tasks", "RTE")
-        assert run_command(finetune_glue.main, given) == 2
+        assert relpos("finetune", "glue", *given) == 2
         assert "examples of 99 tokens, small takes 32: prepare_glue.py --max-length 32" in (
             capsys.readouterr().err
         )

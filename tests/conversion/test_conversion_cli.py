@@ -1,4 +1,4 @@
-"""scripts/convert_checkpoint.py, and training that begins from another model's positions."""
+"""`relpos convert`, and training that begins from another model's positions."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import call, load
+from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.cli.convert_checkpoint import main
 from relpos_fairseq.conversion.fidelity import Probe, outputs_of
 from relpos_fairseq.conversion.on_load import prepare
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.writer import build
-from relpos_fairseq.engine.command import run_command
 
 STYLES = ("argparse", "legacy", "dataclass")
 
 
 @pytest.fixture(scope="module")
 def command():
-    """The command's own main, with its errors as lines: arguments to exit status."""
-    return lambda *arguments: run_command(main, [str(part) for part in arguments])
+    """The command, with its errors as lines: arguments to exit status."""
+    return lambda *arguments: relpos("convert", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ import pytest
 
 from helpers.faulty_server import serve
 from relpos_fairseq.engine import transfer
-from relpos_fairseq.engine.download import Source, fetch
+from relpos_fairseq.engine.download import fetch
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.remote import RemoteFile
 
 DATA = random.Random(1).randbytes(300_000)
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -26,8 +27,8 @@ def server():
         yield running
 
 
-def source(*urls: str, name: str = "a.bin", sha256: str | None = SHA, **more) -> Source:
-    return Source(name, urls, name, sha256=sha256, **more)
+def source(*urls: str, name: str = "a.bin", sha256: str | None = SHA, **more) -> RemoteFile:
+    return RemoteFile(name, urls, name, sha256=sha256, **more)
 
 
 def get(folder, *sources, **more) -> bytes:
@@ -215,7 +216,7 @@ def test_a_full_disk_is_no_network_error(server, tmp_path, monkeypatch):
 
 def test_a_file_name_may_not_lead_elsewhere():
     with pytest.raises(PreparationError, match="not a plain file name"):
-        Source("a", ["http://x"], "../a")
+        RemoteFile("a", ["http://x"], "../a")
 
 
 def test_progress_is_printed(server, tmp_path, capsys):

@@ -12,13 +12,13 @@ import torch
 from fairseq.data import data_utils
 
 from helpers import ROOT
-from helpers.commands import call, load
+from helpers.commands import call, load, relpos, relpos_job
 from helpers.glue_data import write_tokenizer, write_xnli
 from helpers.roberta import ARCH, OPTIMIZE
-from relpos_fairseq.cli import convert_checkpoint, evaluate_qa, evaluate_xtreme, prepare_glue
-from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.evaluation import questions
 from relpos_fairseq.evaluation.xtreme import xnli
 from relpos_fairseq.evaluation.xtreme.files import question_files
+from relpos_fairseq.evaluation.xtreme.languages import by_language
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def data(tmp_path_factory) -> Path:
     """XNLI of English and German, prepared."""
     folder = tmp_path_factory.mktemp("xnli")
     tokenizer, raw = write_tokenizer(folder / "tokenizer"), write_xnli(folder / "raw", "xtreme")
-    prepare_glue.main(
+    relpos_job("prepare", "glue", *
         [str(raw), "--tokenizer", str(tokenizer), "--out", str(folder), "--tasks", "XNLI",
          "--workers", "1"]
     )  # fmt: skip
@@ -50,7 +50,9 @@ def model(tmp_path_factory, data) -> Path:
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, data, model) -> Path:
     out = tmp_path_factory.mktemp("evaluated") / "out"
-    evaluate_xtreme.main(["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)])
+    relpos_job(
+        "evaluate", "xtreme", *["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)]
+    )
     return out
 
 
@@ -86,8 +88,10 @@ def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model)
         for name in languages:
             for path in (folder / "label").glob(f"test_{name}.*"):
                 path.unlink()
-        evaluate_xtreme.main(
-            ["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)]
+        relpos_job(
+            "evaluate",
+            "xtreme",
+            *["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)],
         )
     found = json.loads((some / "out" / "xtreme.json").read_text())["XNLI"]
     assert found["de"] is None and found["en"] is not None
@@ -106,7 +110,7 @@ def test_table_has_english_first_and_zero_shot_means(evaluated):
         "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in evaluate_xtreme.by_language(results).splitlines()]  # fmt: skip
+            for line in by_language(results).splitlines()]  # fmt: skip
     assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
     assert rows[2:] == [
         ["en", "80.00", "-"],
@@ -121,15 +125,12 @@ def test_table_has_english_first_and_zero_shot_means(evaluated):
 def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def fake(argv):
-        asked.append(argv)
-        out = Path(argv[argv.index("--out") + 1])
-        names = [Path(part).name for part in argv if part.endswith((".json", ".json.gz"))]
-        numbers = {name.split(".json")[0]: {"f1": 50.0, "exact": 40.0, "total": 3}
-                   for name in names}  # fmt: skip
-        (out / "results.json").write_text(json.dumps(numbers))
+    def fake(options):
+        asked.append(options)
+        names = [path.name.split(".json")[0] for path in options.files]
+        return {name: {"f1": 50.0, "exact": 40.0, "total": 3} for name in names}
 
-    monkeypatch.setattr(evaluate_qa, "main", fake)
+    monkeypatch.setattr(questions, "evaluate", fake)
     model = tmp_path / "model.pt"
     model.write_bytes(b"x")
     for name in (  # fmt: skip
@@ -141,17 +142,17 @@ def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
     ):
         (tmp_path / name).write_text(name)
     given = ["--out", str(tmp_path / "out"), "--qa-model", str(model),
-             "--xquad", str(tmp_path), "--mlqa", str(tmp_path)]  # fmt: skip
+             "--xquad", str(tmp_path), "--mlqa", str(tmp_path),
+             "--qa-flags=--on-long-question truncate"]  # fmt: skip
     for _ in range(2):
-        evaluate_xtreme.main(given)
+        relpos_job("evaluate", "xtreme", *given)
     assert len(asked) == 2
-    assert [argv[argv.index("--metric") + 1] for argv in asked] == ["squad", "mlqa"]
-    assert [Path(part).name for part in asked[1] if part.endswith(".json")] == [
-        "test-context-de-question-de.json"
-    ]
+    assert [options.metric for options in asked] == ["squad", "mlqa"]
+    assert [path.name for path in asked[1].files] == ["test-context-de-question-de.json"]
+    assert [options.on_long_question for options in asked] == ["truncate", "truncate"]
     assert "unchanged" in capsys.readouterr().out
     (tmp_path / "xquad.de.json.gz").write_text("other")
-    evaluate_xtreme.main(given)
+    relpos_job("evaluate", "xtreme", *given)
     assert len(asked) == 3
 
 
@@ -189,7 +190,7 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
     theirs = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     given = [str(tmp_path / "theirs"), "--to", "same", "--out", str(tmp_path / "ours")]
-    assert run_command(convert_checkpoint.main, given) == 0
+    assert relpos("convert", *given) == 0
     path = tmp_path / "ours" / "model.pt"
     ours = xnli.Classifier(path, data, cpu=True)
     predicted, right = ours.predict("test_de")
@@ -217,12 +218,12 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
 
 def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model):
     given = [str(model), "--data", str(data), "--to", "learned+rel_scalar", "--approximate"]
-    assert run_command(convert_checkpoint.main, [*given, "--out", str(tmp_path / "out")]) == 0
+    assert relpos("convert", *[*given, "--out", str(tmp_path / "out")]) == 0
     path = tmp_path / "out" / "model.pt"
     before, after = (load(one)["cfg"]["task"] for one in (model, path))
     assert after == before | {"data": "."}
     given[-2:] = ["same"]
-    assert run_command(convert_checkpoint.main, [*given, "--out", str(tmp_path / "same")]) == 0
+    assert relpos("convert", *[*given, "--out", str(tmp_path / "same")]) == 0
     paths = (tmp_path / "same" / "model.pt", model)
     found, wanted = (xnli.Classifier(one, data).predict("test_de") for one in paths)
     assert found == wanted
@@ -248,7 +249,7 @@ WRONG = {
 def test_wrong_commands_are_one_line(tmp_path, capsys, monkeypatch, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "MODEL").write_bytes(b"")
-    assert run_command(evaluate_xtreme.main, ["--out", "out", *WRONG[message]]) == 2
+    assert relpos("evaluate", "xtreme", *["--out", "out", *WRONG[message]]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and message in error[0]
 

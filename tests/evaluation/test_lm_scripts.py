@@ -1,4 +1,4 @@
-"""scripts/evaluate_length.py and scripts/benchmark_lm.py: equal predictions, honest tables."""
+"""`relpos evaluate length`, `evaluate lm` and `benchmark lm`: equal predictions, honest tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.commands import QUIET, USER_DIR, call
+from helpers.commands import QUIET, USER_DIR, call, relpos
 from helpers.segment_corpus import TASK, TRAIN, train, write_corpus
-from relpos_fairseq.cli import benchmark_lm, evaluate_length
-from relpos_fairseq.engine.command import run_command
-from relpos_fairseq.evaluation import language_model
+from relpos_fairseq.benchmarks import language_models as benchmark_lm
+from relpos_fairseq.evaluation import language_model, length
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def points(folder) -> list[dict]:
 def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, monkeypatch):
     arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
     arguments += ["--lengths", "4,8,16", "--mem-lens", "0,10"]
-    assert run_command(evaluate_length.main, arguments) == 0
+    assert relpos("evaluate", "length", *arguments) == 0
     rows = points(tmp_path)
     assert [(row["kind"], row["length"]) for row in rows] == [
         *[("context", "4"), ("context", "8"), ("context", "16")],
@@ -111,16 +110,17 @@ def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, mon
     ]
     assert all(row["tokens"] == "40" and float(row["perplexity"]) > 1 for row in rows)
     assert (tmp_path / "length.png").stat().st_size > 1000
-    before = capsys.readouterr().out
-    monkeypatch.setattr(evaluate_length, "score_with_windows", None)  # nothing is done twice
-    monkeypatch.setattr(evaluate_length, "score_with_memory", None)
-    assert run_command(evaluate_length.main, arguments) == 0
-    assert capsys.readouterr().out == before
+    before = (tmp_path / "length.csv").read_bytes()
+    monkeypatch.setattr(length, "score_with_windows", None)  # nothing is done twice
+    monkeypatch.setattr(length, "score_with_memory", None)
+    assert relpos("evaluate", "length", *arguments) == 0
+    assert capsys.readouterr().out.count("unchanged") == 5
+    assert (tmp_path / "length.csv").read_bytes() == before
 
 
 def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
     arguments = [str(absolute), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    assert run_command(evaluate_length.main, arguments) == 0
+    assert relpos("evaluate", "length", *arguments) == 0
     rows = points(tmp_path)
     assert [row["length"] for row in rows] == ["4", "8", "16", "32", "64", "128"]
     assert [row["status"].startswith("cannot: its table has 8 pos") for row in rows] == [
@@ -128,25 +128,23 @@ def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
         *[True] * 4,
     ]
     assert (tmp_path / "length.png").exists()
-    assert run_command(evaluate_length.main, [*arguments, "--mem-lens", "4"]) == 2
+    assert relpos("evaluate", "length", *[*arguments, "--mem-lens", "4"]) == 2
     assert "has no memory" in capsys.readouterr().err
 
 
 def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
     """Without it nothing could be said of the others."""
     arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    assert (
-        run_command(evaluate_length.main, [*arguments, "--lengths", "16", "--mem-lens", "20"]) == 0
-    )
+    assert relpos("evaluate", "length", *[*arguments, "--lengths", "16", "--mem-lens", "20"]) == 0
     found = [(row["kind"], row["length"]) for row in points(tmp_path)]
     assert found == [("context", "8"), ("context", "16"), ("memory", "10"), ("memory", "20")]
 
 
 def test_lengths_are_chosen_one_way() -> None:
-    assert evaluate_length.chosen([16, 4, 16], "--lengths", 1, 8) == [4, 8, 16]
-    assert evaluate_length.chosen(None, "--lengths", 1, 8) == [4, 8, 16, 32, 64, 128]
-    assert evaluate_length.chosen(None, "--mem-lens", 0, 6, [0, 12]) == [0, 6, 12]
-    assert evaluate_length.chosen([], "--mem-lens", 0, 6) == []
+    assert length.chosen([16, 4, 16], "--lengths", 1, 8) == [4, 8, 16]
+    assert length.chosen(None, "--lengths", 1, 8) == [4, 8, 16, 32, 64, 128]
+    assert length.chosen(None, "--mem-lens", 0, 6, [0, 12]) == [0, 6, 12]
+    assert length.chosen([], "--mem-lens", 0, 6) == []
 
 
 def test_what_gets_worse_is_said(subject):
@@ -154,7 +152,7 @@ def test_what_gets_worse_is_said(subject):
         {"kind": "context", "length": length, "perplexity": perplexity, "status": "ok"}
         for length, perplexity in ((4, 9.0), (8, 4.0), (16, 4.1), (32, 8.0))
     ]
-    told = [row["status"] for row in evaluate_length.judged(rows, subject)]
+    told = [row["status"] for row in length.judged(rows, subject)]
     assert told == ["ok", "ok", "ok", "does not extrapolate: perplexity x2.00"]
 
 
@@ -162,7 +160,7 @@ def test_the_benchmark(recurrent, absolute, corpus, tmp_path, capsys):
     arguments = [str(recurrent), str(corpus), "--baseline", str(absolute), "--tokens", "40"]
     arguments += ["--sliding-tokens", "8", "--train-updates", "2", "--train-batch", "2"]
     arguments += ["--threads", "1", "--out", str(tmp_path / "speed.json")]
-    assert run_command(benchmark_lm.main, arguments) == 0
+    assert relpos("benchmark", "lm", *arguments) == 0
     found = json.loads((tmp_path / "speed.json").read_text())
     assert [(row["method"], row["predictions"]) for row in found["evaluation"]] == [
         *[("memory", 40), ("memory", 8), ("strided window", 40), ("sliding window", 8)],
@@ -210,9 +208,9 @@ def test_bad_input_is_one_line(
     places = {"xl": recurrent, "lm": absolute, "data": corpus, "other": tmp_path}
     arguments = [part.format(**places) for part in arguments]
     if script == "length":
-        status = run_command(evaluate_length.main, [*arguments, "--out", str(tmp_path / "out")])
+        status = relpos("evaluate", "length", *[*arguments, "--out", str(tmp_path / "out")])
     else:
-        status = run_command(benchmark_lm.main, arguments)
+        status = relpos("benchmark", "lm", *arguments)
     error = capsys.readouterr().err.strip().splitlines()
     assert status == 2
     assert error[-1].startswith("error: ") and message in error[-1]

@@ -11,8 +11,6 @@ import sacrebleu
 import torch
 
 from helpers import commands as cli
-from relpos_fairseq.cli import average_checkpoints, score_translation
-from relpos_fairseq.engine.command import run_command
 
 REFERENCE = [
     "Das ist ein Haus.",
@@ -47,7 +45,7 @@ def prepared(tmp_path) -> Path:
 
 
 def score(*arguments) -> int:
-    return run_command(score_translation.main, list(map(str, arguments)))
+    return cli.relpos("score", *arguments)
 
 
 def test_scores_are_sacrebleus(prepared, tmp_path, capsys):
@@ -160,7 +158,7 @@ def trained(tmp_path_factory):
 
 
 def average(*arguments) -> int:
-    return run_command(average_checkpoints.main, list(map(str, arguments)))
+    return cli.relpos("average", *arguments)
 
 
 def test_average_is_the_mean_and_translates(trained, tmp_path):

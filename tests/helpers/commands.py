@@ -229,3 +229,18 @@ def load(path: Path) -> dict:
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def relpos(*arguments: object) -> int:
+    """Run `relpos` in this process; returns its exit status."""
+    from relpos_fairseq.cli.main import main
+
+    return main([str(part) for part in arguments])
+
+
+def relpos_job(*arguments: object) -> int | None:
+    """Run a subcommand in this process, and let its errors through."""
+    from relpos_fairseq.cli.main import find, load, read
+
+    name, rest = find([str(part) for part in arguments])
+    return read(load(name), f"relpos {name}", rest)()

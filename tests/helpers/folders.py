@@ -1,8 +1,13 @@
-"""What the tests of preparation share: where the scripts are, and folders to be compared."""
+"""What the tests of preparation share: commands in this process, folders to be compared."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
+
+from helpers.commands import relpos, relpos_job
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:
@@ -12,3 +17,20 @@ def contents(folder: Path, *but: str) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not set(path.relative_to(folder).parts) & set(but)
     }
+
+
+def parsed(command: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read a subcommand's arguments; `command` is its file in cli/."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"relpos_fairseq.cli.{command}").add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def prepare(name: str, arguments: Sequence[object]) -> None:
+    """Run `relpos prepare NAME` in this process; its errors are exceptions."""
+    relpos_job("prepare", name, *arguments)
+
+
+def prepare_status(name: str, arguments: Sequence[object]) -> int:
+    """Run `relpos prepare NAME` in this process; return its exit status."""
+    return relpos("prepare", name, *arguments)

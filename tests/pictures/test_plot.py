@@ -1,4 +1,4 @@
-"""scripts/plot_positions.py writes what the checkpoint holds; its errors are one line."""
+"""`relpos plot` writes what the checkpoint holds; its errors are one line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from helpers import ROOT
+from helpers.commands import relpos
 from relpos_fairseq.attention import AttentionInputs
-from relpos_fairseq.cli import plot_positions
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.pictures import distances, drawing
 from relpos_fairseq.pictures import logits as plot_logits
-from relpos_fairseq.pictures import plots
 from relpos_fairseq.pictures import sentence as plot_sentence
-from relpos_fairseq.pictures import tables as plot_tables
 from relpos_fairseq.pictures.model import Stack
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
@@ -89,7 +88,7 @@ def save(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures: where only numbers are looked at, drawing would take most of the time."""
-    monkeypatch.setattr(plots, "draw", lambda _: plots.plt.figure(figsize=(1, 1)))
+    monkeypatch.setattr(drawing, "draw", lambda _: drawing.plt.figure(figsize=(1, 1)))
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -124,7 +123,7 @@ def stems(folder: Path) -> set[str]:
 
 def test_scalars_logits_and_attention_of_rel_scalar(save, data, tmp_path, undrawn, capsys):
     checkpoint, out = save("rel_scalar", "--position-clip-distance", "3"), tmp_path / "out"
-    assert plot_positions.main([str(checkpoint), "--data", str(data), "--out", str(out)]) == 0
+    assert relpos("plot", *[str(checkpoint), "--data", str(data), "--out", str(out)]) == 0
     each = ("static", "position-logits", "attention", "ranks")
     assert stems(out) == {f"{side}-{kind}" for side in ("encoder", "decoder") for kind in each}
     printed = capsys.readouterr().out
@@ -170,7 +169,7 @@ def test_scalars_logits_and_attention_of_rel_scalar(save, data, tmp_path, undraw
 )
 def test_vector_tables(save, tmp_path, undrawn, scheme, fields):
     checkpoint = save(scheme, "--position-clip-distance", "4", "--position-share", "none")
-    assert plot_positions.main([str(checkpoint), "--out", str(tmp_path), "--distance", "3"]) == 0
+    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--distance", "3"]) == 0
     model = weights(checkpoint)
     for field, tensor in fields.items():
         names = (f"encoder.layers.{i}.self_attn.position.0.{tensor}" for i in (0, 1))
@@ -186,7 +185,7 @@ def test_vector_tables(save, tmp_path, undrawn, scheme, fields):
 
 def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
     checkpoint = save("learned+abs_scalar", "--max-source-positions", "9", "--decoder-layers", "1")
-    assert plot_positions.main([str(checkpoint), "--out", str(tmp_path)]) == 0
+    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path)]) == 0
     assert "synthetic tokens" in capsys.readouterr().out
     model = weights(checkpoint)
     table = model["encoder.positions.shared.0.table"].double()
@@ -214,7 +213,7 @@ def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
 
 def test_what_layers_share_is_drawn_once(save, tmp_path, undrawn):
     checkpoint = save("t5", "--position-buckets", "8", "--position-max-distance", "20")
-    assert plot_positions.main([str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
+    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
     rows = read(tmp_path / "encoder-static.csv")
     assert [(row["layer"], row["head"]) for row in rows] == [("all", str(h)) for h in range(1, 5)]
     table = weights(checkpoint)["encoder.positions.shared.0.bias_table"] / 32**0.5
@@ -231,7 +230,7 @@ def test_schemes_without_position_logits(save, data, tmp_path, undrawn, capsys, 
     checkpoint = save(scheme, "--attention-backend", backend)
     words = ["--sentence", "the cat sat on a dog"]
     argv = [str(checkpoint), "--data", str(data), "--out", str(tmp_path), *words]
-    assert plot_positions.main(argv) == 0
+    assert relpos("plot", *argv) == 0
     assert {"encoder-attention", "encoder-ranks", "decoder-ranks"} <= stems(tmp_path)
     printed = capsys.readouterr().out
     reason = {
@@ -280,14 +279,14 @@ def test_ranks_of_low_rank_logits():
     factors = (torch.randn(1, 1, length, 3), torch.randn(1, 1, length, 3))
     term = PositionTerms(static_factors=factors)
     inputs = AttentionInputs(q, k, k, (term,), Positions(length, length), 1.0, causal=True)
-    parts = plot_logits.logit_parts(plot_sentence.Call(inputs, torch.empty(0)))
+    parts = plot_logits.logit_parts(plot_sentence.WatchedAttention(inputs, torch.empty(0)))
     found = {name: plot_logits.rank(matrix).tolist() for name, matrix in parts.items()}
     assert found == {"content": [6, 2], "added by positions": [3, 3], "logits": [9, 5]}
 
 
 def test_ranks_in_the_file(save, data, tmp_path, undrawn):
     checkpoint = save("abs_scalar", "--position-rank", "2")
-    assert plot_positions.main([str(checkpoint), "--data", str(data), "--out", str(tmp_path)]) == 0
+    assert relpos("plot", *[str(checkpoint), "--data", str(data), "--out", str(tmp_path)]) == 0
     rows = [r for r in read(tmp_path / "encoder-ranks.csv") if r["matrix"] == "added by positions"]
     assert numbers(rows, "head_").tolist() == [[2.0] * 4] * 2
 
@@ -295,30 +294,30 @@ def test_ranks_in_the_file(save, data, tmp_path, undrawn):
 def test_what_is_drawn_is_what_is_written(tmp_path):
     stack = segment_stack()
     (picture,) = plot_logits.segment_logits(stack, 8, 2)
-    figure = plots.draw(picture)
+    figure = drawing.draw(picture)
     images = [ax.images[0] for ax in figure.axes if ax.images]
     for image, panel in zip(images, picture.panels, strict=True):
         assert image.get_extent() == [-0.5, 7.5, 7.5, -0.5]
         same(torch.from_numpy(image.get_array().data), torch.from_numpy(panel.values))
         assert image.norm.vmin == -image.norm.vmax < 0
-    lines = plots.draw(next(plot_tables.scalar_tables(stack, 5))).axes[0].lines
+    lines = drawing.draw(next(distances.scalar_tables(stack, 5))).axes[0].lines
     table = dict(stack.attentions[0].position.named_parameters())["0.bias_table"]
     drawn = torch.stack([torch.as_tensor(line.get_ydata()) for line in lines[1:]])
     same(drawn, table[:, 19 - 5 : 19 + 6].detach())
-    plots.plt.close("all")
-    png, table = plots.write(picture, tmp_path)
-    assert plots.plt.imread(png).std() > 0.1 and not plots.plt.get_fignums()
+    drawing.plt.close("all")
+    png, table = drawing.write(picture, tmp_path)
+    assert drawing.plt.imread(png).std() > 0.1 and not drawing.plt.get_fignums()
     values = torch.cat([torch.from_numpy(panel.values) for panel in picture.panels])
     same(numbers(read(table), "key_"), values)
 
 
 def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
-    panel = plots.Panel({"layer": "1"}, ["1"], [0, 1], torch.ones(1, 2).numpy())
-    picture = plots.Picture("p", "t", "d", "lines", [panel], "head", "distance", ("x", "", "y"))
-    monkeypatch.setattr(plots, "table", lambda _: (1 / 0 for _ in "x"))
+    panel = drawing.Panel({"layer": "1"}, ["1"], [0, 1], torch.ones(1, 2).numpy())
+    picture = drawing.Picture("p", "t", "d", "lines", [panel], "head", "distance", ("x", "", "y"))
+    monkeypatch.setattr(drawing, "table", lambda _: (1 / 0 for _ in "x"))
     (tmp_path / "p.csv").write_text("old")
     with pytest.raises(ZeroDivisionError):
-        plots.write(picture, tmp_path)
+        drawing.write(picture, tmp_path)
     assert (tmp_path / "p.csv").read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"p.csv", "p.png"}
 
@@ -326,7 +325,7 @@ def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
 def error_of(capsys, *argv: object) -> str:
     """The one line of a command that fails with status 2."""
     try:
-        status = plot_positions.main([str(part) for part in argv])
+        status = relpos("plot", *[str(part) for part in argv])
     except SystemExit as end:
         status = end.code
     error = capsys.readouterr().err

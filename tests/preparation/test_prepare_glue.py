@@ -14,14 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from helpers.folders import contents
+from helpers.folders import contents, prepare, prepare_status
 from helpers.glue_data import LABELS, LAYOUTS, write_glue, write_tokenizer, write_xnli
-from relpos_fairseq.cli import prepare_glue
 from relpos_fairseq.comparison.glue.majority import majority
-from relpos_fairseq.engine.command import run_command
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.evaluation.xtreme import xnli
-from relpos_fairseq.preparation.glue import binarise, reading
+from relpos_fairseq.preparation.glue import binarise, reading, stages
 from relpos_fairseq.preparation.glue.layout import sources_of
 from relpos_fairseq.preparation.glue.tasks import GLUE, XNLI, chosen_tasks
 
@@ -39,7 +37,7 @@ def tokenizer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, glue, tokenizer) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "out"
-    prepare_glue.main(arguments(glue, tokenizer, out))
+    prepare("glue", arguments(glue, tokenizer, out))
     return out
 
 
@@ -101,7 +99,7 @@ def test_label_dictionary_is_in_the_tasks_order(prepared):
 @pytest.mark.parametrize("layout", ["release", "xtreme"])
 def test_xnli_has_a_split_for_every_language(tmp_path, tokenizer, layout):
     root = write_xnli(tmp_path / "data", layout)
-    prepare_glue.main(arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
+    prepare("glue", arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
     folder = tmp_path / "out" / "XNLI"
     names = {path.stem for path in (folder / "input1").glob("*.idx")}
     more = {"valid_de"} if layout == "release" else set()
@@ -122,9 +120,9 @@ def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path
         with (folder / f"{name}.tsv").open("w", newline="") as file:
             csv.writer(file, delimiter="\t").writerows(row[:width] for row in rows)
     texts = tmp_path / "text"
-    prepare_glue.main([str(root), "--tasks", "xnli", "--text", str(texts)])
+    prepare("glue", [str(root), "--tasks", "xnli", "--text", str(texts)])
     assert texts.read_text() == 'a "red" cat\nthe dog\n\na cat\nold, new\n\n'
-    prepare_glue.main(arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
+    prepare("glue", arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
     found = tmp_path / "out" / "XNLI"
     assert {path.stem for path in (found / "input1").glob("test_*.idx")} == {"test_en", "test_de"}
     assert xnli.languages(found) == {
@@ -139,7 +137,7 @@ def test_wrong_quotes_are_named(tmp_path, tokenizer, capsys, row):
     path = root / "XNLI" / "dev-en.tsv"
     path.write_text(path.read_text() + row + "\n")
     given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli")
-    assert run_command(prepare_glue.main, given) == 2
+    assert prepare_status("glue", given) == 2
     assert f"{path}, line 5: quotes are not as in CSV" in capsys.readouterr().err
 
 
@@ -162,14 +160,14 @@ def test_shortening_is_berts(first, second, length):
 
 def test_lengths_are_kept(tmp_path, glue, tokenizer):
     out = tmp_path / "out"
-    prepare_glue.main(arguments(glue, tokenizer, out, "--tasks", "RTE", "--max-length", "9"))
+    prepare("glue", arguments(glue, tokenizer, out, "--tasks", "RTE", "--max-length", "9"))
     _, dataset = load(out / "RTE", "train", 2)
     assert max(len(item["net_input.src_tokens"]) for item in dataset) == 9
 
 
 def test_workers_change_nothing(tmp_path, glue, tokenizer, prepared, monkeypatch):
     monkeypatch.setattr(binarise, "CHUNK", 5)
-    prepare_glue.main(arguments(glue, tokenizer, tmp_path / "out", "--workers", "3"))
+    prepare("glue", arguments(glue, tokenizer, tmp_path / "out", "--workers", "3"))
     assert contents(tmp_path / "out", ".stages") == contents(prepared, ".stages")
 
 
@@ -183,10 +181,10 @@ def test_interrupted_run_goes_on(tmp_path, glue, tokenizer, prepared, monkeypatc
         return original(task, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_glue, "write_task", interrupted)
+        patch.setattr(stages, "write_task", interrupted)
         given = arguments(glue, tokenizer, tmp_path / "out")
-        assert run_command(prepare_glue.main, given) == 130
-    prepare_glue.main(given)
+        assert prepare_status("glue", given) == 130
+    prepare("glue", given)
     assert capsys.readouterr().out.count("unchanged") == 3
     assert contents(tmp_path / "out", ".stages") == contents(prepared, ".stages")
 
@@ -215,11 +213,11 @@ def test_bad_rows_are_named_or_dropped(tmp_path, glue, tokenizer, capsys, kind):
     path.write_text("\n".join(lines))
     (path.parent / "dev.tsv.gz").write_bytes((glue / "RTE" / "dev.tsv.gz").read_bytes())
     given = arguments(tmp_path / "glue", tokenizer, tmp_path / "out")
-    assert run_command(prepare_glue.main, given) == 2
+    assert prepare_status("glue", given) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and message in error
     if place:
-        assert run_command(prepare_glue.main, [*given, "--on-bad-row", "drop"]) == 0
+        assert prepare_status("glue", [*given, "--on-bad-row", "drop"]) == 0
         train = next(row for row in capsys.readouterr().out.splitlines() if "train" in row)
         assert [cell.strip() for cell in train.split("|")][3:5] == ["19", "1"]
 
@@ -244,7 +242,7 @@ def test_wrong_commands_are_one_line(tmp_path, glue, tokenizer, capsys, message)
     given = arguments(glue, tokenizer, tmp_path / "out", *WRONG[message])
     if not WRONG[message]:
         given = [str(glue)]
-    assert run_command(prepare_glue.main, given) == 2
+    assert prepare_status("glue", given) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and message in error[0]
 
@@ -253,19 +251,19 @@ def test_a_missing_file_and_a_foreign_dictionary_are_named(tmp_path, glue, token
     (tmp_path / "RTE").mkdir()
     (tmp_path / "RTE" / "train.tsv").write_text("x")
     given = arguments(tmp_path, tokenizer, tmp_path / "out", "--tasks", "RTE")
-    assert run_command(prepare_glue.main, given) == 2
+    assert prepare_status("glue", given) == 2
     assert "dev.tsv is missing" in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
     (other / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
-    for text, message in (("red 1\n", "lacks"), ("red\n", "line 1: expected 'symbol count'")):
+    for text, message in (("red 1\n", "lacks"), ("red\n", "line 1: not `SYMBOL COUNT`")):
         (other / "dict.txt").write_text(text)
-        assert run_command(prepare_glue.main, arguments(glue, other, tmp_path / "out")) == 2
+        assert prepare_status("glue", arguments(glue, other, tmp_path / "out")) == 2
         assert message in capsys.readouterr().err
 
 
 def test_sentences_for_pre_training(tmp_path, glue):
-    prepare_glue.main([str(glue), "--text", str(tmp_path / "text"), "--tasks", "RTE,CoLA"])
+    prepare("glue", [str(glue), "--text", str(tmp_path / "text"), "--tasks", "RTE,CoLA"])
     documents = (tmp_path / "text").read_text().strip().split("\n\n")
     assert Counter(len(document.split("\n")) for document in documents) == {2: 20, 1: 20}
 

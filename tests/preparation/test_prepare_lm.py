@@ -18,17 +18,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import ROOT, folders
 from helpers.faulty_server import serve
-from helpers.folders import contents
-from relpos_fairseq.cli import prepare_lm
+from helpers.folders import contents, prepare_status
+from relpos_fairseq.data.dictionary import SPECIAL, read_dictionary
 from relpos_fairseq.engine import files
-from relpos_fairseq.engine.command import run_command
-from relpos_fairseq.engine.download import Source
+from relpos_fairseq.engine import lines as text_lines
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.lines import Part
+from relpos_fairseq.engine.remote import RemoteFile
 from relpos_fairseq.preparation.lm import corpora, reading
 from relpos_fairseq.preparation.lm.splitting import parse_fractions
-from relpos_fairseq.preparation.lm.units import SPECIALS, char_symbol
-from relpos_fairseq.preparation.lm.vocabulary import choose, load_dictionary, sample_lines
+from relpos_fairseq.preparation.lm.units import char_symbol
+from relpos_fairseq.preparation.lm.vocabulary import choose, sample_lines
 
 WORDS = ["the", "cat", "sat", "on", "mat", "ähnlich", "日本", "don't", "a", "<unk>"]
 
@@ -40,14 +42,14 @@ def sentences(count: int, seed: int = 1) -> str:
 
 def prepare(out: Path, *arguments: object) -> dict:
     """Runs the command in this process; returns its manifest."""
-    prepare_lm.main([*map(str, arguments), "--out", str(out)])
+    folders.prepare("lm", [*arguments, "--out", out])
     return json.loads((out / "manifest.json").read_text())
 
 
 def refused(capsys, out: Path, *arguments: object) -> str:
     """Runs a command that must end with one line; returns it."""
     command = [*map(str, arguments), "--out", str(out)]
-    assert run_command(prepare_lm.main, command) == 2
+    assert prepare_status("lm", command) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("error: ") and "\n" not in said
     return said.removeprefix("error: ")
@@ -99,17 +101,17 @@ def test_words_are_fairseqs(text, tmp_path, threshold, words):
     manifest = prepare(tmp_path / "out", "--train", text, *options)
     dictionary = Dictionary()
     lines = text.read_text().split("\n")
-    counted = [word for line in lines for word in tokenize_line(line) if word not in SPECIALS]
+    counted = [word for line in lines for word in tokenize_line(line) if word not in SPECIAL]
     for word in counted:
         dictionary.add_symbol(word)
-    nwords = words + len(SPECIALS) if words else -1
+    nwords = words + len(SPECIAL) if words else -1
     dictionary.finalize(threshold=threshold, nwords=nwords, padding_factor=1)
     dictionary.save(str(tmp_path / "dict.txt"))
     assert (tmp_path / "out" / "dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
     expected = []
     for line in lines:
         for word in tokenize_line(line):  # a special token in the text is an unknown word
-            expected.append(dictionary.unk() if word in SPECIALS else dictionary.index(word))
+            expected.append(dictionary.unk() if word in SPECIAL else dictionary.index(word))
         expected.append(dictionary.eos())
     assert ids(tmp_path / "out", "train").tolist() == expected
     counts = manifest["splits"]["train"]
@@ -155,7 +157,7 @@ def test_bytes_are_untouched(tmp_path):
     assert bytes(signs[t] if t in signs else int(t) for t in tokens) == data
     counts = manifest["splits"]["train"]
     assert counts["tokens"] == counts["bytes"] == len(data)
-    assert manifest["vocabulary"] == 255 + len(SPECIALS)
+    assert manifest["vocabulary"] == 255 + len(SPECIAL)
     (tmp_path / "plain").write_text("日本語 ab\nc")
     counts = prepare(tmp_path / "b", "--test", tmp_path / "plain", "--level", "byte")["splits"]
     assert counts["test"]["characters"] == 8 and counts["test"]["words"] == 3
@@ -166,12 +168,12 @@ def test_bytes_are_untouched(tmp_path):
 def test_pieces_are_the_text_wherever_they_are_cut(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("pieces") / "a"
     path.write_bytes(text.encode())
-    before, reading.PIECE = reading.PIECE, size
+    before, text_lines.PART = text_lines.PART, size
     try:
-        pieces = list(reading.read_pieces([path], "char", "fail"))
-        raw = list(reading.read_pieces([path], "byte", "fail"))
+        pieces = list(reading.read_text([path], "char", "fail"))
+        raw = list(reading.read_text([path], "byte", "fail"))
     finally:
-        reading.PIECE = before
+        text_lines.PART = before
     joined = "".join(piece.text + "\n" * piece.ends for piece in pieces)
     assert joined == text.removeprefix("\ufeff").replace("\r\n", "\n")
     assert b"".join(piece.text + b"\n" * piece.ends for piece in raw) == text.encode()
@@ -318,7 +320,7 @@ def test_running_again_and_with_other_options(text, tmp_path, capsys):
     assert "test.bin" not in made and "valid.bin" in made  # its dictionary is gone
     fresh = prepare(tmp_path / "new", *options, "--words", 3)
     assert contents(tmp_path / "out", ".stages") == contents(tmp_path / "new", ".stages")
-    assert fresh["vocabulary"] == 3 + len(SPECIALS)
+    assert fresh["vocabulary"] == 3 + len(SPECIAL)
 
 
 def test_characters_of_valid_are_in_the_dictionary(tmp_path):
@@ -408,16 +410,16 @@ def test_the_vocabularys_order_and_a_bad_dictionary(tmp_path):
     assert choose(counts, 0, 2, factor=4)[2:] == [("madeupword0000", 0), ("madeupword0001", 0)]
     path = tmp_path / "dict.txt"
     path.write_text("a 1\nb 2 #fairseq:overwrite\n\u2581 3\n")
-    assert load_dictionary(path) == ["a", "b", "\u2581"]
+    assert read_dictionary(path) == ["a", "b", "\u2581"]
     path.write_text("a 1\na 2\n")
     with pytest.raises(PreparationError, match="line 2: 'a' is there twice"):
-        load_dictionary(path)
+        read_dictionary(path)
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_a_sample_is_bounded_and_in_order(count, size, seed):
-    pieces = [reading.Piece(f"{n:03}", Path("a"), n) for n in range(count)]
+    pieces = [Part(f"{n:03}", Path("a"), n) for n in range(count)]
     chosen = sample_lines(iter(pieces), size, seed)
     assert len(chosen) == min(count, size) and chosen == sorted(set(chosen))
     assert chosen == sample_lines(iter(pieces), size, seed)
@@ -428,11 +430,11 @@ def corpus(tmp_path: Path, monkeypatch, name: str, members: dict[str, bytes]) ->
     real = corpora.CORPORA[name]
     folder = tmp_path / "archives"
     folder.mkdir()
-    with zipfile.ZipFile(folder / real.source.filename, "w") as file:
+    with zipfile.ZipFile(folder / real.archive.filename, "w") as file:
         for member, data in members.items():
             file.writestr(member, data)
-    source = Source(name, real.source.urls, real.source.filename)
-    changed = corpora.Corpus(source, real.members, real.level, real.split)
+    source = RemoteFile(name, real.archive.urls, real.archive.filename)
+    changed = corpora.PublishedCorpus(source, real.members, real.level, real.split)
     monkeypatch.setitem(corpora.CORPORA, name, changed)
     return folder
 
@@ -454,10 +456,10 @@ def test_downloads_go_where_they_are_told(tmp_path, monkeypatch):
     archives = corpus(tmp_path, monkeypatch, "wikitext-2", data)
     downloads = tmp_path / "a, b"  # fairseq ends paths at commas; here none ends
     changed = corpora.CORPORA["wikitext-2"]
-    name = changed.source.filename
+    name = changed.archive.filename
     with serve() as server:
-        source = replace(changed.source, urls=[server.put(name, (archives / name).read_bytes())])
-        monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, source=source))
+        source = replace(changed.archive, urls=[server.put(name, (archives / name).read_bytes())])
+        monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, archive=source))
         out = tmp_path / "out, too"
         manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads)
     assert (downloads / name).is_file()
@@ -472,14 +474,14 @@ def test_enwik8_is_split_as_everybody_does(tmp_path, monkeypatch, capsys):
     assert manifest["level"] == "byte"
     monkeypatch.undo()
     options = ["--corpus", "enwik8", "--from-dir", folder]
-    assert run_command(prepare_lm.main, [*map(str, options), "--out", str(tmp_path / "real")]) == 2
+    assert prepare_status("lm", [*map(str, options), "--out", str(tmp_path / "real")]) == 2
     assert "enwik8.zip has" in capsys.readouterr().err  # not the published file
 
 
 def test_published_hashes_are_hashes():
     for name, entry in corpora.CORPORA.items():
-        assert re.fullmatch("[0-9a-f]{64}", entry.source.sha256), name
-        assert all(url.startswith("https://") for url in entry.source.urls)
+        assert re.fullmatch("[0-9a-f]{64}", entry.archive.sha256), name
+        assert all(url.startswith("https://") for url in entry.archive.urls)
 
 
 def test_real_text(shared_data, tmp_path, capsys):
@@ -490,7 +492,7 @@ def test_real_text(shared_data, tmp_path, capsys):
         whole = file.read()
     read = [text_of(symbols(tmp_path / "chars", split)) for split in ("train", "valid", "test")]
     assert "".join(read) == whole and len(whole) == 1_115_394
-    assert manifest["vocabulary"] == 64 + len(SPECIALS)  # 65 characters, one of them </s>
+    assert manifest["vocabulary"] == 64 + len(SPECIAL)  # 65 characters, one of them </s>
     assert "| train   | 1,003,854 |" in capsys.readouterr().out
     manifest = prepare(
         *(tmp_path / "words", "--text", shared_data / "lm" / "wikitext2.valid.txt.gz"),
@@ -508,8 +510,9 @@ def test_killed_at_any_moment_and_run_again(tmp_path, seed):
     text.write_text("\n\n".join(sentences(50, n) for n in range(300)))
     options = ["--text", text, "--split", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
     prepare(tmp_path / "undisturbed", *options, "--workers", 1)
-    command = [sys.executable, prepare_lm.__file__, *options, "--out", tmp_path / "out"]
-    command = [*map(str, command), "--workers", "2"]
+    script = ROOT / "scripts" / "prepare_lm.py"
+    command = [sys.executable, script, *options, "--out", tmp_path / "out", "--workers", 2]
+    command = [str(part) for part in command]
     chance = random.Random(seed)
     for _ in range(4):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -17,17 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import ROOT
-from helpers.folders import contents
-from relpos_fairseq.cli import prepare_mlm
-from relpos_fairseq.engine.command import run_command
+from helpers.folders import contents, parsed, prepare, prepare_status
+from relpos_fairseq.data.dictionary import EOS
 from relpos_fairseq.preparation.mlm import documents, encoded, sampling, stages, vocabulary
 from relpos_fairseq.preparation.mlm.documents import Reading
 from relpos_fairseq.preparation.mlm.packing import document_spans, pack
-from relpos_fairseq.preparation.mlm.settings import parse as settings_of
-from relpos_fairseq.preparation.mlm.vocabulary import EOS
+from relpos_fairseq.preparation.mlm.settings import check
 
 SYLLABLES = ["ka", "lo", "mi", "ne", "tu", "ra", "si", "po", "ge", "du"]
 DOCUMENTS = {"aa": 40, "bb": 10}
+
+
+def checked(arguments):
+    """The settings of a command line."""
+    args = parsed("prepare_mlm", arguments)
+    check(args)
+    return args
 
 
 def write_text(folder: Path) -> dict[str, Path]:
@@ -64,7 +69,7 @@ def text(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, text) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "out"
-    prepare_mlm.main(arguments(out, text))
+    prepare("mlm", arguments(out, text))
     return out
 
 
@@ -150,7 +155,7 @@ def test_word_starts_mark_the_words_of_the_text(prepared):
 
 
 def test_shards_share_the_documents(tmp_path, text, prepared):
-    prepare_mlm.main(arguments(tmp_path / "out", text, "--shards", "3"))
+    prepare("mlm", arguments(tmp_path / "out", text, "--shards", "3"))
     folder = tmp_path / "out" / "data-bin"
     shards = [sentences(folder / f"shard{n}", "train") for n in range(3)]
     found = Counter(s for shard in shards for block in shard for s in block)
@@ -163,12 +168,12 @@ def test_shards_share_the_documents(tmp_path, text, prepared):
 
 def test_copies_of_a_document_lie_in_different_shards(tmp_path):
     (tmp_path / "text").write_text("a\n")
-    args = settings_of(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
+    args = checked(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
     chosen = [
-        stages.Pipeline(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0})
+        stages.MlmPreparation(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0})
         for shard in range(2)
     ]
-    held_out = stages.Pipeline(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
+    held_out = stages.MlmPreparation(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
     assert [sorted(set(some)) for some in chosen] == [
         [n for n in range(50) if n not in held_out]
     ] * 2
@@ -176,7 +181,7 @@ def test_copies_of_a_document_lie_in_different_shards(tmp_path):
 
 
 def test_unpacked_is_what_fairseq_packs_alike(tmp_path, text, prepared):
-    prepare_mlm.main(arguments(tmp_path / "out", text, "--pack", "none"))
+    prepare("mlm", arguments(tmp_path / "out", text, "--pack", "none"))
     folder = tmp_path / "out" / "data-bin"
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     dataset = data_utils.load_indexed_dataset(str(folder / "train"), dictionary)
@@ -226,13 +231,13 @@ def test_workers_change_nothing(tmp_path, text, monkeypatch):
         chunks = functools.partial(documents.in_chunks, characters=200 + int(workers))
         monkeypatch.setattr(encoded, "in_chunks", chunks)
         more = ["--workers", workers, "--tokenizer", "wordpiece", "--lowercase"]
-        prepare_mlm.main(arguments(tmp_path / workers, text, *more))
+        prepare("mlm", arguments(tmp_path / workers, text, *more))
     assert contents(tmp_path / "1", ".stages") == contents(tmp_path / "3", ".stages")
 
 
 @pytest.mark.parametrize("stage", ["count", "sample", "train_tokenizer", "encode", "assemble"])
 def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, monkeypatch, stage):
-    original = getattr(stages.Pipeline, stage)
+    original = getattr(stages.MlmPreparation, stage)
 
     def interrupted(self, *given):
         original(self, *given)
@@ -240,10 +245,10 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(stages.Pipeline, stage, interrupted)
-        assert run_command(prepare_mlm.main, arguments(out, text)) == 130
+        patch.setattr(stages.MlmPreparation, stage, interrupted)
+        assert prepare_status("mlm", arguments(out, text)) == 130
     assert not (out / "manifest.json").exists()
-    assert run_command(prepare_mlm.main, arguments(out, text)) == 0
+    assert prepare_status("mlm", arguments(out, text)) == 0
     assert contents(out, ".stages") == contents(prepared, ".stages")
 
 
@@ -273,11 +278,11 @@ def test_second_run_does_nothing_and_another_alpha_only_what_it_must(
     tmp_path, text, prepared, capsys
 ):
     out = tmp_path / "out"
-    prepare_mlm.main(arguments(out, text))
+    prepare("mlm", arguments(out, text))
     capsys.readouterr()
-    prepare_mlm.main(arguments(out, text))
+    prepare("mlm", arguments(out, text))
     assert capsys.readouterr().out.count("unchanged") == 6
-    prepare_mlm.main(arguments(out, text, "--tokens-per-sample", "60"))
+    prepare("mlm", arguments(out, text, "--tokens-per-sample", "60"))
     assert capsys.readouterr().out.count("unchanged") == 5
 
 
@@ -322,22 +327,22 @@ def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
 def test_dictionary_is_fairseqs(prepared):
     path = prepared / "data-bin" / "dict.txt"
     dictionary = Dictionary.load(str(path))
-    assert vocabulary.read_dictionary(path) == dictionary.indices
+    assert vocabulary.Vocabulary(path.parent).ids == dictionary.indices
 
 
 def test_sentencepiece_of_several_languages(tmp_path, text):
     more = ["--tokenizer", "sentencepiece", "--vocab-size", "80", "--character-coverage", "1.0"]
-    prepare_mlm.main(arguments(tmp_path / "out", text, *more))
+    prepare("mlm", arguments(tmp_path / "out", text, *more))
     folder = tmp_path / "out" / "data-bin"
     assert (folder / "sentencepiece.model").exists()
     lines = {line for path in text.values() for line in path.read_text().splitlines()}
     assert all(s in lines for block in sentences(folder, "valid") for s in block)
     again = ["--tokenizer-folder", str(folder)]
-    prepare_mlm.main(arguments(tmp_path / "again", text, *again))
+    prepare("mlm", arguments(tmp_path / "again", text, *again))
     assert items(tmp_path / "again" / "data-bin", "train") == items(folder, "train")
     # The tokenizer of another data-bin brings nothing else of it along.
     fewer = {"aa": text["aa"]}
-    prepare_mlm.main(arguments(tmp_path / "fewer", fewer, *again))
+    prepare("mlm", arguments(tmp_path / "fewer", fewer, *again))
     found = sentences(tmp_path / "fewer" / "data-bin", "train")
     assert all(s.startswith("aa") for block in found for s in block)
 
@@ -377,7 +382,7 @@ def test_bad_input_is_one_line(tmp_path, text, capsys, message, monkeypatch):
     (tmp_path / "LATIN").write_bytes(b"caf\xe9\n")
     (tmp_path / "EMPTY").write_bytes(b"\n\n")
     monkeypatch.chdir(tmp_path)
-    assert run_command(prepare_mlm.main, arguments(Path("out"), text, *BAD[message])) == 2
+    assert prepare_status("mlm", arguments(Path("out"), text, *BAD[message])) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and message in error
 
@@ -385,7 +390,7 @@ def test_bad_input_is_one_line(tmp_path, text, capsys, message, monkeypatch):
 def test_bad_lines_can_be_dropped(tmp_path, text):
     (tmp_path / "bad").write_bytes(text["aa"].read_bytes() + b"caf\xe9\n\n")
     paths = {"aa": tmp_path / "bad", "bb": text["bb"]}
-    prepare_mlm.main(arguments(tmp_path / "out", paths, "--on-bad-line", "drop"))
+    prepare("mlm", arguments(tmp_path / "out", paths, "--on-bad-line", "drop"))
     assert (tmp_path / "out" / "manifest.json").exists()
 
 

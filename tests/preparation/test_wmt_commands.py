@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT, wmt_text
-from relpos_fairseq.cli import benchmark_preparation
-from relpos_fairseq.engine.command import run_command
+from helpers.commands import relpos
+from relpos_fairseq.benchmarks.preparation import STAGES
 
 
 def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
@@ -66,10 +66,10 @@ def test_benchmark_measures_what_it_says(tmp_path, capsys):
     text = wmt_text.write_texts(tmp_path / "text")
     sizes = ["--pairs", "150", "300", "--usual-pairs", "60", "--vocab-size", "50"]
     options = ["--text", str(text), "--workers", "1", "2", *sizes, "--out", str(tmp_path / "out")]
-    assert run_command(benchmark_preparation.main, options) == 0
+    assert relpos("benchmark", "preparation", *options) == 0
     measured = json.loads((tmp_path / "out" / "benchmark.json").read_text())
     assert set(measured) == {"ours 150 1", "ours 150 2", "ours 300 1", "ours 300 2", "usual 60"}
-    assert set(measured["ours 300 1"]) == set(benchmark_preparation.STAGES)
+    assert set(measured["ours 300 1"]) == set(STAGES)
     lines = (tmp_path / "out" / "text-300" / "train.de").read_text().splitlines()
     assert len(lines) == 300 and lines[:150] == (text / "train.de").read_text().splitlines()
     assert lines[150:] != lines[:150]

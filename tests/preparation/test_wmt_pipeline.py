@@ -19,17 +19,17 @@ import pytest
 
 from helpers import wmt_text
 from helpers.faulty_server import serve
-from relpos_fairseq.cli import prepare_wmt
+from helpers.folders import prepare_status
 from relpos_fairseq.engine import files
 from relpos_fairseq.engine import manifest as manifests
-from relpos_fairseq.engine.command import run_command
-from relpos_fairseq.engine.download import Source, fetch
+from relpos_fairseq.engine.download import fetch
 from relpos_fairseq.engine.files import atomic_folder
 from relpos_fairseq.engine.progress import LogProgress
-from relpos_fairseq.preparation.wmt import duplicates, obtain, parallel, pipeline, shards, sources
+from relpos_fairseq.engine.remote import RemoteFile
+from relpos_fairseq.preparation.wmt import duplicates, obtain, parallel, shards, sources, stages
 
-UNSEEN = (".stages", ".shards.lock")
-REAL_PREPROCESS = pipeline.preprocess
+UNSEEN = (".stages",)
+REAL_PREPROCESS = stages.preprocess
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,14 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "LINES", 20)
         patch.setattr(duplicates, "LINES", 20)
-        patch.setattr(pipeline, "preprocess", preprocess)
+        patch.setattr(stages, "preprocess", preprocess)
         yield
 
 
 def prepare(folder: Path, out: Path, *options: str, pair: str = "en-de") -> int:
     base = [*pair.split(), "--from-dir", str(folder), "--out", str(out)]
     small = ["--vocab-size", "60", "--workers", "1"]
-    return run_command(prepare_wmt.main, [*base, *small, *options])
+    return prepare_status("wmt", [*base, *small, *options])
 
 
 def made(out: Path) -> dict[str, bytes]:
@@ -147,9 +147,9 @@ def test_shards_of_other_versions_are_not_joined(text, tmp_path, capsys):
 def test_every_file_is_hashed_once_a_run(text, undisturbed, tmp_path, monkeypatch):
     read, original = Counter(), files.hash_file
 
-    def hash_file(path: Path) -> str:
+    def hash_file(path: Path, *algorithms) -> dict[str, str]:
         read[path] += 1
-        return original(path)
+        return original(path, *algorithms)
 
     monkeypatch.setattr(files, "hash_file", hash_file)
     assert prepare(text, tmp_path / "out") == 0
@@ -162,7 +162,7 @@ def test_a_shard_that_was_begun_again_is_not_joined(text, tmp_path, capsys):
     for shard in ("1/2", "2/2"):
         assert prepare(folder, out, "--shard", shard) == 0
     with pytest.MonkeyPatch.context() as patch:  # cut between two stages; the manifest is the old
-        patch.setattr(pipeline.Pipeline, "run_tokenise", lambda *_: 1 / 0)
+        patch.setattr(stages.WmtPreparation, "run_tokenise", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(folder, out, "--shard", "1/2", "--sample", "40")
     capsys.readouterr()
@@ -224,13 +224,13 @@ def test_counts_say_why_lines_went(text, tmp_path, capsys):
         path.unlink()
     out = tmp_path / "out"
     assert prepare(folder, out) == 0
-    stages = json.loads((out / "manifest.json").read_text())["stages"]
-    counts = {key: value[0] for key, value in stages["clean"]["train"].items()}
+    made_by = json.loads((out / "manifest.json").read_text())["stages"]
+    counts = {key: value[0] for key, value in made_by["clean"]["train"].items()}
     reasons = ("empty", "identical sides", "too long", "length ratio", "wrong script",
                "in a test set")  # fmt: skip
     assert [counts[reason] for reason in reasons] == [1] * 6
     assert counts["read"] == wmt_text.TRAIN + 9 and counts["kept"] == counts["read"] - 6
-    assert stages["merge"]["duplicate"][0] == 1
+    assert made_by["merge"]["duplicate"][0] == 1
     first = (out / "text" / "train.en").read_text().split("\n")[:2]
     assert first == ["A pair", "Tab here &#124; &#124; &#124; x"]
     said = capsys.readouterr().out
@@ -330,7 +330,7 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
     ],
 )
 def test_bad_options(tmp_path, capsys, options, said):
-    assert run_command(prepare_wmt.main, ["--out", str(tmp_path / "out"), *options]) == 2
+    assert prepare_status("wmt", ["--out", str(tmp_path / "out"), *options]) == 2
     assert said in error(capsys)
 
 
@@ -344,7 +344,7 @@ def test_ones_own_text_leaves_nothing_to_choose(text, tmp_path, capsys, options)
 
 def test_dry_run_names_sources_and_needs(tmp_path, capsys):
     out = tmp_path / "out"
-    assert run_command(prepare_wmt.main, ["wmt18", "en-cs", "--dry-run", "--out", str(out)]) == 0
+    assert prepare_status("wmt", ["wmt18", "en-cs", "--dry-run", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     for words in (
         "europarl-v7",
@@ -360,7 +360,7 @@ def test_dry_run_names_sources_and_needs(tmp_path, capsys):
 
 def test_newstest2014_in_full_too(tmp_path, capsys):
     options = ["wmt15", "en-de", "--valid", "newstest2014", "newstest2014/full", "--dry-run"]
-    assert run_command(prepare_wmt.main, [*options, "--out", str(tmp_path / "out")]) == 0
+    assert prepare_status("wmt", [*options, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "sacrebleu wmt14 " in said and "sacrebleu wmt14/full" in said
 
@@ -457,9 +457,9 @@ def wmt(text, monkeypatch):
             urls = (f"{address}/one/{name}.tgz", f"{address}/two/{name}.tgz")
             content = files[f"{name}.tgz"]
             digest = hashlib.sha256(content).hexdigest()
-            source = Source(name, urls, f"{name}.tgz", len(content), digest)
+            source = RemoteFile(name, urls, f"{name}.tgz", len(content), digest)
             members = {language: f"{name}.de-en.{language}" for language in ("de", "en")}
-            return sources.Corpus(name, source, members, 1000)
+            return sources.TrainingCorpus(name, source, members, 1000)
 
         def dataset(name, archive, members):
             return SimpleNamespace(
@@ -481,7 +481,7 @@ def wmt(text, monkeypatch):
 
 def download(out: Path, *options: str) -> int:
     small = ["--vocab-size", "60", "--workers", "1"]
-    return run_command(prepare_wmt.main, ["wmt15", "en-de", "--out", str(out), *small, *options])
+    return prepare_status("wmt", ["wmt15", "en-de", "--out", str(out), *small, *options])
 
 
 @pytest.fixture(scope="module")
@@ -557,16 +557,16 @@ def test_what_was_downloaded_stays(wmt, tmp_path):
 
 def test_a_continued_run_needs_room_for_what_is_missing_alone(wmt, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(prepare_wmt, "require_space", lambda _, size: asked.append(size))
+    monkeypatch.setattr(stages, "require_space", lambda _, size: asked.append(size))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline.Pipeline, "run_clean", lambda *_: 1 / 0)
+        patch.setattr(stages.WmtPreparation, "run_clean", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             download(tmp_path / "out")
     there = sum(len(data) for data in made(tmp_path / "out").values())
     assert download(tmp_path / "out") == 0
     assert len(asked) == 2 and asked[1] <= max(0, asked[0] - there)
     (tmp_path / "gone").symlink_to("vanished")  # as a file does that another shard renames
-    assert prepare_wmt.written(tmp_path) > there
+    assert files.bytes_below(tmp_path) > there
 
 
 def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, capsys, monkeypatch):
@@ -586,15 +586,15 @@ def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, caps
     assert final(tmp_path / "out") == whole
     (folder / "wmt15.test.tgz").write_bytes(files["test.tgz"][:-40])
     assert download(tmp_path / "out", "--from-dir", str(folder)) == 2
-    assert "sacrebleu expects" in capsys.readouterr().err
+    assert "expected: replace it" in capsys.readouterr().err
 
 
 def test_an_archive_that_leads_out_of_its_folder(wmt, tmp_path, capsys, monkeypatch):
     (corpus, _) = sources.TRAINING["wmt15", "de"]
     evil = wmt_text.pack({"../../first.de-en.de": "x\n", "first.de-en.en": "y\n"})
     wmt_text.serve_archives(wmt, {"first.tgz": evil})
-    source = Source("first", corpus.source.urls, "first.tgz")
-    only = sources.Corpus("first", source, corpus.members, 10)
+    source = RemoteFile("first", corpus.archive.urls, "first.tgz")
+    only = sources.TrainingCorpus("first", source, corpus.members, 10)
     monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (only,))
     assert download(tmp_path / "out") == 2
     assert "../" in error(capsys)
@@ -609,7 +609,7 @@ def test_an_archive_that_leads_out_of_its_folder(wmt, tmp_path, capsys, monkeypa
 def test_multi30k(shared_data, tmp_path, monkeypatch, capsys, pair, bpe):
     from fairseq.data import Dictionary, data_utils
 
-    monkeypatch.setattr(pipeline, "preprocess", REAL_PREPROCESS)
+    monkeypatch.setattr(stages, "preprocess", REAL_PREPROCESS)
     monkeypatch.setattr(parallel, "LINES", 2000)
     out, target = tmp_path / "out", pair[3:]
     options = ["--sample", "800", "--bpe", bpe, "--vocab-size", "400", "--workers", "2"]

@@ -11,7 +11,7 @@ import torch
 
 from cases import CASES
 from helpers import ROOT
-from relpos_fairseq.cli import scheme_table
+from relpos_fairseq.benchmarks import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text

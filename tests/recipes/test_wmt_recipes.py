@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers import commands as cli
+from helpers import recipes
 
 PAPERS = cli.CONFIGS / "papers"
 NAMES = sorted(path.stem for path in PAPERS.glob("wmt1*.yaml"))
@@ -20,12 +21,7 @@ PAIRS = ("wmt15_en_de", "wmt15_de_en", "wmt18_en_cs")
 
 def composed(name: str, *overrides: str):
     """The config that fairseq-hydra-train makes of a recipe."""
-    from fairseq.dataclass.initialize import hydra_init
-    from hydra import compose, initialize_config_dir
-
-    hydra_init(name)
-    with initialize_config_dir(str(PAPERS), version_base="1.1"):
-        return compose(name, overrides=[f"common.user_dir={cli.USER_DIR}", *overrides])
+    return recipes.composed(PAPERS, name, f"common.user_dir={cli.USER_DIR}", *overrides)
 
 
 def test_a_recipe_for_every_row():

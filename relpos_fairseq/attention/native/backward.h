@@ -26,8 +26,12 @@ static void softmax_row_back(Head *x, const Chunk *at, const Row *row, int whole
     real top = x->top[r], inverse = 1 / x->mass[r], delta = x->delta[r];
     if (x->value_vectors.table)
         gather_by_query(&x->value_vectors, at, row, ds, 1);
-    for (int64_t j = row->begin; j < row->end; j++)
-        s[j] = exponential(s[j] - top) * inverse;
+    for (int64_t j = row->begin; j < row->end; j += NR) { /* a row has room for two more vectors */
+        vec *pair = (vec *)(s + j);
+        exponential(pair, top);
+        pair[0] *= inverse;
+        pair[1] *= inverse;
+    }
     const real *p = s;
     if (c->drop) {
         real factor = (real)(65536.0 / (65536 - c->drop));

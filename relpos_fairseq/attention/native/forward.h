@@ -16,7 +16,7 @@ static void softmax_row(Head *x, const Chunk *at, const Row *row)
     real *s = x->s + r * x->tile;
     real top = largest(s + row->begin, row->end - row->begin, x->top[r]);
     real against = top == -(real)INFINITY ? 0 : top; /* no key yet: -inf - -inf is NaN */
-    real shrink = exponential(x->top[r] - against);
+    real shrink = exponential_of(x->top[r] - against);
     x->mass[r] = x->mass[r] * shrink +
                  exponentials(s, row->begin, row->end, at->length, against);
     if (shrink != 1 && x->top[r] != -(real)INFINITY) {

@@ -24,41 +24,61 @@ typedef uint32_t bits;
 #define LN2_LOW -2.12194440e-4f
 #endif
 
-/* exp(x) for x <= 0, to about one unit in the last place; below LEAST_EXPONENT 0. */
-INLINE real exponential(real x)
+typedef bits powers __attribute__((vector_size(VECTOR_BYTES), may_alias));
+
+/* Lanes of x where `is`, of y elsewhere. */
+INLINE vec where(lanes is, vec x, vec y) { return (vec)(((lanes)x & is) | ((lanes)y & ~is)); }
+
+/* x = exp(x - top) for x <= top, to about one unit in the last place; 0 below LEAST_EXPONENT.
+ *
+ * For two vectors at once, since each step waits for the one before it.  In vectors, since gcc makes a loop
+ * over lanes into single numbers and branches where a vector has eight of them (AVX2).
+ */
+INLINE void exponential(vec *x, real top)
 {
-    real y = x < (real)LEAST_EXPONENT ? (real)LEAST_EXPONENT : x;
-    real shifted = y * (real)1.44269504088896341 + (real)MAGIC;
-    real whole = shifted - (real)MAGIC;
-    real r = y - whole * (real)LN2_HIGH;
-    r -= whole * (real)LN2_LOW;
+    vec y[2], r[2], square[2], p[2], q[2], shifted[2];
+#define BOTH _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++)
+    BOTH y[i] = x[i] - top;
+    BOTH shifted[i] = y[i] * (real)1.44269504088896341 + (real)MAGIC;
+    BOTH p[i] = shifted[i] - (real)MAGIC; /* a whole number */
+    BOTH r[i] = y[i] - p[i] * (real)LN2_HIGH;
+    BOTH r[i] -= p[i] * (real)LN2_LOW;
+    BOTH square[i] = r[i] * r[i];
 #ifdef RELPOS_DOUBLE
-    real p = 1.0 / 479001600;
-    p = p * r + 1.0 / 39916800;
-    p = p * r + 1.0 / 3628800;
-    p = p * r + 1.0 / 362880;
-    p = p * r + 1.0 / 40320;
-    p = p * r + 1.0 / 5040;
-    p = p * r + 1.0 / 720;
-    p = p * r + 1.0 / 120;
-    p = p * r + 1.0 / 24;
-    p = p * r + 1.0 / 6;
-    p = p * r + 0.5;
+    BOTH p[i] = r[i] * (1.0 / 6227020800) + 1.0 / 479001600; /* 1 / 13!, 1 / 12! ... */
+    BOTH p[i] = p[i] * r[i] + 1.0 / 39916800;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 3628800;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 362880;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 40320;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 5040;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 720;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 120;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 24;
+    BOTH p[i] = p[i] * r[i] + 1.0 / 6;
+    BOTH p[i] = p[i] * r[i] + 0.5;
 #else
-    real p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    BOTH p[i] = r[i] * 1.9875691500e-4f + 1.3981999507e-3f;
+    BOTH q[i] = r[i] * 8.3334519073e-3f + 4.1665795894e-2f;
+    BOTH p[i] = p[i] * square[i] + q[i];
+    BOTH q[i] = r[i] * 1.6666665459e-1f + 5.0000001201e-1f;
+    BOTH p[i] = p[i] * square[i] + q[i];
 #endif
-    p = p * (r * r) + (r + (real)1);
-    bits power;
-    memcpy(&power, &shifted, sizeof power);
-    power = (power << MANTISSA) + ((bits)BIAS << MANTISSA);
-    real two;
-    memcpy(&two, &power, sizeof two);
-    return x < (real)LEAST_EXPONENT ? (real)0 : p * two;
+    BOTH q[i] = r[i] + (real)1;
+    BOTH p[i] = p[i] * square[i] + q[i];
+    BOTH {
+        powers two = ((powers)shifted[i] << MANTISSA) + ((bits)BIAS << MANTISSA);
+        lanes none = y[i] < (real)LEAST_EXPONENT - (vec){0}; /* not where y is NaN */
+        x[i] = (vec)((lanes)(p[i] * (vec)two) & ~none);
+    }
+#undef BOTH
+}
+
+/* The same of one number. */
+INLINE real exponential_of(real x)
+{
+    vec both[2] = {x - (vec){0}, x - (vec){0}};
+    exponential(both, 0);
+    return both[0][0];
 }
 
 /* The last `count` < VL numbers of a row as a vector, `other` in its remaining lanes. */
@@ -72,8 +92,7 @@ INLINE vec rest_of(const real *x, int64_t count, real other)
 
 INLINE vec larger(vec x, vec y)
 {
-    lanes is = x > y;
-    return (vec)(((lanes)x & is) | ((lanes)y & ~is));
+    return where(x > y, x, y);
 }
 
 /* Fold the lanes of a vector by halves: lane i with lane i ^ 1, then i ^ 2, i ^ 4 ... */
@@ -92,11 +111,15 @@ FOLD(largest_lane, larger(x, y))
 
 INLINE real largest(const real *x, int64_t count, real top)
 {
-    vec most = top - (vec){0};
+    vec most = top - (vec){0}, other = most;
     int64_t j = 0;
+    for (; j + 2 * VL <= count; j += 2 * VL) {
+        most = larger(*(const vec *)(x + j), most);
+        other = larger(*(const vec *)(x + j + VL), other);
+    }
     for (; j + VL <= count; j += VL)
         most = larger(*(const vec *)(x + j), most);
-    return largest_lane(larger(rest_of(x + j, count - j, top), most));
+    return largest_lane(larger(rest_of(x + j, count - j, top), larger(most, other)));
 }
 
 INLINE real total(const real *x, int64_t count)
@@ -125,11 +148,11 @@ INLINE void fill(real *x, int64_t count, real value)
 }
 
 /* x = exp(x - top) for cells begin..end of a row, and 0 for its others up to `length`; their sum.
- * The row has room for a whole vector behind `length`. */
+ * The row has room for two vectors behind `length`. */
 INLINE real exponentials(real *x, int64_t begin, int64_t end, int64_t length, real top)
 {
     vec sum = {0};
-    int64_t from = begin / VL * VL, to = round_up(end, VL);
+    int64_t from = begin / NR * NR, to = round_up(end, NR);
     if (begin == end) {
         memset(x, 0, length * sizeof(real));
         return 0;
@@ -137,10 +160,11 @@ INLINE real exponentials(real *x, int64_t begin, int64_t end, int64_t length, re
     memset(x, 0, from * sizeof(real));
     fill(x + from, begin - from, -(real)INFINITY);
     fill(x + end, to - end, -(real)INFINITY);
-    for (int64_t j = from; j < to; j += VL) {
-        for (int64_t lane = 0; lane < VL; lane++)
-            x[j + lane] = exponential(x[j + lane] - top);
-        sum += *(const vec *)(x + j);
+    for (int64_t j = from; j < to; j += NR) {
+        vec *pair = (vec *)(x + j);
+        exponential(pair, top);
+        sum += pair[0];
+        sum += pair[1];
     }
     if (to < length)
         memset(x + to, 0, (length - to) * sizeof(real));

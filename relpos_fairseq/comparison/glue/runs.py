@@ -9,9 +9,10 @@ from pathlib import Path
 
 from relpos_fairseq.comparison.glue.pretrained import Pretrained
 from relpos_fairseq.comparison.glue.protocols import BATCH_SIZE, WARMUP, Result, updates_of
-from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.errors import PreparationError, ToolError
 from relpos_fairseq.engine.files import read_json, write_json
-from relpos_fairseq.engine.tools import USER_DIR, ToolError, find_tool, key_of, run_tool
+from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.engine.tools import USER_DIR, find_tool, key_of, run_tool
 from relpos_fairseq.preparation.glue.tasks import Task
 
 VALID_LINE = re.compile(r"\bINFO \| (valid\d*) \| (\{.*\})\s*$")
@@ -23,7 +24,7 @@ REPORT = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Shared:
     """What all runs have in common.
 
     Attributes:
@@ -48,7 +49,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Run:
+class Finetuning:
     """A model on a task with a learning rate, a number of epochs and a seed."""
 
     model: Pretrained
@@ -57,13 +58,13 @@ class Run:
     epochs: int
     seed: int
 
-    def arguments(self, settings: Settings) -> list[str]:
-        """The command line of fairseq-train, without --save-dir.
+    def arguments(self, shared: Shared) -> list[str]:
+        """Return the command line of fairseq-train, without --save-dir.
 
         Raises:
             PreparationError: the data have longer examples than the model has positions.
         """
-        data = settings.data / self.task.name
+        data = shared.data / self.task.name
         known = read_json(data / "task.json")
         if known is None:
             raise PreparationError(
@@ -76,8 +77,8 @@ class Run:
                 f"takes {self.model.positions}: prepare_glue.py --max-length {self.model.positions}"
             )
         updates = updates_of(known["train"], self.epochs)
-        if settings.max_update:
-            updates = min(updates, settings.max_update)
+        if shared.max_update:
+            updates = min(updates, shared.max_update)
         metric = self.task.metrics[0]
         return [
             str(data), "--user-dir", str(USER_DIR), "--task", "sentence_prediction",
@@ -99,69 +100,66 @@ class Run:
             "--max-update", str(updates), "--max-epoch", str(self.epochs),
             "--seed", str(self.seed), "--update-epoch-batch-itr", "True",
             "--no-epoch-checkpoints", "--log-format", "json", "--log-interval", "50",
-            *self._interval(settings), *settings.more,
+            *self._interval(shared), *shared.more,
         ]  # fmt: skip
 
-    def _interval(self, settings: Settings) -> list[str]:
-        if not settings.interval:
+    def _interval(self, shared: Shared) -> list[str]:
+        if not shared.interval:
             return []
-        every = str(settings.interval)
+        every = str(shared.interval)
         return ["--validate-interval-updates", every, "--save-interval-updates", every,
                 "--keep-interval-updates", "1"]  # fmt: skip
 
-    def folder(self, settings: Settings, key: str) -> Path:
-        """Where it goes; other settings have other folders."""
+    def folder(self, shared: Shared, key: str) -> Path:
+        """Return where it goes; other settings have other folders."""
         name = f"lr{self.learning_rate:g}-epochs{self.epochs}-seed{self.seed}-{key}"
-        return settings.out / self.model.name / self.task.name / name
+        return shared.out / self.model.name / self.task.name / name
 
-    def inputs(self, settings: Settings) -> tuple[Path, Path]:
-        """The checkpoint and the folder of the data."""
-        return self.model.path, settings.data / self.task.name
+    def inputs(self, shared: Shared) -> tuple[Path, Path]:
+        """Return the checkpoint and the folder of the data."""
+        return self.model.path, shared.data / self.task.name
 
-    def finish(self, settings: Settings, contents: list[str]) -> Result:
+    def finish(self, shared: Shared, contents: list[str]) -> Result:
         """Train, or read what a finished run left; an interrupted one goes on.
 
         Args:
-            settings: of all runs.
+            shared: what all runs have in common.
             contents: hashes of its inputs.
 
         Raises:
-            PreparationError: fairseq-train failed; the message names its log.
+            ToolError: fairseq-train failed; the message names its log.
         """
-        arguments = self.arguments(settings)
+        arguments = self.arguments(shared)
         neutral = [part for part in arguments if part not in (str(self.model.path), str(USER_DIR))]
-        key = key_of([neutral[1:], contents, settings.checkpoint])
-        folder = self.folder(settings, key)
-        found = read_json(folder / "result.json")
-        if found is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._train(arguments, folder, settings)
+        key = key_of([neutral[1:], contents, shared.checkpoint])
+        folder = self.folder(shared, key)
+        result = folder / "result.json"
+
+        def train() -> dict:
+            self._train(arguments, folder, shared)
             found = {"validations": read_validations(folder / "train.log", self.task)}
-            write_json(folder / "result.json", found)
-        self._tidy(folder, settings)
+            write_json(result, found)
+            return found
+
+        found = run_stages([Stage("train", train, [], [result])], folder)["train"]
+        self._tidy(folder, shared)
         return Result(self.learning_rate, self.epochs, self.seed, tuple(found["validations"]))
 
-    def _train(self, arguments: list[str], folder: Path, settings: Settings) -> None:
-        command = [
-            find_tool("fairseq-train"),
-            *arguments,
-            "--save-dir",
-            str(folder / "checkpoints"),
-        ]
+    def _train(self, arguments: list[str], folder: Path, shared: Shared) -> None:
+        save = ["--save-dir", str(folder / "checkpoints")]
         try:
-            run_tool(command, folder / "train.log", settings.threads)
+            command = [find_tool("fairseq-train"), *arguments, *save]
+            run_tool(command, folder / "train.log", shared.threads)
         except ToolError as error:
-            raise PreparationError(
-                f"{self.model.name} on {self.task.name}: {error}".replace("\n", "")
-            ) from None
+            raise ToolError(f"{self.model.name} on {self.task.name}: {error}") from None
 
-    def _tidy(self, folder: Path, settings: Settings) -> None:
+    def _tidy(self, folder: Path, shared: Shared) -> None:
         """Keep the model that counts, or none."""
         checkpoints = folder / "checkpoints"
         if not checkpoints.is_dir():
             return
-        counted = checkpoints / f"checkpoint_{settings.checkpoint}.pt"
-        if settings.keep and counted.exists():
+        counted = checkpoints / f"checkpoint_{shared.checkpoint}.pt"
+        if shared.keep and counted.exists():
             counted.replace(folder / "model.pt")
         for path in checkpoints.iterdir():
             path.unlink()
@@ -169,7 +167,7 @@ class Run:
 
 
 def read_validations(log: Path, task: Task) -> list[dict[str, float]]:
-    """The metrics of every validation in a log, by number of updates.
+    """Return the metrics of every validation in a log, by number of updates.
 
     A run that went on after an interruption may have validated a place twice: the later counts.
 

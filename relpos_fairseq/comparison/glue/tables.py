@@ -8,10 +8,10 @@ import numpy as np
 
 from relpos_fairseq.comparison.glue.majority import majority
 from relpos_fairseq.comparison.glue.protocols import Summary
-from relpos_fairseq.engine.manifest import table
+from relpos_fairseq.data.dictionary import NSPECIAL
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.glue.tasks import Task
 from relpos_fairseq.preparation.mlm.encoded import Encoded
-from relpos_fairseq.preparation.mlm.vocabulary import NSPECIAL
 
 TITLES = {
     "accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "spearman": "Spearman",

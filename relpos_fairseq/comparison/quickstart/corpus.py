@@ -60,7 +60,7 @@ def built_in(out: Path, threads: int) -> Corpus:
     folder = out / "data" / f"builtin-{key}"
 
     def build(partial: Path) -> None:
-        make = [sys.executable, "-m", "relpos_fairseq.cli.make_corpus"]
+        make = [sys.executable, "-m", "relpos_fairseq.cli", "corpus"]
         run_tool([*make, "--out", str(partial / "raw")], partial / "prepare.log", threads)
         binarise(partial, "raw", ("test", "test_long"), ("en", "de"), threads)
 

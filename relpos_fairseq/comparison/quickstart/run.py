@@ -16,15 +16,11 @@ from relpos_fairseq.comparison.quickstart.recipe import (
     TRAIN_ON_USER_DATA,
     as_arguments,
 )
-from relpos_fairseq.engine.files import read_json, write_json, write_text
+from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.files import write_text
 from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.engine.tools import (
-    USER_DIR,
-    ToolError,
-    find_tool,
-    key_of,
-    run_tool,
-)
+from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.engine.tools import USER_DIR, find_tool, key_of, run_tool
 
 LOG_LINE = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})\s*$")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
@@ -33,7 +29,7 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Choices:
     """What the user chose for all schemes.
 
     Attributes:
@@ -42,6 +38,9 @@ class Settings:
         minutes: An upper limit for the training of one scheme; None sets none.
         seed: The random seed.
         threads: Threads to compute with.
+
+    Raises:
+        ValueError: A number is not above 0.
     """
 
     out: Path
@@ -50,10 +49,16 @@ class Settings:
     seed: int
     threads: int
 
+    def __post_init__(self) -> None:
+        for name in ("max_update", "minutes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+
 
 @dataclass
 class Progress:
-    """Shows a training log's lines sparsely and keeps the numbers the table needs."""
+    """Show a training log's lines sparsely and keep the numbers the table needs."""
 
     max_update: int
     parameters: int = 0
@@ -63,7 +68,7 @@ class Progress:
     shown_at: float = field(default_factory=time.monotonic)
 
     def read(self, line: str, show: bool = True) -> None:
-        """Takes one line of fairseq-train's output with --log-format json."""
+        """Take one line of fairseq-train's output with --log-format json."""
         if match := PARAMETERS.search(line):
             self.parameters = int(match.group(1).replace(",", ""))
         match = LOG_LINE.search(line)
@@ -89,16 +94,16 @@ class Progress:
 
 
 @dataclass
-class Run:
-    """One scheme on one corpus; every finished stage leaves a stamp and is not repeated."""
+class SchemeRun:
+    """One scheme on one corpus."""
 
     scheme: str
     corpus: Corpus
-    settings: Settings
+    choices: Choices
 
     def __post_init__(self) -> None:
-        """Names the run's folder by its settings, so that other settings never meet its files."""
-        chosen = self.settings
+        """Name the run's folder by its settings, so that other settings have other files."""
+        chosen = self.choices
         recipe = TRAIN | (TRAIN_ON_USER_DATA if self.corpus.subwords else {})
         self.flags = recipe | {
             "--position-scheme": self.scheme,
@@ -114,30 +119,35 @@ class Run:
         self.checkpoints = self.folder / "checkpoints"
 
     def finish(self) -> dict:
-        """Trains, translates, scores and draws what is not done yet; returns the table's row."""
+        """Train, translate, score and draw what is not done yet; returns the table's row."""
         print(f"\n{self.scheme}: {self.folder}", flush=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        row = {"scheme": self.scheme} | self.stage("train", self.train)
-        for index, name in enumerate(self.corpus.tests):
-            row[name] = self.stage(name, lambda name=name, i=index: self.translate(name, i))
+        made = run_stages([self.training(), *self.translations()], self.folder)
+        row = {"scheme": self.scheme} | made["train"]
+        for name in self.corpus.tests:
+            row[name] = made[name]
         spent = [row["train_seconds"], *(row[name]["seconds"] for name in self.corpus.tests)]
         row["seconds"] = round(sum(spent), 1)
         self.draw()
         return row
 
-    def stage(self, name: str, work: Callable[[], dict]) -> dict:
-        """Does a stage's work, or reads what it left when it was done."""
-        stamp = self.folder / f"{name}.json"
-        result = read_json(stamp)
-        if result is None:
-            result = work()
-            write_json(stamp, result)
-        else:
-            print(f"  {name}: done before", flush=True)
-        return result
+    def training(self) -> Stage:
+        """Return the stage that trains."""
+        return Stage("train", self.train, [self.corpus.binary], [self.checkpoints])
+
+    def translations(self) -> list[Stage]:
+        """Return the stages that translate and score, one for each test set."""
+        return [
+            Stage(
+                name,
+                lambda name=name, index=index: self.translate(name, index),
+                [self.checkpoints, self.corpus.binary],
+                [self.folder / f"{name}.{self.corpus.target}"],
+            )
+            for index, name in enumerate(self.corpus.tests)
+        ]
 
     def train(self) -> dict:
-        """Trains to the end; an interrupted training continues from its last checkpoint."""
+        """Train to the end; an interrupted training continues from its last checkpoint."""
         command = self.command(
             "fairseq-train",
             *("--save-dir", str(self.checkpoints), "--log-format", "json", "--log-interval", "20"),
@@ -145,11 +155,14 @@ class Run:
         )
         log = self.folder / "train.log"
         begun = (self.checkpoints / "checkpoint_last.pt").exists()
+        if not begun:
+            for left in (log, self.folder / "train.seconds"):
+                left.unlink(missing_ok=True)
         doing = "training continues from checkpoint_last.pt" if begun else "training"
         print(f"  {doing}, log: {log}", flush=True)
-        progress = Progress(self.settings.max_update)
-        self.timed(lambda: run_tool(command, log, self.settings.threads, progress.read))
-        whole = Progress(self.settings.max_update)
+        progress = Progress(self.choices.max_update)
+        self.timed(lambda: run_tool(command, log, self.choices.threads, progress.read))
+        whole = Progress(self.choices.max_update)
         for line in read_lines(log):
             whole.read(line, show=False)
         if not whole.valid:
@@ -164,7 +177,7 @@ class Run:
         }
 
     def timed(self, work: Callable[[], None]) -> None:
-        """Does the work and notes its seconds, also when it is interrupted."""
+        """Do the work and note its seconds, also when it is interrupted."""
         start = time.monotonic()
         try:
             work()
@@ -173,7 +186,7 @@ class Run:
                 file.write(f"{time.monotonic() - start:.1f}\n")
 
     def command(self, tool: str, *more: str) -> list[str]:
-        """Returns a fairseq command on the corpus with the plugin loaded."""
+        """Return a fairseq command on the corpus with the plugin loaded."""
         corpus = self.corpus
         return [
             *(find_tool(tool), str(corpus.binary)),
@@ -183,7 +196,7 @@ class Run:
         ]
 
     def translate(self, name: str, index: int) -> dict:
-        """Translates a test set with the best checkpoint and scores it.
+        """Translate a test set with the best checkpoint and score it.
 
         Args:
             name: The test set.
@@ -199,12 +212,12 @@ class Run:
             *as_arguments(GENERATE),
         )
         start = time.monotonic()
-        run_tool(command, log, self.settings.threads)
+        run_tool(command, log, self.choices.threads)
         seconds = time.monotonic() - start
         return self.evaluate(name, log) | {"seconds": round(seconds, 1)}
 
     def evaluate(self, name: str, log: Path) -> dict:
-        """Scores the translations in a log and writes them, in the order of the test set.
+        """Score the translations in a log and write them, in the order of the test set.
 
         Raises:
             ToolError: Fewer or more sentences came out than went in.
@@ -226,28 +239,23 @@ class Run:
         }
 
     def draw(self) -> None:
-        """Draws what the scheme learned; a failure is shown and costs nothing else."""
+        """Draw what the scheme learned; a failure is shown and costs nothing else."""
         pictures = self.folder / "pictures"
-        if (stamp := self.folder / "pictures.json").exists():
-            return
-        command = [
-            sys.executable,
-            "-m",
-            "relpos_fairseq.cli.plot_positions",
-            str(self.checkpoints / "checkpoint_best.pt"),
-        ]
+        command = [sys.executable, "-m", "relpos_fairseq.cli", "plot"]
+        command += [str(self.checkpoints / "checkpoint_best.pt")]
         command += ["--data", str(self.corpus.binary), "--out", str(pictures)]
+        log, threads = self.folder / "pictures.log", self.choices.threads
+        drawing = Stage(
+            "pictures", lambda: run_tool(command, log, threads), [self.checkpoints], [pictures]
+        )
         try:
-            run_tool(command, self.folder / "pictures.log", self.settings.threads)
+            run_stages([drawing], self.folder)
         except ToolError as error:
             print(f"  no pictures: {error}", flush=True)
-            return
-        write_json(stamp, {"out": str(pictures)})
-        print(f"  pictures: {pictures}", flush=True)
 
 
 def read_translations(log: Path) -> tuple[dict[int, str], float]:
-    """Reads fairseq-generate's output.
+    """Read fairseq-generate's output.
 
     Returns:
         Each sentence's translation by its number in the test set, and target tokens a second.
@@ -263,7 +271,7 @@ def read_translations(log: Path) -> tuple[dict[int, str], float]:
 
 
 def score(translations: list[str], references: list[str], subwords: bool) -> tuple[float, str]:
-    """Returns BLEU and its signature; the built-in corpus is tokenised already."""
+    """Return BLEU and its signature; the built-in corpus is tokenised already."""
     import sacrebleu
 
     metric = sacrebleu.BLEU(tokenize="13a" if subwords else "none", force=not subwords)

@@ -35,7 +35,7 @@ from relpos_fairseq.schemes import scheme_class
 def export(
     source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
-    """A model of ours in Hugging Face's words.
+    """Say a model of ours in Hugging Face's words.
 
     Args:
         source: the model.

@@ -20,7 +20,7 @@ _WEIGHTS = (
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file.
+    """Read an object of a JSON file.
 
     Raises:
         ConversionError: the file is absent, truncated or no object.
@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder.
+    """Read every tensor of a folder.
 
     Raises:
         ConversionError: no file of weights, a part of several is missing, or one is truncated.
@@ -95,7 +95,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def import_safetensors() -> Any:
-    """The module safetensors.torch.
+    """Return the module safetensors.torch.
 
     Raises:
         ConversionError: it is not installed.

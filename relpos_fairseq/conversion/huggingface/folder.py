@@ -68,7 +68,7 @@ class HuggingFaceModel:
         return self.config.get("pad_token_id", 1) + 1 if self.family.padded else 0
 
     def encoder(self, name: str) -> Tensor:
-        """A tensor of the encoder, by its name without the prefix."""
+        """Return a tensor of the encoder, by its name without the prefix."""
         return self.weights[self.family.prefix + name]
 
 
@@ -143,7 +143,7 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
 
 
 def _named(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Names as of today, each with the family's prefix where it belongs to the encoder."""
+    """Rename tensors as today's library does, those of the encoder with the family's prefix."""
     result = {}
     for name, value in weights.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -155,7 +155,7 @@ def _named(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
 
 
 def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
-    """Every tensor is there, of the config's shape, and none is unknown."""
+    """Check that every tensor is there, of the config's shape, and none unknown."""
     config, prefix = model.config, model.family.prefix
     width, length = config["hidden_size"], config["max_position_embeddings"]
     shapes = {

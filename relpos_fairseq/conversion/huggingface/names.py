@@ -78,12 +78,12 @@ IGNORED = (
 
 
 def distances(layer: int) -> str:
-    """Hugging Face's table over distances of a layer, without the family's prefix."""
+    """Return Hugging Face's table over distances of a layer, without the family's prefix."""
     return f"encoder.layer.{layer}.attention.self.distance_embedding.weight"
 
 
 def encoder_names(layers: int) -> dict[str, str]:
-    """Hugging Face's names of the encoder, without the prefix, beside fairseq's."""
+    """Return Hugging Face's names of the encoder, without the prefix, beside fairseq's."""
     names = {"embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight"}
     for part in ("weight", "bias"):
         names[f"embeddings.LayerNorm.{part}"] = f"{ENCODER}.layernorm_embedding.{part}"
@@ -96,7 +96,7 @@ def encoder_names(layers: int) -> dict[str, str]:
 
 
 def head_names(family: Family) -> dict[str, str]:
-    """Hugging Face's names of the masked LM's head beside fairseq's."""
+    """Return Hugging Face's names of the masked LM's head beside fairseq's."""
     names = {}
     for theirs, ours in family.lm_head.items():
         if theirs.endswith((".weight", ".bias")):
@@ -123,7 +123,7 @@ def classifier_names(family: Family, head: str) -> dict[str, str]:
 
 
 def span_names(head: str) -> dict[str, str]:
-    """Hugging Face's names of a span head beside ours."""
+    """Return Hugging Face's names of a span head beside ours."""
     return {
         f"qa_outputs.{part}": f"span_heads.{head}.out_proj.{part}" for part in ("weight", "bias")
     }

@@ -32,7 +32,7 @@ from relpos_fairseq.schemes import scheme_class
 
 
 def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
-    """The model under our names, and the values of our config that it needs."""
+    """Return the model under our names, and the values of our config that it needs."""
     weights, family, config = model.weights, model.family, model.config
     state: State = {}
     for theirs, ours in hf_names.encoder_names(model.layers).items():
@@ -67,7 +67,7 @@ def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
 
 
 def task_of(model: HuggingFaceModel) -> dict[str, Any]:
-    """Options of the task that gives the model's head the input that it was trained on.
+    """Return options of the task that gives the model's head the input that it was trained on.
 
     RoBERTa's pairs are `<s> A </s> </s> B </s>`, BERT's `<s> A </s> B </s>`: fairseq's
     sentence_prediction writes the first with a separator token and the second without one.
@@ -91,7 +91,7 @@ def task_of(model: HuggingFaceModel) -> dict[str, Any]:
 
 
 def labels_of(model: HuggingFaceModel) -> list[str]:
-    """Names of the classes where config.json gives every one its own."""
+    """Return names of the classes where config.json gives every one its own."""
     named = model.config.get("id2label")
     named = named if isinstance(named, dict) else {}
     labels = [str(named.get(str(number), "")).strip() for number in range(_classes(model))]
@@ -100,7 +100,7 @@ def labels_of(model: HuggingFaceModel) -> list[str]:
 
 
 def _classes(model: HuggingFaceModel) -> int:
-    """Outputs of the classifier; 0: there is none."""
+    """Return outputs of the classifier; 0: there is none."""
     names = hf_names.classifier_names(model.family, HEAD)
     key = next(theirs for theirs, ours in names.items() if ours.endswith("out_proj.weight"))
     return len(model.weights.get(key, ()))

@@ -42,14 +42,14 @@ class Vocabulary:
     made: dict[str, str] = field(default_factory=dict)
 
     def take(self, table: Tensor) -> Tensor:
-        """(V, ...) rows in the source's order as (V', ...) rows in fairseq's."""
+        """Return (V, ...) rows in the source's order as (V', ...) rows in fairseq's."""
         rows = torch.tensor(self.rows)
         taken = table[rows.clamp(min=0)]
         taken[rows < 0] = 0
         return taken
 
     def put(self, table: Tensor) -> Tensor:
-        """The inverse: (V', ...) rows in fairseq's order as (V, ...) in the source's."""
+        """Return (V', ...) rows in fairseq's order as (V, ...) in the source's."""
         rows = torch.tensor(self.rows)
         known = rows >= 0
         result = table.new_zeros(int(rows.max()) + 1, *table.shape[1:])
@@ -57,12 +57,12 @@ class Vocabulary:
         return result
 
     def dictionary(self) -> str:
-        """The text of dict.txt."""
+        """Return the text of dict.txt."""
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
 
 def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabulary:
-    """The vocabulary of a Hugging Face folder.
+    """Return the vocabulary of a Hugging Face folder.
 
     Args:
         folder: with the tokenizer's files, if there are any.
@@ -96,7 +96,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
 
 
 def of_checkpoint(files: list[Path], size: int, token_types: bool = False) -> Vocabulary:
-    """The order of rows that a Hugging Face folder of one of our checkpoints shall have.
+    """Return the order of rows that a Hugging Face folder of one of our checkpoints shall have.
 
     Args:
         files: dict.txt and the tokenizer's files, as far as they lie beside the checkpoint.
@@ -182,7 +182,7 @@ def _of_gpt2(symbols: list[str], rows: list[str], named: dict[str, Path]) -> Voc
 
 
 def symbol_numbers(folder: Path) -> dict[str, int]:
-    """Number of every symbol of a folder's tokenizer, under fairseq's names."""
+    """Return the number of every symbol of a folder's tokenizer, under fairseq's names."""
     tokenizer = load_tokenizer(folder)
     if hasattr(tokenizer, "processor"):  # XLM-R counts sentencepiece's pieces after fairseq's own
         numbers = {name: number for number, name in enumerate(SPECIAL)}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What fairseq's Dictionary holds before any piece, and what its masked_lm task adds after them.
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-UNKNOWN = "<unk>"
-MASK = "<mask>"
+from relpos_fairseq.data.dictionary import SPECIAL, UNK, write_dictionary
+
+UNKNOWN = SPECIAL[UNK]
+MASK = "<mask>"  # what fairseq's masked_lm task adds after all pieces
 # How BERT's vocabularies spell them.
 FROM_BERT = {
     "[CLS]": "<s>",
@@ -104,9 +102,7 @@ class Tokenizer(ABC):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder)
-        write_whole(
-            folder / "dict.txt", "".join(f"{symbol} 1\n" for symbol in self.symbols).encode()
-        )
+        write_dictionary(folder / "dict.txt", ((symbol, 1) for symbol in self.symbols))
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
         """Compare with the dictionary of a data set or a model.
@@ -188,18 +184,3 @@ def is_unspaced(character: str) -> bool:
         or 0xF900 <= code <= 0xFAFF
         or 0x20000 <= code <= 0x323AF
     )
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -14,8 +14,8 @@ from relpos_fairseq.data.tokenizers.base import (
     UNKNOWN,
     Tokenizer,
     is_unspaced,
-    write_whole,
 )
+from relpos_fairseq.engine.files import write_bytes
 
 FILE = "tokenizer.json"
 _KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "wordlevel"}
@@ -106,7 +106,7 @@ class LibraryTokenizer(Tokenizer):
         """
         if self.ids_as_symbols:
             raise ValueError("a GPT-2 folder (encoder.json, vocab.bpe) is copied, not saved anew")
-        write_whole(folder / FILE, self.model.to_str(pretty=True).encode())
+        write_bytes(folder / FILE, self.model.to_str(pretty=True).encode())
 
     @classmethod
     def from_json(cls, path: Path) -> LibraryTokenizer:

@@ -12,8 +12,8 @@ from relpos_fairseq.data.tokenizers.base import (
     UNKNOWN,
     Tokenizer,
     is_unspaced,
-    write_whole,
 )
+from relpos_fairseq.engine.files import write_bytes
 
 FILE = "sentencepiece.model"
 _SPACE = "▁"
@@ -91,7 +91,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def write(self, folder: Path) -> None:
         """Write sentencepiece.model."""
-        write_whole(folder / FILE, self._bytes)
+        write_bytes(folder / FILE, self._bytes)
 
     @classmethod
     def from_file(cls, path: Path) -> SentencePieceTokenizer:

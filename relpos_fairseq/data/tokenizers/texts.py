@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import logging
-import lzma
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from relpos_fairseq.engine.lines import read_lines
+
 logger = logging.getLogger(__name__)
-_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SECONDS_BETWEEN_LOG_LINES = 30.0
 
 
@@ -22,19 +19,10 @@ def read_texts(files: Iterable[str | Path]) -> Iterator[str]:
     r"""Stream the lines of text files that hold anything; only \n ends a line.
 
     Raises:
-        ValueError: a file is absent, or a line no UTF-8.
+        PreparationError: a file is absent, or a line is not UTF-8.
     """
-    for path in map(Path, files):
-        if not path.is_file():
-            raise ValueError(f"no such text file: {path}")
-        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            for number, line in enumerate(io.BufferedReader(stream), 1):
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise ValueError(f"{path}, line {number} is no UTF-8: {error.reason}") from None
-                if text.strip():
-                    yield text
+    for path in files:
+        yield from filter(str.strip, read_lines(path))
 
 
 class Files:

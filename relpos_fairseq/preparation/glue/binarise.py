@@ -14,24 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
+from relpos_fairseq.data.dictionary import BOS, EOS, NSPECIAL, UNK, write_dictionary
+from relpos_fairseq.data.dictionary import FILE as DICTIONARY
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_folder, open_text_out, write_json, write_text
+from relpos_fairseq.engine.files import atomic_folder, copy_file, open_text_out, write_json
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.preparation.glue.layout import sources_of
-from relpos_fairseq.preparation.glue.reading import Example, Source, read_examples
+from relpos_fairseq.preparation.glue.reading import Example, TableFile, read_examples
+from relpos_fairseq.preparation.glue.settings import PAIR_EXTRA, SINGLE_EXTRA
 from relpos_fairseq.preparation.glue.tasks import Task
-from relpos_fairseq.preparation.mlm.vocabulary import (
-    BOS,
-    DICTIONARY,
-    EOS,
-    NSPECIAL,
-    UNK,
-    Vocabulary,
-)
+from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary
 
 CHUNK = 512  # rows that a worker is given at a time
-PAIR_EXTRA, SINGLE_EXTRA = 4, 2  # <s> A </s> </s> B </s>, <s> A </s>
 
 
 def write_task(
@@ -58,12 +53,10 @@ def write_task(
             found = _write_split(task, split, source, temporary, vocabulary, options)
             counts.update({f"{split}_{name}": value for name, value in found.items()})
         for part in ("input0", "input1") if task.pairs else ("input0",):
-            text = (vocabulary.folder / DICTIONARY).read_text(encoding="utf-8")
-            write_text(temporary / part / "dict.txt", text)
+            copy_file(vocabulary.folder / DICTIONARY, temporary / part / DICTIONARY)
         if not task.regression:
-            write_text(
-                temporary / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels)
-            )
+            labels = ((label, 1) for label in task.labels)
+            write_dictionary(temporary / "label" / DICTIONARY, labels)
         longest = max(value for name, value in counts.items() if name.endswith("_longest"))
         write_json(temporary / "task.json", {
             "task": task.name, "max_length": longest, "init_token": BOS, "separator_token": EOS,
@@ -73,7 +66,7 @@ def write_task(
 
 
 def _write_split(
-    task: Task, split: str, source: Source, folder: Path, vocabulary: Vocabulary, options: dict
+    task: Task, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, options: dict
 ) -> Counter:
     counts = Counter()
     examples = list(read_examples(source, task, options["on_bad_row"], counts))

@@ -13,17 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.preparation.glue.reading import Source, languages_of, width_of, without_labels
+from relpos_fairseq.engine.lines import COMPRESSED
+from relpos_fairseq.preparation.glue.reading import (
+    TableFile,
+    languages_of,
+    width_of,
+    without_labels,
+)
 from relpos_fairseq.preparation.glue.tasks import Columns, Task
 
-ENDINGS = ("", ".gz", ".bz2", ".xz")
 XTREME = Columns("0", "1", "2", count=3, quoted=True)
 XTREME_TEST = replace(without_labels(XTREME), count=2)
 XNLI_MT = Columns("premise", "hypo", "label")
 BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.bz2|\.xz)?")
 
 
-def sources_of(task: Task, root: Path) -> dict[str, Source]:
+def sources_of(task: Task, root: Path) -> dict[str, TableFile]:
     """Split to source, for every split that is there.
 
     Args:
@@ -44,11 +49,11 @@ def sources_of(task: Task, root: Path) -> dict[str, Source]:
 
 def find_file(folder: Path, *names: str) -> Path | None:
     """The first of several files that exists, plain or compressed."""
-    paths = [folder / f"{name}{ending}" for name in names for ending in ENDINGS]
+    paths = [folder / f"{name}{ending}" for name in names for ending in COMPRESSED]
     return next((path for path in paths if path.is_file()), None)
 
 
-def _glue(task: Task, folder: Path) -> dict[str, Source]:
+def _glue(task: Task, folder: Path) -> dict[str, TableFile]:
     sources = {}
     for split, stem in task.splits.items():
         path = find_file(folder, f"{stem}.tsv")
@@ -58,36 +63,36 @@ def _glue(task: Task, folder: Path) -> dict[str, Source]:
             columns = task.columns
             if split.startswith("test"):
                 columns = without_labels(task.test_columns or columns)
-            sources[split] = Source(path, columns)
+            sources[split] = TableFile(path, columns)
     return sources
 
 
-def _xnli(task: Task, folder: Path) -> dict[str, Source]:
+def _xnli(task: Task, folder: Path) -> dict[str, TableFile]:
     """Train and valid in English; `valid_xx` and `test_xx` in every language that is there."""
     sources = {"train": _xnli_train(task, folder)}
     for split, stem in (("valid", "dev"), ("test", "test")):
         path = find_file(folder, f"xnli.{stem}.tsv")
         if path is not None:
             for language in languages_of(path):
-                sources[f"{split}_{language}"] = Source(path, task.columns, language)
+                sources[f"{split}_{language}"] = TableFile(path, task.columns, language)
     for path in sorted(folder.iterdir()):
         if match := BY_LANGUAGE.fullmatch(path.name):
             split = "valid" if match["split"] == "dev" else "test"
             unlabelled = split == "test" and width_of(path) == XTREME_TEST.count
             columns = XTREME_TEST if unlabelled else XTREME
-            sources[f"{split}_{match['language']}"] = Source(path, columns)
+            sources[f"{split}_{match['language']}"] = TableFile(path, columns)
     if "valid_en" not in sources:
         raise _missing(task, folder, "xnli.dev.tsv with English rows, or dev-en.tsv")
     return {"train": sources.pop("train"), "valid": replace(sources["valid_en"])} | sources
 
 
-def _xnli_train(task: Task, folder: Path) -> Source:
+def _xnli_train(task: Task, folder: Path) -> TableFile:
     if path := find_file(folder, "train-en.tsv"):
-        return Source(path, XTREME)
+        return TableFile(path, XTREME)
     if path := find_file(folder, "multinli.train.en.tsv"):
-        return Source(path, XNLI_MT)
+        return TableFile(path, XNLI_MT)
     if path := find_file(folder.parent / "MNLI", "train.tsv"):
-        return Source(path, task.columns)
+        return TableFile(path, task.columns)
     raise _missing(task, folder, "train-en.tsv (or multinli.train.en.tsv, or ../MNLI/train.tsv)")
 
 

@@ -20,7 +20,7 @@ LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
 
 
 @dataclass(frozen=True)
-class Source:
+class TableFile:
     """Where the rows of a split are.
 
     Attributes:
@@ -50,7 +50,7 @@ class Example:
 
 
 def read_examples(
-    source: Source, task: Task, on_bad_row: str = "fail", counts: Counter | None = None
+    source: TableFile, task: Task, on_bad_row: str = "fail", counts: Counter | None = None
 ) -> Iterator[Example]:
     """The rows of a split.
 
@@ -124,7 +124,7 @@ def languages_of(path: Path) -> list[str]:
     return sorted({fields[place] for line in rows if len(fields := line.split("\t")) > place})
 
 
-def _places(source: Source, rows: Iterator[tuple[int, str]]) -> tuple[int, dict[str, int]]:
+def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, dict[str, int]]:
     """Number of columns, and where each needed one is; reads the header where there is one."""
     columns = source.columns
     wanted = {"first": columns.first, "second": columns.second, "label": columns.label}

@@ -1,8 +1,8 @@
-"""What prepare_lm.py is made of.
+"""Text for language models.
 
-options     the command line       pipeline    the stages
-corpora     published corpora      splitting   one text into train, valid, test
-reading     lines, documents       units       words, pieces, characters, bytes
-vocabulary  dict.txt               encoding    text to fairseq's binaries
+settings    the choices                stages      from text to manifests
+corpora     published corpora          splitting   one text into train, valid, test
+reading     lines, documents           units       words, pieces, characters, bytes
+vocabulary  which units there are      encoding    text to fairseq's binaries
 report      manifests, the table
 """

@@ -7,41 +7,41 @@ a1fa5ffddb56f4953e226637dabbb36a), the one below is the archive's own, as many p
 
 from dataclasses import dataclass
 
-from relpos_fairseq.engine.download import Source
+from relpos_fairseq.engine.remote import RemoteFile
 
 S3 = "https://s3.amazonaws.com/research.metamind.io/wikitext"
 SMERITY = "https://wikitext.smerity.com"
 
 
 @dataclass(frozen=True)
-class Corpus:
+class PublishedCorpus:
     """A corpus.
 
     Attributes:
-        source: Its archive.
+        archive: Its archive.
         members: Each split's file in the archive; only "text" where there are no splits.
         level: Its usual level.
         split: How one text is split; None where the archive has splits.
     """
 
-    source: Source
+    archive: RemoteFile
     members: dict[str, str]
     level: str
     split: str | None = None
 
 
-def wikitext(name: str, sha256: str) -> Corpus:
-    """Returns one of the two WikiText corpora."""
-    archive = f"{name}-v1.zip"
-    source = Source(
+def wikitext(name: str, sha256: str) -> PublishedCorpus:
+    """Return one of the two WikiText corpora."""
+    filename = f"{name}-v1.zip"
+    archive = RemoteFile(
         name,
-        (f"{S3}/{archive}", f"{SMERITY}/{archive}"),
-        archive,
+        (f"{S3}/{filename}", f"{SMERITY}/{filename}"),
+        filename,
         sha256=sha256,
         licence="Creative Commons BY-SA 3.0",
     )
     members = {split: f"{name}/wiki.{split}.tokens" for split in ("train", "valid", "test")}
-    return Corpus(source, members, "word")
+    return PublishedCorpus(archive, members, "word")
 
 
 CORPORA = {
@@ -51,8 +51,8 @@ CORPORA = {
     "wikitext-2": wikitext(
         "wikitext-2", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
     ),
-    "enwik8": Corpus(
-        Source(
+    "enwik8": PublishedCorpus(
+        RemoteFile(
             "enwik8",
             ("https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai.org/enwik8.zip"),
             "enwik8.zip",

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relpos_fairseq.engine.files import Hashes
-from relpos_fairseq.engine.manifest import table, write_manifest
+from relpos_fairseq.engine.manifest import write_manifest
+from relpos_fairseq.engine.tables import table
 
 COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
 ENCODE = "encode-"
@@ -20,7 +21,7 @@ def write_manifests(
     facts: Mapping[str, object],
     hashes: Hashes,
 ) -> None:
-    """Writes `manifest.json`, of the whole and of every shard, and prints the table.
+    """Write `manifest.json`, of the whole and of every shard, and prints the table.
 
     Args:
         folders: One a shard; `out` itself where there is one.
@@ -64,6 +65,6 @@ def write_manifests(
 
 
 def add_up(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Adds the counts of shards."""
+    """Add the counts of shards."""
     keys = {key for part in parts for key in part}
     return {key: sum(part.get(key, 0) for part in parts) for key in keys}

@@ -1,19 +1,17 @@
 """One text into contiguous train, valid and test: by lines, or exactly by characters or bytes."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_path
-from relpos_fairseq.preparation.lm.reading import Piece, measure, read_pieces, size_of
-
-SPLITS = ("train", "valid", "test")
+from relpos_fairseq.engine.files import open_together
+from relpos_fairseq.engine.lines import Part
+from relpos_fairseq.preparation.lm.reading import measure, read_text, size_of
 
 
 def parse_fractions(text: str) -> list[Fraction]:
-    """Reads `0.9,0.05,0.05`.
+    """Read `0.9,0.05,0.05`.
 
     Raises:
         PreparationError: Not two or three positive numbers with the sum 1.
@@ -33,7 +31,7 @@ def parse_fractions(text: str) -> list[Fraction]:
 def split_text(
     paths: Sequence[Path], outputs: Sequence[Path], fractions: Sequence[Fraction], options: dict
 ) -> dict[str, int]:
-    """Writes a text's contiguous parts as plain files.
+    """Write a text's contiguous parts as plain files.
 
     Args:
         paths: The text's files, one after another.
@@ -58,31 +56,27 @@ def split_text(
             raise PreparationError(
                 f"--split leaves {path.stem} empty: the text has {total:,} {unit}"
             )
-    pieces = read_pieces(paths, level, on_bad_line)
-    with ExitStack() as stack:
-        files = [
-            stack.enter_context(stack.enter_context(atomic_path(path)).open("wb"))
-            for path in outputs
-        ]
-        for place, piece in place_pieces(pieces, ends, exact):
-            text = piece.text if isinstance(piece.text, bytes) else piece.text.encode("utf-8")
-            files[place].write(text + b"\n" * piece.ends)
+    parts = read_text(paths, level, on_bad_line)
+    with open_together(*outputs) as files:
+        for place, part in place_parts(parts, ends, exact):
+            text = part.text if isinstance(part.text, bytes) else part.text.encode("utf-8")
+            files[place].write(text + b"\n" * part.ends)
     return {path.stem: size for path, size in zip(outputs, sizes, strict=True)}
 
 
-def place_pieces(
-    pieces: Iterator[Piece], ends: Sequence[int], exact: bool
-) -> Iterator[tuple[int, Piece]]:
-    """Pairs pieces with the number of their part; where parts are exact, cuts them at the ends."""
+def place_parts(
+    parts: Iterator[Part], ends: Sequence[int], exact: bool
+) -> Iterator[tuple[int, Part]]:
+    """Pair parts with the number of their part; where parts are exact, cuts them at the ends."""
     done = place = 0
-    for piece in pieces:
-        while exact and done + size_of(piece) > ends[place]:
+    for part in parts:
+        while exact and done + size_of(part) > ends[place]:
             cut = ends[place] - done
             if cut:
-                yield place, piece._replace(text=piece.text[:cut], ends=False)
-                piece = piece._replace(text=piece.text[cut:], begins=False)
+                yield place, part._replace(text=part.text[:cut], ends=False)
+                part = part._replace(text=part.text[cut:], begins=False)
             done, place = ends[place], place + 1
         if not exact and done == ends[place]:
             place += 1
-        yield place, piece
-        done += size_of(piece) if exact else 1
+        yield place, part
+        done += size_of(part) if exact else 1

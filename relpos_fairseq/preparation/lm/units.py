@@ -9,16 +9,14 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from relpos_fairseq.data.dictionary import NSPECIAL, UNK, ids_of
 from relpos_fairseq.engine.errors import PreparationError
 
-SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's dictionary begins with these
-EOS, UNKNOWN = 2, 3
 SPACE = "\u2581"  # sentencepiece's sign for a space
-LEVELS = ("word", "sentencepiece", "char", "byte")
 
 
 def char_symbol(char: str) -> str:
-    """Returns a character's symbol: itself if it is visible, a sign for space, else its number."""
+    """Return a character's symbol: itself if it is visible, a sign for space, else its number."""
     if char == " ":
         return SPACE
     if char.isprintable() and not char.isspace() and char != SPACE:
@@ -32,16 +30,16 @@ class Words:
     exact = False  # whether tokens are the text's characters, with </s> for the line feed
 
     def count(self, lines: Iterable[str]) -> Counter:
-        """Counts the symbols of lines."""
+        """Count the symbols of lines."""
         return Counter("\n".join(lines).split())
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line to a new list of ids.
+        """Return a function from a line to a new list of ids.
 
         A literal `<s>`, `<pad>` or `</s>` in the text is an unknown word, never a special token.
         """
-        index = index_of(symbols)
-        return lambda line: [index.get(word, UNKNOWN) for word in line.split()]
+        index = ids_of(symbols)
+        return lambda line: [index.get(word, UNK) for word in line.split()]
 
 
 class Characters:
@@ -50,19 +48,19 @@ class Characters:
     exact = True
 
     def count(self, lines: Iterable[str]) -> Counter:
-        """Counts the symbols of lines."""
+        """Count the symbols of lines."""
         characters = Counter()
         for line in lines:
             characters.update(line)
         return Counter({char_symbol(char): count for char, count in characters.items()})
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line to a new list of ids."""
-        index, known = index_of(symbols), {}
+        """Return a function from a line to a new list of ids."""
+        index, known = ids_of(symbols), {}
 
         def encode(line: str) -> list[int]:
             for char in set(line) - known.keys():
-                known[char] = index.get(char_symbol(char), UNKNOWN)
+                known[char] = index.get(char_symbol(char), UNK)
             return [known[char] for char in line]
 
         return encode
@@ -75,10 +73,10 @@ class Bytes:
     symbols = tuple(str(byte) for byte in range(256) if byte != ord("\n"))
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line of bytes to a new list of ids."""
-        table = [UNKNOWN] * 256
+        """Return a function from a line of bytes to a new list of ids."""
+        table = [UNK] * 256
         for place, symbol in enumerate(symbols):
-            table[int(symbol)] = len(SPECIALS) + place
+            table[int(symbol)] = NSPECIAL + place
         return lambda line: [table[byte] for byte in line]
 
 
@@ -88,7 +86,7 @@ class Pieces:
     exact = False
 
     def __init__(self, model: str | Path) -> None:
-        """Loads a model.
+        """Load a model.
 
         Raises:
             PreparationError: The file is no model.
@@ -108,11 +106,11 @@ class Pieces:
         ]
 
     def ids(self, line: str) -> list[int]:
-        """Returns the model's own ids of a line."""
+        """Return the model's own ids of a line."""
         return self.processor.encode(" ".join(line.split()))
 
     def count(self, lines: Iterable[str]) -> Counter:
-        """Counts the symbols of lines; every piece of the model is in the result."""
+        """Count the symbols of lines; every piece of the model is in the result."""
         ids = Counter()
         for line in lines:
             ids.update(self.ids(line))
@@ -122,23 +120,14 @@ class Pieces:
         return counts
 
     def encoder(self, symbols: list[str]):
-        """Returns a function from a line to a new list of ids."""
-        index = index_of(symbols)
-        table = [index.get(piece, UNKNOWN) for piece in self.pieces]
+        """Return a function from a line to a new list of ids."""
+        index = ids_of(symbols)
+        table = [index.get(piece, UNK) for piece in self.pieces]
         return lambda line: [table[i] for i in self.ids(line)]
 
 
-def index_of(symbols: list[str]) -> dict[str, int]:
-    """Returns every symbol's id; fairseq's special symbols are no symbols of the text."""
-    return {
-        symbol: number
-        for number, symbol in enumerate(symbols, start=len(SPECIALS))
-        if symbol not in SPECIALS
-    }
-
-
 def make_units(level: str, model: str | Path | None = None):
-    """Returns the units of a level; `model` is sentencepiece's."""
+    """Return the units of a level; `model` is sentencepiece's."""
     if level == "sentencepiece":
         return Pieces(model)
     return {"word": Words, "char": Characters, "byte": Bytes}[level]()

@@ -39,7 +39,7 @@ class Reading:
     on_bad_line: str = "fail"
 
     def __post_init__(self) -> None:
-        """Checks the choices.
+        """Check the choices.
 
         Raises:
             PreparationError: one is unknown, or the regular expression is none.
@@ -100,7 +100,7 @@ def read_stream(
 def in_chunks(
     stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS
 ) -> Iterator[list[str | None]]:
-    """Cuts a stream between sentences; where it is cut changes no result."""
+    """Cut a stream between sentences; where it is cut changes no result."""
     chunk, size = [], 0
     for item in stream:
         chunk.append(item)

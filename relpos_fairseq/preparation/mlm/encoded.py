@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from relpos_fairseq.data.dictionary import EOS
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.preparation.binarise import CODES, MAGIC, write_blocks
 from relpos_fairseq.preparation.mlm.documents import Reading, in_chunks, read_stream
 from relpos_fairseq.preparation.mlm.packing import document_spans
-from relpos_fairseq.preparation.mlm.vocabulary import EOS, Vocabulary
+from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary
 
 HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
 

@@ -19,9 +19,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from relpos_fairseq.engine.errors import PreparationError
-
-MODES = ("document", "full", "none")
-LEAST_TOKENS = 8
+from relpos_fairseq.preparation.mlm.settings import LEAST_TOKENS, PACKING
 
 
 def document_spans(sizes: np.ndarray) -> np.ndarray:
@@ -62,8 +60,8 @@ def pack(
         PreparationError: the mode is unknown or blocks are too short.
     """
     counts = Counter() if counts is None else counts
-    if mode not in MODES:
-        raise PreparationError(f"--pack must be one of {', '.join(MODES)}, got {mode!r}")
+    if mode not in PACKING:
+        raise PreparationError(f"--pack must be one of {', '.join(PACKING)}, got {mode!r}")
     if tokens < LEAST_TOKENS:
         raise PreparationError(f"--tokens-per-sample must be at least {LEAST_TOKENS}, got {tokens}")
     end = np.array([eos])
@@ -87,7 +85,7 @@ def _run_on(documents: Iterable[list[np.ndarray]], end: np.ndarray) -> Iterator[
 
 
 def _blocks(sentences: Iterable[np.ndarray], room: int, counts: Counter) -> Iterator[np.ndarray]:
-    """Fills blocks with whole sentences in their order; a sentence without room begins the next.
+    """Fill blocks with whole sentences in their order; a sentence without room begins the next.
 
     A sentence longer than a block is cut into whole blocks; what is left of it begins the next.
     """

@@ -8,6 +8,8 @@ So no text is left out, rare languages repeat, and a document's own hash decides
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from relpos_fairseq.engine.errors import PreparationError
@@ -59,7 +61,8 @@ def uniform(seed: int, stream: str, indices: np.ndarray) -> np.ndarray:
     Returns:
         (N,) float64.
     """
-    start = np.uint64(int.from_bytes(_digest(f"{seed}:{stream}"), "little"))
+    digest = hashlib.blake2b(f"{seed}:{stream}".encode(), digest_size=8).digest()
+    start = np.uint64(int.from_bytes(digest, "little"))
     with np.errstate(over="ignore"):
         z = start + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -80,9 +83,3 @@ def copies(factor: float, chance: np.ndarray) -> np.ndarray:
     """
     whole = int(factor)
     return whole + (chance < factor - whole).astype(np.int64)
-
-
-def _digest(text: str) -> bytes:
-    import hashlib
-
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -1,9 +1,8 @@
-"""The command line of prepare_mlm.py."""
+"""What prepare mlm may be asked for: the choices, their defaults, and what does not go together."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.preparation.mlm.documents import Reading
-from relpos_fairseq.preparation.mlm.packing import LEAST_TOKENS, MODES
 
 KINDS = ("bpe", "wordpiece", "sentencepiece")
+PACKING = ("document", "full", "none")
+LEAST_TOKENS = 8  # of a block
 NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
 NO_LANGUAGE = "text"
 HOLD_OUT = 0.01
@@ -21,7 +21,7 @@ TRAINING = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_
 
 
 @dataclass(frozen=True)
-class Source:
+class TextFile:
     """A text file.
 
     Attributes:
@@ -37,50 +37,16 @@ class Source:
     path: Path
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read and check the command line; adds `sources` and `reading`.
+def check(args: argparse.Namespace) -> None:
+    """Check the command line; add its `sources` and `reading`.
 
     Raises:
         PreparationError: a value is wrong.
     """
-    parser = argparse.ArgumentParser(
-        prog="prepare_mlm.py", description="Plain text to a data-bin for masked_lm."
-    )
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder to write to")
-    add("--train", nargs="+", required=True, metavar="[LANG=]FILE", help="text, or .gz .bz2 .xz")
-    add("--valid", nargs="+", default=[], metavar="[LANG=]FILE", help="validation text")
-    add("--hold-out", type=float, metavar="F",
-        help=f"without --valid: this share of the documents (default: {HOLD_OUT})")  # fmt: skip
-    add("--documents", default="blank", metavar="blank|line|file|REGEX",
-        help="what ends a document: an empty line, each line, the file; or what the line that "
-        "begins one looks like (default: %(default)s)")  # fmt: skip
-    add("--sentences", choices=("line", "split"), default="line",
-        help="a line is a sentence, or is split into some (default: %(default)s)")  # fmt: skip
-    add("--on-bad-line", choices=("fail", "drop"), default="fail", help="lines that are not UTF-8")
-    add("--tokenizer", choices=KINDS, help="what to train (default: bpe)")
-    add("--tokenizer-folder", type=Path, help="use this one instead, with its dict.txt")
-    add("--vocab-size", type=int, help="symbols (default: 50000)")
-    add("--lowercase", action="store_true", help="wordpiece: BERT's uncased normalisation")
-    add("--character-coverage", type=float, help="sentencepiece's (default: 0.9995)")
-    add("--tokenizer-sentences", type=int, metavar="N",
-        help="train it on about so many sentences (default: 10000000)")  # fmt: skip
-    add("--alpha", type=float, default=0.7,
-        help="exponent of the languages' shares; 1 keeps them (default: %(default)s)")  # fmt: skip
-    add("--pack", choices=MODES, default="document",
-        help="blocks of full sentences of one document, of several, or no blocks")  # fmt: skip
-    add("--tokens-per-sample", type=int, default=512, metavar="N",
-        help="tokens of a block with <s> (default: %(default)s)")  # fmt: skip
-    add("--shards", type=int, default=1, help="data-bins, one an epoch (default: %(default)s)")
-    add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
-    add("--seed", type=int, default=1, help="of hold-out and sampling (default: %(default)s)")
-    add("--force", action="store_true", help="repeat stages that are done")
-    args = parser.parse_args(argv)
     _refuse_unused(args)
-    _check(args)
+    _check_values(args)
     args.reading = Reading(args.documents, args.sentences, args.on_bad_line)
     args.sources = _sources("train", args.train) + _sources("valid", args.valid)
-    return args
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
@@ -101,7 +67,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
             )
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_values(args: argparse.Namespace) -> None:
     least = {"vocab_size": 5, "tokenizer_sentences": 1, "shards": 1, "workers": 1, "seed": 0}
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
@@ -124,12 +90,12 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def _sources(split: str, names: Sequence[str]) -> list[Source]:
+def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
     sources = []
     for number, name in enumerate(names):
         match = NAMED.fullmatch(name)
         language, path = (match["language"], match["path"]) if match else (NO_LANGUAGE, name)
         if not Path(path).is_file():
             raise PreparationError(f"--{split} {name}: there is no file {path}")
-        sources.append(Source(f"{split}.{number}.{language}", split, language, Path(path)))
+        sources.append(TextFile(f"{split}.{number}.{language}", split, language, Path(path)))
     return sources

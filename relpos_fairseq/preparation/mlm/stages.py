@@ -5,85 +5,82 @@ from __future__ import annotations
 import shutil
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from relpos_fairseq.data.dictionary import EOS
+from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import (
     atomic_folder,
     open_text_out,
-    read_json,
     write_json,
     write_text,
 )
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.preparation.base import Preparation
 from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.preparation.mlm.documents import read_stream
 from relpos_fairseq.preparation.mlm.encoded import Encoded, encode_file
+from relpos_fairseq.preparation.mlm.files import MlmFiles
 from relpos_fairseq.preparation.mlm.packing import pack
+from relpos_fairseq.preparation.mlm.report import write_report
 from relpos_fairseq.preparation.mlm.sampling import copies, repetitions, shares, uniform
-from relpos_fairseq.preparation.mlm.settings import Source
-from relpos_fairseq.preparation.mlm.vocabulary import EOS, Vocabulary, tokenizer_files
+from relpos_fairseq.preparation.mlm.settings import TextFile
+from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary, tokenizer_files
 
 BLOCK = 1 << 16  # random numbers that are drawn at a time
 
 
-class Pipeline:
-    """Names of all files, and what makes them.
+class MlmPreparation(Preparation):
+    """Plain text to data-bins for masked_lm.
 
-    Attributes:
-        args: the command line.
-        work: folder of what is only needed on the way.
-        tokenizer: folder of the tokenizer.
-        shards: the data-bins.
+    Args:
+        args: the command line, checked.
     """
 
     def __init__(self, args: Namespace) -> None:
-        """Name the files."""
+        super().__init__(args.out)
         self.args = args
-        self.work = args.out / "work"
-        self.counts_file = self.work / "counts.json"
-        self.text = self.work / "tokenizer.txt"
-        self.tokenizer = args.tokenizer_folder or args.out / "tokenizer"
-        data = args.out / "data-bin"
-        several = args.shards > 1
-        self.shards = [data / f"shard{n}" for n in range(args.shards)] if several else [data]
+        self.files = MlmFiles(args)
+
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        write_report(self.files, counts, command, self.hashes)
 
     def stages(self) -> list[Stage]:
-        """All of them, in their order."""
         args = self.args
         reading = vars(args.reading)
         sources = args.sources
         described = [[source.name, source.language] for source in sources]
         paths = [source.path for source in sources]
         stages = [
-            Stage("count", self.count, paths, [self.counts_file],
+            Stage("count", self.count, paths, [self.files.counts_file],
                   {"reading": reading, "sources": described})
         ]  # fmt: skip
         if args.tokenizer_folder is None:
             stages += self._tokenizer_stages(reading)
-        tokenizer = [self.tokenizer]
+        tokenizer = [self.files.tokenizer]
         if args.tokenizer_folder:
-            tokenizer = tokenizer_files(self.tokenizer)
+            tokenizer = tokenizer_files(self.files.tokenizer)
         stages += [
             Stage(f"encode-{source.name}", lambda source=source: self.encode(source),
-                  [source.path, *tokenizer], self._encoded(source),
+                  [source.path, *tokenizer], self.files.encoded(source),
                   {"reading": reading})
             for source in sources
         ]  # fmt: skip
-        encoded = [file for source in sources for file in self._encoded(source)]
+        encoded = [file for source in sources for file in self.files.encoded(source)]
         names = ("alpha", "pack", "tokens_per_sample", "shards", "seed")
         parameters = {name: getattr(args, name) for name in names} | {"sources": described}
         parameters["hold_out"] = None if args.valid else args.hold_out
         return stages + [
             Stage(f"assemble-{shard.name}", lambda number=number: self.assemble(number),
-                  [self.counts_file, *tokenizer, *encoded], [shard],
+                  [self.files.counts_file, *tokenizer, *encoded], [shard],
                   parameters | {"shard": number})
-            for number, shard in enumerate(self.shards)
+            for number, shard in enumerate(self.files.shards)
         ]  # fmt: skip
 
     def _tokenizer_stages(self, reading: dict) -> list[Stage]:
@@ -93,19 +90,17 @@ class Pipeline:
         trained = {name: getattr(args, name) for name in
                    ("tokenizer", "vocab_size", "lowercase", "character_coverage")}  # fmt: skip
         return [
-            Stage("sample", self.sample, [self.counts_file, *paths], [self.text],
+            Stage("sample", self.sample, [self.files.counts_file, *paths], [self.files.text],
                   {"reading": reading} | chosen),
-            Stage("tokenizer", self.train_tokenizer, [self.text], [self.tokenizer], trained),
+            Stage("tokenizer", self.train_tokenizer, [self.files.text],
+                  [self.files.tokenizer], trained),
         ]  # fmt: skip
-
-    def _encoded(self, source: Source) -> list[Path]:
-        return [self.work / f"{source.name}{ending}" for ending in (".bin", ".idx")]
 
     def count(self) -> dict[str, int]:
         """Count every file's documents and sentences."""
         reading = self.args.reading
 
-        def count_one(source: Source) -> Counter:
+        def count_one(source: TextFile) -> Counter:
             counts = Counter()
             for _ in read_stream(source.path, reading, counts):
                 pass
@@ -117,29 +112,21 @@ class Pipeline:
         for source, counts in zip(sources, found, strict=True):
             if not counts["sentences"]:
                 raise PreparationError(f"{source.path} has no text")
-        write_json(self.counts_file, {
+        write_json(self.files.counts_file, {
             source.name: dict(counts) for source, counts in zip(sources, found, strict=True)
         })  # fmt: skip
         return dict(sum(found, Counter()))
 
-    def sentences(self) -> dict[str, int]:
-        """Training sentences of every language."""
-        counts, totals = read_json(self.counts_file), Counter()
-        for source in self.args.sources:
-            if source.split == "train":
-                totals[source.language] += counts[source.name]["sentences"]
-        return dict(totals)
-
     def sample(self) -> dict[str, int]:
         """Write the tokenizer's text: every language by its share raised to alpha."""
-        sentences = self.sentences()
+        sentences = self.files.sentences()
         wanted = min(self.args.tokenizer_sentences, sum(sentences.values()))
         factors = {
             language: share * wanted / sentences[language]
             for language, share in shares(sentences, self.args.alpha).items()
         }
         counts = Counter()
-        with open_text_out(self.text) as file:
+        with open_text_out(self.files.text) as file:
             for source in self.args.sources:
                 if source.split == "train":
                     for line in self._sampled(source, factors[source.language]):
@@ -149,7 +136,7 @@ class Pipeline:
             raise PreparationError("--tokenizer-sentences is too small: no sentence was sampled")
         return dict(counts)
 
-    def _sampled(self, source: Source, factor: float) -> Iterator[str]:
+    def _sampled(self, source: TextFile, factor: float) -> Iterator[str]:
         """A file's sentences, each as often as its own random number says."""
         stream = (item for item in read_stream(source.path, self.args.reading) if item)
         number, times = 0, np.empty(0, np.int64)
@@ -163,28 +150,26 @@ class Pipeline:
 
     def train_tokenizer(self) -> dict[str, int]:
         """Train the tokenizer on the sample."""
-        from relpos_fairseq.data.tokenizers import train_tokenizer
-
         args = self.args
         options = {"lowercase": True} if args.lowercase else {}
         if args.character_coverage:
             options["character_coverage"] = args.character_coverage
-        with atomic_folder(self.tokenizer) as temporary:
+        with atomic_folder(self.files.tokenizer) as temporary:
             trained = train_tokenizer(args.tokenizer, temporary, vocab_size=args.vocab_size,
-                                      files=[self.text], **options)  # fmt: skip
+                                      files=[self.files.text], **options)  # fmt: skip
         return {"symbols": len(trained.symbols)}
 
-    def encode(self, source: Source) -> dict[str, int]:
+    def encode(self, source: TextFile) -> dict[str, int]:
         """Encode one file."""
-        vocabulary = Vocabulary(self.tokenizer)
-        prefix = self.work / source.name
+        vocabulary = Vocabulary(self.files.tokenizer)
+        prefix = self.files.work / source.name
         return encode_file(source.path, prefix, vocabulary, self.args.reading, self.args.workers)
 
     def assemble(self, number: int) -> dict[str, int]:
         """Write one data-bin; the validation text is in the first."""
-        vocabulary = Vocabulary(self.tokenizer)
+        vocabulary = Vocabulary(self.files.tokenizer)
         counts = Counter()
-        with atomic_folder(self.shards[number]) as folder:
+        with atomic_folder(self.files.shards[number]) as folder:
             for split in ("train", "valid") if number == 0 else ("train",):
                 found = self._write(folder / split, split, number, vocabulary.size)
                 counts.update({f"{split}_{name}": value for name, value in found.items()})
@@ -202,15 +187,15 @@ class Pipeline:
         return counts
 
     def _documents(self, split: str, shard: int, counts: Counter) -> Iterator[list[np.ndarray]]:
-        factors = repetitions(self.sentences(), self.args.alpha)
+        factors = repetitions(self.files.sentences(), self.args.alpha)
         for source in self.args.sources:
-            encoded = Encoded(self.work / source.name)
+            encoded = Encoded(self.files.work / source.name)
             chosen = self.choose(source, len(encoded.spans), split, shard, factors)
             counts["documents"] += len(chosen)
             yield from encoded.documents(chosen)
 
     def choose(
-        self, source: Source, count: int, split: str, shard: int, factors: dict[str, float]
+        self, source: TextFile, count: int, split: str, shard: int, factors: dict[str, float]
     ) -> np.ndarray:
         """Numbers of a file's documents in a split of a shard, a repeated one several times.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import open_together
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.preparation.wmt.filters import REASONS, Filter
@@ -19,7 +20,6 @@ from relpos_fairseq.preparation.wmt.parallel import (
     LONGEST_SIDE,
     MALFORMED,
     Chunk,
-    Outputs,
     Text,
     read_chunks,
 )
@@ -62,7 +62,7 @@ class Cleaner:
         self.on_bad_line = on_bad_line
 
     def __call__(self, chunk: Chunk) -> Cleaned:
-        """Cleans a chunk.
+        """Clean a chunk.
 
         Raises:
             PreparationError: A line is not UTF-8 and on_bad_line is "fail".
@@ -87,7 +87,7 @@ class Cleaner:
         return Cleaned((*sides, np.array(records, RECORD).tobytes()), counts, len(chunk.numbers))
 
     def decoded(self, chunk: Chunk, counts: dict) -> Iterator[tuple[str, str]]:
-        """Yields a chunk's pairs; those that are not UTF-8 are counted or an error."""
+        """Yield a chunk's pairs; those that are not UTF-8 are counted or an error."""
         try:
             sides = [blob.decode("utf-8").split("\n") for blob in (chunk.source, chunk.target)]
         except UnicodeDecodeError:
@@ -112,17 +112,17 @@ class Cleaner:
 
 
 def decode_cut(line: bytes) -> str:
-    """Decodes a line; one that was cut for its length, perhaps inside a character, is dropped."""
+    """Decode a line; one that was cut for its length, perhaps inside a character, is dropped."""
     return line.decode("utf-8", "ignore" if len(line) > LONGEST_SIDE else "strict")
 
 
 def words_of(line: str) -> int:
-    """Counts the words of a normalised line."""
+    """Count the words of a normalised line."""
     return line.count(" ") + 1 if line else 0
 
 
 def count_pair(counts: dict[str, list[int]], key: str, source: int, target: int) -> None:
-    """Counts a pair and its words."""
+    """Count a pair and its words."""
     entry = counts.setdefault(key, [0, 0, 0])
     entry[0] += 1
     entry[1] += source
@@ -130,7 +130,7 @@ def count_pair(counts: dict[str, list[int]], key: str, source: int, target: int)
 
 
 def sampled(total: int, size: int | None, seed: int) -> Iterator[bool]:
-    """Yields for each of `total` pairs whether it is in the seeded sample of exactly `size`.
+    """Yield for each of `total` pairs whether it is in the seeded sample of exactly `size`.
 
     Selection sampling (Knuth, The Art of Computer Programming 2, section 3.4.2, algorithm S):
     every subset is equally likely, and nothing is remembered.
@@ -156,7 +156,7 @@ def clean(
     seed: int,
     shard: tuple[int, int],
 ) -> dict[str, dict[str, list[int]]]:
-    """Cleans a shard of the training text.
+    """Clean a shard of the training text.
 
     Args:
         texts: The corpora and their numbers of pairs.
@@ -188,7 +188,10 @@ def clean(
         return chunk.text.name, cleaner(chunk)
 
     asked = min(sample or total, total) * (last - first) // max(total, 1)
-    with Outputs(outputs) as files, progress(total=asked, description="clean", unit="pairs") as bar:
+    with (
+        open_together(*outputs) as files,
+        progress(total=asked, description="clean", unit="pairs") as bar,
+    ):
         for name, result in ordered_map(labelled, chunks(), workers):
             for file, content in zip(files, result.files, strict=True):
                 file.write(content)
@@ -201,7 +204,7 @@ def clean(
 
 
 def add_counts(into: dict[str, list[int]], more: dict[str, list[int]]) -> None:
-    """Adds counts to counts."""
+    """Add counts to counts."""
     for key, values in more.items():
         have = into.setdefault(key, [0, 0, 0])
         into[key] = [a + b for a, b in zip(have, values, strict=True)]

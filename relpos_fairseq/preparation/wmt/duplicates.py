@@ -15,9 +15,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from relpos_fairseq.engine.files import named_on_disk_full
+from relpos_fairseq.engine.files import named_on_disk_full, open_together
 from relpos_fairseq.preparation.wmt.clean import RECORD
-from relpos_fairseq.preparation.wmt.parallel import LINES, Outputs
+from relpos_fairseq.preparation.wmt.parallel import LINES
 
 BUCKET = 1 << 16  # pairs of a bucket, on average
 READ = 1 << 13  # records read at a time, and bytes of bits
@@ -27,7 +27,7 @@ ENTRY = np.dtype([("hash", "<u8"), ("number", "<u8")])
 
 
 def read_records(paths: list[Path], size: int = READ) -> Iterator[tuple[int, np.ndarray]]:
-    """Streams all records in blocks of at most `size`, with the number of the first of each."""
+    """Stream all records in blocks of at most `size`, with the number of the first of each."""
     start = 0
     for path in paths:
         with path.open("rb") as file:
@@ -38,7 +38,7 @@ def read_records(paths: list[Path], size: int = READ) -> Iterator[tuple[int, np.
 
 
 def first_occurrences(paths: list[Path], folder: Path) -> np.ndarray:
-    """Returns one bit a pair, packed: whether no earlier pair is the same.
+    """Return one bit a pair, packed: whether no earlier pair is the same.
 
     Args:
         paths: Files of RECORDs.
@@ -59,7 +59,7 @@ def first_occurrences(paths: list[Path], folder: Path) -> np.ndarray:
 
 
 def sort_into_buckets(paths: list[Path], buckets: int, file: BinaryIO) -> np.ndarray:
-    """Writes an ENTRY a pair, bucket after bucket, each in the pairs' order.
+    """Write an ENTRY a pair, bucket after bucket, each in the pairs' order.
 
     Args:
         paths: Files of RECORDs.
@@ -88,14 +88,14 @@ def sort_into_buckets(paths: list[Path], buckets: int, file: BinaryIO) -> np.nda
 
 
 def bucket_of(records: np.ndarray, buckets: int) -> np.ndarray:
-    """Returns the number of each record's bucket."""
+    """Return the number of each record's bucket."""
     return (records["hash"] % np.uint64(buckets)).astype(np.int64)
 
 
 def drop_duplicates(
     parts: list[tuple[Path, Path]], records: list[Path], outputs: tuple[Path, Path]
 ) -> dict[str, list[int]]:
-    """Joins the shards' files without the pairs that came before.
+    """Join the shards' files without the pairs that came before.
 
     Args:
         parts: Source and target lines of each shard.
@@ -107,7 +107,7 @@ def drop_duplicates(
     """
     keep = first_occurrences(records, outputs[0].parent)
     counts = count(keep, records)
-    with Outputs(outputs) as files:
+    with open_together(*outputs) as files:
         for side, file in enumerate(files):
             flags = bits(keep)
             for part in parts:
@@ -118,13 +118,13 @@ def drop_duplicates(
 
 
 def bits(packed: np.ndarray) -> Iterator[int]:
-    """Streams the bits, in order."""
+    """Stream the bits, in order."""
     for start in range(0, len(packed), READ):
         yield from np.unpackbits(packed[start : start + READ], bitorder="little").tolist()
 
 
 def count(keep: np.ndarray, records: list[Path]) -> dict[str, list[int]]:
-    """Counts pairs and words of those kept and those dropped."""
+    """Count pairs and words of those kept and those dropped."""
     totals = np.zeros((2, 3), np.int64)
     flags = bits(keep)
     for _, block in read_records(records):

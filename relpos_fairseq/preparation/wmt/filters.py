@@ -1,9 +1,10 @@
 """Decides whether a normalised pair of lines is worth training on, and says why not."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import regex
+
+from relpos_fairseq.preparation.wmt.settings import Limits
 
 # In the order they are tried; a pair is counted under the first that applies.
 REASONS = (
@@ -24,21 +25,6 @@ SCRIPTS = {
 }
 SLACK = 3  # words by which short sentences may differ whatever their ratio
 CHARACTERS_A_WORD = 12  # the longest average, so that a line without spaces is too long as well
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a pair must keep within.
-
-    Attributes:
-        max_words: Words of each side.
-        max_ratio: Words of the longer side to those of the shorter.
-        min_script: The least share of a side's letters that are of its language's script.
-    """
-
-    max_words: int = 250
-    max_ratio: float = 3.0
-    min_script: float = 0.5
 
 
 class Filter:
@@ -64,7 +50,7 @@ class Filter:
         self.held_out = frozenset(held_out)
 
     def __call__(self, source: str, target: str) -> str | None:
-        """Returns one of REASONS, or None for a pair to keep."""
+        """Return one of REASONS, or None for a pair to keep."""
         if not source or not target:
             return "empty"
         words = source.count(" ") + 1, target.count(" ") + 1
@@ -84,7 +70,7 @@ class Filter:
         return None
 
     def right_script(self, line: str, script: str | None) -> bool:
-        """Tells whether enough of a line's letters are of a script; a line without letters is."""
+        """Return whether enough of a line's letters are of a script; a line without letters is."""
         if script is None or (script == LATIN and line.isascii()):
             return True
         letters = len(self.any_letter.findall(line))

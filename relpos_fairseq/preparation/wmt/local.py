@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.lines import read_lines
+from relpos_fairseq.engine.lines import COMPRESSED, read_lines
 from relpos_fairseq.preparation.wmt.parallel import Text
 
-SUFFIXES = ("", ".gz", ".bz2", ".xz")
 VALID = ("valid", "val", "dev")
 CZENG_COLUMNS = {"cs": 2, "en": 3}  # number, score, Czech, English
 CZENG_BLOCKS = "convert_czeng16_to_17.pl"  # names the blocks of 1.6 that 1.7 leaves out
@@ -29,19 +28,19 @@ class Texts:
     names: dict[str, str] = field(default_factory=dict)
 
     def paths(self, texts: list[Text] | None = None) -> list[Path]:
-        """Returns all files, each once."""
+        """Return all files, each once."""
         texts = [*self.training, *self.held_out.values()] if texts is None else texts
         return list(dict.fromkeys(path for text in texts for path in text.paths))
 
 
 def has_parallel_files(folder: Path, source: str, target: str) -> bool:
-    """Tells whether a folder has a training set in two files."""
+    """Return whether a folder has a training set in two files."""
     return all(find(folder, "train", language) for language in (source, target))
 
 
 def find(folder: Path, name: str, language: str) -> Path | None:
-    """Returns NAME.LANGUAGE, plain or compressed."""
-    paths = [folder / f"{name}.{language}{suffix}" for suffix in SUFFIXES]
+    """Return NAME.LANGUAGE, plain or compressed."""
+    paths = [folder / f"{name}.{language}{suffix}" for suffix in COMPRESSED]
     found = [path for path in paths if path.is_file()]
     if len(found) > 1:
         raise PreparationError(f"{found[0]} and {found[1]} are both there: remove one")
@@ -49,7 +48,7 @@ def find(folder: Path, name: str, language: str) -> Path | None:
 
 
 def parallel_files(folder: Path, source: str, target: str) -> Texts:
-    """Finds train, valid (or val, dev) and every test* of two languages.
+    """Find train, valid (or val, dev) and every test* of two languages.
 
     Raises:
         PreparationError: One is missing; the message names it.
@@ -77,7 +76,7 @@ def parallel_files(folder: Path, source: str, target: str) -> Texts:
 
 
 def czeng(folder: Path, source: str, target: str) -> list[Text]:
-    """Finds CzEng 1.6's plain text: gzipped tab-separated files of the training part.
+    """Find CzEng 1.6's plain text: gzipped tab-separated files of the training part.
 
     With the list of blocks that CzEng 1.7 leaves out beside them (its authors' conversion script),
     the result is CzEng 1.7.
@@ -98,7 +97,7 @@ def czeng(folder: Path, source: str, target: str) -> list[Text]:
 
 
 def czeng_blocks(script: Path) -> frozenset[int]:
-    """Reads the numbers of the blocks that CzEng 1.7 leaves out.
+    """Read the numbers of the blocks that CzEng 1.7 leaves out.
 
     Raises:
         PreparationError: The file has no such list.

@@ -41,14 +41,14 @@ class Normaliser:
             self.rules.append((needed, re.compile(pattern).sub, replacement))
 
     def punctuation(self, line: str) -> str:
-        """Returns the line as sacremoses' MosesPunctNormalizer gives it, without its strip."""
+        """Return the line as sacremoses' MosesPunctNormalizer gives it, without its strip."""
         for needed, substitute, replacement in self.rules:
             if needed is None or needed in line:
                 line = substitute(replacement, line)
         return line
 
     def __call__(self, line: str) -> str:
-        """Returns the line in NFC, on one line, with single spaces and plain punctuation."""
+        """Return the line in NFC, on one line, with single spaces and plain punctuation."""
         if UNPRINTABLE.search(line):
             line = INVISIBLE.sub("", SEPARATOR.sub(" ", line))
         if not line.isascii():  # after that: a letter and its accent may have been kept apart

@@ -1,27 +1,28 @@
 """Gets the texts of a WMT pair: downloads or finds archives, extracts, unwraps test sets."""
 
-import hashlib
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from relpos_fairseq.engine.archives import extract
 from relpos_fairseq.engine.download import fetch
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import sha256_of, write_text
+from relpos_fairseq.engine.files import Hashes, write_text
+from relpos_fairseq.engine.remote import RemoteFile
 from relpos_fairseq.engine.stages import Stage
 from relpos_fairseq.preparation.wmt.local import Texts, czeng, has_parallel_files, parallel_files
 from relpos_fairseq.preparation.wmt.parallel import Text
-from relpos_fairseq.preparation.wmt.settings import Settings
+from relpos_fairseq.preparation.wmt.settings import WmtSettings
 from relpos_fairseq.preparation.wmt.sources import (
     CZENG,
-    Corpus,
     TestSet,
+    TrainingCorpus,
     segments,
     test_set,
     training_set,
 )
 
 
-class Plan:
+class RawText:
     """What is read, and the stages that bring it here.
 
     Args:
@@ -31,9 +32,9 @@ class Plan:
         PreparationError: Nothing is known of the pair, or the user's files are incomplete.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: WmtSettings):
         self.settings = settings
-        self.corpora: list[Corpus] = []
+        self.corpora: list[TrainingCorpus] = []
         self.tests: dict[str, TestSet] = {}
         if uses_own_files(settings):
             refuse_choices(settings)
@@ -58,7 +59,7 @@ class Plan:
         self.texts = self.expected()
 
     def lacks_czeng(self) -> bool:
-        """Tells whether CzEng belongs to the training set and is neither given nor declined."""
+        """Return whether CzEng belongs to the training set and is neither given nor declined."""
         settings = self.settings
         return (
             bool(self.corpora)
@@ -68,7 +69,7 @@ class Plan:
         )
 
     def expected(self) -> Texts:
-        """Returns the texts that the stages will have made."""
+        """Return the texts that the stages will have made."""
         settings, raw = self.settings, self.settings.out / "raw"
         training = [
             Text(corpus.name, tuple(self.member(raw, corpus, lang) for lang in settings.languages))
@@ -83,87 +84,63 @@ class Plan:
         return Texts(training, held_out, {split: test.name for split, test in self.tests.items()})
 
     @staticmethod
-    def member(raw: Path, corpus: Corpus, language: str) -> Path:
-        """Returns where a member of a corpus' archive is put."""
+    def member(raw: Path, corpus: TrainingCorpus, language: str) -> Path:
+        """Return where a member of a corpus' archive is put."""
         return raw / corpus.name / PurePosixPath(corpus.members[language]).name
 
-    def sources(self) -> list:
-        """Returns the archives, each once."""
-        archives = [corpus.source for corpus in self.corpora]
+    def archives(self) -> list[RemoteFile]:
+        """Return the archives, each once."""
+        archives = [corpus.archive for corpus in self.corpora]
         archives += [test.archive for test in self.tests.values()]
-        return list({source.name: source for source in archives}.values())
+        return list({archive.name: archive for archive in archives}.values())
 
-    def stages(self) -> list[Stage]:
-        """Returns the stages download and extract; none for the user's own files."""
-        if not self.sources():
+    def stages(self, hashes: Hashes) -> list[Stage]:
+        """Return the stages download and extract; none for the user's own files.
+
+        Raises:
+            PreparationError: --from-dir lacks an archive, or has a wrong one.
+        """
+        archives = self.archives()
+        if not archives:
             return []
         settings = self.settings
         folder = settings.from_dir or settings.out / "downloads"
-        archives: dict[str, Path] = {}
-        described = {s.filename: [list(s.urls), s.size, s.sha256] for s in self.sources()}
+        get = partial(fetch, archives, folder, from_dir=settings.from_dir, hashes=hashes)
+        if settings.from_dir:
+            paths = get()
+        else:
+            paths = {archive.name: folder / archive.filename for archive in archives}
 
         def download() -> dict:
-            self.discard_wrong_tests()
-            found = fetch(
-                self.sources(), settings.out / "downloads", from_dir=settings.from_dir,
-                workers=max(4, settings.workers),
-            )  # fmt: skip
-            self.check_tests(found)
-            archives.update(found)
+            if not settings.from_dir:
+                get(workers=max(4, settings.workers))
             return {
-                name: {"file": str(path.relative_to(folder)), "sha256": sha256_of(path)}
-                for name, path in found.items()
+                name: {"file": str(path.relative_to(folder)), "sha256": hashes.of(path)}
+                for name, path in paths.items()
             }
 
-        if settings.from_dir:
-            archives.update(fetch(self.sources(), folder, from_dir=settings.from_dir))
-        else:
-            archives.update({s.name: folder / s.filename for s in self.sources()})
         made = [*self.texts.paths(self.from_archives()), *self.texts.paths(self.held_out())]
-        paths = list(dict.fromkeys(archives.values()))
+        files = list(dict.fromkeys(paths.values()))
+        described = {a.filename: [list(a.urls), a.size, a.sha256] for a in archives}
+        chosen = {
+            "members": [corpus.members for corpus in self.corpora],
+            "tests": {split: test.members for split, test in self.tests.items()},
+        }
         return [
-            Stage("download", download, [], paths, {"sources": described}, keeps=True),
-            Stage("extract", lambda: self.extract(archives), paths, made,
-                  {"members": [corpus.members for corpus in self.corpora],
-                   "tests": {split: test.members for split, test in self.tests.items()}}),
-        ]  # fmt: skip
+            Stage("download", download, [], files, {"sources": described}, keeps=True),
+            Stage("extract", lambda: self.extract(paths), files, made, chosen),
+        ]
 
     def from_archives(self) -> list[Text]:
-        """Returns the training texts that are extracted."""
+        """Return the training texts that are extracted."""
         return self.texts.training[: len(self.corpora)]
 
     def held_out(self) -> list[Text]:
-        """Returns the validation and test texts."""
+        """Return the validation and test texts."""
         return list(self.texts.held_out.values())
 
-    def discard_wrong_tests(self) -> None:
-        """Removes downloaded test sets that are not sacrebleu's."""
-        for test in self.tests.values():
-            path = self.settings.out / "downloads" / test.archive.filename
-            if path.is_file() and md5_of(path) != test.md5:
-                discard(path)
-
-    def check_tests(self, archives: dict[str, Path]) -> None:
-        """Checks the test sets against sacrebleu's MD5.
-
-        Raises:
-            PreparationError: One is another file; if it was downloaded, it is removed.
-        """
-        for test in self.tests.values():
-            path = archives[test.archive.name]
-            found = md5_of(path)
-            if found == test.md5:
-                continue
-            remedy = "replace it"
-            if self.settings.from_dir is None:
-                discard(path)
-                remedy = "it is removed; run the same command again"
-            raise PreparationError(
-                f"{path} has md5 {found}, sacrebleu expects {test.md5}: {remedy}"
-            )
-
     def members(self, archive: Path, wanted: list[str], folder: Path) -> list[Path]:
-        """Extracts members; says what to do about a download that is of no use."""
+        """Extract members; say what to do about a download that is of no use."""
         try:
             return members(archive, wanted, folder)
         except PreparationError as error:
@@ -172,11 +149,11 @@ class Plan:
             raise PreparationError(f"{error} (to download it anew, delete it)") from error
 
     def extract(self, archives: dict[str, Path]) -> dict:
-        """Extracts the members that are needed and unwraps the test sets."""
+        """Extract the members that are needed and unwraps the test sets."""
         raw = self.settings.out / "raw"
         for corpus in self.corpora:
             wanted = [corpus.members[language] for language in self.settings.languages]
-            found = self.members(archives[corpus.source.name], wanted, raw / corpus.name)
+            found = self.members(archives[corpus.archive.name], wanted, raw / corpus.name)
             for path, language in zip(found, self.settings.languages, strict=True):
                 path.replace(self.member(raw, corpus, language))
         counts = {}
@@ -193,7 +170,7 @@ class Plan:
 
 
 def members(archive: Path, wanted: list[str], folder: Path) -> list[Path]:
-    """Extracts members, at whatever depth they lie in the archive; returns them in order."""
+    """Extract members, at whatever depth they lie in the archive; return them in order."""
     found = extract(archive, folder, [f"*{PurePosixPath(member).name}" for member in wanted])
     paths = []
     for member in wanted:
@@ -206,23 +183,8 @@ def members(archive: Path, wanted: list[str], folder: Path) -> list[Path]:
     return paths
 
 
-def md5_of(path: Path) -> str:
-    """Returns a file's MD5."""
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def discard(path: Path) -> None:
-    """Removes a download and the hash that was kept of it, so that another run gets another."""
-    path.unlink()
-    path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
-
-
-def refuse_choices(settings: Settings) -> None:
-    """Refuses options that choose among published sets, where the user's own files are read.
+def refuse_choices(settings: WmtSettings) -> None:
+    """Refuse options that choose among published sets, where the user's own files are read.
 
     Raises:
         PreparationError: One is given.
@@ -230,8 +192,8 @@ def refuse_choices(settings: Settings) -> None:
     for option, chosen in (
         ("--czeng", settings.czeng is not None),
         ("--without", bool(settings.without)),
-        ("--valid", settings.valid != Settings.valid),
-        ("--test", settings.tests != Settings.tests),
+        ("--valid", settings.valid != WmtSettings.valid),
+        ("--test", settings.tests != WmtSettings.tests),
     ):
         if chosen:
             raise PreparationError(
@@ -240,8 +202,8 @@ def refuse_choices(settings: Settings) -> None:
             )
 
 
-def uses_own_files(settings: Settings) -> bool:
-    """Tells whether --from-dir names parallel files, and not archives."""
+def uses_own_files(settings: WmtSettings) -> bool:
+    """Return whether --from-dir names parallel files, and not archives."""
     folder = settings.from_dir
     if folder is None:
         return False

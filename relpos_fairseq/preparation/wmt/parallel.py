@@ -3,14 +3,11 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_path
 from relpos_fairseq.engine.lines import count_lines, raw_lines
 
 LINES = 2000  # of a chunk
@@ -37,7 +34,7 @@ class Text:
     skipped: frozenset[int] = frozenset()
 
     def count(self) -> int:
-        """Returns the number of pairs.
+        """Return the number of pairs.
 
         Raises:
             PreparationError: The files have different numbers of lines.
@@ -52,7 +49,7 @@ class Text:
         return counts[0]
 
     def rows(self) -> Iterator[tuple[bytes, bytes] | None]:
-        """Streams the pairs; None where a line has not enough columns."""
+        """Stream the pairs; None where a line has not enough columns."""
         if not self.columns:
             yield from zip(*(raw_lines(path, LONGEST_SIDE) for path in self.paths), strict=True)
             return
@@ -66,7 +63,7 @@ class Text:
                 yield cells[self.columns[0]], cells[self.columns[1]]
 
     def is_skipped(self, number: bytes) -> bool:
-        """Tells whether a sentence's number is of a block to leave out."""
+        """Return whether a sentence's number is of a block to leave out."""
         block = BLOCK.match(number) if self.skipped else None
         return block is not None and int(block.group(1)) in self.skipped
 
@@ -91,7 +88,7 @@ class Chunk:
 def read_chunks(
     text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str
 ) -> Iterator[Chunk]:
-    """Reads the pairs of a text that are asked for.
+    """Read the pairs of a text that are asked for.
 
     Args:
         text: What to read.
@@ -126,7 +123,7 @@ def read_chunks(
 
 
 def read_blobs(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Streams whole files of ours, one after the other, as blocks of lines."""
+    """Stream whole files of ours, one after the other, as blocks of lines."""
     for path in paths:
         with path.open("rb") as file:
             while lines := list(islice(file, LINES)):
@@ -134,28 +131,8 @@ def read_blobs(paths: Iterable[Path]) -> Iterator[bytes]:
 
 
 def map_lines(function, blob: bytes) -> bytes:
-    """Applies a function to each line of a block; the result ends every line."""
+    """Apply a function to each line of a block; the result ends every line."""
     lines = blob.decode("utf-8").split("\n")
     if lines[-1] == "":
         lines.pop()
     return "".join([f"{function(line)}\n" for line in lines]).encode("utf-8")
-
-
-class Outputs:
-    """Several files that become visible together, when all are complete."""
-
-    def __init__(self, paths: Sequence[Path]):
-        self.paths = paths
-        self.stack = ExitStack()
-
-    def __enter__(self) -> list[BinaryIO]:
-        """Opens temporary files."""
-        with ExitStack() as stack:
-            temporary = [stack.enter_context(atomic_path(path)) for path in self.paths]
-            files = [stack.enter_context(path.open("wb")) for path in temporary]
-            self.stack = stack.pop_all()
-        return files
-
-    def __exit__(self, *error: object) -> bool | None:
-        """Closes and renames them, or removes them after an error."""
-        return self.stack.__exit__(*error)

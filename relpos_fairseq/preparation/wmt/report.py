@@ -1,13 +1,23 @@
 """The table and the manifest: what was made, of what, and why lines were dropped."""
 
-from relpos_fairseq.engine.files import Hashes
-from relpos_fairseq.engine.manifest import table, write_manifest
+from collections.abc import Sequence
+
+from relpos_fairseq.engine.files import Hashes, describe_size
+from relpos_fairseq.engine.lines import COMPRESSED
+from relpos_fairseq.engine.manifest import write_manifest
+from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.wmt.clean import DROPPED, add_counts
-from relpos_fairseq.preparation.wmt.pipeline import Pipeline
+from relpos_fairseq.preparation.wmt.files import WmtFiles
+from relpos_fairseq.preparation.wmt.local import Texts
+from relpos_fairseq.preparation.wmt.obtain import RawText
+from relpos_fairseq.preparation.wmt.settings import WmtSettings
+
+COPIES = 4  # of the text in stages: cleaned, tokenised, merged, in units
+PACKED = 4  # bytes of text in a byte of a compressed file, about
 
 
 def training_rows(per_corpus: dict[str, dict[str, list[int]]], merged: dict) -> list[list]:
-    """Returns the rows from read to kept: what each step takes away and what it leaves.
+    """Return the rows from read to kept: what each step takes away and what it leaves.
 
     Args:
         per_corpus: Each corpus' counts: pairs, source words, target words by reason.
@@ -27,7 +37,7 @@ def training_rows(per_corpus: dict[str, dict[str, list[int]]], merged: dict) -> 
 
 
 def corpus_rows(per_corpus: dict[str, dict[str, list[int]]]) -> list[list]:
-    """Returns a row for each corpus: pairs read and kept before duplicates go."""
+    """Return a row for each corpus: pairs read and kept before duplicates go."""
     zero = [0, 0, 0]
     return [
         [name, counts.get("read", zero)[0], counts.get("kept", zero)[0]]
@@ -35,20 +45,20 @@ def corpus_rows(per_corpus: dict[str, dict[str, list[int]]]) -> list[list]:
     ]
 
 
-def set_rows(pipeline: Pipeline, stages: dict) -> list[list]:
-    """Returns a row for each set: pairs and units."""
-    languages = pipeline.settings.languages
+def set_rows(settings: WmtSettings, texts: Texts, stages: dict) -> list[list]:
+    """Return a row for each set: pairs and units."""
+    languages = settings.languages
     rows = []
-    for split in ("train", *pipeline.texts.held_out):
+    for split in ("train", *texts.held_out):
         counts = stages["apply"][split]
         units = (counts[language] for language in languages)
-        rows.append([split, pipeline.texts.names.get(split, ""), counts["pairs"], *units])
+        rows.append([split, texts.names.get(split, ""), counts["pairs"], *units])
     return rows
 
 
-def tables(pipeline: Pipeline, stages: dict) -> str:
-    """Returns the tables to print."""
-    source, target = pipeline.settings.languages
+def tables(settings: WmtSettings, texts: Texts, stages: dict) -> str:
+    """Return the tables to print."""
+    source, target = settings.languages
     cleaned = stages["clean"]
     parts = []
     if len(cleaned) > 1:
@@ -59,37 +69,67 @@ def tables(pipeline: Pipeline, stages: dict) -> str:
             ["training text", "dropped", "pairs left", f"{source} words", f"{target} words"],
         )
     )
-    units = pipeline.settings.bpe
+    units = settings.bpe
     parts.append(
         table(
-            set_rows(pipeline, stages),
+            set_rows(settings, texts, stages),
             ["in units", "from", "pairs", f"{source} units", f"{target} units"],
         )
     )
-    kind = f"{units} {pipeline.settings.model_type}" if units == "sentencepiece" else units
+    kind = f"{units} {settings.model_type}" if units == "sentencepiece" else units
     parts.append(
-        f"units: {kind}, {pipeline.settings.vocab_size:,} asked for; "
+        f"units: {kind}, {settings.vocab_size:,} asked for; "
         f"joined dictionary: {stages['binarise']['dictionary']:,} entries"
     )
     return "\n\n".join(parts)
 
 
-def write(pipeline: Pipeline, command: list[str], stages: dict, hashes: Hashes) -> None:
-    """Writes manifest.json."""
-    settings = pipeline.settings
-    splits = ["train", *pipeline.texts.held_out]
-    outputs = [pipeline.out / "data-bin", pipeline.model, pipeline.sample]
-    outputs += [path for split in splits for path in pipeline.units(split)]
-    outputs += [path for split in pipeline.texts.held_out for path in pipeline.references(split)]
+def write(
+    files: WmtFiles, texts: Texts, command: Sequence[str], stages: dict, hashes: Hashes
+) -> None:
+    """Write manifest.json and print the tables."""
+    settings, out = files.settings, files.out
+    stages |= stages.pop("shards", {})
+    held_out = texts.held_out
+    outputs = [out / "data-bin", files.model, files.sample]
+    outputs += [path for split in ("train", *held_out) for path in files.units(split)]
+    outputs += [path for split in held_out for path in files.references(split)]
+    manifest = out / "manifest.json"
     write_manifest(
-        pipeline.out / "manifest.json",
+        manifest,
         command=command,
-        inputs=pipeline.texts.paths(),
+        inputs=texts.paths(),
         outputs=outputs,
         stages=stages,
         extra={
             "settings": settings.cleaning() | settings.units(),
-            "sets": pipeline.texts.names,
+            "sets": texts.names,
         },
         hashes=hashes,
     )
+    print(
+        f"\n{tables(settings, texts, stages)}\n\n{out / 'data-bin'} is what fairseq reads; "
+        f"{manifest} says how it was made",
+        flush=True,
+    )
+
+
+def describe(raw: RawText) -> tuple[str, int]:
+    """Return a table of what will be read, and the bytes of disk that the whole needs."""
+    rows, archives, text = [], 0, 0
+    for archive in raw.archives():
+        archives += archive.size or 0
+        known = "sha256" if archive.sha256 else "sacrebleu's md5"
+        size = describe_size(archive.size)
+        rows.append([archive.name, size, known, archive.urls[0], archive.licence])
+    text += sum(corpus.expanded for corpus in raw.corpora)
+    for path in raw.texts.paths():
+        # What archives expand to is counted already, whether or not it is there by now.
+        if path.exists() and not path.is_relative_to(raw.settings.out / "raw"):
+            size = path.stat().st_size
+            text += size * (PACKED if path.suffix in COMPRESSED[1:] else 1)
+            rows.append([path.name, describe_size(size), "", str(path), ""])
+    if raw.settings.from_dir:
+        archives = 0
+    headers = ["source", "size", "checked by", "from", "licence"]
+    return table(rows, headers), archives + text * (COPIES + 1)

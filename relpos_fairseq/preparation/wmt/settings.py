@@ -3,11 +3,27 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from relpos_fairseq.preparation.wmt.filters import Limits
+SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
+DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Limits:
+    """What a pair must keep within.
+
+    Attributes:
+        max_words: Words of each side.
+        max_ratio: Words of the longer side to those of the shorter.
+        min_script: The least share of a side's letters that are of its language's script.
+    """
+
+    max_words: int = 250
+    max_ratio: float = 3.0
+    min_script: float = 0.5
+
+
+@dataclass(frozen=True)
+class WmtSettings:
     """All that decides the result, and how it is made; its defaults are the command line's.
 
     Attributes:
@@ -46,7 +62,7 @@ class Settings:
     sample: int | None = None
     seed: int = 1
     tokenizer: str = "moses"
-    bpe: str = "subword-nmt"
+    bpe: str = SUBWORD_NMT
     model_type: str = "unigram"
     vocab_size: int = 32000
     learn_lines: int = 100_000
@@ -58,11 +74,10 @@ class Settings:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """The source and the target language."""
         return self.source, self.target
 
     def sides(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Returns the two files of a text of ours."""
+        """Return the two files of a text of ours."""
         return folder / f"{name}.{self.source}", folder / f"{name}.{self.target}"
 
     def cleaning(self) -> dict:
@@ -78,6 +93,6 @@ class Settings:
 
     def units(self) -> dict:
         """What the subword units depend on, besides files."""
-        model = {"model_type": self.model_type} if self.bpe == "sentencepiece" else {}
-        return {"bpe": self.bpe, "vocab_size": self.vocab_size, "seed": self.seed,
-                "learn_lines": self.learn_lines, **model}  # fmt: skip
+        model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
+        chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}
+        return {"bpe": self.bpe, "seed": self.seed, **chosen, **model}

@@ -12,23 +12,23 @@ from pathlib import Path
 
 from sacrebleu.dataset import DATASETS
 
-from relpos_fairseq.engine.download import Source
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.remote import RemoteFile
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TrainingCorpus:
     """A part of a training set.
 
     Attributes:
         name: As the table and the manifest call it.
-        source: The archive; None for a folder that the user names (CzEng).
+        archive: The archive; None for a folder that the user names (CzEng).
         members: Language to the member of the archive that holds it.
         expanded: Bytes of the two members together, roughly, for --dry-run.
     """
 
     name: str
-    source: Source | None
+    archive: RemoteFile | None
     members: dict[str, str]
     expanded: int
 
@@ -39,18 +39,16 @@ class TestSet:
 
     Attributes:
         name: As the news translation task calls it.
-        archive: The archive's source.
-        md5: The archive's MD5, as sacrebleu has it.
+        archive: The archive, with the MD5 that sacrebleu has.
         members: Language to its SGML file in the archive.
     """
 
     name: str
-    archive: Source
-    md5: str
+    archive: RemoteFile
     members: dict[str, str]
 
 
-EUROPARL = Source(
+EUROPARL = RemoteFile(
     "europarl-v7",
     ("https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
      "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"),
@@ -59,7 +57,7 @@ EUROPARL = Source(
     sha256="0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
     licence="see statmt.org/europarl",
 )  # fmt: skip
-COMMON_CRAWL = Source(
+COMMON_CRAWL = RemoteFile(
     "commoncrawl",
     ("https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
      "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"),
@@ -68,7 +66,7 @@ COMMON_CRAWL = Source(
     sha256="c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
     licence="see statmt.org/wmt13/translation-task.html",
 )  # fmt: skip
-NEWS_V10 = Source(
+NEWS_V10 = RemoteFile(
     "news-commentary-v10",
     ("https://www.statmt.org/wmt15/training-parallel-nc-v10.tgz",
      "http://www.statmt.org/wmt15/training-parallel-nc-v10.tgz"),
@@ -77,7 +75,7 @@ NEWS_V10 = Source(
     sha256="11e053e7ea29e87e69a1ad05e61cb559820947ecec144ea8c1d6cf05017c9602",
     licence="see casmacat.eu/corpus/news-commentary.html",
 )  # fmt: skip
-NEWS_V13 = Source(
+NEWS_V13 = RemoteFile(
     "news-commentary-v13",
     ("https://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz",
      "http://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz"),
@@ -86,7 +84,7 @@ NEWS_V13 = Source(
     sha256="17992b7e919cfb754c60f4e754148bc23b80706ad0ed7b34150831a554b40c91",
     licence="see casmacat.eu/corpus/news-commentary.html",
 )  # fmt: skip
-PARACRAWL_CS = Source(
+PARACRAWL_CS = RemoteFile(
     "paracrawl-v1",
     ("https://s3.amazonaws.com/web-language-models/paracrawl/release1/"
      "paracrawl-release1.en-cs.zipporah0-dedup-clean.tgz",),
@@ -95,23 +93,25 @@ PARACRAWL_CS = Source(
     sha256="221f88bac9f48ed6ef94bad5490890066f508be00e8f102cf19edf2a1413c350",
     licence="CC0, see paracrawl.eu",
 )  # fmt: skip
-CZENG = Corpus("czeng", None, {}, 12_000_000_000)
+CZENG = TrainingCorpus("czeng", None, {}, 12_000_000_000)
 
 
 def both(prefix: str, language: str) -> dict[str, str]:
-    """Returns the members of a language and English."""
+    """Return the members of a language and English."""
     return {side: f"{prefix}.{side}" for side in (language, "en")}
 
 
-def news_task(language: str, commentary: Source, version: str, folder: str) -> tuple[Corpus, ...]:
-    """Returns what every year's task has: Europarl, Common Crawl and News Commentary."""
+def news_task(
+    language: str, commentary: RemoteFile, version: str, folder: str
+) -> tuple[TrainingCorpus, ...]:
+    """Return what every year's task has: Europarl, Common Crawl and News Commentary."""
     pair = f"{language}-en"
     return (
-        Corpus("europarl-v7", EUROPARL, both(f"training/europarl-v7.{pair}", language),
+        TrainingCorpus("europarl-v7", EUROPARL, both(f"training/europarl-v7.{pair}", language),
                600_000_000 if language == "de" else 160_000_000),
-        Corpus("commoncrawl", COMMON_CRAWL, both(f"commoncrawl.{pair}", language),
+        TrainingCorpus("commoncrawl", COMMON_CRAWL, both(f"commoncrawl.{pair}", language),
                650_000_000 if language == "de" else 45_000_000),
-        Corpus(commentary.name, commentary,
+        TrainingCorpus(commentary.name, commentary,
                both(f"{folder}/news-commentary-{version}.{pair}", language), 70_000_000),
     )  # fmt: skip
 
@@ -120,17 +120,16 @@ TRAINING = {
     ("wmt15", "de"): news_task("de", NEWS_V10, "v10", "training"),
     ("wmt18", "cs"): (
         *news_task("cs", NEWS_V13, "v13", "training-parallel-nc-v13"),
-        Corpus("paracrawl-v1", PARACRAWL_CS,
+        TrainingCorpus("paracrawl-v1", PARACRAWL_CS,
                both("paracrawl-release1.en-cs.zipporah0-dedup-clean", "cs"), 800_000_000),
         CZENG,
     ),
 }  # fmt: skip
-DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18"}
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
 
 
-def training_set(year: str, source: str, target: str) -> tuple[Corpus, ...]:
-    """Returns the corpora of a year's training set.
+def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, ...]:
+    """Return the corpora of a year's training set.
 
     Raises:
         PreparationError: There is none for these languages.
@@ -146,7 +145,7 @@ def training_set(year: str, source: str, target: str) -> tuple[Corpus, ...]:
 
 
 def test_set(name: str, source: str, target: str) -> TestSet:
-    """Returns a newstest as sacrebleu declares it: newstest2015 is its wmt15.
+    """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15.
 
     Raises:
         PreparationError: sacrebleu has none of this name for these languages.
@@ -157,15 +156,13 @@ def test_set(name: str, source: str, target: str) -> TestSet:
         raise PreparationError(f"sacrebleu has no test set {name} for {pair}: try newstest2015")
     url = dataset.data[0]
     filename = f"{dataset.name.replace('/', '.')}.{Path(url).name}"  # there is a wmt14/full
-    archive = Source(
-        f"sacrebleu {dataset.name}", (url,), filename, None, None,
-        "see statmt.org",
-    )  # fmt: skip
+    known = f"sacrebleu {dataset.name}"
+    archive = RemoteFile(known, (url,), filename, licence="see statmt.org", md5=dataset.md5[0])
     members = dict(zip((source, target), dataset.langpairs[pair], strict=False))
-    return TestSet(name, archive, dataset.md5[0], members)
+    return TestSet(name, archive, members)
 
 
 def segments(sgml: str) -> list[str]:
-    """Returns an SGML test set's sentences, as sacrebleu gives them (it unescapes nothing)."""
+    """Return an SGML test set's sentences, as sacrebleu gives them (it unescapes nothing)."""
     lines = (line for line in sgml.split("\n") if line.startswith("<seg "))
     return [" ".join(SEGMENT.sub(r"\1", line).split()) for line in lines]

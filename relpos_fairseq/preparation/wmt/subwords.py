@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr
+from functools import lru_cache
 from itertools import compress
 from pathlib import Path
 
@@ -17,21 +18,19 @@ from subword_nmt.apply_bpe import BPE
 
 from relpos_fairseq.engine.command import last_words
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_path
+from relpos_fairseq.engine.files import atomic_path, open_together, write_bytes
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.preparation.pieces import train_pieces
 from relpos_fairseq.preparation.wmt.clean import sampled
-from relpos_fairseq.preparation.wmt.memo import Memo
-from relpos_fairseq.preparation.wmt.parallel import Outputs, map_lines, read_blobs
+from relpos_fairseq.preparation.wmt.parallel import map_lines, read_blobs
+from relpos_fairseq.preparation.wmt.settings import SUBWORD_NMT
 
-SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
-FILE_NAME = {SUBWORD_NMT: "bpe.codes", SENTENCEPIECE: "sentencepiece.model"}
-REMEMBERED = 12_000  # words
+REMEMBERED = 24_000  # words
 
 
 def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
-    """Writes the same lines of each side to one file, which the units are learned on.
+    """Write the same lines of each side to one file, which the units are learned on.
 
     Args:
         paths: The source's and the target's lines.
@@ -43,7 +42,7 @@ def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output
     Returns:
         The number of pairs chosen.
     """
-    with Outputs([output]) as (file,):
+    with open_together(output) as (file,):
         for path in paths:
             with path.open("rb") as lines:
                 file.writelines(compress(lines, sampled(pairs, size, seed)))
@@ -51,7 +50,7 @@ def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output
 
 
 def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
-    """Learns merges by subword-nmt's own learner, in a process of its own for its memory's sake.
+    """Learn merges by subword-nmt's own learner, in a process of its own for its memory's sake.
 
     Raises:
         PreparationError: It failed.
@@ -67,7 +66,7 @@ def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
 
 
 def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> None:
-    """Trains a sentencepiece model, with one thread: more may change the order of sums.
+    """Train a sentencepiece model, with one thread: more may change the order of sums.
 
     Args:
         sample: Lines of both languages.
@@ -89,12 +88,11 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
 
     # In a process of its own for its memory's sake, which workers=1 would not be.
     [model] = ordered_map(train, [sample], workers=2)
-    with atomic_path(output) as temporary:
-        temporary.write_bytes(model)
+    write_bytes(output, model)
 
 
 def run_learner(command: list[str], remedy: str) -> None:
-    """Runs a learner; its last words become the error's.
+    """Run a learner; its last words become the error's.
 
     Raises:
         PreparationError: It did not end with status 0.
@@ -115,16 +113,16 @@ class SubwordNmt:
     def __init__(self, codes: Path):
         with redirect_stderr(io.StringIO()), codes.open(encoding="utf-8") as file:
             self.library = BPE(file)
-        self.units = Memo(self.cut, REMEMBERED)
+        self.units = lru_cache(REMEMBERED)(self.cut)
 
     def cut(self, word: str) -> str:
-        """Cuts a word; the library's own memory, which is not bounded, is not used."""
+        """Cut a word; the library's own memory, which is not bounded, is not used."""
         self.library.cache.clear()
         return self.library.segment(word)
 
     def __call__(self, line: str) -> str:
-        """Returns a line's units, separated by spaces."""
-        return " ".join(map(self.units.__getitem__, line.split(" ")))
+        """Return a line's units, separated by spaces."""
+        return " ".join(map(self.units, line.split(" ")))
 
 
 class SentencePiece:
@@ -138,19 +136,19 @@ class SentencePiece:
         self.library = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
     def __call__(self, line: str) -> str:
-        """Returns a line's units, separated by spaces."""
+        """Return a line's units, separated by spaces."""
         return " ".join(self.library.encode(line, out_type=str))
 
 
 def load_units(kind: str, path: Path) -> SubwordNmt | SentencePiece:
-    """Loads what was learned."""
+    """Load what was learned."""
     return SubwordNmt(path) if kind == SUBWORD_NMT else SentencePiece(path)
 
 
 def apply(
     functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str
 ) -> list[int]:
-    """Applies a function to every line of two files.
+    """Apply a function to every line of two files.
 
     Args:
         functions: Of the source's and of the target's lines.
@@ -169,7 +167,7 @@ def apply(
         converted = map_lines(functions[side], blob)
         return side, converted, converted.count(b"\n"), len(converted.split())
 
-    with Outputs(outputs) as written, progress(description=name, unit="lines") as bar:
+    with open_together(*outputs) as written, progress(description=name, unit="lines") as bar:
         for side, converted, lines, words in ordered_map(convert, tasks(files), workers):
             written[side].write(converted)
             counts[0] += lines if side == 0 else 0
@@ -179,7 +177,7 @@ def apply(
 
 
 def tasks(files: tuple[Path, Path]) -> Iterator[tuple[int, bytes]]:
-    """Streams blocks of lines with their side, source and target in turn."""
+    """Stream blocks of lines with their side, source and target in turn."""
     streams = [read_blobs([path]) for path in files]
     for blobs in zip(*streams, strict=True):
         yield from enumerate(blobs)

@@ -7,12 +7,11 @@ So each run is tokenised once for each such surrounding, by the library, and rem
 """
 
 import re
+from functools import lru_cache
 
 from sacremoses import MosesTokenizer
 
-from relpos_fairseq.preparation.wmt.memo import Memo
-
-REMEMBERED = 8_000  # runs
+REMEMBERED = 16_000  # runs
 # Lines that go to the library whole: what Normaliser never gives, and words of its own inner use.
 UNUSUAL = re.compile("[^\\S ]| {2}|[\x00-\x1f]|^ | $|DOTMULTI")
 
@@ -31,14 +30,14 @@ class FastMoses:
         word = f"[{alnum}]*[^{alnum} ][^ ]*"
         self.runs = re.compile(f"(?<![^ ]){word}(?: {word})*").finditer
         self.small = frozenset(self.library.IsLower)
-        self.known = Memo(self.cut, REMEMBERED)
+        self.known = lru_cache(REMEMBERED)(self.cut)
 
     def by_library(self, line: str) -> str:
-        """Returns the library's tokens of a line, separated by single spaces."""
+        """Return the library's tokens of a line, separated by single spaces."""
         return " ".join(self.library.tokenize(line, aggressive_dash_splits=True))
 
     def __call__(self, line: str) -> str:
-        """Returns a normalised line's tokens, separated by single spaces."""
+        """Return a normalised line's tokens, separated by single spaces."""
         if UNUSUAL.search(line):
             return self.by_library(line)
         parts, end, last = [], 0, len(line)
@@ -46,21 +45,19 @@ class FastMoses:
             start, stop = match.span()
             parts.append(line[end:start])
             follower = self.follower(line[stop + 1]) if stop < last else ""
-            key = (match.group(), start == 0, follower)
-            parts.append(self.known[key])
+            parts.append(self.known(match.group(), start == 0, follower))
             end = stop
         parts.append(line[end:])
         return "".join(parts)
 
     def follower(self, first: str) -> str:
-        """Returns the word that stands for all that begin as this character does."""
+        """Return the word that stands for all that begin as this character does."""
         if first in self.small:
             return "z"
         return "1" if first in "0123456789" else "Z"
 
-    def cut(self, key: tuple[str, bool, str]) -> str:
-        """Tokenises a run: its text, whether the line begins with it, and what follows it."""
-        run, first, follower = key
+    def cut(self, run: str, first: bool, follower: str) -> str:
+        """Tokenise a run: its text, whether the line begins with it, and what follows it."""
         text = run if first else f"Z {run}"
         tokens = self.by_library(f"{text} {follower}" if follower else text)
         return tokens[0 if first else 2 : len(tokens) - (2 if follower else 0)]

@@ -1,0 +1,213 @@
+"""The papers' tables of costs beside ours: BERT with every position scheme."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from relpos_fairseq.benchmarks.checks import check_least, lengths_of, prepare_run, set_labels
+from relpos_fairseq.benchmarks.masked_lm import (
+    MaskedLMSetting,
+    inference,
+    masked_lm,
+    parameters,
+    sizes_of,
+    training_step,
+)
+from relpos_fairseq.benchmarks.published import IN_WORDS, PARAMETERS, TIME, ModelSizes
+from relpos_fairseq.benchmarks.report import (
+    machine,
+    progress,
+    table,
+    time_cell,
+    versions,
+    write_section,
+)
+from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
+from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend
+from relpos_fairseq.benchmarks.timing import peak_mebibytes
+from relpos_fairseq.schemes import DEFAULT
+
+BASELINE = DEFAULT["masked_lm"]  # BERT's own positions
+BERT_WORDS, BERT_POSITIONS = 30522, 512
+MODES = {"train": training_step, "inference": inference}
+TOGETHER = 6  # models in memory beside the baseline
+
+
+def benchmark(args: argparse.Namespace) -> None:
+    """Count, time, print, write."""
+    device = check_arguments(args)
+    head = machine(device, args.threads)
+    print(head, flush=True)
+    words = describe(args, head)
+    log, where = RowLog(args.csv, args.resume), {"setting": words}
+    count_parameters(args, log, where)
+    measure(args, log, where)
+    text = report(args, log.those(where), words)
+    print(f"\n{text}", flush=True)
+    if args.write:
+        write_section(args.write, f"costs {args.model} {args.device} {args.dtype}", text)
+
+
+def check_arguments(args: argparse.Namespace) -> torch.device:
+    """Turn lists into lists, refuse what cannot be, and return the device.
+
+    Raises:
+        ValueError: a wrong value.
+    """
+    args.lengths = lengths_of(args.lengths)
+    check_least(args, 1, "batch")
+    check_least(args, 0, "layers clip")
+    check_least(args, 8, "vocabulary")
+    most = sizes_of(args.model)["encoder_layers"]
+    if args.layers > most:
+        raise ValueError(f"--layers must be <= {most} with --model {args.model}, got {args.layers}")
+    if not 0 <= args.dropout < 1:
+        raise ValueError(f"--dropout must be in [0, 1), got {args.dropout}")
+    set_labels(args)
+    return prepare_run(args)
+
+
+def setting_of(args: argparse.Namespace, length: int) -> MaskedLMSetting:
+    """Return what is measured at a length."""
+    return MaskedLMSetting(
+        size=args.model,
+        layers=args.layers,
+        vocabulary=args.vocabulary,
+        positions=max(BERT_POSITIONS, length),
+        clip=args.clip,
+        batch=args.batch,
+        length=length,
+        dropout=args.dropout,
+        dtype=getattr(torch, args.dtype),
+        device=torch.device(args.device),
+    )
+
+
+def count_parameters(args: argparse.Namespace, log: RowLog, where: dict) -> None:
+    """Add what positions add to the whole model's parameters, a row a scheme."""
+    column = where | {"column": "parameters"}
+    if not log.lacks(column, args.schemes):
+        return
+    whole = replace(setting_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
+    whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
+    without = parameters(masked_lm(PLAIN, whole))
+    with progress(len(args.schemes), "parameters") as bar:
+        for scheme in args.schemes:
+            added = parameters(masked_lm(scheme, whole)) - without
+            log.add(column, [{"name": scheme, "parameters": added, "without": without}])
+            bar.update()
+
+
+def measure(args: argparse.Namespace, log: RowLog, where: dict) -> None:
+    """Add time and memory; the baseline is timed again with each handful of schemes."""
+    others = [label for label in args.labels if label != BASELINE]
+    groups = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
+    device = torch.device(args.device)
+    for length in args.lengths:
+        what = setting_of(args, length)
+        for mode, make in MODES.items():
+            column = where | {"column": f"{mode} {length}"}
+            for group in groups or [[]]:
+                names = (BASELINE, *group)
+                if log.lacks(column, names):
+                    runs = {scheme: make(scheme, what) for scheme in names}
+                    words = column["column"]
+                    log.add(
+                        column,
+                        timed_rows(words, BASELINE, runs, device, args.rounds, args.seconds),
+                    )
+        column, names = where | {"column": f"memory {length}"}, [BASELINE, *others]
+        with progress(len(names), f"memory {length}") as bar:
+            for scheme in names:
+                if log.lacks(column, [scheme]):
+                    peak = peak_mebibytes(training_step(scheme, what), device)
+                    log.add(column, [{"name": scheme, "MiB": peak}])
+                bar.update()
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def describe(args: argparse.Namespace, head: str) -> str:
+    """Return machine, versions, sizes: what the tables are of."""
+    size = sizes_of(args.model)
+    whole = size["encoder_layers"]
+    clip = f"clip {args.clip}" if args.clip else "unclipped"
+    timed = args.layers or whole
+    return (
+        f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. BERT-{args.model}: {whole} layers, "
+        f"{size['encoder_embed_dim']} wide, {size['encoder_attention_heads']} heads. Parameters: "
+        f"what positions add to the whole model, tables of {BERT_POSITIONS} positions; the "
+        f"papers' by their formulas (000: a table a head; 003: one for all heads). Timed are "
+        f"**{timed} of {whole} layers** and {args.vocabulary:,} words, {args.batch} rows of "
+        f"{', '.join(map(str, args.lengths))} tokens, {args.dtype}, {clip}, dropout "
+        f"{args.dropout:g}; relative to `{BASELINE}`: median (minimum to minimum) ± half the "
+        f"quartile distance; memory: peak of a training step beyond weights and Adam's state."
+    )
+
+
+def report(args: argparse.Namespace, rows: list[dict], words: str) -> str:
+    """Return description and tables."""
+    size = sizes_of(args.model)
+    widths = (size[f"encoder_{name}"] for name in ("layers", "embed_dim", "attention_heads"))
+    without = next(row["without"] for row in rows if "without" in row)
+    total = f"Without positions the model has {without:,} parameters ({BERT_WORDS:,} words)."
+    parts = [f"{words} {total} {IN_WORDS}"]
+    parts += [cost_table(rows, args.labels, ModelSizes(*widths, BERT_POSITIONS))]
+    parts += [time_table(rows, args.model)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def thousands(number: int) -> str:
+    """Return a number as the papers print it: 393K, 9.4M."""
+    return f"{number / 1e6:.1f}M" if number >= 10**6 else f"{number // 1000}K"
+
+
+def cost_table(rows: list[dict], labels: Sequence[str], sizes: ModelSizes) -> str:
+    """Return the papers' parameters beside ours, and what was measured; a row a label."""
+    cells = {(row["name"], row["column"]): row for row in rows}
+    columns = [c for c in dict.fromkeys(row["column"] for row in rows) if c != "parameters"]
+    lines = []
+    for label in labels:
+        scheme, _ = scheme_and_backend(label)
+        papers = (
+            thousands(sizes.count(formulas[scheme])) if scheme in formulas else "-"
+            for formulas in PARAMETERS.values()
+        )
+        measured = (_measured(cells.get((label, c)), cells.get((BASELINE, c))) for c in columns)
+        added = cells[scheme, "parameters"]["parameters"]
+        lines.append([f"`{label}`", f"{added:,}", *papers, *measured])
+    return table(["`--position-scheme`", "parameters", *PARAMETERS, *columns], lines)
+
+
+def _measured(row: dict | None, base: dict | None) -> str:
+    if row is None:
+        return "-"
+    if "MiB" in row:
+        return f"{row['MiB']:.0f} MiB" if row is base else f"{row['MiB'] / base['MiB']:.2f}"
+    return time_cell(row, BASELINE)
+
+
+def time_table(rows: list[dict], size: str) -> str:
+    """Return published times beyond the reference's, and ours; "" where the reference lacks."""
+    reference, source = TIME["reference"], TIME["source"].split()[0]
+    times = {(row["name"], row["column"]): row["ms"] for row in rows if "ms" in row}
+    columns = [c for c in dict.fromkeys(row["column"] for row in rows) if c.split()[0] in MODES]
+    if not any((reference, column) in times for column in columns):
+        return ""
+    lines = []
+    for scheme, percents in TIME[size].items():
+        published = dict(zip(MODES, percents, strict=True))
+        parts = []
+        for column in columns:
+            here = "-"
+            if (scheme, column) in times:
+                here = f"{times[scheme, column] / times[reference, column] - 1:+.0%}"
+            parts.append(f"+{published[column.split()[0]]}%, {here}")
+        lines.append([f"`{scheme}`", *parts])
+    heads = [f"beyond `{reference}`", *(f"{column}: {source}, here" for column in columns)]
+    return table(heads, lines)

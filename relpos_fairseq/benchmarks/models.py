@@ -1,0 +1,269 @@
+"""What positions cost in whole models and layers, beside fairseq's own and other libraries'."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from relpos_fairseq.benchmarks import encoder_layers
+from relpos_fairseq.benchmarks.bar import model_target
+from relpos_fairseq.benchmarks.checks import (
+    check_least,
+    chosen_of,
+    lengths_of,
+    prepare_run,
+    set_labels,
+)
+from relpos_fairseq.benchmarks.drawing import check_plot, draw_bars
+from relpos_fairseq.benchmarks.encoder_layers import (
+    FairseqLayer,
+    LayerSetting,
+    OurLayer,
+    layer_runner,
+)
+from relpos_fairseq.benchmarks.peers import PACKAGES, PEERS
+from relpos_fairseq.benchmarks.report import (
+    HOW,
+    machine,
+    table,
+    time_cell,
+    verdict,
+    versions,
+    write_section,
+)
+from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
+from relpos_fairseq.benchmarks.settings import in_attention
+from relpos_fairseq.benchmarks.timing import peak_mebibytes
+from relpos_fairseq.benchmarks.translation import (
+    FAIRSEQ,
+    GAINS,
+    TranslationSetting,
+    generation,
+    training_step,
+)
+
+TOGETHER = 5  # models in memory beside the baseline: base ones take a gigabyte each
+PARTS = {"translation": ("train", "generate"), "layers": ("train", "forward", "memory")}
+MODES = ("train", "generate", "forward", "memory")
+BASELINES = {"translation": FAIRSEQ, "layers": encoder_layers.BASELINE}
+
+
+def benchmark(args: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    device = check_arguments(args)
+    head = machine(device, args.threads)
+    print(head, flush=True)
+    measures = {"translation": measure_translation, "layers": measure_layers}
+    log, found, texts = RowLog(args.csv, args.resume), {}, {}
+    for part in args.parts:
+        words = describe(part, args, head)
+        where = {"setting": f"{part}: {words}"}
+        measures[part](args, log, where)
+        # A continued file may have more modes than this command line asks for.
+        rows = [row for row in log.those(where) if row["column"].split()[0] in args.modes]
+        found[part] = rows
+        texts[part] = f"{words}\n\n{part_table(rows, part, args.clip if args.bar else None)}"
+        print(f"\n{texts[part]}\n", flush=True)
+    if args.plot:
+        picture(args.plot, found, head)
+    if args.write:
+        for part, text in texts.items():
+            kind = f"size {args.size}" if part == "translation" else f"clip {args.clip}"
+            write_section(args.write, f"models {part} {args.device} {args.dtype} {kind}", text)
+
+
+def check_arguments(args: argparse.Namespace) -> torch.device:
+    """Turn lists into lists, refuse what cannot be, and return the device.
+
+    Raises:
+        ValueError: a wrong value.
+    """
+    packages = [FAIRSEQ, *PACKAGES]
+    args.parts = chosen_of("parts", args.parts, list(PARTS))
+    args.modes = chosen_of("modes", args.modes, MODES)
+    words = {"all": packages, "none": []}
+    args.peers = (
+        words[args.peers] if args.peers in words else chosen_of("peers", args.peers, packages)
+    )
+    for part in args.parts:
+        if not set(PARTS[part]) & set(args.modes):
+            raise ValueError(
+                f"--parts {part} has the modes {', '.join(PARTS[part])}, got --modes "
+                f"{','.join(args.modes)}"
+            )
+    args.lengths = lengths_of(args.lengths)
+    check_least(args, 1, "vocabulary rows beam tokens width ffn heads")
+    check_least(args, 0, "clip")
+    check_least(args, 2, "length")
+    if args.width % args.heads:
+        raise ValueError(f"--width {args.width} must be a multiple of --heads {args.heads}")
+    if not 0 <= args.dropout < 1:
+        raise ValueError(f"--dropout must be in [0, 1), got {args.dropout}")
+    set_labels(args)
+    check_plot(args.plot)
+    return prepare_run(args)
+
+
+# --- translation ---------------------------------------------------------------------------------
+
+
+def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> None:
+    """Add rows of whole models; the baseline is timed again with each handful of others."""
+    setting = TranslationSetting(
+        size=args.size,
+        vocabulary=args.vocabulary,
+        rows=args.rows,
+        length=args.length,
+        beam=args.beam,
+        dropout=args.dropout,
+        dtype=getattr(torch, args.dtype),
+        device=torch.device(args.device),
+    )
+    makers = {"train": training_step, "generate": generation}
+    for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
+        labels = [*(GAINS if mode == "train" else ()), *args.labels]
+        for start in range(0, len(labels), TOGETHER):
+            names, column = [FAIRSEQ, *labels[start : start + TOGETHER]], where | {"column": mode}
+            if log.lacks(column, names):
+                runs = {name: makers[mode](name, setting) for name in names}
+                timed = timed_rows(mode, FAIRSEQ, runs, setting.device, args.rounds, args.seconds)
+                log.add(column, timed)
+
+
+# --- layers --------------------------------------------------------------------------------------
+
+
+def layer_setting(args: argparse.Namespace, length: int) -> LayerSetting:
+    """Return what is measured at a length."""
+    return LayerSetting(
+        width=args.width,
+        ffn=args.ffn,
+        heads=args.heads,
+        batch=max(args.tokens // length, 1),
+        length=length,
+        clip=args.clip,
+        dropout=args.dropout,
+        dtype=getattr(torch, args.dtype),
+        device=torch.device(args.device),
+    )
+
+
+def layer_makers(
+    args: argparse.Namespace,
+) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
+    """Return by name what builds a layer, and whether it takes (T, B, E)."""
+    names = [label for label in args.labels if in_attention(label.split(", ")[0])]
+    names = dict.fromkeys([encoder_layers.BASELINE, *names])
+    ours = {name: (lambda setting, name=name: OurLayer(name, setting), True) for name in names}
+    baseline = {encoder_layers.BASELINE: ours.pop(encoder_layers.BASELINE)}
+    fairseqs = {FAIRSEQ: (FairseqLayer, True)} if FAIRSEQ in args.peers else {}
+    device = torch.device(args.device)
+    peers = {
+        peer.name: (peer.layer, peer.time_first)
+        for peer in PEERS
+        if peer.package in args.peers and peer.absence(device) is None
+    }
+    return baseline | fairseqs | ours | peers
+
+
+def measure_layers(args: argparse.Namespace, log: RowLog, where: dict) -> None:
+    """Add rows of layers at every length."""
+    makers = layer_makers(args)
+    modes = [mode for mode in PARTS["layers"] if mode in args.modes]
+    for length in args.lengths:
+        columns = {mode: where | {"column": f"{mode} {length}"} for mode in modes}
+        missing = [mode for mode in modes if log.lacks(columns[mode], makers)]
+        setting, built = layer_setting(args, length), {}
+        for name, (build, time_first) in makers.items() if missing else ():
+            torch.manual_seed(1)
+            built[name] = (build(setting), time_first)
+        for mode in missing:
+            log.add(columns[mode], layer_rows(args, setting, built, mode))
+
+
+def layer_rows(
+    args: argparse.Namespace, setting: LayerSetting, built: dict[str, tuple], mode: str
+) -> list[dict]:
+    """Return a row a layer: its peak memory, or its times and parameters."""
+    runs = {
+        name: layer_runner(layer, setting, "train" if mode == "memory" else mode, time_first)
+        for name, (layer, time_first) in built.items()
+    }
+    if mode == "memory":
+        return [{"name": n, "MiB": peak_mebibytes(run, setting.device)} for n, run in runs.items()]
+    baseline, column = encoder_layers.BASELINE, f"{mode} {setting.length}"
+    timed = timed_rows(column, baseline, runs, setting.device, args.rounds, args.seconds)
+    return [{**row, "parameters": count(built[row["name"]][0])} for row in timed]
+
+
+def count(layer: torch.nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(part.numel() for part in layer.parameters())
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def part_table(rows: list[dict], part: str, clip: int | None = None) -> str:
+    """Return a part's table: a row a candidate, a column a measurement.
+
+    Args:
+        rows: of results.
+        part: `translation` or `layers`.
+        clip: the clip distance, where cells say what is known to be possible; None: they do not.
+    """
+    cells = {(row["name"], row["column"]): row for row in rows}
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    counts = {row["name"]: row["parameters"] for row in rows if "parameters" in row}
+    like = {peer.name: f"{peer.name}, as `{peer.like}`" for peer in PEERS}
+    lines = []
+    for name in dict.fromkeys(row["name"] for row in rows):
+        texts = [_cell(cells.get((name, column)), part, clip) for column in columns]
+        texts += [f"{counts[name]:,}"] if counts else []
+        lines.append([like.get(name, f"`{name}`"), *texts])
+    return table([part, *columns, *(["parameters"] if counts else [])], lines)
+
+
+def _cell(row: dict | None, part: str, clip: int | None) -> str:
+    if row is None:
+        return "-"
+    if "MiB" in row:
+        return f"{row['MiB']:.0f} MiB"
+    limit = None if clip is None else model_target(part, row["name"], row["column"], clip)
+    return time_cell(row, BASELINES[part]) + verdict(row["least_ratio"], limit)
+
+
+def describe(part: str, args: argparse.Namespace, head: str) -> str:
+    """Return machine, versions, sizes: what a part's table is of."""
+    libraries = versions(["fairseq-fixed", "fairseq"])
+    if part == "translation":
+        return (
+            f"{head}; {libraries}; size {args.size}, {args.rows} sentences of "
+            f"{args.length * 3 // 4}-{args.length} tokens, {args.vocabulary} words, {args.dtype}, "
+            f"dropout {args.dropout:g}; train: fairseq's adam and label_smoothed_cross_entropy in "
+            f"every row that names no other; generate: beam {args.beam}, {args.length} tokens. "
+            f"{HOW.format('fairseq')}"
+        )
+    packages = versions(sorted(PACKAGES))
+    reasons = (peer.absence(torch.device(args.device)) for peer in PEERS)
+    absent = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
+    return (
+        f"{head}; {libraries}{', ' if packages else ''}{packages}; {args.width} wide, {args.ffn} "
+        f"in the feed-forward layer, {args.heads} heads, {args.tokens} tokens a batch, clip "
+        f"{args.clip}, {args.dtype}, dropout {args.dropout:g}. {HOW.format('`none`')} Memory: "
+        f"peak of a training step beyond weights.{' Not measured: ' if absent else ''}{absent}"
+        f"{'.' if absent else ''}"
+    )
+
+
+def picture(path: Path, rows: dict[str, list[dict]], head: str) -> None:
+    """Draw all ratios."""
+    panels: dict[str, dict[str, float]] = {}
+    for part, found in rows.items():
+        for row in found:
+            if "ratio" in row:
+                panels.setdefault(f"{part}: {row['column']}", {})[row["name"]] = row["ratio"]
+    draw_bars(path, panels, head)

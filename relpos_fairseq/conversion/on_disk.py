@@ -1,0 +1,73 @@
+"""Conversion from a file or folder to a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from relpos_fairseq.conversion import ConversionError
+from relpos_fairseq.conversion.job import (
+    Job,
+    read_job_source,
+    to_huggingface,
+    to_ours,
+)
+from relpos_fairseq.conversion.reading import check_destination
+from relpos_fairseq.engine.files import atomic_folder, atomic_path
+
+HUGGING_FACE = ("hf-bert", "hf-roberta")
+
+
+def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -> None:
+    """Convert a checkpoint or a Hugging Face folder, and say what is lost.
+
+    Args:
+        job: what is asked for.
+        path: the source.
+        out: a new folder, or a new file ending in `.pt`.
+        data: where the source's dictionary and tokenizer are; None: beside it.
+
+    Raises:
+        ValueError: it cannot be converted so.
+    """
+    check_destination(out, path)
+    if job.to in HUGGING_FACE and out.suffix == ".pt":
+        raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
+    with _quiet():
+        _convert(job, path, out, data)
+
+
+def _convert(job: Job, path: Path, out: Path, data: Path | None) -> None:
+    source = read_job_source(path, data)
+    for line in (
+        f"source    {source.kind}: {source.path}",
+        *(f"note      {n}" for n in source.notes),
+    ):
+        print(line, flush=True)
+    if job.to in HUGGING_FACE:
+        write = to_huggingface(job, source, print)
+    else:
+        if job.head:
+            raise ConversionError("--head chooses what goes into a Hugging Face folder alone")
+        write = to_ours(job, source, print)
+    if out.suffix == ".pt":
+        with atomic_path(out) as making:
+            write(making)
+    else:
+        with atomic_folder(out) as making:
+            write(making)
+    print(f"wrote {out}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Models that are built to be measured say nothing of themselves."""
+    logger = logging.getLogger("relpos_fairseq")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

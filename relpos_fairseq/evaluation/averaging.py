@@ -1,0 +1,119 @@
+"""The mean of checkpoints of one training."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may hold)
+import torch
+
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import atomic_path
+from relpos_fairseq.placement import decode_text
+
+EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
+SCHEME = "scheme_version"
+
+
+def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> list[Path]:
+    """Return the checkpoints that are meant.
+
+    Args:
+        inputs: checkpoints, or their one folder.
+        last: of a folder, how many epochs' checkpoints.
+        last_updates: of a folder, how many of those saved at updates.
+
+    Raises:
+        PreparationError: The folder has fewer, or options do not go together.
+    """
+    if not (last or last_updates):
+        folders = [path for path in inputs if path.is_dir()]
+        if folders:
+            raise PreparationError(f"{folders[0]} is a folder: add --last N or --last-updates N")
+        return inputs
+    number = last or last_updates
+    if len(inputs) != 1 or not inputs[0].is_dir() or (last and last_updates):
+        raise PreparationError("--last or --last-updates goes with one folder in --inputs")
+    pattern = EPOCH if last else UPDATE
+    named = [(pattern.fullmatch(path.name), path) for path in inputs[0].glob("*.pt")]
+    found = sorted((int(match.group(1)), path) for match, path in named if match)
+    if number < 1 or len(found) < number:
+        raise PreparationError(
+            f"{inputs[0]} has {len(found)} checkpoints like {pattern.pattern}, "
+            f"{number} asked for: keep more (--keep-last-epochs, --keep-interval-updates)"
+        )
+    return [path for _, path in found[-number:]]
+
+
+def write_average(paths: Sequence[Path], output: Path) -> None:
+    """Write the mean of checkpoints as a checkpoint."""
+    state = average(paths)
+    with atomic_path(output) as temporary:
+        torch.save(state, temporary)
+
+
+def load(path: Path) -> dict:
+    """Load a checkpoint without running what may be in it.
+
+    Raises:
+        PreparationError: It is no checkpoint of fairseq's.
+    """
+    if not path.is_file():
+        raise PreparationError(f"{path} is not a file")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling has no common class of errors
+        reason = str(error).split("\n")[0]
+        raise PreparationError(f"{path} could not be loaded ({reason}): is it whole?") from error
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise PreparationError(f"{path} is no checkpoint of fairseq's: it has no model")
+    return state
+
+
+def average(paths: Sequence[Path]) -> dict:
+    """Return the first checkpoint's state with all checkpoints' mean parameters.
+
+    Raises:
+        PreparationError: They are of different schemes or models.
+    """
+    first = load(paths[0])
+    model = first["model"]
+    sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
+    for path in paths[1:]:
+        other = load(path)["model"]
+        check_same(paths[0], model, path, other)
+        for name in sums:
+            sums[name] += other[name].double()
+    first["model"] = {
+        name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
+        for name, value in model.items()
+    }
+    first["last_optimizer_state"] = None
+    return first
+
+
+def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
+    """Check that two models may be averaged.
+
+    Raises:
+        PreparationError: With what differs.
+    """
+    # Schemes first: what else differs follows from them.
+    for name in sorted(model.keys() | other.keys(), key=lambda n: (not n.endswith(SCHEME), n)):
+        here, there = model.get(name), other.get(name)
+        if name.endswith(SCHEME) and not (
+            here is not None and there is not None and torch.equal(here, there)
+        ):
+            schemes = [
+                decode_text(value) if value is not None else "none" for value in (here, there)
+            ]
+            raise PreparationError(
+                f"{first} has [{schemes[0]}] in {name}, {path} has [{schemes[1]}]: "
+                "only checkpoints of one scheme can be averaged"
+            )
+        if here is None or there is None:
+            raise PreparationError(f"{name} is in {first if there is None else path} alone")
+        if here.shape != there.shape:
+            raise PreparationError(
+                f"{name} has shape {tuple(here.shape)} in {first}, {tuple(there.shape)} in {path}"
+            )

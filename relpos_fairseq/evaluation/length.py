@@ -1,0 +1,213 @@
+"""Perplexity of a language model by the length of its context and of its memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos_fairseq.engine.files import atomic_path, write_text
+from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.evaluation.language_model import (
+    Subject,
+    last_targets,
+    load_subject,
+    score_with_memory,
+    score_with_windows,
+    show,
+)
+
+TIMES = (0.5, 1, 2, 4, 8, 16)
+WORSE = 1.05  # perplexity beyond this times that at the trained length: it does not extrapolate
+COLUMNS = ("kind", "length", "tokens", "bits", "perplexity", "tokens_per_second", "status")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is evaluated.
+
+    Attributes:
+        checkpoint: a language model's.
+        data: folder of binarised text.
+        out: where the table and the picture go, and finished points are kept.
+        lengths: tokens of context; None: half to 16 times the trained length.
+        mem_lens: tokens of memory; None: likewise, and 0.
+        split: part of the data.
+        tokens: predictions scored, the last of the split.
+        stride: tokens between windows; None: half of each.
+        rows: rows or windows evaluated together.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    checkpoint: Path
+    data: Path
+    out: Path
+    lengths: list[int] | None = None
+    mem_lens: list[int] | None = None
+    split: str = "valid"
+    tokens: int = 20000
+    stride: int | None = None
+    rows: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "rows", "stride"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be >= 1, got {value}")
+
+
+def evaluate(options: Options) -> None:
+    """Evaluate every point; write the table and the picture."""
+    subject = load_subject(options.checkpoint, options.data, options.split)
+    if subject.trained_memory is None and options.mem_lens:
+        raise ValueError(f"--mem-lens: {subject.name} has no memory; leave it out")
+    lengths = chosen(options.lengths or None, "--lengths", 1, subject.trained_length)
+    memories = []
+    if subject.trained_memory is not None:
+        default = [0, *multiples(subject.trained_memory or subject.trained_length)]
+        memories = chosen(options.mem_lens, "--mem-lens", 0, subject.trained_memory, default)
+    targets = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
+    print(
+        f"{subject.name}: {subject.parameters:,} parameters, trained with "
+        f"{subject.trained_length} tokens a sample; {len(targets):,} predictions of {options.split}"
+    )
+    stages = [
+        point(kind, length, work, subject, targets, options)
+        for kind, values, work in (
+            ("context", lengths, context_point),
+            ("memory", memories, memory_point),
+        )
+        for length in values
+    ]
+    rows = judged(list(run_stages(stages, options.out).values()), subject)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(options.out / "length.csv", text.getvalue())
+    draw(rows, subject, options.out / "length.png")
+    print(show(rows))
+    print(f"wrote {options.out / 'length.csv'} and {options.out / 'length.png'}")
+
+
+def point(
+    kind: str,
+    length: int,
+    work: Callable[[Subject, range, int, Options], dict],
+    subject: Subject,
+    targets: range,
+    options: Options,
+) -> Stage:
+    """A point as a stage: its counts are its row."""
+    return Stage(
+        f"{kind}-{length}",
+        lambda: {"kind": kind, "length": length, **work(subject, targets, length, options)},
+        inputs=[options.checkpoint, options.data / f"{options.split}.bin"],
+        outputs=[],
+        parameters={
+            "split": options.split,
+            "tokens": len(targets),
+            "stride": options.stride,
+            "rows": options.rows,
+        },
+    )
+
+
+def multiples(trained: int) -> list[int]:
+    """Return half to 16 times a trained length."""
+    return sorted({max(1, int(trained * times)) for times in TIMES})
+
+
+def chosen(
+    given: list[int] | None, flag: str, least: int, trained: int, default: list[int] | None = None
+) -> list[int]:
+    """Return lengths to score, rising; the trained one, which judges the others, is among them.
+
+    Args:
+        given: those of the command line; None: the default; empty: none at all.
+        flag: where they were given.
+        least: the shortest that makes sense.
+        trained: the length in training.
+        default: where none are given; None: half to 16 times the trained one.
+
+    Raises:
+        ValueError: one is too short.
+    """
+    if given is None:
+        given = multiples(trained) if default is None else default
+    if any(value < least for value in given):
+        raise ValueError(f"{flag} must be >= {least}, got {min(given)}")
+    return sorted({*given, trained}) if given else []
+
+
+def context_point(subject: Subject, targets: range, length: int, options: Options) -> dict:
+    """Return the perplexity with windows of a length, or why there is none."""
+    if subject.longest is not None and length > subject.longest:
+        reason = f"cannot: its table has {subject.longest} positions"
+        return {"tokens": 0, "status": reason}
+    if length > len(subject.tokens) - 1:
+        return {"tokens": 0, "status": f"cannot: the split has {len(subject.tokens) - 1} tokens"}
+    stride = min(options.stride or max(1, length // 2), length)
+    return described(score_with_windows(subject, targets, length, stride, options.rows))
+
+
+def memory_point(subject: Subject, targets: range, length: int, options: Options) -> dict:
+    """Return the perplexity with a memory of a length and segments as trained."""
+    block = min(subject.trained_length, len(targets))
+    return described(score_with_memory(subject, targets, block, length, options.rows))
+
+
+def described(score) -> dict:
+    """Return a score as a row."""
+    return {
+        "tokens": score.tokens,
+        "bits": round(score.bits, 5),
+        "perplexity": round(score.perplexity, 4),
+        "tokens_per_second": round(score.speed, 1),
+        "status": "ok",
+    }
+
+
+def judged(rows: list[dict], subject: Subject) -> list[dict]:
+    """Return rows with a status that says where more context than in training harms a model."""
+    trained = {"context": subject.trained_length, "memory": subject.trained_memory}
+    for kind, length in trained.items():
+        known = [row for row in rows if row["kind"] == kind and row["status"] == "ok"]
+        reference = next((row for row in known if row["length"] == length), None)
+        for row in known if reference else []:
+            times = row["perplexity"] / reference["perplexity"]
+            if row["length"] > length and times > WORSE:
+                row["status"] = f"does not extrapolate: perplexity x{times:.2f}"
+    return [{name: row.get(name, "") for name in COLUMNS} for row in rows]
+
+
+def draw(rows: list[dict], subject: Subject, path: Path) -> None:
+    """Draw perplexity over length, one panel a kind."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kinds = [kind for kind in ("context", "memory") if any(row["kind"] == kind for row in rows)]
+    figure, axes = pyplot.subplots(1, len(kinds), figsize=(5 * len(kinds), 3.6), squeeze=False)
+    trained = {"context": subject.trained_length, "memory": subject.trained_memory}
+    for axis, kind in zip(axes[0], kinds, strict=True):
+        points = [row for row in rows if row["kind"] == kind and row["tokens"]]
+        missing = [row for row in rows if row["kind"] == kind and not row["tokens"]]
+        axis.plot([row["length"] for row in points], [row["perplexity"] for row in points], "o-")
+        axis.axvline(trained[kind], color="grey", linestyle=":", label=f"trained: {trained[kind]}")
+        for row in missing:
+            axis.axvline(row["length"], color="tab:red", linestyle="--", linewidth=0.8)
+        if missing:
+            axis.plot([], [], color="tab:red", linestyle="--", label="cannot be read")
+        axis.set_xscale("symlog", base=2, linthresh=1)
+        axis.set(xlabel=f"{kind} (tokens)", ylabel="perplexity per token", title=subject.name)
+        axis.legend()
+    figure.tight_layout()
+    with atomic_path(path) as partial:
+        figure.savefig(partial, format="png", dpi=120)
+    pyplot.close(figure)

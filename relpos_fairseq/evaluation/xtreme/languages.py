@@ -1,0 +1,198 @@
+"""Models that were fine-tuned on English, evaluated in every language that is there (XTREME)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from relpos_fairseq.data.question_answering.reading import split_name
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import atomic_folder, write_json, write_text
+from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.engine.tables import table
+from relpos_fairseq.evaluation import questions
+from relpos_fairseq.evaluation.xtreme import xnli
+from relpos_fairseq.evaluation.xtreme.files import METRICS, NAMES, question_files
+
+ENGLISH = "en"
+FLAGS = {"XQuAD": "xquad", "MLQA": "mlqa", "TyDiQA-GoldP": "tydiqa"}
+ABSENT, UNLABELLED = "-", "no labels"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is evaluated; what is None is left out.
+
+    Attributes:
+        out: folder of predictions and the table.
+        xnli_model: checkpoint fine-tuned on XNLI's English training data.
+        xnli: its data, as `relpos prepare glue` wrote them.
+        qa_model: checkpoint fine-tuned on English questions.
+        qa_data: its data folder; None: the one that it was trained on.
+        qa_flags: further options of the answering, as they were given.
+        answering: these options, read.
+        xquad: folder of XQuAD's files; mlqa and tydiqa likewise.
+        cpu: whether to use no GPU.
+        force: whether to repeat what is done.
+    """
+
+    out: Path
+    answering: questions.Options
+    xnli_model: Path | None = None
+    xnli: Path | None = None
+    qa_model: Path | None = None
+    qa_data: Path | None = None
+    qa_flags: str = ""
+    xquad: Path | None = None
+    mlqa: Path | None = None
+    tydiqa: Path | None = None
+    cpu: bool = False
+    force: bool = False
+
+    def check(self) -> None:
+        """Refuse a model without data, data without a model, and paths that are not there.
+
+        Raises:
+            PreparationError: it says which.
+        """
+        if bool(self.xnli_model) != bool(self.xnli):
+            raise PreparationError("--xnli-model and --xnli belong together: give both or neither")
+        given = [flag for flag in FLAGS.values() if getattr(self, flag)]
+        if bool(self.qa_model) != bool(given):
+            raise PreparationError(
+                "--qa-model belongs together with one of --xquad, --mlqa, --tydiqa at least"
+            )
+        if not self.xnli and not given:
+            raise PreparationError("there is nothing to evaluate: give --xnli-model or --qa-model")
+        for path in filter(None, (getattr(self, name) for name in ("xnli", *given))):
+            if not path.is_dir():
+                raise PreparationError(f"there is no folder {path}")
+        for path in filter(None, (self.xnli_model, self.qa_model)):
+            if not path.is_file():
+                raise PreparationError(f"there is no checkpoint {path}")
+
+
+def evaluate(options: Options) -> None:
+    """Evaluate every model on every data set; print and write the table.
+
+    Raises:
+        ValueError: what is wrong with the options, a model or a file.
+    """
+    options.check()
+    results = run_stages(stages(options), options.out, force=options.force)
+    text = by_language(results)
+    print(f"\n{text}")
+    write_text(options.out / "xtreme.md", f"{text}\n")
+    write_json(options.out / "xtreme.json", results)
+
+
+def stages(options: Options) -> list[Stage]:
+    """Return a stage for each data set."""
+    found = []
+    if options.xnli:
+        xnli.languages(options.xnli)
+        found.append(
+            Stage(
+                xnli.NAME,
+                lambda: evaluate_xnli(options),
+                [options.xnli_model, options.xnli],
+                [options.out / xnli.NAME],
+            )  # fmt: skip
+        )
+    for name, flag in FLAGS.items():
+        folder = getattr(options, flag)
+        if folder:
+            files = question_files(name, folder)
+            found.append(
+                Stage(
+                    name,
+                    lambda name=name, files=files: evaluate_questions(options, name, files),
+                    [options.qa_model, *files.values()],
+                    [options.out / name],
+                    {
+                        "metric": METRICS[name],
+                        "flags": options.qa_flags,
+                        "data": str(options.qa_data),
+                    },
+                )
+            )
+    return found
+
+
+def evaluate_xnli(options: Options) -> dict[str, float | None]:
+    """Return accuracy by language, None without labels; predictions are written, a label a line.
+
+    That is how XTREME takes them: test sets without labels are predicted for it.
+    """
+    model = xnli.Classifier(options.xnli_model, options.xnli, options.cpu)
+    results = {}
+    with atomic_folder(options.out / xnli.NAME) as folder:
+        for language, splits in xnli.languages(options.xnli).items():
+            results[language] = None
+            for split in filter(None, (splits.scored, splits.unlabelled)):
+                predicted, right = model.predict(split)
+                stem = "test" if split.startswith("test") else "dev"
+                labels = "".join(f"{label}\n" for label in predicted)
+                write_text(folder / f"{stem}-{language}.tsv", labels)
+                if split == splits.scored:
+                    hits = sum(a == b for a, b in zip(predicted, right, strict=True))
+                    results[language] = 100 * hits / len(right)
+    return results
+
+
+def evaluate_questions(
+    options: Options, name: str, files: dict[str, Path]
+) -> dict[str, list[float]]:
+    """Return F1 and exact match by language; what was answered is written."""
+    with atomic_folder(options.out / name) as folder:
+        asked = replace(
+            options.answering,
+            files=list(files.values()),
+            path=options.qa_model,
+            data=options.answering.data or options.qa_data,
+            out=folder,
+            metric=options.answering.metric or METRICS[name],
+            cpu=options.cpu or options.answering.cpu,
+        )
+        numbers = questions.evaluate(asked)
+    found = {language: numbers[split_name(path)] for language, path in files.items()}
+    return {language: [one["f1"], one["exact"]] for language, one in found.items()}
+
+
+def by_language(results: dict[str, dict]) -> str:
+    """Return one row a language, English first; the last rows are means.
+
+    Args:
+        results: data set to language to accuracy (None: no labels), or to F1 and exact match.
+    """
+    names = [name for name in (xnli.NAME, *NAMES) if name in results]
+    spoken = {language for name in names for language in results[name]}
+    order = sorted(spoken, key=lambda language: (language != ENGLISH, language))
+    columns = [results[name] for name in names]
+    rows = [[language, *(cell(found.get(language), language in found) for found in columns)]
+            for language in order]  # fmt: skip
+    for title, left_out in (("mean", ()), ("mean without English", (ENGLISH,))):
+        rows.append([title, *(cell(mean(found, left_out)) for found in columns)])
+    heads = [f"{name} ({'accuracy' if name == xnli.NAME else 'F1 / EM'})" for name in names]
+    return table(rows, ["language", *heads])
+
+
+def mean(found: dict, left_out: Sequence[str]) -> float | list[float] | None:
+    """Return the mean over languages; None where none is left."""
+    kept = [value for language, value in found.items()
+            if language not in left_out and value is not None]  # fmt: skip
+    if not kept:
+        return None
+    if isinstance(kept[0], list):
+        return [statistics.fmean(column) for column in zip(*kept, strict=True)]
+    return statistics.fmean(kept)
+
+
+def cell(value: float | Sequence[float] | None, there: bool = False) -> str:
+    """Return a number, or F1 / EM; without one it says whether the language is `there`."""
+    if value is None:
+        return UNLABELLED if there else ABSENT
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return " / ".join(f"{number:.2f}" for number in values)

@@ -1,0 +1,261 @@
+"""The stages of prepare_lm.py: text, units, a stage for every split, manifests."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from relpos_fairseq.data.dictionary import NSPECIAL, read_dictionary, write_dictionary
+from relpos_fairseq.engine.archives import extract
+from relpos_fairseq.engine.download import fetch
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import copy_file, require_space
+from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.preparation.base import Preparation
+from relpos_fairseq.preparation.lm.corpora import CORPORA, PublishedCorpus
+from relpos_fairseq.preparation.lm.encoding import encode_split
+from relpos_fairseq.preparation.lm.reading import read_text
+from relpos_fairseq.preparation.lm.report import write_manifests
+from relpos_fairseq.preparation.lm.settings import SPLITS, check_values
+from relpos_fairseq.preparation.lm.splitting import parse_fractions, split_text
+from relpos_fairseq.preparation.lm.units import Bytes, make_units
+from relpos_fairseq.preparation.lm.vocabulary import choose, count_symbols, train_sentencepiece
+
+SENTENCEPIECE = (
+    "model_type",
+    "vocab_size",
+    "character_coverage",
+    "byte_fallback",
+    "sample_lines",
+    "seed",
+)
+VERSION = 1  # raised when the same input and options come to give another result
+TEXT = ("extract", "split")  # stages that make text, which is input rather than output
+
+
+class LmPreparation(Preparation):
+    """Text to binaries that language models train on.
+
+    Args:
+        args: The command line.
+
+    Raises:
+        PreparationError: Options are missing or contradict each other.
+    """
+
+    prunes = True
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args.out)
+        self.args = args
+        corpus = CORPORA.get(args.corpus)
+        self.level = args.level or (corpus.level if corpus else "word")
+        self.fractions: list[Fraction] = []
+        check_values(args, self.level)
+        given = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
+        if sum((bool(given), bool(args.text), bool(args.corpus))) != 1:
+            raise PreparationError("give either --train/--valid/--test, or --text, or --corpus")
+        split = args.split or (corpus.split if corpus else None)
+        if bool(split) != (bool(args.text) or bool(corpus and corpus.split)):
+            raise PreparationError("--split and --text belong together")
+        if split:
+            self.fractions = parse_fractions(split)
+        if "train" not in given and given and not args.dict and self.level != "byte":
+            raise PreparationError("without --train there must be --dict")
+        if self.level == "sentencepiece" and given and "train" not in given:
+            if not args.sentencepiece:
+                raise PreparationError("without --train there must be --sentencepiece")
+        self.files: dict[str, list[Path]] = given
+        self.text: list[Path] = args.text
+        self.archives: list[Path] = []
+        self.planned: list[Stage] = []
+        self.models: list[Path] = []  # sentencepiece's, at its level
+        self.dictionary = self.out / "dict.txt"
+        self.folders = [self.out]
+        if args.shards > 1:
+            self.folders = [self.out / f"shard{i}" for i in range(args.shards)]
+
+    def stages(self) -> list[Stage]:
+        self.planned.clear()
+        self.find_text()
+        self.learn_units()
+        self.encode()
+        return self.planned
+
+    def find_text(self) -> None:
+        """Downloads, extracts and splits, as the command line asks."""
+        corpus = CORPORA.get(self.args.corpus)
+        if corpus:
+            self.extract_corpus(corpus)
+        else:
+            missing = [str(path) for path in self.inputs() if not path.is_file()]
+            if missing:
+                raise PreparationError(f"not a file: {', '.join(missing)}")
+            require_space(self.out, sum(path.stat().st_size for path in self.inputs()))
+        if self.fractions:
+            names = SPLITS[: len(self.fractions)]
+            parts = [self.out / "text" / f"{split}.txt" for split in names]
+            options = {"level": self.level, "on_bad_line": self.args.on_bad_line}
+            self.add(
+                "split",
+                lambda: split_text(self.text, parts, self.fractions, options),
+                self.text,
+                parts,
+                {**options, "split": [str(f) for f in self.fractions]},
+            )
+            self.files = {split: [path] for split, path in zip(names, parts, strict=True)}
+
+    def extract_corpus(self, corpus: PublishedCorpus) -> None:
+        """Download a corpus and adds the stage that takes its text out of the archive."""
+        folder = self.args.downloads or self.out / "downloads"
+        files = fetch([corpus.archive], folder, from_dir=self.args.from_dir, hashes=self.hashes)
+        archive, text = files[corpus.archive.name], self.out / "text"
+        members = list(corpus.members.values())
+        made = {split: text / member for split, member in corpus.members.items()}
+        self.archives = [archive]
+        self.add(
+            "extract",
+            lambda: {"files": len(extract(archive, text, members))},
+            [archive],
+            list(made.values()),
+            {"members": members},
+        )
+        if corpus.split:
+            self.text = list(made.values())
+        else:
+            self.files = {split: [path] for split, path in made.items()}
+
+    def inputs(self) -> list[Path]:
+        """Return the user's text files."""
+        return [*self.text, *(path for paths in self.files.values() for path in paths)]
+
+    def add(self, name, run, inputs, outputs, parameters) -> None:
+        """Add a stage."""
+        version = {"version": VERSION}
+        self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
+
+    def learn_units(self) -> None:
+        """Add the stages that make sentencepiece.model and dict.txt."""
+        args = self.args
+        train = self.files.get("train", [])
+        reading = {"level": self.level, "on_bad_line": args.on_bad_line}
+        if self.level == "sentencepiece":
+            self.models = [self.out / "sentencepiece.model"]
+            self.learn_pieces(train, reading)
+        if args.dict:
+            self.add("dictionary", self.copy_dictionary, [args.dict], [self.dictionary], {})
+        elif self.level == "byte":
+            self.add("dictionary", self.byte_dictionary, [], [self.dictionary], reading)
+        else:
+            read = self.files if self.level == "char" else {"train": train}
+            texts = [path for paths in read.values() for path in paths]
+            cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
+            self.add(
+                "dictionary",
+                self.count_dictionary,
+                [*texts, *self.models],
+                [self.dictionary],
+                {**reading, **cut},
+            )
+
+    def learn_pieces(self, train: list[Path], reading: dict) -> None:
+        """Add the stage that trains a sentencepiece model, or copies the user's."""
+        args, model = self.args, self.models[0]
+        if args.sentencepiece:
+            given = args.sentencepiece
+            self.add("sentencepiece", lambda: copy_file(given, model), [given], [model], {})
+            return
+        options = {name: getattr(args, name) for name in SENTENCEPIECE}
+
+        def run() -> dict[str, int]:
+            return train_sentencepiece(
+                model, read_text(train, self.level, args.on_bad_line), options
+            )
+
+        self.add("sentencepiece", run, train, [model], {**reading, **options})
+
+    def units(self):
+        """Return the units of this level; those of sentencepiece once its model is there."""
+        return make_units(self.level, *self.models)
+
+    def byte_dictionary(self) -> dict[str, int]:
+        """Make the dict.txt of all bytes."""
+        write_dictionary(self.dictionary, [(symbol, 1) for symbol in Bytes.symbols])
+        return {"symbols": len(Bytes.symbols)}
+
+    def count_dictionary(self) -> dict[str, int]:
+        """Make dict.txt of the training text."""
+        args, files = self.args, dict(self.files)
+        train = files.pop("train", [])
+        # Characters that only valid or test have are in the dictionary too, at its end: bits per
+        # character allow no unknown, and published enwik8 vocabularies count all splits.
+        others = [path for paths in files.values() for path in paths] * (self.level == "char")
+        units = self.units()
+        texts = [
+            read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths
+        ]
+        symbols, different = count_symbols(texts, units, args.workers)
+        kept = choose(symbols, args.threshold, args.words, args.padding_factor)
+        write_dictionary(self.dictionary, kept)
+        return {"symbols": len(kept), "different units": different}
+
+    def copy_dictionary(self) -> dict[str, int]:
+        """Check the user's dictionary and copies it."""
+        symbols = read_dictionary(self.args.dict)
+        copy_file(self.args.dict, self.dictionary)
+        return {"symbols": len(symbols)}
+
+    def encode(self) -> None:
+        """Add a stage for every split."""
+        args = self.args
+        options = {
+            "level": self.level,
+            "documents": args.documents,
+            "on_bad_line": args.on_bad_line,
+            "refuse_unknown": self.level == "char" and args.dict is not None,
+        }
+        suffixes = ["bin", "idx"] + ["documents.npy"] * (args.documents != "none")
+        for split, paths in self.files.items():
+            folders = self.folders if split == "train" else self.folders[:1]
+
+            def run(split=split, paths=paths, folders=folders) -> dict:
+                units = self.units()
+                symbols = read_dictionary(self.dictionary)
+                counts = encode_split(split, paths, folders, units, symbols, options, args.workers)
+                return {str(shard): found for shard, found in enumerate(counts)}
+
+            self.add(
+                f"encode-{split}",
+                run,
+                [*paths, self.dictionary, *self.models],
+                [folder / f"{split}.{suffix}" for folder in folders for suffix in suffixes],
+                {**options, "shards": len(folders)},
+            )
+        if len(self.folders) > 1:
+            copies = [folder / "dict.txt" for folder in self.folders]
+            self.add(
+                "dictionaries",
+                lambda: copy_file(self.dictionary, *copies),
+                [self.dictionary],
+                copies,
+                {},
+            )
+
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        symbols = read_dictionary(self.dictionary)
+        facts = {
+            "level": self.level,
+            "vocabulary": NSPECIAL + len(symbols),
+            "</s>": "line feed" if self.level in ("char", "byte") else "end of line",
+        }
+        read = {"archive": self.archives, "text": self.text, **self.files}
+        texts = {
+            f"{split} {place}: {path.name}": path
+            for split, paths in read.items()
+            for place, path in enumerate(paths)
+        }
+        made = {path for stage in self.planned if stage.name not in TEXT for path in stage.outputs}
+        write_manifests(
+            self.folders, self.out, command, texts, sorted(made), counts, facts, self.hashes
+        )
+        print(f"data: {':'.join(map(str, self.folders))}")

@@ -1,0 +1,152 @@
+"""Files of SQuAD's format to the folder that the task question_answering reads."""
+
+import json
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from relpos_fairseq.data.question_answering.reading import read_json, read_questions, split_name
+from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import copy_file, write_text
+from relpos_fairseq.engine.manifest import write_manifest
+from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.engine.tables import table
+from relpos_fairseq.preparation.base import Preparation
+from relpos_fairseq.preparation.qa.settings import TOKENIZER_FILES, VOCABULARY_SIZE
+
+ROLES = ("train", "valid", "eval")
+COLUMNS = ("articles", "contexts", "questions", "unanswerable", "bad answers")
+
+
+class QaPreparation(Preparation):
+    """Questions, their contexts and a tokenizer in one folder.
+
+    Args:
+        args: the command line, checked.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        super().__init__(args.out)
+        self.args = args
+        logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+        names = ["train", "valid", *map(split_name, args.eval)]
+        self.splits = {name: args.out / f"{name}.json" for name in names}
+        self.given = [path for role in ROLES for path in getattr(args, role)]
+
+    def stages(self) -> list[Stage]:
+        args = self.args
+        options = ("train_articles", "eval_articles", "on_bad_answer")
+        chosen = {name: getattr(args, name) for name in options}
+        chosen |= {role: [str(path) for path in getattr(args, role)] for role in ROLES}
+        splits = list(self.splits.values())
+        stages = [Stage("splits", self.write_splits, self.given, splits, chosen, keeps=True)]
+        if args.tokenizer:
+            given = [args.tokenizer / name for name in TOKENIZER_FILES]
+            given = [path for path in given if path.is_file()]
+            made = [args.out / path.name for path in given]
+            copy = Stage("tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True)
+            return [*stages, copy]
+        trained = {"kind": args.train_tokenizer, "vocab_size": args.vocab_size or VOCABULARY_SIZE}
+        trained["lowercase"] = args.lowercase
+        model = "sentencepiece.model" if trained["kind"] == "sentencepiece" else "tokenizer.json"
+        made = [args.out / model, args.out / "dict.txt"]
+        return [*stages, Stage("tokenizer", self.train_tokenizer, splits, made, trained)]
+
+    def write_splits(self) -> dict[str, dict[str, int]]:
+        """Write every split's file, and count what it holds."""
+        counts = {}
+        for name, content in make_splits(self.args).items():
+            path = self.splits[name]
+            write_text(path, json.dumps(content, ensure_ascii=False) + "\n")
+            found = read_questions(path, self.args.on_bad_answer)
+            answerable = sum(question.answerable for question in found.questions)
+            asked = len(found.questions)
+            values = (found.articles, len(found.contexts), asked, asked - answerable)
+            counts[name] = dict(zip(COLUMNS, (*values, len(found.bad_answers)), strict=True))
+        return counts
+
+    def copy_tokenizer(self, files: Sequence[Path]) -> dict:
+        """Copy the user's tokenizer, once it is known to be one."""
+        tokenizer = load_tokenizer(self.args.tokenizer)
+        for path in files:
+            copy_file(path, self.out / path.name)
+        return {"kind": tokenizer.kind, "pieces": len(tokenizer.symbols)}
+
+    def train_tokenizer(self) -> dict:
+        """Train a tokenizer on every context and question of every split."""
+        args = self.args
+        tokenizer = train_tokenizer(
+            args.train_tokenizer,
+            args.out,
+            texts=list(texts_of(self.splits.values())),
+            vocab_size=args.vocab_size or VOCABULARY_SIZE,
+            lowercase=args.lowercase,
+        )
+        return {"kind": tokenizer.kind, "pieces": len(tokenizer.symbols)}
+
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        splits, tokenizer = counts["splits"], counts["tokenizer"]
+        rows = [(name, *(splits[name][column] for column in COLUMNS)) for name in self.splits]
+        print(table(rows, ("split", *COLUMNS)))
+        print(f"{tokenizer['kind']} tokenizer, {tokenizer['pieces']:,} pieces; {self.out}")
+        made = [path for path in self.out.iterdir() if path.is_file()]
+        write_manifest(
+            self.out / "manifest.json",
+            command=command,
+            inputs=self.given,
+            outputs=sorted(path for path in made if path.name != "manifest.json"),
+            extra={"splits": {name: splits[name] for name in self.splits}},
+            hashes=self.hashes,
+        )
+
+
+def read_articles(paths: Sequence[Path], on_bad_answer: str) -> dict:
+    """Return several files as one, checked."""
+    merged = {"version": "", "data": []}
+    for path in paths:
+        read_questions(path, on_bad_answer)
+        content = read_json(path)
+        merged["version"] = content.get("version", "") or merged["version"]
+        merged["data"] += content["data"]
+    return merged
+
+
+def make_splits(args: Namespace) -> dict[str, dict]:
+    """Return every split's content, by its name."""
+    train = read_articles(args.train, args.on_bad_answer)
+    cut = args.train_articles
+    if cut is None:
+        splits = {"train": train, "valid": read_articles(args.valid, args.on_bad_answer)}
+    else:
+        if cut >= len(train["data"]):
+            raise PreparationError(
+                f"--train-articles {cut} leaves none of the {len(train['data'])} articles to "
+                f"validate on"
+            )
+        splits = {
+            "train": {**train, "data": train["data"][:cut]},
+            "valid": {**train, "data": train["data"][cut:]},
+        }
+    for path in args.eval:
+        content = read_articles([path], args.on_bad_answer)
+        if cut is not None and args.eval_articles == "same":
+            if len(content["data"]) != len(train["data"]):
+                raise PreparationError(
+                    f"{path} has {len(content['data'])} articles and --train "
+                    f"{len(train['data'])}: it is no translation of it; use --eval-articles all"
+                )
+            content["data"] = content["data"][cut:]
+        splits[split_name(path)] = content
+    return splits
+
+
+def texts_of(paths: Iterable[Path]) -> Iterator[str]:
+    """Stream every context and question of some files."""
+    for path in paths:
+        for article in read_json(path)["data"]:
+            for paragraph in article["paragraphs"]:
+                yield paragraph["context"]
+                yield from (entry["question"] for entry in paragraph["qas"])

@@ -1,0 +1,144 @@
+"""The command `relpos`: what it says of itself, how fast, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from helpers import ROOT, SCRIPTS
+from helpers.commands import relpos
+from relpos_fairseq.cli.main import COMMANDS, load
+
+# Prints the seconds and the modules of every --help: one process, so that none hides another's.
+HELPS = """
+import contextlib, io, json, sys, time
+from relpos_fairseq.cli.main import COMMANDS, main
+from relpos_fairseq.cli.parser import Parser
+found = {}
+for name in ["", *sys.argv[1:]]:
+    began, text = time.perf_counter(), io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([*name.split(), "--help"])
+    heavy = [part for part in ("torch", "fairseq") if part in sys.modules]
+    found[name] = [time.perf_counter() - began, heavy, text.getvalue()]
+print(json.dumps(found))
+"""
+
+DIVIDED = [name for name in COMMANDS if not hasattr(load(name), "main")]  # into arguments and job
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, list]:
+    """Subcommand to seconds, heavy modules and text of its --help."""
+    command = [sys.executable, "-c", HELPS, *DIVIDED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_every_help_answers_at_once(helps):
+    """The whole of them in a few seconds even on a busy machine, and without torch or fairseq."""
+    heavy = {name: modules for name, (_, modules, _) in helps.items() if modules}
+    assert not heavy
+    assert sum(seconds for seconds, _, _ in helps.values()) < 5
+
+
+def test_every_command_says_what_it_does(helps):
+    overview = helps[""][2]
+    for name in DIVIDED:
+        assert f"\n  {name:22} {load(name).HELP}\n" in overview
+        text = helps[name][2]
+        assert text.startswith(f"usage: relpos {name} ") and "--help" in text
+
+
+def test_groups_are_listed(capsys):
+    assert relpos("prepare", "--help") == 0
+    listed = capsys.readouterr().out
+    assert "prepare wmt" in listed and "benchmark lm" not in listed
+    assert relpos("prepare") == relpos() == 2
+    assert relpos("prepar", "wmt") == 2
+    assert "there is no command prepar wmt" in capsys.readouterr().err
+
+
+def test_every_script_is_a_door(tmp_path):
+    """Each opens a command, under its own name, and each command has one, save what is new."""
+    opened = {}
+    for path in SCRIPTS.glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_door(node)]
+        assert len(calls) == 1, path
+        opened[" ".join(argument.value for argument in calls[0].args)] = path.name
+    assert set(COMMANDS) - set(opened) == {"evaluate lm"}
+    assert set(opened) <= set(COMMANDS)
+    path = SCRIPTS / opened["average"]
+    done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: average_checkpoints.py ")
+
+
+def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
+    """By a Python without any package, in a folder without .venv; nothing is installed for it."""
+    (tmp_path / "relpos_fairseq").symlink_to(ROOT / "relpos_fairseq")
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ROOT / "examples/quickstart.sh", tmp_path / "examples")
+    bare = tmp_path / "bin" / "python3"
+    bare.parent.mkdir()
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "examples/quickstart.sh", "--help"],
+        env=os.environ | {"PATH": f"{bare.parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: relpos quickstart ")
+    assert not (tmp_path / ".venv").exists()
+
+
+def is_door(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "door"
+
+
+def test_wrong_arguments_are_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        relpos("average", "--output", "x.pt")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1 and error[0].startswith("relpos average: error: ")
+
+
+def test_pip_installs_the_command():
+    entry = "relpos = relpos_fairseq.cli.main:main"
+    assert f'"console_scripts": ["{entry}"]' in (ROOT / "setup.py").read_text()
+
+
+def test_what_parsers_offer_is_what_jobs_take():
+    """Parsers are torch-free, so what they offer is written once more in them."""
+    from relpos_fairseq.comparison.glue.protocols import PROTOCOLS
+    from relpos_fairseq.conversion.source import POSITION_FIELDS
+    from relpos_fairseq.data.question_answering.encoding import LONG_QUESTION
+    from relpos_fairseq.evaluation.xtreme.languages import FLAGS
+    from relpos_fairseq.metrics.question_answering import METRICS
+    from relpos_fairseq.tasks.question_answering_config import UNANSWERABLE
+
+    qa = options("evaluate qa")
+    assert qa["metric"].choices == METRICS
+    assert qa["on_long_question"].choices == LONG_QUESTION
+    assert qa["unanswerable"].choices == UNANSWERABLE
+    assert options("finetune glue")["protocol"].choices == tuple(PROTOCOLS)
+    assert set(FLAGS.values()) <= set(options("evaluate xtreme"))
+    hidden = {"position_scheme", "attention_backend"}
+    assert set(load("convert").POSITIONS) == set(POSITION_FIELDS) - hidden
+
+
+def options(name: str) -> dict[str, argparse.Action]:
+    """A command's options by their destination."""
+    parser = argparse.ArgumentParser()
+    load(name).add_arguments(parser)
+    return {action.dest: action for action in parser._actions}
