@@ -286,7 +286,8 @@ def test_a_call_of_another_size(sources: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_call_h_is_mirrored(sources: Path) -> None:
     """Every field of call.h stands where call.py has it, in fp32 and fp64."""
     names = [name for name, _ in calls.Call._fields_]
-    offsets = ", ".join(f"offsetof(Call, {name})" for name in names)
+    in_c = ["static_" if name == "static" else name for name in names]  # a word of C
+    offsets = ", ".join(f"offsetof(Call, {name})" for name in in_c)
     (sources / "kernel.c").write_text(
         f'#include <stddef.h>\n#include "{build.SOURCES / "call.h"}"\n'
         f"int64_t offsets[] = {{{offsets}, sizeof(Call)}};\n"

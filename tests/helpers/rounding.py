@@ -60,7 +60,7 @@ class Rounded(TorchDispatchMode):
 
 # Operations that move numbers, or select among them.
 EXACT = {
-    getattr(aten, name.partition(".")[0]).__getattr__(name.partition(".")[2])
+    getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2])
     for name in (
         "view.default", "transpose.int", "expand.default", "detach.default", "unsqueeze.default",
         "_unsafe_view.default", "_to_copy.default", "masked_fill.Scalar", "new_zeros.default",
