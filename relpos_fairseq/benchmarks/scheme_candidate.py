@@ -14,9 +14,10 @@ from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.benchmarks.candidates import NAIVE, Candidate
 from relpos_fairseq.benchmarks.settings import AttentionSetting, label_of, takes_clip
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.placement import DecodingTerms, Placement
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.stack import DecodingTerms
 
 
 class SchemeCandidate(Candidate):

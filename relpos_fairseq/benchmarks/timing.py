@@ -67,7 +67,6 @@ class Times:
 
     @property
     def median(self) -> float:
-        """The median."""
         return statistics.median(self.samples)
 
     @property

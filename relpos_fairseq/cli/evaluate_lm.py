@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    from relpos_fairseq.evaluation.language_model import Reading, compare
+    from relpos_fairseq.evaluation.perplexity import Reading, compare
 
     reading = Reading(args.mem_len, args.context, args.stride, args.rows)
     print(compare(args.checkpoints, args.data, args.split, args.tokens, reading))

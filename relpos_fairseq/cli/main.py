@@ -24,7 +24,7 @@ COMMANDS = {
     "prepare mlm": "prepare_mlm",
     "prepare glue": "prepare_glue",
     "prepare qa": "prepare_qa",
-    "corpus": "make_corpus",
+    "corpus": "corpus",
     "convert": "convert",
     "average": "average",
     "score": "score",
@@ -78,9 +78,6 @@ def load(name: str) -> ModuleType:
 
 def read(module: ModuleType, program: str, argv: Sequence[str]) -> Callable[[], int | None]:
     """Parse a subcommand's arguments; returns its job, not started yet."""
-    if hasattr(module, "main"):  # not divided into arguments and job yet
-        sys.argv[0] = program
-        return partial(module.main, argv)
     parser = Parser(
         prog=program,
         description=module.__doc__,
@@ -112,4 +109,4 @@ def summary(name: str) -> str:
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "HELP":
             return ast.literal_eval(statement.value)
-    return ast.get_docstring(tree).splitlines()[0]
+    raise ValueError(f"cli/{COMMANDS[name]}.py has no HELP, its command in one line")

@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--position-scheme",
         metavar="S",
         default=DEFAULT_SCHEME,
-        help="the scheme, e.g. none, learned, shaw, t5, m4, m4m, rope, or a sum as in learned+m4m "
-        "(default: %(default)s); an unknown name lists all",
+        help="the scheme, or several joined by + (default: %(default)s); an unknown name lists all",
     )
     which.add_argument("--compare", metavar="S1,S2,...", help="train several and print one table")
     add = parser.add_argument

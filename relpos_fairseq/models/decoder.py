@@ -17,8 +17,9 @@ from relpos_fairseq.modules.transformer_layer import (
     initialize_projections,
     shard,
 )
-from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
+from relpos_fairseq.placement import Placement, PositionContext
 from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.stack import DecodingTerms
 
 
 def decoder_positions(

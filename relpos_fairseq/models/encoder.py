@@ -20,15 +20,20 @@ from relpos_fairseq.placement import Placement
 from relpos_fairseq.scheme import AttentionShape
 
 
-def encoder_positions(cfg: Any) -> Placement:
-    """Return the positions of translation's encoder, from fairseq's nested config."""
-    shape = AttentionShape(
+def encoder_shape(cfg: Any, length_flag: str) -> AttentionShape:
+    """Return the attention of an encoder, from fairseq's nested config."""
+    return AttentionShape(
         embed_dim=cfg.encoder.embed_dim,
         num_heads=cfg.encoder.attention_heads,
         max_positions=cfg.max_source_positions,
-        length_flag="--max-source-positions",
+        length_flag=length_flag,
         seed_name="encoder",
     )
+
+
+def encoder_positions(cfg: Any) -> Placement:
+    """Return the positions of translation's encoder."""
+    shape = encoder_shape(cfg, "--max-source-positions")
     return Placement(
         resolve(cfg, shape, "translation", side="encoder", sides=("encoder", "decoder"))
     )

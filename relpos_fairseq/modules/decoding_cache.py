@@ -14,8 +14,8 @@ from torch import Tensor
 
 from relpos_fairseq.attention.step import serves
 from relpos_fairseq.attention.step_tables import StepTables
-from relpos_fairseq.placement import DecodingTerms, capacity_for
 from relpos_fairseq.positions import Positions
+from relpos_fairseq.stack import DecodingTerms, capacity_for
 from relpos_fairseq.terms import PositionTerms
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.modules.decoding_cache import DecodingCache
-from relpos_fairseq.placement import PositionContext, SchemeStack
+from relpos_fairseq.placement import PositionContext
+from relpos_fairseq.stack import SchemeStack
 from relpos_fairseq.terms import PositionTerms
 
 SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model

@@ -31,13 +31,11 @@ for name in ["", *sys.argv[1:]]:
 print(json.dumps(found))
 """
 
-DIVIDED = [name for name in COMMANDS if not hasattr(load(name), "main")]  # into arguments and job
-
 
 @pytest.fixture(scope="module")
 def helps() -> dict[str, list]:
     """Subcommand to seconds, heavy modules and text of its --help."""
-    command = [sys.executable, "-c", HELPS, *DIVIDED]
+    command = [sys.executable, "-c", HELPS, *COMMANDS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -51,7 +49,7 @@ def test_every_help_answers_at_once(helps):
 
 def test_every_command_says_what_it_does(helps):
     overview = helps[""][2]
-    for name in DIVIDED:
+    for name in COMMANDS:
         assert f"\n  {name:22} {load(name).HELP}\n" in overview
         text = helps[name][2]
         assert text.startswith(f"usage: relpos {name} ") and "--help" in text

@@ -311,10 +311,10 @@ SMALL = ("--train", 300, "--valid", 5, "--test", 5, "--test-long", 2)
 def test_command(tmp_path: Path) -> None:
     done = run("--out", tmp_path, "--seed", 2, *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [
-        ["file", "pairs"],
-        ["train.en", "300"],
-    ]
+    cells = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
+    header, _, *rows = [[cell.strip() for cell in line] for line in cells]
+    assert header == ["file", "pairs", "tokens", "longest", "words"]
+    assert rows[0][:2] == ["train.en", "300"] and len(rows) == 8
     expected = build(2, 300, 5, 5, 2)
     assert (tmp_path / "train.de").read_text("utf-8").splitlines() == [
         de for _, de in expected["train"]

@@ -94,6 +94,37 @@ def test_rows_change_nothing(subject):
     assert scores == pytest.approx([scores[0]] * 3, rel=1e-7)
 
 
+def test_models_side_by_side(recurrent, absolute, corpus, capsys):
+    """`evaluate lm`: each as it was trained, or as asked; the numbers are those of the scorers."""
+    both = [str(recurrent), str(absolute), "--data", str(corpus), "--tokens", "20"]
+    assert relpos("evaluate", "lm", *both) == 0
+    rows = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines()[-2:]]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    assert [row[2] for row in rows] == ["memory 10", "window 8"]
+    assert [row[3] for row in rows] == ["20", "20"]
+    subject = language_model.load_subject(recurrent, corpus, "valid")
+    targets = language_model.last_targets(subject, 20)
+    expected = language_model.score_with_memory(subject, targets, 8, 10, 4)
+    assert float(rows[0][4]) == pytest.approx(expected.perplexity, abs=2e-3)
+    assert float(rows[0][5]) == pytest.approx(expected.bits, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("absolute", ("--mem-len", "4"), "has no memory; leave it out"),
+        ("absolute", ("--context", "9"), "has 8 positions"),
+        ("recurrent", ("--stride", "0"), "--stride must be >= 1, got 0"),
+        ("recurrent", ("--tokens", "9999"), "asked for the last 9999"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(model, arguments, message, corpus, capsys, request):
+    checkpoint = str(request.getfixturevalue(model))
+    assert relpos("evaluate", "lm", checkpoint, "--data", str(corpus), *arguments) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+
+
 def points(folder) -> list[dict]:
     with (folder / "length.csv").open() as file:
         return list(csv.DictReader(file))

@@ -12,7 +12,7 @@ from properties.test_properties import BATCH, EXACT, WITHOUT_SEGMENTS, Layer, to
 from torch import Tensor
 
 from cases import Case, build
-from relpos_fairseq import placement
+from relpos_fairseq import stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
 from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.modules.multihead_attention import SPARES
@@ -25,7 +25,7 @@ ORDERS = {3: [2, 0, 0], 5: [0, 2], 8: [1, 0], 9: [0, 0]}  # by step; at 5 a sent
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 4 tokens, then 8, then 16."""
-    monkeypatch.setattr(placement, "LEAST_CAPACITY", 4)
+    monkeypatch.setattr(stack, "LEAST_CAPACITY", 4)
 
 
 def poison(cache: DecodingCache, spares: dict) -> None:
@@ -140,7 +140,7 @@ def test_kept_tables_serve_shorter_and_later_steps(case: Case) -> None:
     for length in (1, 2, 17, 40):
         positions = Positions(1, length, length - 1)
         terms = shared.terms(ahead, positions) + layer.terms(prepared, positions)
-        if tables is not None:  # what stays the same is kept by decoding (placement.DecodingTerms)
+        if tables is not None:  # what stays the same is kept by decoding (stack.DecodingTerms)
             terms = tuple(
                 replace(kept, static_factors=term.static_factors)
                 for kept, term in zip(tables.terms, terms, strict=True)

@@ -56,7 +56,6 @@ class Work:
 
 
 def launch_of(kernel: str, work: Work) -> Launch:
-    """The launch of one of KERNELS."""
     if work.dtype in (torch.float32, torch.float64):
         return _full_precision(kernel, work)
     wide = work.dim + work.rank > 64

@@ -125,7 +125,7 @@ class _TrilinearBand(torch.autograd.Function):
         return x
 
     @staticmethod
-    @differentiable_once("m3's band in Triton", "use --attention-backend reference")
+    @differentiable_once("a trilinear band in Triton", "use --attention-backend reference")
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, w = ctx.saved_tensors
         grad = grad.contiguous()

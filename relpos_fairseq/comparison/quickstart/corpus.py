@@ -19,8 +19,7 @@ from relpos_fairseq.engine.tools import USER_DIR, find_tool, key_of, run_tool
 from relpos_fairseq.preparation.pieces import train_pieces
 
 SPLITS = ("train", "valid", "test")
-MAKE_CORPUS = USER_DIR / "cli" / "make_corpus.py"
-GRAMMAR = USER_DIR / "data" / "grammar"  # what make_corpus.py speaks
+GRAMMAR = USER_DIR / "data" / "grammar"
 FILE_NAME = re.compile(r"(train|valid|test)\.([A-Za-z][\w-]*?)(\.gz)?")
 
 
@@ -56,7 +55,7 @@ def built_in(out: Path, threads: int) -> Corpus:
         out: The quickstart's output folder.
         threads: How many processes may binarise.
     """
-    key = key_of(PREPROCESS, [MAKE_CORPUS, *sorted(GRAMMAR.rglob("*.py"))])
+    key = key_of(PREPROCESS, sorted(GRAMMAR.rglob("*.py")))
     folder = out / "data" / f"builtin-{key}"
 
     def build(partial: Path) -> None:

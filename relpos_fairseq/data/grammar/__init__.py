@@ -1,6 +1,6 @@
 """A small grammar of English and German that speaks each sentence in both languages."""
 
-from .corpus import Corpus, GrammarError, Pair, build, translate, write
+from .corpus import Corpus, GrammarError, Pair, build, describe, translate, write
 from .sampler import Sampler
 from .syntax import NP, PP, Clause, Relative, Sentence, clause, np
 
@@ -16,6 +16,7 @@ __all__ = [
     "Sentence",
     "build",
     "clause",
+    "describe",
     "np",
     "translate",
     "write",

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from relpos_fairseq.engine.tables import table
+
 from . import english, german
 from .sampler import Sampler
 from .syntax import Sentence
@@ -21,7 +23,7 @@ _PAIRS_PER_WORD = 2400
 _MAX_DRAWS_PER_PAIR = 400
 
 
-class GrammarError(RuntimeError):
+class GrammarError(ValueError):
     """The grammar cannot give what was asked for."""
 
 
@@ -139,3 +141,15 @@ def write(corpus: Corpus, directory: Path) -> None:
     finally:
         for temporary, _ in moves:
             temporary.unlink(missing_ok=True)
+
+
+def describe(corpus: Corpus) -> str:
+    """Return a table of the files of a corpus: pairs, tokens, longest sentence, different words."""
+    rows = []
+    for split, pairs in corpus.items():
+        for side, language in enumerate(("en", "de")):
+            sentences = [pair[side].split() for pair in pairs]
+            lengths = [len(sentence) for sentence in sentences]
+            words = {word for sentence in sentences for word in sentence}
+            rows.append((f"{split}.{language}", len(pairs), sum(lengths), max(lengths), len(words)))
+    return table(rows, ("file", "pairs", "tokens", "longest", "words"))

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
 from relpos_fairseq.models.config.roberta import transformer
-from relpos_fairseq.models.encoder import RelPosEncoder
+from relpos_fairseq.models.encoder import RelPosEncoder, encoder_shape
 from relpos_fairseq.placement import Placement
-from relpos_fairseq.scheme import AttentionShape
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +23,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
         """The positions that the config asks for."""
-        shape = AttentionShape(
-            embed_dim=cfg.encoder.embed_dim,
-            num_heads=cfg.encoder.attention_heads,
-            max_positions=cfg.max_source_positions,
-            length_flag="--max-positions",
-            seed_name="encoder",
-        )
-        return Placement(resolve(cfg, shape, "masked_lm"))
+        return Placement(resolve(cfg, encoder_shape(cfg, "--max-positions"), "masked_lm"))
 
     def forward(
         self,

@@ -26,8 +26,9 @@ from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
 from relpos_fairseq.models.transformer_xl.initial_values import initialise
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
-from relpos_fairseq.placement import DecodingTerms, Placement, encode_text
+from relpos_fairseq.placement import Placement, encode_text
 from relpos_fairseq.positions import Positions
+from relpos_fairseq.stack import DecodingTerms
 
 
 class RelPosXLDecoder(RelPosLMDecoder):

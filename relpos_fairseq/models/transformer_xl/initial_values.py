@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from fairseq.modules import AdaptiveInput
 from torch import nn
 
-from relpos_fairseq.placement import Placement, SchemeStack
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.stack import SchemeStack
 
 
 def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
