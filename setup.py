@@ -55,6 +55,12 @@ EXTRAS = {
     "benchmark": ["matplotlib", "sentencepiece"],
     "data": ["sentencepiece", "sacremoses", "subword-nmt", "tokenizers", "requests"],
     "convert": ["safetensors", "tokenizers"],
+    "ct2": ["ctranslate2>=4.8.3"],
+    "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
+    "lm-eval": ["lm-eval>=0.4.13"],  # beside transformers 4: datasets<5 and huggingface_hub<1
+    "transformers": ["transformers>=4.44", "safetensors"],
+    "compare": ["pyyaml", "sentencepiece", "sacremoses", "scipy", "tabulate"],
+    "slurm": ["submitit>=1.5"],
 }
 
 setup(
@@ -69,7 +75,12 @@ setup(
     package_data={"relpos_fairseq": ["**/*.yaml", "**/*.json", "**/*.c", "**/*.h"]},
     python_requires=">=3.10",
     install_requires=REQUIRES,
-    entry_points={"console_scripts": ["relpos = relpos_fairseq.cli.main:main"]},
+    entry_points={
+        "console_scripts": [
+            "relpos = relpos_fairseq.cli.main:main",
+            "relpos-lm-eval = relpos_fairseq.evaluation.harness:main",
+        ]
+    },
     extras_require=EXTRAS,
     classifiers=[
         "Programming Language :: Python :: 3",

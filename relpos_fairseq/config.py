@@ -8,7 +8,7 @@ every option checked against the schemes that take it, and every error in one li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, make_dataclass
+from dataclasses import field, make_dataclass, replace
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.options import (
@@ -24,7 +24,7 @@ from relpos_fairseq.options import (
 )
 from relpos_fairseq.plan import PositionPlan, SchemePlan
 from relpos_fairseq.scheme import REGISTER, PositionScheme
-from relpos_fairseq.schemes import DEFAULT, EXAMPLE, parse_hybrid, scheme_names
+from relpos_fairseq.schemes import DEFAULT, EXAMPLE, LAYERED, parse_layers, scheme_names
 
 SEGMENT_ENCODINGS = ("none", "input", "head")
 # What `auto` means for the clip distance, by kind of model: (vectors, scalars); 0 = unclipped.
@@ -37,6 +37,7 @@ NUM_SEGMENTS = Number(
     auto=2,
     least=1,
 )
+SEGMENT_SHARE = replace(SHARE, name="share", prefix="segment_")
 # Every option of every scheme, in the order of --help.
 OPTIONS = in_order(frozenset().union(*(scheme.takes for scheme in REGISTER.values())))
 
@@ -55,18 +56,24 @@ def _flags() -> list[tuple[str, type, object]]:
     texts = {
         "position_scheme": (
             DEFAULT["translation"],
-            f"position scheme, or several joined by + ({EXAMPLE}); see the table of schemes",
+            f"position scheme, or several joined by + ({EXAMPLE}); / gives each layer its own, "
+            f"repeated over the layers ({LAYERED}); see the table of schemes",
         ),
         "encoder_position_scheme": ("auto", "scheme of the encoder (auto: --position-scheme)"),
         "decoder_position_scheme": ("auto", "scheme of the decoder (auto: --position-scheme)"),
     }
     for option in OPTIONS:
-        auto = f"; auto: {option.auto_help}" if option.auto_help else ""
+        auto = f"; auto: {option.auto_said}" if option.auto_said else ""
         texts[option.field] = ("auto", f"{option.help} ({takers(option)}){auto}")
     texts |= {
         "segment_encoding": (
             "none",
             "none, input (added to the embedding) or head (a scalar a head and segment pair)",
+        ),
+        "segment_share": (
+            "auto",
+            "who has one table of segments in common: none, heads, layers or both; auto: as "
+            f"{SHARE.flag}",
         ),
         "num_segments": ("auto", f"{NUM_SEGMENTS.help}; auto: {NUM_SEGMENTS.auto}"),
         "attention_backend": (
@@ -107,11 +114,26 @@ def resolve(
     Raises:
         ValueError: names the flag, its value and the way out.
     """
-    members = parse_hybrid(_scheme_of(config, side))
-    name = "+".join(member.name for member in members)
     _refuse_untaken(config, tuple(sides) or (side,))
+    decoder_only = shape.causal and not sides
+    parts = (
+        _resolve_part(config, members, shape, model, decoder_only)
+        for members in parse_layers(_scheme_of(config, side))
+    )
+    return PositionPlan.of_parts(tuple(parts))
+
+
+def _resolve_part(
+    config: PositionConfig,
+    members: tuple[type[PositionScheme], ...],
+    shape: AttentionShape,
+    model: str,
+    decoder_only: bool,
+) -> PositionPlan:
+    """Decide for the hybrid of some layers, as `resolve`."""
+    name = "+".join(member.name for member in members)
     constant = _scale_constant(config, name, members, shape)
-    resets = _resets(config, members, shape, decoder_only=shape.causal and not sides)
+    resets = _resets(config, members, shape, decoder_only)
     plans = tuple(
         SchemePlan(member, _options(config, member, shape, model, constant, resets))
         for member in members
@@ -122,7 +144,7 @@ def resolve(
         members=plans,
         scale_constant=constant,
         segment_encoding=segments,
-        segment_share=_given(config, SHARE) or "none",
+        segment_share=_segment_share(config, segments, shape),
         num_segments=_num_segments(config, segments, shape),
         backend=_choice(config, "attention_backend", BACKENDS),
         shape=shape,
@@ -136,7 +158,7 @@ def _scheme_of(config: PositionConfig, side: str) -> str:
 
 def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
     """Refuse an option that no side's scheme takes (a decoder never takes the reset)."""
-    schemes = {side: parse_hybrid(_scheme_of(config, side)) for side in sides}
+    schemes = {side: sum(parse_layers(_scheme_of(config, side)), ()) for side in sides}
     taken = {
         option
         for side, members in schemes.items()
@@ -144,7 +166,8 @@ def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
         for option in member.takes
         if not (option is RESET_CLS and side == "decoder" and len(sides) > 1)
     }
-    if str(config.segment_encoding) == "head":
+    shared_alike = getattr(config, "segment_share", "auto") in ("auto", None)
+    if str(config.segment_encoding) == "head" and shared_alike:
         taken.add(SHARE)
     for option in OPTIONS:
         value = _given(config, option)
@@ -170,6 +193,18 @@ def _choice(config: PositionConfig, flag: str, choices: tuple[str, ...]) -> str:
     return value
 
 
+def _segment_share(config: PositionConfig, encoding: str, shape: AttentionShape) -> str:
+    given = getattr(config, "segment_share", "auto")
+    if given in ("auto", None):
+        return _given(config, SHARE) or "none"
+    if encoding != "head":
+        raise ValueError(
+            f"--segment-share {given} does not apply to --segment-encoding {encoding}: leave it at "
+            f"auto, or choose head"
+        )
+    return SEGMENT_SHARE.read(given, shape)
+
+
 def _num_segments(config: PositionConfig, encoding: str, shape: AttentionShape) -> int:
     given = _given(config, NUM_SEGMENTS)
     if given is not None and encoding == "none":
@@ -186,7 +221,11 @@ def _scale_constant(
     members: tuple[type[PositionScheme], ...],
     shape: AttentionShape,
 ) -> float:
-    own = {m.name: m.own_scale for m in members if m.own_scale is not None}
+    own = {
+        member.name: member.scale_under(lambda option: option.value(_given(config, option), shape))
+        for member in members
+        if member.own_scale is not None
+    }
     given = _given(config, SCALE)
     if given is not None:
         return SCALE.read(given, shape)

@@ -7,7 +7,7 @@ option of one scheme alone is declared in that scheme's file; those of several s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,23 +54,34 @@ class Option:
         place: where it stands among the flags of --help; the gaps leave room for new options.
         help: what it does, without the schemes that take it.
         auto: the value of `auto`, which may depend on the attention.
-        auto_help: `auto` in words, if it needs any.
+        auto_help: `auto` in words; None: its value.
         prefix: of its flag, before the name.
         remembered: whether a checkpoint remembers it, and a resume must repeat it.
+        later: it came after checkpoints were written, which say nothing of it at `auto`.
+        afterwards: it may be chosen for a model that was trained at `auto`; implies `later`.
     """
 
     name: str
     place: int
     help: str
     auto: Any | Callable[[AttentionShape], Any]
-    auto_help: str = ""
+    auto_help: str | None = None
     prefix: str = "position_"
     remembered: bool = True
+    later: bool = False
+    afterwards: bool = False
 
     @property
     def field(self) -> str:
         """Name of the flag in a config."""
         return self.prefix + self.name
+
+    @property
+    def auto_said(self) -> str:
+        """`auto` for --help; "": nothing."""
+        if self.auto_help is not None:
+            return self.auto_help
+        return self.auto if isinstance(self.auto, str) else f"{self.auto:g}"
 
     @property
     def flag(self) -> str:
@@ -90,6 +101,13 @@ class Option:
         if text is not None:
             return self.read(text, shape)
         return self.auto(shape) if callable(self.auto) else self.auto
+
+    def memory(self, value: Any, shape: AttentionShape) -> str | None:
+        """Return what a checkpoint says of a value, or None where it says nothing."""
+        later = self.later or self.afterwards
+        if not self.remembered or (later and value == self.value(None, shape)):
+            return None
+        return f"{self.name}={value}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,16 +150,27 @@ class Factor(Option):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Option):
-    """One of some words."""
+    """One of some words: on or off, if nothing else is said.
 
-    choices: tuple[str, ...]
+    Args:
+        older: earlier words, still taken and what checkpoints say, to today's.
+    """
+
+    choices: tuple[str, ...] = ("on", "off")
+    older: dict[str, str] = field(default_factory=dict, hash=False)
 
     def read(self, text: str, shape: AttentionShape) -> str:
         """Return the word."""
+        text = self.older.get(text, text)
         if text not in self.choices:
             words = f"auto, {', '.join(self.choices[:-1])} or {self.choices[-1]}"
             raise ValueError(f"{self.flag} must be {words}, got {text}")
         return text
+
+    def memory(self, value: str, shape: AttentionShape) -> str | None:
+        """Return what a checkpoint says, by the first word that the value had."""
+        said = next((old for old, new in self.older.items() if new == value), value)
+        return super().memory(value, shape) and f"{self.name}={said}"
 
 
 def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
@@ -158,6 +187,7 @@ class SchemeOptions(SimpleNamespace):
         scale: C in 1/sqrt(C * head_dim).
         reset_cls: whether the first token's row and column are reset.
         num_segments: number of segments, for segment encodings.
+        init: where tables start: own (the scheme's), paper or neutral.
         own: options that the scheme alone declares.
     """
 
@@ -169,6 +199,7 @@ class SchemeOptions(SimpleNamespace):
         scale: float = 1.0,
         reset_cls: bool = False,
         num_segments: int = 2,
+        init: str = "own",
         **own: Any,
     ) -> None:
         super().__init__(
@@ -177,6 +208,7 @@ class SchemeOptions(SimpleNamespace):
             scale=scale,
             reset_cls=reset_cls,
             num_segments=num_segments,
+            init=init,
             **own,
         )
 
@@ -197,11 +229,28 @@ SHARE = Choice(
     auto_help="the paper's",
     choices=("none", "heads", "layers", "both"),
 )
+RANDOM_RANGE = Number(
+    name="random_range",
+    place=25,
+    help="L: in training each batch draws its positions, in rising order, from 0..L-1; 0: never",
+    auto=0,
+    auto_help="",
+    remembered=False,
+)
 SCALE = Factor(
     name="scale",
     place=30,
     help="C in 1/sqrt(C * head_dim) instead of the scheme's own",
     auto=1.0,
+    auto_help="",
+)
+SCALAR_GAIN = Factor(
+    name="scalar_gain",
+    place=75,
+    help="learned scalars are stored divided by G: an update of Adam, which moves a parameter by "
+    "the learning rate, moves logits G times as far; initial logits stay",
+    auto=1.0,
+    later=True,
 )
 RESET_CLS = Choice(
     name="reset_cls",
@@ -210,5 +259,33 @@ RESET_CLS = Choice(
     "encoders",
     auto="off",
     auto_help="on where the paper has it",
-    choices=("on", "off"),
 )
+INIT = Choice(
+    name="init",
+    place=45,
+    help="tables start as in the paper or its code (paper; N(0, 0.02) where neither says) or where "
+    "they change least of the logits (neutral)",
+    auto="own",
+    auto_help="as the table of schemes says",
+    choices=("paper", "neutral"),
+    remembered=False,
+)
+PROJECTIONS = Choice(
+    name="projections",
+    place=55,
+    help="of the vectors of positions: own, one (the query's and the key's are one) or content "
+    "(those of the layer's queries and keys)",
+    auto="own",
+    choices=("own", "one", "content"),
+    later=True,
+)
+
+
+def only(option: Option, value: str, choices: tuple[str, ...], scheme: str) -> None:
+    """Refuse a value that an option has for other schemes.
+
+    Raises:
+        ValueError: names the option, its value and those that the scheme has.
+    """
+    if value not in choices:
+        raise ValueError(f"{option.flag} of {scheme} must be {' or '.join(choices)}, got {value}")

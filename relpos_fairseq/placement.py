@@ -11,48 +11,30 @@ values.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.plan import PositionPlan
-from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
+from relpos_fairseq.drawn import RandomPositions
+from relpos_fairseq.plan import PositionPlan, decode_text, encode_text
+from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens, is_captured
 from relpos_fairseq.scheme import (
     PositionMismatchError,
     PositionScheme,
     SchemeOptions,
 )
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
-from relpos_fairseq.stack import DecodingTerms, SchemeStack
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.stack import (
+    DecodingTerms,
+    Evaluated,
+    PositionContext,
+    SchemeStack,
+    rotation_of,
+)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PositionContext:
-    """What a layer's attention needs of positions.
-
-    Args:
-        positions: where queries and keys stand.
-        causal: keys in a query's future are excluded.
-        shared: the terms that all layers share.
-        rotation: the scheme that transforms queries and keys, with its prepared part, or None.
-        memory: (M, B, E) input of the key and value projections for the slots before the
-            queries' tokens, or None; the positions count these slots.
-        window: how many slots a query sees, the last of them its own; None: all.
-        documents: (B, S) document number of each slot, or None; other documents are excluded.
-    """
-
-    positions: Positions
-    causal: bool
-    shared: tuple[PositionTerms, ...] = ()
-    rotation: tuple[PositionScheme, Any] | None = None
-    memory: Tensor | None = None
-    window: int | None = None
-    documents: Tensor | None = None
 
 
 class Placement(nn.Module):
@@ -67,6 +49,7 @@ class Placement(nn.Module):
             self.shared.append(SegmentInput(plan.shape, _segment_options(plan)))
         # "version" in the name keeps fairseq's moving average of weights from averaging it.
         self.register_buffer("scheme_version", encode_text(plan.describe()))
+        self._random = RandomPositions(plan.random_range, plan.shape.seed_name)
         logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 
     def layer_schemes(self, layer: int) -> SchemeStack:
@@ -107,6 +90,8 @@ class Placement(nn.Module):
         positions = self.positions(
             tokens, padding_idx, eos_idx, query_start=query_start, segments=segments
         )
+        if self.training and self.plan.random_range and decoding is None:
+            positions = self._drawn(positions)
         return self.embed(positions), self.context(positions, decoding)
 
     def positions(
@@ -137,18 +122,34 @@ class Placement(nn.Module):
             device=tokens.device,
         )
 
+    def _drawn(self, positions: Positions) -> Positions:
+        """Return the same tokens at positions drawn at random."""
+        drawn, sentence = self._random.draw(positions.src_len), positions.sentence_index
+        if sentence is not None:
+            sentence = drawn.to(sentence.device)[sentence]
+        return replace(positions, drawn=drawn, sentence_index=sentence)
+
     def _in_place(self, padding: Tensor) -> bool:
         """Tell whether every token's index is its slot: no token follows padding (B, S).
 
         Padding itself then reads tables as tokens do, so they must have rows for it.
         """
+        if is_captured():
+            return False
+        if self.counts_tokens:
+            return not bool(padding.any())
         follows = padding[:, :-1] & ~padding[:, 1:]
         return padding.size(1) <= self.plan.shape.max_positions and not bool(follows.any())
 
     @property
     def _needs_index(self) -> bool:
         resets = any(plan.options.reset_cls for plan in self.plan.members)
-        return self.plan.absolute or resets
+        return self.plan.absolute or resets or self.counts_tokens
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether some member must know how many tokens each row has."""
+        return any(plan.scheme.counts_tokens(plan.options) for plan in self.plan.members)
 
     def embed(self, positions: Positions) -> Tensor | None:
         """Return (B|1, T, E) to add to the queries' embeddings, or None."""
@@ -162,17 +163,38 @@ class Placement(nn.Module):
         Args:
             positions: where queries and keys stand.
             decoding: what decoding keeps between steps, or None.
+
+        Raises:
+            RuntimeError: torch.jit.trace, which would take this input's lengths for all.
         """
+        if torch.jit.is_tracing():
+            raise RuntimeError(
+                "torch.jit.trace would record the lengths of this input for all: call "
+                "torch.export.export, or relpos export onnx"
+            )
         if decoding is None:
-            prepared, terms = self.shared.evaluate(positions)
+            found = self.shared.evaluate(positions)
         else:
-            prepared, terms = decoding.evaluate(self.shared, positions)
-        return PositionContext(
+            found = decoding.evaluate(self.shared, positions)
+        context = PositionContext(
             positions=positions,
             causal=self.plan.shape.causal,
-            shared=terms,
-            rotation=self.shared.rotation(prepared),
+            shared=found.terms,
+            rotation=rotation_of(zip(self.shared, found.prepared, strict=True)),
         )
+        return replace(context, parts=tuple(self._part(found, p) for p in self.plan.parts))
+
+    def _part(self, found: Evaluated, plan: PositionPlan) -> tuple:
+        """Return the terms and the rotation of those shared members that a part's layers have."""
+        every = zip(self.shared, found.prepared, found.members, strict=True)
+        mine = [found for found in every if _stands(found[0], plan)]
+        terms = sum((terms for _, _, terms in mine), ())
+        return terms, rotation_of((scheme, part) for scheme, part, _ in mine)
+
+    def shared_by(self, layer: int) -> list[PositionScheme]:
+        """Return those of the shared members that a layer, counted from 0, has."""
+        plan = self.plan.of_layer(layer)
+        return [scheme for scheme in self.shared if _stands(scheme, plan)]
 
     def check_before(self, owner: nn.Module) -> None:
         """Compare checkpoints with this scheme before the layers of `owner` load their tables."""
@@ -183,7 +205,7 @@ class Placement(nn.Module):
 
     def _check_identity(self, state_dict: dict, prefix: str) -> None:
         saved = state_dict.get(f"{prefix}scheme_version")
-        if saved is not None and decode_text(saved) != self.plan.describe():
+        if saved is not None and not self.plan.agrees(decode_text(saved)):
             raise PositionMismatchError(
                 f"checkpoint and flags disagree on {prefix.rstrip('.') or 'positions'}: the "
                 f"checkpoint was trained with [{decode_text(saved)}], the flags say "
@@ -192,25 +214,26 @@ class Placement(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
         self._check_identity(state_dict, prefix)
+        key = f"{prefix}scheme_version"
+        if key in state_dict:  # flags may say more than the checkpoint
+            state_dict = {**state_dict, key: self.scheme_version}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
+def _stands(scheme: PositionScheme, plan: PositionPlan) -> bool:
+    """Tell whether the layers of a plan have a scheme, as they all have segments."""
+    segments = isinstance(scheme, (SegmentHead, SegmentInput))
+    return segments or any(type(scheme) is member.scheme for member in plan.members)
+
+
 def _check_segments(segments: Tensor, count: int) -> None:
+    if is_captured():
+        return
     low, high = int(segments.min()), int(segments.max())
     if low < 0 or high >= count:
         raise ValueError(
             f"segments must be in 0..{count - 1}, got {low if low < 0 else high} (--num-segments)"
         )
-
-
-def encode_text(text: str) -> Tensor:
-    """Return text as character codes (int64, so that averaging checkpoints keeps them)."""
-    return torch.tensor(list(text.encode()), dtype=torch.long)
-
-
-def decode_text(codes: Tensor) -> str:
-    """Return the text of `encode_text`."""
-    return bytes(codes.tolist()).decode()
 
 
 def _segment_options(plan: PositionPlan) -> SchemeOptions:
@@ -224,11 +247,11 @@ def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
     where = "shared" if layer is None else str(layer)
     shape = replace(plan.shape, seed_name=f"{plan.shape.seed_name}.{where}")
     schemes = [
-        member.scheme(shape, member.options)
-        for member in plan.members
+        member.scheme.built(shape, member.options)
+        for member in (plan if layer is None else plan.of_layer(layer)).members
         if member.across_layers == (layer is None)
     ]
     if plan.segment_encoding == "head":
         if (plan.segment_share in ("layers", "both")) == (layer is None):
             schemes.append(SegmentHead(shape, _segment_options(plan)))
-    return SchemeStack(schemes)
+    return SchemeStack(schemes, layer or 0)

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from relpos_fairseq.options import SCALE, AttentionShape, SchemeOptions, in_order
+import torch
+from torch import Tensor
+
+from relpos_fairseq.options import RANDOM_RANGE, SCALE, AttentionShape, SchemeOptions, in_order
 from relpos_fairseq.scheme import PositionScheme
 
 
@@ -26,7 +29,11 @@ class SchemePlan:
 
 @dataclass(frozen=True)
 class PositionPlan:
-    """A resolved stack (an encoder or a decoder): its members and everything they share."""
+    """A resolved stack (an encoder or a decoder): its members and everything they share.
+
+    Where layers have different schemes, `parts` are the plans of the first layers, repeated over
+    the others (layer n has part n modulo their number); `members` are then those of all parts.
+    """
 
     name: str
     members: tuple[SchemePlan, ...]
@@ -36,10 +43,73 @@ class PositionPlan:
     num_segments: int
     backend: str
     shape: AttentionShape
+    parts: tuple[PositionPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse members that this attention, or its length, does not allow."""
+        for scheme in (member.scheme for member in self.members):
+            if scheme.causal_only and not self.shape.causal:
+                raise ValueError(
+                    f"position scheme {self.name}: {scheme.name} counts back from a query that "
+                    f"sees no later key, as decoders do: give the encoder another "
+                    f"(--encoder-position-scheme)"
+                )
+            if scheme.table_limited and self.random_range > self.shape.max_positions:
+                raise ValueError(
+                    f"{RANDOM_RANGE.flag} {self.random_range}: the table of position scheme "
+                    f"{scheme.name} has {self.shape.max_positions} positions: give "
+                    f"{self.shape.length_flag} {self.random_range}"
+                )
+
+    @classmethod
+    def of_parts(cls, parts: tuple[PositionPlan, ...]) -> PositionPlan:
+        """Join plans of layers, each a hybrid, to that of all layers.
+
+        Raises:
+            ValueError: a member that acts on the input, which layers have in common, is not in all,
+                or `auto` means something else for a member in one part than in another.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        name = "/".join(part.name for part in parts)
+        members: dict[type[PositionScheme], SchemePlan] = {}
+        for member in (member for part in parts for member in part.members):
+            scheme = member.scheme
+            if members.setdefault(scheme, member).options != member.options:
+                one, other = vars(members[scheme].options), vars(member.options)
+                odd = next(key for key in one if one[key] != other[key])
+                raise ValueError(
+                    f"position scheme {name}: {odd} of {scheme.name} would be {one[odd]} in one "
+                    f"layer and {other[odd]} in another: give --position-{odd.replace('_', '-')}"
+                )
+            lacks = [p.name for p in parts if all(m.scheme is not scheme for m in p.members)]
+            if scheme.own_scale is None and lacks:
+                raise ValueError(
+                    f"position scheme {name}: {scheme.name} is added to the input, which all "
+                    f"layers read: join it to {' and '.join(lacks)} too ({scheme.name}+...)"
+                )
+        return replace(parts[0], name=name, members=tuple(members.values()), parts=parts)
+
+    def of_layer(self, layer: int) -> PositionPlan:
+        """Return the plan of one layer, counted from 0."""
+        return self.parts[layer % len(self.parts)] if self.parts else self
+
+    def check_layers(self, count: int) -> None:
+        """Refuse a scheme for a layer that there is not.
+
+        Raises:
+            ValueError: names the scheme and the number of layers.
+        """
+        if count and len(self.parts) > count:
+            raise ValueError(
+                f"position scheme {self.name} is for {len(self.parts)} layers, and "
+                f"{self.shape.seed_name or 'the model'} has {count}: leave some out, or build "
+                f"more layers"
+            )
 
     @property
     def scale(self) -> float:
-        """What q.k is multiplied by."""
+        """What q.k is multiplied by (in the first part: ask `of_layer` for a layer's)."""
         return (self.scale_constant * self.shape.head_dim) ** -0.5
 
     @property
@@ -48,10 +118,31 @@ class PositionPlan:
         return any(plan.scheme.absolute for plan in self.members)
 
     @property
+    def random_range(self) -> int:
+        """The number of positions that training draws those of a batch from; 0: it draws none."""
+        return max(getattr(plan.options, RANDOM_RANGE.name, 0) for plan in self.members)
+
+    @property
     def longest(self) -> int | None:
         """Longest input that the tables allow, or None."""
         limited = any(plan.scheme.table_limited for plan in self.members)
         return self.shape.max_positions if limited else None
+
+    def agrees(self, described: str) -> bool:
+        """Tell whether a checkpoint that describes its positions so may be loaded.
+
+        What may be chosen afterwards may differ from a checkpoint that says nothing of it.
+        """
+        afterwards = {
+            f"{plan.scheme.name}.{option.name}"
+            for plan in self.members
+            for option in plan.scheme.takes
+            if option.afterwards
+        }
+        known = [part.split("=")[0] for part in described.split()]
+        free = afterwards.difference(known)
+        ours = [part for part in self.describe().split() if part.split("=")[0] not in free]
+        return ours == described.split()
 
     def describe(self) -> str:
         """Return the line that a checkpoint remembers and a resume is compared with.
@@ -61,11 +152,22 @@ class PositionPlan:
         parts = [self.name]
         for plan in self.members:
             for option in in_order(plan.scheme.takes):
-                if option.remembered and option is not SCALE:
-                    value = getattr(plan.options, option.name)
-                    parts.append(f"{plan.scheme.name}.{option.name}={value}")
-        parts.append(f"scale={self.scale_constant:g}")
+                said = option.memory(getattr(plan.options, option.name), self.shape)
+                if said is not None and option is not SCALE:
+                    parts.append(f"{plan.scheme.name}.{said}")
+        scales = [f"{part.scale_constant:g}" for part in self.parts or (self,)]
+        parts.append(f"scale={'/'.join(scales if len(set(scales)) > 1 else scales[:1])}")
         shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
         count = f" segments.count={self.num_segments}" * (self.num_segments != 2)
         parts.append(f"segments={self.segment_encoding}{shared}{count}")
         return " ".join(parts)
+
+
+def encode_text(text: str) -> Tensor:
+    """Return text as character codes (int64, so that averaging checkpoints keeps them)."""
+    return torch.tensor(list(text.encode()), dtype=torch.long)
+
+
+def decode_text(codes: Tensor) -> str:
+    """Return the text of `encode_text`."""
+    return bytes(codes.tolist()).decode()

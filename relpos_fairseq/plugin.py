@@ -24,12 +24,16 @@ def mend_fairseq() -> None:
         broken_checkpoints,
         checkpoint_types,
         cpu_ddp,
+        cpu_precision,
         filtered_lengths,
+        foreign_flags,
         hidden_mismatch,
         last_batch,
         noisy_warnings,
         numpy_names,
+        one_line_errors,
         task_state,
+        whole_copies,
         whole_words,
     )
 
@@ -41,8 +45,12 @@ def mend_fairseq() -> None:
     broken_checkpoints.explain_broken_checkpoints()
     hidden_mismatch.name_position_mismatch()
     cpu_ddp.run_ddp_on_cpu()
+    cpu_precision.refuse_fp16_without_gpu()
+    foreign_flags.refuse_foreign_flags()
+    one_line_errors.print_errors_in_one_line()
     task_state.gather_task_state()
     whole_words.mask_whole_words()
+    whole_copies.copy_checkpoints_whole()
 
 
 def register_ours() -> None:
@@ -50,7 +58,7 @@ def register_ours() -> None:
     import relpos_fairseq.criterions.cross_entropy
     import relpos_fairseq.criterions.question_answering
     import relpos_fairseq.criterions.sentence_prediction_glue
-    import relpos_fairseq.data.tokenizers.fairseq_bpe
+    import relpos_fairseq.inference.checkpoints.fairseq_bpe
     import relpos_fairseq.models.relpos_roberta
     import relpos_fairseq.models.relpos_transformer
     import relpos_fairseq.models.relpos_transformer_lm
@@ -65,11 +73,14 @@ def connect_ours() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq.conversion import on_load
+    from relpos_fairseq.inference.checkpoints import hub, saving
     from relpos_fairseq.mends.cpu_precision import keep_bf16_off_tpu
     from relpos_fairseq.tasks import sentence_pairs
 
     sentence_pairs.supply_segments()
     on_load.convert_on_load()
+    saving.keep_text_beside_checkpoints()
+    hub.speak_text()
     for name in ARCH_CONFIG_REGISTRY:
         if name.startswith("relpos_"):
             ARCH_CONFIG_REGISTRY[name] = keep_bf16_off_tpu

@@ -17,6 +17,16 @@ import torch
 from torch import Tensor
 
 
+def is_exported() -> bool:
+    """Tell whether torch.export reads the code: sizes are symbols, and no value is known."""
+    return getattr(torch.compiler, "is_exporting", bool)()
+
+
+def is_captured() -> bool:
+    """Tell whether torch.compile or torch.export reads the code: no tensor's value is known."""
+    return torch.compiler.is_compiling()
+
+
 @dataclass(frozen=True)
 class Positions:
     """Where the queries and keys of one attention call stand.
@@ -30,6 +40,8 @@ class Positions:
             equals the slot.  Values at padding are arbitrary but inside [0, S).
         sentence_index: (B, S) index of each token counted from its own sentence's start, or None.
         segments: (B, S) segment number of each token, or None.
+        drawn: (S,) rising positions on the CPU that stand in for 0..S-1 in all that schemes read
+            (`drawn.RandomPositions`), or None.  Masks count slots all the same.
         device: where index tensors are made.
     """
 
@@ -39,6 +51,7 @@ class Positions:
     token_index: Tensor | None = None
     sentence_index: Tensor | None = None
     segments: Tensor | None = None
+    drawn: Tensor | None = None
     device: torch.device = torch.device("cpu")
     _formed: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -86,6 +99,8 @@ class Positions:
             key: whose it is, and all that it depends on beside the positions.
             form: makes it.
         """
+        if is_captured():
+            return form()  # a symbol has no hash, and a compiler forms twice the same once
         if key not in self._formed:
             self._formed[key] = form()
         return self._formed[key]
@@ -101,6 +116,8 @@ class Positions:
             for name in ("token_index", "sentence_index", "segments")
             if getattr(self, name) is not None
         }
+        if self.drawn is not None:
+            cut["drawn"] = self.drawn[:stop]
         return replace(self, src_len=stop, **cut)
 
     def distance(self) -> Tensor:
@@ -109,14 +126,48 @@ class Positions:
         query = torch.arange(self.query_start, self.query_stop, device=self.device)
         return key[None, :] - query[:, None]
 
+    def places(self) -> Tensor:
+        """(S,) position of each slot: the slot itself, or what was drawn for it."""
+        if self.drawn is None:
+            return torch.arange(self.src_len, device=self.device)
+        return self.once("places", lambda: self.drawn.to(self.device))
+
+    def gaps(self) -> Tensor:
+        """(T, S) distances j - i between the positions that schemes read."""
+        places = self.places()
+        return places - self.of_queries(places, 0)[:, None]
+
+    def last_index(self) -> Tensor:
+        """(B|1,) position of each row's last token."""
+        last = self.row_lengths() - 1
+        return last if self.drawn is None else self.places()[last]
+
+    def span(self) -> tuple[int, int]:
+        """Return the lowest and the highest distance that schemes read."""
+        if self.drawn is None:
+            return self.lowest_distance, self.highest_distance
+        first, last = int(self.drawn[0]), int(self.drawn[-1])
+        start, end = int(self.drawn[self.query_start]), int(self.drawn[self.query_stop - 1])
+        return first - end, last - start
+
+    @property
+    def stop(self) -> int:
+        """The position after the last that schemes read."""
+        return self.src_len if self.drawn is None else int(self.drawn[-1]) + 1
+
     def key_index(self) -> Tensor:
-        """(B|1, S) index of each key's token in its row."""
+        """(B|1, S) position of each key's token in its row."""
+        number = self.key_number()
+        return number if self.drawn is None else self.places()[number]
+
+    def key_number(self) -> Tensor:
+        """(B|1, S) number of each key's token in its row, from 0, whatever was drawn."""
         if self.token_index is not None:
             return self.token_index
         return torch.arange(self.src_len, device=self.device)[None]
 
     def query_index(self) -> Tensor:
-        """(B|1, T) index of each query's token in its row."""
+        """(B|1, T) position of each query's token in its row."""
         return self.of_queries(self.key_index())
 
     def of_queries(self, values: Tensor, axis: int = 1) -> Tensor:
@@ -132,7 +183,7 @@ class Positions:
         Returns:
             (B|1, heads, S, r), a view of the table where tokens stand in order.
         """
-        if self.token_index is None:
+        if self.token_index is None and self.drawn is None:
             return table[None, :, : self.src_len]
         heads, rows, _ = table.shape
         flat = self.once(("rows of keys", heads, rows), lambda: self._row_numbers(heads, rows))
@@ -141,7 +192,13 @@ class Positions:
     def _row_numbers(self, heads: int, rows: int) -> Tensor:
         """Return the row (B, heads, S) of each key in the heads' tables, laid end to end."""
         first = torch.arange(heads, device=self.device) * rows
-        return self.token_index[:, None] + first[:, None]
+        return self.key_index()[:, None] + first[:, None]
+
+    def row_lengths(self) -> Tensor:
+        """(B|1,) tokens of each row, padding not counted (a lone token before padding counts 2)."""
+        if self.token_index is None:
+            return torch.tensor([self.src_len], device=self.device)
+        return self.token_index.amax(dim=1) + 1
 
     def longest_row(self) -> int:
         """Tokens of the longest row, padding not counted."""
@@ -176,6 +233,30 @@ def index_of_tokens(padding: Tensor | None) -> Tensor | None:
     return torch.where(padding & (seen > 0), index.clamp(min=1), index)
 
 
+def index_in_document(
+    padding: Tensor | None, documents: Tensor | None, length: int
+) -> Tensor | None:
+    """Index of each token among the real ones of its document.
+
+    Args:
+        padding: (B, S') True at padding of the last S' <= `length` slots; before them is none.
+        documents: (B, length) number of each slot's document, which never falls, or None.
+        length: number of slots S.
+
+    Returns:
+        (B, S) indices, or None where they are the slots.
+    """
+    if padding is not None:
+        padding = torch.nn.functional.pad(padding, (length - padding.size(1), 0))
+    index = index_of_tokens(padding)
+    if documents is None:
+        return index
+    if index is None:
+        index = torch.arange(length, device=documents.device).expand_as(documents)
+    begins = torch.nn.functional.pad(documents.diff(dim=1) != 0, (1, 0))
+    return index - torch.where(begins, index, torch.zeros_like(index)).cummax(dim=1).values
+
+
 def index_in_sentence(tokens: Tensor, padding_idx: int, eos_idx: int, causal: bool) -> Tensor:
     """Index of each token counted from the start of its own sentence in a packed block.
 
@@ -192,8 +273,13 @@ def index_in_sentence(tokens: Tensor, padding_idx: int, eos_idx: int, causal: bo
     slots = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
     starts = tokens == eos_idx
     if not causal:
-        starts = torch.cat([torch.zeros_like(starts[:, :1]), starts[:, :-1]], dim=1)
+        starts = starts.roll(1, dims=1) & (slots > 0)
     real = tokens != padding_idx
     starts = starts | (real & (real.long().cumsum(dim=1) == 1))
-    begin = torch.where(starts, slots, torch.zeros_like(slots)).cummax(dim=1).values
+    begin = torch.where(starts, slots, torch.zeros_like(slots))
+    if is_exported():  # ONNX has no running maximum
+        earlier = slots[0][None, :] <= slots[0][:, None]
+        begin = (begin[:, None] * earlier).amax(dim=2)
+    else:
+        begin = begin.cummax(dim=1).values
     return torch.where(real, slots - begin, torch.zeros_like(slots))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.positions import Positions, is_exported
 
 
 class Relation:
@@ -40,7 +40,11 @@ class DistanceRelation(Relation):
 
     def ids(self, positions: Positions) -> Tensor:
         """(1, T, S) ids: those of a row are a slice of those of all distances, lowest first."""
+        if positions.drawn is not None:
+            return self.of_distance(positions.gaps())[None]
         low, high = positions.lowest_distance, positions.highest_distance
+        if is_exported():
+            return self.of_distance(positions.distance())[None]
         every = self.window(low, high, positions.device)
         return every.unfold(0, positions.src_len, 1).flip(0)[None]
 
@@ -64,7 +68,8 @@ class Clipped(DistanceRelation):
     @classmethod
     def unclipped(cls, positions: Positions) -> Clipped:
         """Return the relation that gives every distance of `positions` a row of its own."""
-        return cls(-positions.lowest_distance, max(positions.highest_distance, 0))
+        lowest, highest = positions.span()
+        return cls(-lowest, highest if is_exported() else max(highest, 0))
 
     def distances(self, device: torch.device) -> Tensor:
         """Return the distance (R,) that each row stands for."""
@@ -141,6 +146,11 @@ class Bucketed(DistanceRelation):
         buckets = self.size // 2 if self.bidirectional else self.size
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = buckets // 2
+        if is_exported():  # whole numbers, which no library's logarithm rounds otherwise
+            starts = torch.tensor(self._starts(buckets, exact), device=distance.device)
+            coarse = exact + (away[..., None] >= starts).sum(-1)
+            bucket = torch.where(away < exact, away, coarse)
+            return bucket + (distance > 0).long() * (buckets if self.bidirectional else 0)
         ratio = torch.log(away.clamp(min=1).double() / exact) / math.log(self.max_distance / exact)
         # log(x) / log(y) may land a hair under a whole number: T5 computes in fp32 and truncates;
         # the epsilon keeps a distance that stands exactly on a bucket's edge in that bucket.
@@ -149,6 +159,54 @@ class Bucketed(DistanceRelation):
         if self.bidirectional:
             bucket = bucket + (distance > 0).long() * buckets
         return bucket
+
+    def _starts(self, buckets: int, exact: int) -> list[int]:
+        """Return the distance that each coarse bucket but the first begins at."""
+        steps = (buckets - exact) / math.log(self.max_distance / exact)
+        numbers = [
+            math.floor(math.log(away / exact) * steps + 1e-9)
+            for away in range(exact, self.max_distance + 1)
+        ]
+        return [
+            exact + next(i for i, number in enumerate(numbers) if number >= bucket)
+            for bucket in range(1, buckets - exact)
+        ]
+
+
+@dataclass(frozen=True)
+class LogClipped(DistanceRelation):
+    """DeBERTa's buckets (transformers' make_log_bucket_position), of both signs.
+
+    Distances below size / 4 have a bucket of their own, further ones logarithmic buckets; the
+    future has one row more than the past.
+
+    Args:
+        size: number of rows, a multiple of 4.
+        max_distance: of the last buckets.
+    """
+
+    size: int
+    max_distance: int
+
+    @property
+    def lowest(self) -> int:
+        """Distances at or below -max_distance share a row."""
+        return -self.max_distance
+
+    @property
+    def highest(self) -> int:
+        """Distances at or above max_distance share a row."""
+        return self.max_distance
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """Return rows in [0, size), computed in fp32 as the released code does."""
+        half, middle = self.size // 2, self.size // 4
+        away = distance.abs()
+        steps = torch.log(away.clamp(min=1) / middle)
+        steps = steps / torch.log(torch.tensor((self.max_distance - 1) / middle))
+        coarse = torch.ceil(steps * (middle - 1)) + middle
+        bucket = torch.where(away <= middle, distance, (coarse * distance.sign()).long())
+        return bucket.clamp(1 - half, half) + half - 1
 
 
 @dataclass(frozen=True)

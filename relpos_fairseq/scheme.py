@@ -6,24 +6,25 @@ order in which a forward pass asks:
 1. `embed(positions)`: what is added to the input embedding;
 2. `prepare(positions)`: everything free of content, once a forward pass and cached in decoding;
 3. `transform_query`, `transform_key`: rotate the content (RoPE);
-4. `terms(prepared, positions)`: what its relations contribute to logits and output.
+4. `terms(prepared, positions)`: what its relations contribute to logits and output;
+5. `log_gates(source)`: a number a token of the layer's input, where it has gates.
 
-Row rule: whatever concerns query row i depends on q_i, the keys and `positions` alone.  Blocks,
-caching and memory are right because of it.
+Row rule: whatever concerns query row i depends on q_i, the keys, what is kept with each key, and
+`positions` alone.  Blocks, caching and memory are right because of it.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import SCALE, AttentionShape, Option, SchemeOptions
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.card import SchemeCard
+from relpos_fairseq.options import INIT, RANDOM_RANGE, SCALE, AttentionShape, Option, SchemeOptions
+from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, Relation
 from relpos_fairseq.tables import RESET_TABLE, Table
 from relpos_fairseq.terms import PositionTerms, Reset
@@ -31,27 +32,6 @@ from relpos_fairseq.terms import PositionTerms, Reset
 
 class PositionMismatchError(ValueError):
     """A checkpoint was trained under another position scheme than the model has."""
-
-
-@dataclass(frozen=True)
-class SchemeCard:
-    """A scheme's row in the contract table (README, `scripts/scheme_table.py`).
-
-    Args:
-        row: where it stands among the other rows; the gaps leave room for new schemes.
-        source: paper and equation.
-        logits: the equation, in words of the table.
-        starts_at: initial values.
-        published: parameters of BERT-base as the papers count them, if they do.
-        difference: why ours are not that number.
-    """
-
-    row: int
-    source: str
-    logits: str
-    starts_at: str
-    published: str = "-"
-    difference: str = ""
 
 
 class PositionScheme(nn.Module):
@@ -68,15 +48,17 @@ class PositionScheme(nn.Module):
         counts_sentences: reads positions counted from each sentence's start.
         table_limited: refuses input longer than max_positions.
         rotates: transforms queries and keys.
+        bends_content: transforms them so that twice a query is not twice the logit.
         resets_by_default: what --position-reset-cls auto means in an encoder.
         replaces_content: has a trilinear term.
+        causal_only: is defined for a decoder's queries alone, which see no key after them.
+        reads_places: reads distances or positions, which --position-random-range may draw.
 
     For conversion:
         tables: its parameters, by name.
         never_neutral: why no values of its tables leave the logits as they are; "": some do.
         takes_over: by the name of a scheme, how that one's parameters become this one's, as far as
             equal terms go; by its own name, what its options change.
-        fitted: the table that the logits are linear in, which least squares may fit.
         elsewhere: names of the same scheme in other libraries.
     """
 
@@ -90,13 +72,20 @@ class PositionScheme(nn.Module):
     counts_sentences: ClassVar[bool] = False
     table_limited: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
+    bends_content: ClassVar[bool] = False
     resets_by_default: ClassVar[bool] = False
     replaces_content: ClassVar[bool] = False
+    causal_only: ClassVar[bool] = False
+    reads_places: ClassVar[bool] = True
     tables: ClassVar[dict[str, Table]] = {}
     never_neutral: ClassVar[str] = ""
     takes_over: ClassVar[dict[str, Callable[[Any], dict[str, Tensor]]]] = {}
-    fitted: ClassVar[str | None] = None
     elsewhere: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Let every scheme take what is for all that read positions."""
+        super().__init_subclass__(**rest)
+        cls.takes = cls.takes - {RANDOM_RANGE} | ({RANDOM_RANGE} if cls.reads_places else set())
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         super().__init__()
@@ -104,6 +93,32 @@ class PositionScheme(nn.Module):
         self.options = options
         if options.reset_cls:
             self.theta = nn.Parameter(torch.zeros(2, self.table_heads))
+
+    @classmethod
+    def built(cls, shape: AttentionShape, options: SchemeOptions) -> PositionScheme:
+        """Return the scheme with its initial values, or neutral ones where the options say so.
+
+        Raises:
+            ValueError: no values leave the logits as they are, or gradients leave none that do.
+        """
+        scheme = cls(shape, options)
+        if options.init == "neutral":
+            scheme.start_neutral()
+        return scheme
+
+    def start_neutral(self) -> None:
+        """Give the tables those of their values that change no logit."""
+        if self.never_neutral and self.tables:
+            raise ValueError(f"{INIT.flag} neutral: {self.name}: {self.never_neutral}")
+        with torch.no_grad():
+            for name, value in self.named_parameters():
+                if self.table_of(name).neutral is not None:
+                    value.fill_(self.table_of(name).neutral)
+
+    def read_content(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
+        """Take the layer's projections of queries and keys, for positions that share them."""
+        if getattr(self.options, "projections", "own") == "content":
+            self.content = (q_proj, k_proj)  # in a tuple: the layer registers them, not the scheme
 
     @classmethod
     def table_of(cls, parameter: str) -> Table:
@@ -123,6 +138,21 @@ class PositionScheme(nn.Module):
             ValueError: names both, and the way out.
         """
 
+    @classmethod
+    def counts_tokens(cls, options: SchemeOptions) -> bool:
+        """Tell whether it must know how many tokens a row has, though it is relative."""
+        return False
+
+    @property
+    def by_length(self) -> bool:
+        """Whether what it prepares depends on the number of keys, so that each step prepares it."""
+        return False
+
+    @classmethod
+    def scale_under(cls, value: Callable[[Option], Any]) -> float:
+        """Return C in the published 1/sqrt(C * head_dim), given what options are set to."""
+        return cls.own_scale
+
     @property
     def common_parameters(self) -> tuple[str, ...]:
         """Names of parameters that the instances of all layers have in common."""
@@ -132,6 +162,11 @@ class PositionScheme(nn.Module):
     def table_heads(self) -> int:
         """First dimension of every table: 1 where heads share it, else H."""
         return 1 if self.options.share in ("heads", "both") else self.shape.num_heads
+
+    @property
+    def scalar_gain(self) -> float:
+        """What stored scalars are multiplied by."""
+        return getattr(self.options, "scalar_gain", 1.0)
 
     @property
     def scale(self) -> float:
@@ -182,7 +217,7 @@ class PositionScheme(nn.Module):
         Raises:
             ValueError: names scheme, limit, length and the way out.
         """
-        if not self.table_limited or positions.src_len <= self.shape.max_positions:
+        if is_exported() or not self.table_limited or positions.src_len <= self.shape.max_positions:
             return
         length = positions.src_len
         if positions.token_index is not None:  # padding needs no row of a table
@@ -212,6 +247,10 @@ class PositionScheme(nn.Module):
         """Whatever needs no content: once a forward pass; a longer `positions` serves a shorter."""
         return None
 
+    def rotary(self) -> Any:
+        """Return its rotation as a `rotation.Rotary`; None: it has none, or one of its own kind."""
+        return None
+
     def transform_query(self, q: Tensor, prepared: Any, start: int) -> Tensor:
         """Transform q (B, H, T, D), whose first row stands at slot `start`."""
         return q
@@ -220,21 +259,22 @@ class PositionScheme(nn.Module):
         """Transform k (B, H, S, D), whose first row stands at slot `start`."""
         return k
 
+    def log_gates(self, source: Tensor) -> Tensor | None:
+        """Return the logarithms of each token's gates, formed of the layer's input at it alone.
+
+        What they add to the logits is said in `terms.Decay`.  Decoding caches them with the keys.
+
+        Args:
+            source: (S, B, E) input of the key projection, memory included.
+
+        Returns:
+            (B, H|1, S, 1), of keys before a query, or (B, H|1, S, 2) with those after it; or None.
+        """
+        return None
+
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return what the scheme's relations contribute."""
         return ()
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return what a row of the `fitted` table is multiplied by in the logits.
-
-        Args:
-            q: (B, H, P, D) queries of P pairs.
-            k: (B, H, P, D) their keys.
-
-        Returns:
-            (B, H, P, D), or (B, H, P, 1) for a table of scalars.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define factor")
 
 
 REGISTER: dict[str, type[PositionScheme]] = {}

@@ -1,27 +1,50 @@
-"""The members of a hybrid at one place, evaluated together, and what decoding keeps of them."""
+"""The members of a hybrid at one place, evaluated together: what layers see and decoding keeps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import PositionScheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.terms import Decay, PositionTerms
 
 LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
 
 
+class Evaluated(NamedTuple):
+    """What members come to for some positions.
+
+    Args:
+        prepared: each member's content-free part.
+        terms: the terms of all members, one after the other.
+        members: the same, a tuple a member.
+    """
+
+    prepared: tuple[Any, ...]
+    terms: tuple[PositionTerms, ...]
+    members: tuple[tuple[PositionTerms, ...], ...]
+
+
 class SchemeStack(nn.ModuleList):
-    """The members of a hybrid that stand at one place: in a layer, or shared by all layers."""
+    """The members of a hybrid that stand at one place: in a layer, or shared by all layers.
+
+    Args:
+        schemes: the members.
+        layer: the layer that they stand in; 0 too where layers share them.
+    """
+
+    def __init__(self, schemes: Iterable[PositionScheme] = (), layer: int = 0) -> None:
+        super().__init__(schemes)
+        self.layer = layer
 
     def embed(self, positions: Positions) -> Tensor | None:
         """Sum what the members add to the input: (B|1, T, E) or None."""
-        added = [part for scheme in self if (part := scheme.embed(positions)) is not None]
-        return sum(added[1:], added[0]) if added else None
+        return _sum(scheme.embed(positions) for scheme in self)
 
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
         """Prepare each member's content-free part."""
@@ -29,18 +52,76 @@ class SchemeStack(nn.ModuleList):
 
     def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the members' terms, one after the other."""
-        pairs = zip(self, prepared, strict=True)
-        return tuple(term for scheme, part in pairs for term in scheme.terms(part, positions))
+        return self.evaluated(prepared, positions).terms
 
-    def evaluate(self, positions: Positions) -> tuple[tuple, tuple[PositionTerms, ...]]:
+    def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
+        """Return what was prepared, with the members' terms."""
+        pairs = zip(self, prepared, strict=True)
+        members = tuple(scheme.terms(part, positions) for scheme, part in pairs)
+        return Evaluated(prepared, sum(members, ()), members)
+
+    def evaluate(self, positions: Positions) -> Evaluated:
         """Return what the members prepare, and their terms."""
-        prepared = self.prepare(positions)
-        return prepared, self.terms(prepared, positions)
+        return self.evaluated(self.prepare(positions), positions)
 
-    def rotation(self, prepared: tuple[Any, ...]) -> tuple[PositionScheme, Any] | None:
-        """Return the member that transforms queries and keys, with its prepared part."""
-        pairs = zip(self, prepared, strict=True)
-        return next((pair for pair in pairs if pair[0].rotates), None)
+    def log_gates(self, source: Tensor) -> Tensor | None:
+        """Sum the members' log gates for a layer's input (S, B, E): (B, H|1, S, sides) or None."""
+        return _sum(scheme.log_gates(source) for scheme in self)
+
+    def gated(self, source: Tensor) -> tuple[PositionTerms, ...]:
+        """Return what the members' gates contribute for a layer's input (S, B, E)."""
+        return decay_of(self.log_gates(source))
+
+
+def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """Sum those that are there, None without any."""
+    found = [part for part in parts if part is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def decay_of(gates: Tensor | None) -> tuple[PositionTerms, ...]:
+    """Return the term of log gates (B, H|1, S, sides), none without any."""
+    return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates)),)
+
+
+def rotation_of(
+    pairs: Iterable[tuple[PositionScheme, Any]],
+) -> tuple[PositionScheme, Any] | None:
+    """Return the first member that transforms queries and keys, with its prepared part."""
+    return next((pair for pair in pairs if pair[0].rotates), None)
+
+
+@dataclass(frozen=True)
+class PositionContext:
+    """What a layer's attention needs of positions.
+
+    Args:
+        positions: where queries and keys stand.
+        causal: keys in a query's future are excluded.
+        shared: the terms that all layers share.
+        rotation: the scheme that transforms queries and keys, with its prepared part, or None.
+        memory: (M, B, E) input of the key and value projections for the slots before the
+            queries' tokens, or None; the positions count these slots.
+        window: how many slots a query sees, the last of them its own; None: all.
+        documents: (B, S) document number of each slot, or None; other documents are excluded.
+        parts: (shared, rotation) of each part of a plan whose layers differ; `of_layer` chooses.
+    """
+
+    positions: Positions
+    causal: bool
+    shared: tuple[PositionTerms, ...] = ()
+    rotation: tuple[PositionScheme, Any] | None = None
+    memory: Tensor | None = None
+    window: int | None = None
+    documents: Tensor | None = None
+    parts: tuple[tuple[tuple[PositionTerms, ...], tuple[PositionScheme, Any] | None], ...] = ()
+
+    def of_layer(self, layer: int) -> PositionContext:
+        """Return what the attention of one layer, counted from 0, needs."""
+        if not self.parts:
+            return self
+        shared, rotation = self.parts[layer % len(self.parts)]
+        return replace(self, shared=shared, rotation=rotation, parts=())
 
 
 class DecodingTerms:
@@ -53,25 +134,25 @@ class DecodingTerms:
         self._capacity = 0
         self._gradients = False
         self._prepared: tuple = ()
-        self._terms: tuple[PositionTerms, ...] = ()
+        self._last = Evaluated((), (), ())
 
-    def evaluate(
-        self, schemes: SchemeStack, positions: Positions
-    ) -> tuple[tuple, tuple[PositionTerms, ...]]:
+    def evaluate(self, schemes: SchemeStack, positions: Positions) -> Evaluated:
         """Do as `SchemeStack.evaluate`, with what earlier steps left."""
+        if any(scheme.by_length for scheme in schemes):
+            return schemes.evaluate(positions)
         # What was prepared without gradients has none to give to a step that wants them.
         if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
             self._prepare(schemes, positions)
         elif not self._moving:
-            return self._prepared, self._terms
-        self._terms = schemes.terms(self._prepared, positions)
-        return self._prepared, self._terms
+            return self._last
+        self._last = schemes.evaluated(self._prepared, positions)
+        return self._last
 
     @property
     def _moving(self) -> bool:
         """Whether terms depend on where the query stands, as only factors and a reset do."""
         return any(
-            term.static_factors is not None or term.reset is not None for term in self._terms
+            term.static_factors is not None or term.reset is not None for term in self._last.terms
         )
 
     def _prepare(self, schemes: SchemeStack, positions: Positions) -> None:

@@ -32,7 +32,9 @@ class Table:
             only grow alike.
         head_axis: of the heads.
         flat_heads: the first axis holds the heads' rows of width D one after another.
+        has_heads: whether there is an axis of heads; else all heads have the parameter in common.
         meaning: what a reader of a report calls it, if not by its name.
+        copies: the parameters that it stands for, where options give each of them its own.
     """
 
     rows: Literal["distance", "position"] | None = None
@@ -42,7 +44,9 @@ class Table:
     meets_both: bool = False
     head_axis: int = 0
     flat_heads: bool = False
+    has_heads: bool = True
     meaning: str = ""
+    copies: tuple[str, ...] = ()
 
     def by_head(self, value: Tensor, head_dim: int) -> Tensor:
         """Return the parameter with heads as its first axis."""

@@ -52,7 +52,8 @@ class Takeover:
             self.report.limit(
                 f"inputs of up to {length} tokens ({self.new.name} reads its ends beyond)"
             )
-        return table
+        gain = self.old.scalar_gain / self.new.scalar_gain
+        return table if gain == 1 else table * gain
 
     def reset(self) -> dict[str, Tensor]:
         """Return the reset's parameter, where the source has one."""

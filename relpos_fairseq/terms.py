@@ -3,9 +3,10 @@
 For query q_i and key k_j of one head, with r the id of (i, j) in a term's relation:
 
     logits = scale * [ content * gate_r * (q.a_r)(k.b_r) | content, see below
-                       + q.a_r + k.b_r + u.k + v.a_r ]
-             + static_r + f_i . g_j
+                       + q.a_r + k.b_r + u.k + v.a_r + q.e_p ]
+             + static_r + by_row_ij + f_i . g_j + decay_ij
     content = q'.k'   or, where a term is trilinear,   sum_c q'_c k'_c w_{r,c}
+    p_ij    = sum of sigmoid(scale * content_il) over the keys l >= j that i sees
     output  = sum_j probs_ij (value_j + value_vectors_r)
 
 Terms of several schemes add; gates and products multiply the content.  Terms carry vectors, not
@@ -14,11 +15,13 @@ products: a backend forms q.a per block, per decoding step, or folds a constant 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
+from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Relation
 
 
@@ -38,6 +41,50 @@ class Reset:
 
 
 @dataclass(frozen=True)
+class ByRow:
+    """Logits that no table over distances holds, for they depend on the query's row as well.
+
+    Nobody keeps them: they are formed of a few tensors for the rows that are asked for.
+
+    Args:
+        form: makes (B|1, H|1, T, S) of the tensors, for the rows and keys of positions.
+        tensors: what the numbers depend on beside the positions.
+    """
+
+    form: Callable[[tuple[Tensor, ...], Positions], Tensor]
+    tensors: tuple[Tensor, ...]
+
+    def of(self, positions: Positions) -> Tensor:
+        """Return (B|1, H|1, T, S) for the rows and keys of `positions`."""
+        return self.form(self.tensors, positions)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Sums of the logarithms of gates up to and with each slot, in logit units.
+
+    A key at j <= i adds past_i - past_j, one at j > i future_j - future_i, to the query at i.
+
+    Args:
+        past: (B, H|1, S), falling.
+        future: (B, H|1, S), falling; None: keys after the query add nothing.
+    """
+
+    past: Tensor
+    future: Tensor | None = None
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Decay:
+        """Return it with each of its tensors changed."""
+        return Decay(*(None if part is None else change(part) for part in (self.past, self.future)))
+
+    @classmethod
+    def of_gates(cls, gates: Tensor) -> Decay:
+        """Return the sums of log gates (B, H|1, S, sides) in at least single precision."""
+        exact = torch.promote_types(gates.dtype, torch.float32)
+        return cls(*gates.to(exact).cumsum(dim=2).unbind(dim=-1))
+
+
+@dataclass(frozen=True)
 class PositionTerms:
     """What one relation contributes to the logits and the output; absent terms are None.
 
@@ -51,7 +98,10 @@ class PositionTerms:
         gate: (H|1, R) multiplies the content.
         trilinear: (H|1, R, D) w_r replaces q.k by sum_c q_c k_c w_rc.
         static: (H|1, R) in logit units.
+        by_row: likewise, formed for each row by itself.
         static_factors: ((B|1, H|1, T, r), (B|1, H|1, S, r)) whose product is in logit units.
+        contextual: (H|1, n, D) vectors e in q.e_p, scaled; p counts what the row's logits count.
+        decay: sums of gates, of the layer's input; it stands in a term of its own.
         value_vectors: (H|1, R, D) added to the values.
         reset: replaces all that this term adds to the logits in a row and a column.
     """
@@ -65,7 +115,10 @@ class PositionTerms:
     gate: Tensor | None = None
     trilinear: Tensor | None = None
     static: Tensor | None = None
+    by_row: ByRow | None = None
     static_factors: tuple[Tensor, Tensor] | None = None
+    contextual: Tensor | None = None
+    decay: Decay | None = None
     value_vectors: Tensor | None = None
     reset: Reset | None = None
 
@@ -89,11 +142,15 @@ class PositionTerms:
         if self.query_offset is not None and self.query_vectors is None:
             raise ValueError("query_offset needs query_vectors")
 
-    @cached_property
+    @property
     def present(self) -> tuple[str, ...]:
         """Names of the fields that are given, for error messages and a backend's choice."""
-        values = ((name, getattr(self, name)) for name in _GIVEN)
-        return tuple(name for name, value in values if value is not None and value is not False)
+        given = [name for name in _GIVEN if getattr(self, name) is not None]
+        return tuple(name for name in given if name != "product" or self.product)
+
+    def with_reset(self, reset: Reset | None) -> PositionTerms:
+        """Return the same term under a reset."""
+        return self if reset is None else replace(self, reset=reset)
 
     @property
     def meets_vectors(self) -> bool:
@@ -111,8 +168,8 @@ class PositionTerms:
     def adds_to_logits(self) -> bool:
         """Whether anything is added to (rather than multiplied into) the logits."""
         vectors = self.query_vectors is not None or self.key_vectors is not None
-        added = self.static is not None or self.static_factors is not None
-        return added or (vectors and not self.product)
+        added = (self.static, self.by_row, self.static_factors, self.contextual, self.decay)
+        return any(part is not None for part in added) or (vectors and not self.product)
 
 
 _GIVEN = tuple(field.name for field in fields(PositionTerms) if field.name != "relation")

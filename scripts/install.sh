@@ -4,11 +4,12 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: bash scripts/install.sh [--test]
+usage: bash scripts/install.sh [--test] [--python VERSION]
 
 Makes .venv in the repository root and installs scripts/requirements.txt, fairseq and this
-repository (editable) into it; --test adds scripts/requirements-test.txt. What is done and
-unchanged is skipped; an interrupted run is continued by running it again.
+repository (editable) into it; --test adds scripts/requirements-test.txt. --python 3.12 takes that
+Python, and .venv-3.12 in place of .venv. What is done and unchanged is skipped; an interrupted run is
+continued by running it again.
 
 Needs Python 3.11 or 3.12 with pip and venv, and where fairseq comes without a ready-made wheel
 (Python 3.11) gcc and g++; gcc also for attention's fastest kernel on CPUs, compiled here where there
@@ -25,7 +26,9 @@ TEXT
 }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-venv=$root/.venv python=$root/.venv/bin/python stamps=$root/.venv/.stamps log=$root/.venv/install.log
+wanted_version=
+place() { venv=$root/$1 python=$venv/bin/python stamps=$venv/.stamps log=$venv/install.log; }
+place .venv
 fairseq="fairseq-fixed==0.12.3.1"
 
 say() { printf '[install] %s\n' "$*"; }
@@ -35,7 +38,14 @@ version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 
 find_python() {
   local candidate wanted candidates=(python3 python3.11 python3.12 python3.13 python3.10 python)
+  [ -z "$wanted_version" ] || candidates=("python$wanted_version" python3 python)
   [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
+    [ -z "$wanted_version" ] || [ "$(version_of "$candidate")" != "$wanted_version" ] ||
+      { echo "$candidate"; return; }
+  done
+  [ -z "$wanted_version" ] ||
+    die "no Python $wanted_version among ${candidates[*]}; name one: PYTHON=/path/to/python$wanted_version"
   for wanted in '3.11 3.12' '3.13 3.10'; do
     for candidate in "${candidates[@]}"; do
       case " $wanted " in *" $(version_of "$candidate") "*) echo "$candidate"; return ;; esac
@@ -57,8 +67,8 @@ ensure_venv() {
     printf '%s' "$venv" >"$stamps/place"
   fi
   case "$(version_of "$python")" in
-    3.11 | 3.12) ;;
-    *) say "note: Python $(version_of "$python") is untested here; 3.11 and 3.12 are tested" ;;
+    3.11) ;;
+    *) say "note: Python $(version_of "$python") is untested here; 3.11 is tested" ;;
   esac
 }
 
@@ -133,6 +143,12 @@ main() {
   while [ $# -gt 0 ]; do
     case "$1" in
       --test) tests=yes ;;
+      --python | --python=*)
+        [ "$1" != --python ] || { [ $# -gt 1 ] || die "--python needs a version, as in --python 3.12"; shift; }
+        wanted_version=${1#--python=}
+        [[ $wanted_version =~ ^3\.[0-9]+$ ]] || die "--python must be a version as 3.12, got $wanted_version"
+        [ "${wanted_version#3.}" -ge 10 ] || die "--python must be 3.10 or newer, got $wanted_version"
+        place ".venv-$wanted_version" ;;
       -h | --help) usage; exit 0 ;;
       *) usage >&2; die "unknown option $1" ;;
     esac

@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs them.
 #
-#   bash scripts/test.sh [pytest arguments]
+#   bash scripts/test.sh [--python VERSION] [pytest arguments]
 #
 # Without a path all of tests/ runs (testpaths in pyproject.toml); paths count from the repository
 # root: bash scripts/test.sh tests/schemes -k m4 -m "not slow"
+# --python 3.12, before them, tests with that Python, in .venv-3.12.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-bash "$root/scripts/install.sh" --test
+venv=$root/.venv version=()
+case "${1:-}" in
+  --python) version=("$@") version=("${version[@]:0:2}") venv=$root/.venv-${2:-} && shift "${#version[@]}" ;;
+  --python=*) version=("$1") venv=$root/.venv-${1#--python=} && shift ;;
+esac
+bash "$root/scripts/install.sh" --test ${version[@]+"${version[@]}"}
 cd "$root"
 
 # One process a core, each with one thread: the tests' tensors are too small for more.  What watches
 # or steers a single process (-s, --pdb, -n itself) gets a single one.
 cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-spread=(-n "$cores" --dist loadfile)
+spread=(-n "$cores" --dist loadfile --no-loadscope-reorder)  # the order of tests/conftest.py
 if [ "$cores" -lt 2 ]; then spread=(); fi
 for argument in "$@"; do
   case "$argument" in
@@ -22,4 +28,4 @@ for argument in "$@"; do
   esac
 done
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec "$root/.venv/bin/python" -m pytest ${spread[@]+"${spread[@]}"} "$@"
+exec "$venv/bin/python" -m pytest ${spread[@]+"${spread[@]}"} "$@"

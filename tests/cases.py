@@ -14,7 +14,11 @@ from torch import Tensor
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
+from relpos_fairseq.schemes import scheme_class, scheme_names
+from relpos_fairseq.stack import SchemeStack
+from relpos_fairseq.terms import PositionTerms
 
 # The oracle has the schemes' own parameter names, but for this one.
 RENAMED = {"theta": ("theta1", "theta2")}
@@ -22,12 +26,17 @@ ADDITIVE = (
     "shaw", "shaw_keys", "transformer_xl", "t5", "m4", "deberta", "tupe", "tupe_a", "abs_scalar",
     "rel_scalar", "alibi", "kerple",
 )  # fmt: skip
-CLIPPED = ("shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar")
+CLIPPED = ("shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar",
+           "deberta_released")  # fmt: skip
 SHARED = (
     "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m", "deberta", "tupe",
     "tupe_a", "abs_scalar", "rel_scalar", "kerple",
 )  # fmt: skip
 INPUT = ("sinusoidal", "learned", "sentence")
+
+
+# Schemes of encoders too; the others are for decoders alone.
+ENCODERS = [name for name in scheme_names() if not scheme_class(name).causal_only]
 
 
 @dataclass(frozen=True)
@@ -37,28 +46,69 @@ class Case:
     scheme: str
     flags: dict = field(default_factory=dict)
 
+    @property
+    def gated(self) -> bool:
+        """Whether it has gates, which the kernels serve in causal calls alone."""
+        return "fox" in self.scheme.split("+")
+
+    @property
+    def causal_only(self) -> bool:
+        """Whether it is defined for decoders alone."""
+        return "cope" in self.scheme.split("+")
+
     def __str__(self) -> str:
         """The test's id."""
         short = (f"{k.removeprefix('position_')}={v}" for k, v in self.flags.items())
         return "-".join((self.scheme, *short))
 
 
+GAIN = {"position_scalar_gain": "3"}
+
+
 def _cases() -> list[Case]:
-    every = ("none", *INPUT, *SHARED, "rope", "alibi")
+    others = ("rope", "alibi", "fire", "xpos", "pope", "fox", "cope")
+    others += ("deberta_released", "tupe_released")
+    every = ("none", *INPUT, *SHARED, *others)
     rows = [Case(name) for name in dict.fromkeys(every)]
     rows += [Case(n, {"position_clip_distance": k}) for n in CLIPPED for k in ("0", "1", "3")]
     rows += [
         Case(n, {"position_share": s}) for n in SHARED for s in ("none", "heads", "layers", "both")
     ]
-    rows += [Case(n, {"position_scale": "1.7"}) for n in ("none", "rope", "alibi", *SHARED)]
+    scaled = ("none", "rope", "alibi", "pope", "fox", *SHARED)
+    rows += [Case(n, {"position_scale": "1.7"}) for n in scaled]
     rows += [Case(n, {"position_reset_cls": r}) for n in ADDITIVE for r in ("on", "off")]
     rows += [
         Case("abs_scalar", {"position_rank": "3"}),
-        Case("t5", {"position_buckets": "6", "position_max_distance": "9"}),
+        Case("t5", {"position_buckets": "6", "position_max_distance": "9"} | GAIN),
         Case("transformer_xl", {"position_query_bias": "off"}),
         Case("transformer_xl", {"position_query_bias": "shared"}),
         Case("transformer_xl", {"clamp_len": "2"}),
+        Case("transformer_xl", {"position_query_bias": "u"}),
+        Case("transformer_xl", {"position_query_bias": "v"}),
+        Case("transformer_xl", {"position_projections": "content"}),
         Case("deberta", {"position_p2c_index": "mirrored"}),
+        Case("fire", {"position_share": "heads", "position_reset_cls": "on"}),
+        Case("deberta", {"position_projections": "one"}),
+        Case("tupe", {"position_projections": "one"}),
+        Case("tupe", {"position_scalars": "inside", "position_scale": "1"}),
+        Case("shaw", {"position_keys": "off"}),
+        Case("t5", {"position_buckets": "0", "position_share": "heads"}),
+        Case("deberta_released", {"position_terms": "c2p", "position_norm": "on"}),
+        Case("deberta_released", {"position_terms": "p2c"}),
+        Case(
+            "deberta_released",
+            {
+                "position_projections": "content",
+                "position_norm": "on",
+                "position_log_buckets": "4",
+                "position_clip_distance": "5",
+            },
+        ),
+        Case("xpos", {"position_xpos_base": "4", "position_rope_pairs": "halves"}),
+        Case("xpos", {"position_xpos_base": "0"}),
+        Case("xpos+m2+shaw", {"position_xpos_base": "3"}),
+        Case("pope", {"position_rope_base": "50"}),
+        Case("tupe_released", {"position_reset_cls": "off"}),
         Case("learned+m4m"),
         Case("sinusoidal+shaw"),
         Case("rope+m4"),
@@ -66,22 +116,46 @@ def _cases() -> list[Case]:
         Case("m3+rel_scalar+shaw"),
         Case("m2+m4m+shaw"),
         Case("transformer_xl+m2+t5"),
-        Case("m4+rel_scalar", {"position_reset_cls": "on"}),
+        Case("fox+rope"),
+        Case("cope", {"position_contexts": "3"}),
+        Case("cope+rel_scalar", {"position_share": "none"}),
+        Case("m4m+fox+t5"),
+        Case("m4+rel_scalar", {"position_reset_cls": "on"} | GAIN),
         Case("deberta+tupe", {"position_scale": "3"}),
         Case("rel_scalar", {"segment_encoding": "head"}),
         Case("m4", {"segment_encoding": "head", "position_share": "layers"}),
+        Case("rope", {"position_rope_pairs": "halves", "position_rope_base": "100"}),
+        Case("rope", {"position_rope_share": "0.5"}),
+        Case("rope", {"position_rope_scaling": "yarn", "position_rope_factor": "4"}),
+        Case("rope+m4", {"position_rope_scaling": "dynamic", "position_rope_log_n": "on"}),
+        Case("m4", {"segment_encoding": "head", "segment_share": "heads"}),
     ]
     return rows
 
 
 CASES = _cases()
+SHORT = {"position_rope_length": "4"}
+# Inputs longer than in training, which are read by their own length: a shift changes them; and what
+# no kernel evaluates.
+BEYOND = [
+    Case("pope+m4"),
+    *(Case("rope", {"position_rope_scaling": s} | SHORT) for s in ("linear", "ntk", "yarn")),
+    Case("rope", {"position_rope_scaling": "dynamic", "position_rope_factor": "3"} | SHORT),
+    Case("rope", {"position_rope_scaling": "ntk", "position_rope_factor": "3"}),
+    Case("fire", {"position_fire_threshold": "3"}),
+    Case("fire+m4", {"position_fire_threshold": "2", "position_reset_cls": "on"}),
+    Case("fire", {"position_fire_threshold": "0.01", "position_share": "both"}),
+    Case("rope", {"position_rope_log_n": "on", "position_rope_share": "0.5"} | SHORT),
+    Case("rope+shaw", {"position_rope_scaling": "yarn", "position_rope_log_n": "on"} | SHORT),
+]
 DEFAULTS = {"position_clip_distance": "2"}
 
 
 def plan_of(
     case: Case, *, causal: bool = False, heads: int = 2, dim: int = 4, longest: int = 12
 ) -> PositionPlan:
-    """The case's plan for a small attention."""
+    """The case's plan for a small attention; some cases are causal always."""
+    causal = causal or case.causal_only
     shape = AttentionShape(
         embed_dim=heads * dim,
         num_heads=heads,
@@ -114,7 +188,32 @@ def build(case: Case, **shape) -> tuple[Placement, torch.nn.ModuleList]:
     layer = stack.layer_schemes(0).double()
     randomize(stack, 1)
     randomize(layer, 2)
+    width = stack.plan.shape.embed_dim
+    projections = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in "qk").double()
+    randomize(projections, 3)
+    for scheme in layer:
+        scheme.read_content(*projections)
     return stack, layer
+
+
+def source_of(positions: Positions, batch: int = 2, width: int = 8) -> Tensor:
+    """A layer's input (S, B, E) in fp64 for schemes that read it; the last slots are the same."""
+    size = (max(positions.src_len, 256), batch, width)
+    generator = torch.Generator().manual_seed(11)
+    every = torch.randn(size, generator=generator, dtype=torch.float64)
+    return every[len(every) - positions.src_len :]
+
+
+def terms_of(
+    stack: Placement, layer: SchemeStack, positions: Positions, batch: int = 2
+) -> tuple[PositionTerms, ...]:
+    """All terms of a layer, those of its input among them."""
+    own = layer.evaluate(positions).terms
+    some = next(layer.parameters(), None)
+    if some is not None:
+        source = source_of(positions, batch, stack.plan.shape.embed_dim)
+        own += layer.gated(source.to(some))
+    return stack.context(positions).shared + own
 
 
 def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]]:
@@ -129,10 +228,16 @@ def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]
                 params.update(zip(RENAMED[name], value.detach(), strict=True))
             else:
                 params[name] = value.detach()
+        for name, projection in zip(
+            ("queries", "keys"), getattr(scheme, "content", ()), strict=False
+        ):
+            params[f"content_{name}"] = projection.weight.detach()
+            params[f"content_{name}_bias"] = projection.bias.detach()
         options = vars(scheme.options) | {
             "reset": scheme.options.reset_cls,
             "bidirectional": not scheme.shape.causal,
             "clamp": getattr(scheme.options, "clamp_len", 0),
+            "trained": getattr(scheme, "trained_length", None),
         }
         members.append((scheme.name, params, options))
     return members

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,13 @@ from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
 ROOT = Path(__file__).resolve().parent.parent
+# The files that take longest, the longest first.  Processes that share the suite begin with them
+# (scripts/test.sh), so that none is left with a long one while the others have nothing to do.
+LONGEST = """
+    test_mutations.py export/test_onnx.py cli/test_cli_translation.py attention/test_error_budget.py
+    attention/test_triton_attention.py recipes/test_recipes_resume.py cli/test_cli_traps.py
+    tasks/test_segment_training.py faults/test_faults.py attention/test_triton_compile.py
+""".split()
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before anything imports triton
 # The suite draws the same examples every time; `--hypothesis-profile default` draws new ones.
@@ -21,6 +30,32 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("repeatable")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, put the longest files first."""
+    if hasattr(config, "workerinput"):
+        rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own() -> Iterator[None]:
+    """What a command of a test did to this process's logging ends with the test.
+
+    `relpos translate` and its like are quiet; `relpos compare` logs to a standard output of its
+    own, where a later test would find each line twice; fairseq-preprocess logs into its folder.
+    """
+    root, preprocess = logging.getLogger(), logging.getLogger("fairseq_cli.preprocess")
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for logger, kept in ((root, handlers), (preprocess, [])):
+        for handler in set(logger.handlers).difference(kept):
+            logger.removeHandler(handler)
+            handler.close()
+    for name in ("fairseq", "relpos_fairseq"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture

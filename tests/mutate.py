@@ -8,6 +8,7 @@ Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer f
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import faulthandler
 import importlib
@@ -29,9 +30,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 TABLE = TESTS / "mutations.md"
 COPIED = "relpos_fairseq scripts examples tests pyproject.toml setup.py README.md".split()
+WARM = """pytest hypothesis torch scipy.stats fairseq.models fairseq_cli.train fairseq_cli.generate
+torch._dynamo torch.distributed.tensor torch.testing torch.utils.flop_counter triton.language
+torch._subclasses.schema_check_mode requests sentencepiece tokenizers sacremoses
+subword_nmt.apply_bpe""".split()
 LIMIT = 100  # seconds for one bug's test; twice that for a second try
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork has only the thread that forked
+os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests/conftest.py, before triton is imported
 tqdm.monitor_interval = 0  # and no thread may run beside it
 
 
@@ -66,27 +72,43 @@ def mutations(text: str) -> list[Mutation]:
 
 
 def warm_up() -> None:
-    """Import once what every test imports, but nothing of the project."""
-    for name in ("pytest", "hypothesis", "torch", "scipy", "fairseq.models", "fairseq_cli.train"):
+    """Import once what many tests import, but nothing of the project."""
+    for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
-def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
-    """In a process of its own: pytest's exit status with the bug planted in a copy."""
+def copy_project(copy: Path) -> None:
+    """Copy the project and compile the copy, so that what runs with a bug compiles one file."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, copy / name)
+    compileall.compile_dir(copy, quiet=2)
+
+
+def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
+    """In a process of its own: pytest's exit status with the bug planted in a copy."""
     path = copy / row.file
-    path.write_text(path.read_text().replace(row.before, row.after))
+    planted = path.read_text().replace(row.before, row.after)
+    path.unlink()  # it is a second name of the file that all copies share
+    path.write_text(planted)
     os.chdir(copy)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
     if path.suffix in (".c", ".h"):  # what is compiled of it is nobody else's
         os.environ["RELPOS_CACHE"] = str(copy / "cache")
-    arguments = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "planted"]
+    arguments = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--hypothesis-profile",
+        "planted",
+    ]
     # where CI is set, pytest writes whole differences: of two long values, for many minutes
     arguments += ["--assert=plain", f"tests/{row.test}"]
     if anew:
@@ -100,18 +122,19 @@ def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     return int(pytest.main(arguments))
 
 
-def start(row: Mutation, folder: Path, anew: bool) -> int:
+def start(row: Mutation, project: Path, folder: Path, anew: bool) -> int:
     """Fork a process for one row; its output goes to `folder`/log.
 
     Args:
         row: the bug.
+        project: a copy of the project, which the row's own shares its files with.
         folder: a new folder of its own.
         anew: run pytest in a new interpreter, not in the fork of this one.
 
     Returns:
         Its process id, which is its process group's too.
     """
-    (folder / "project").mkdir(parents=True)
+    shutil.copytree(project, folder / "project", copy_function=os.link)
     child = os.fork()
     if child:
         return child
@@ -175,12 +198,14 @@ def run_all(rows: list[Mutation], workers: int) -> list[Mutation]:
         tempfile.TemporaryDirectory() as folder,
         tqdm(total=len(rows), disable=None) as progress,
     ):
+        project = Path(folder) / "project"
+        copy_project(project)
         try:
             for number in itertools.count():
                 while waiting and len(running) < workers:
                     row, anew = waiting.pop(0)
                     place = Path(folder) / f"{number}-{len(waiting)}"
-                    child = start(row, place, anew)
+                    child = start(row, project, place, anew)
                     running[child] = Run(row, place, anew, time.monotonic() + LIMIT * (1 + anew))
                 if not running:
                     break

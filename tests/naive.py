@@ -21,7 +21,8 @@ share it.
 Papers: 000 Huang 2020, 002 Dai 2019, 003 Multiplicative Position-aware Transformer Models,
 004 Chen 2021; Vaswani 2017 (arXiv 1706.03762), Shaw 2018
 (1803.02155), Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
-Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921).
+Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Lin 2025 (2503.02130),
+Golovneva 2024 (2405.18719).
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ class Pair:
     j: int  # the key's slot
     index_i: int  # the query's index among the real tokens of its row
     index_j: int  # the key's
+    tokens: int = 0  # real tokens in the row
+    inputs: Sequence[Vector] = ()  # the layer's input (E,) at each slot
+    slots: tuple[int, int] = (0, 0)  # query's and key's, whatever positions stand in for them
+    seen: dict[int, Vector] | None = None  # the keys that the query sees, by their slots
+    factor: float = 1.0  # 1 / sqrt(C D)
 
     @property
     def distance(self) -> int:
@@ -170,7 +176,8 @@ def shaw(pair: Pair, p: Params, o: Options) -> Parts:
     e_ij = q_i.(k_j + aK_r) / sqrt(d),  z_i = sum_j alpha_ij (v_j + aV_r)
     """
     value = clipped(of_head(p["value_table"], pair.head), pair.distance)
-    return Parts(scaled=shaw_keys(pair, p, o).scaled, value=value)
+    keys = 0.0 if o["keys"] == "off" else shaw_keys(pair, p, o).scaled
+    return Parts(scaled=keys, value=value)
 
 
 @cache
@@ -196,9 +203,11 @@ def transformer_xl(pair: Pair, p: Params, o: Options) -> Parts:
     if clamp > 0:
         pos = max(-clamp, min(clamp, pos))
     sinusoid = sinusoid_xl(pos, pair.num_heads * dim)
-    shared = len(p["projection"]) == dim  # one projection, u and v for all heads
+    # 000 eq. 10 (004, section 2.2.2): W^K, which makes keys of the content, instead of W_R
+    matrix = p["content_keys"] if o["projections"] == "content" else p["projection"]
+    shared = len(matrix) == dim  # one projection, u and v for all heads
     head = 0 if shared else pair.head
-    r = [dot(p["projection"][head * dim + c], sinusoid) for c in range(dim)]
+    r = [dot(matrix[head * dim + c], sinusoid) for c in range(dim)]
     u = p["content_bias"][head] if "content_bias" in p else [0.0] * dim
     v = p["position_bias"][head] if "position_bias" in p else [0.0] * dim
     return Parts(content_bias=dot(u, pair.k), scaled=dot(pair.q, r) + dot(v, r))
@@ -236,10 +245,12 @@ def t5_bucket(distance: int, buckets: int, max_distance: int, bidirectional: boo
 def t5(pair: Pair, p: Params, o: Options) -> Parts:
     """T5: Raffel 2019, section 2.1; divided as in 003 eq. 4 (T5's own code has no division).
 
-    e_ij = (q.k + s_bucket(j-i)) / sqrt(d)
+    e_ij = (q.k + s_bucket(j-i)) / sqrt(d)      s: what is stored times a gain
     """
+    if not o["buckets"]:  # 003 eq. 4 as written: a scalar a distance
+        return Parts(scaled=clipped(of_head(p["bias_table"], pair.head), pair.distance))
     bucket = t5_bucket(pair.distance, o["buckets"], o["max_distance"], o["bidirectional"])
-    return Parts(scaled=of_head(p["bias_table"], pair.head)[bucket])
+    return Parts(scaled=of_head(p["bias_table"], pair.head)[bucket] * o["scalar_gain"])
 
 
 # -------------------------------------------------------------------- Huang 2020: M1 to M4; M4M
@@ -296,18 +307,68 @@ def deberta(pair: Pair, p: Params, o: Options) -> Parts:
 
     e_ij = (q.k + q.(a_r W^R) + k.(a_r W^T)) / sqrt(3 d)
 
-    `p2c_index` "mirrored" is He's own position-to-content index: k.(a_{-r} W^T).
+    `p2c_index` "mirrored" is the position-to-content index of He's text: k.(a_{-r} W^T).
     """
     table = of_head(p["table"], pair.head)
-    p2c_index = o.get("p2c_index", "paper")
-    if p2c_index not in ("paper", "mirrored"):
-        raise ValueError(f"p2c_index must be paper or mirrored, got {p2c_index}")
-    p2c_distance = pair.distance if p2c_index == "paper" else -pair.distance
+    p2c_index = o.get("p2c_index", "same")
+    if p2c_index not in ("same", "mirrored"):
+        raise ValueError(f"p2c_index must be same or mirrored, got {p2c_index}")
+    p2c_distance = pair.distance if p2c_index == "same" else -pair.distance
     a_c2p = clipped(table, pair.distance)
     a_p2c = clipped(table, p2c_distance)
-    c2p = dot(pair.q, row_times(a_c2p, of_head(p["query_projection"], pair.head)))
-    p2c = dot(pair.k, row_times(a_p2c, of_head(p["key_projection"], pair.head)))
+    names = ("query_projection", "key_projection")
+    if o["projections"] == "one":  # 003's Table 5 counts one: W^R = W^T
+        names = ("projection", "projection")
+    w_r, w_t = (of_head(p[name], pair.head) for name in names)
+    c2p = dot(pair.q, row_times(a_c2p, w_r))
+    p2c = dot(pair.k, row_times(a_p2c, w_t))
     return Parts(scaled=c2p + p2c)
+
+
+def log_bucket(offset: int, buckets: int, farthest: int) -> int:
+    """DeBERTa's make_log_bucket_position of i - j, in exact integers; `buckets` of a direction.
+
+    With M = buckets // 2, |offset| <= M is its own bucket; beyond it, the sign times
+    M + ceil(log(n / M) / log((farthest - 1) / M) (M - 1)).
+    """
+    n, middle = abs(offset), buckets // 2
+    if n <= middle:
+        return offset
+    t = 0
+    while n ** (middle - 1) * middle**t > (farthest - 1) ** t * middle ** (middle - 1):
+        t += 1
+    return (middle + t) * (1 if offset > 0 else -1)
+
+
+def deberta_released(pair: Pair, p: Params, o: Options) -> Parts:
+    """DeBERTa's released code: modeling_deberta and modeling_deberta_v2 of transformers 4.44.2.
+
+    e_ij = (q.k + q.(W_K a_r) + k.(W_Q a_r + b)) / sqrt(C d), C = 1 + number of terms, with
+    r = clamp(i - j + K, 0, 2K - 1); our table runs over j - i.  W_K's bias adds the same to every
+    key of a query: left out.
+    """
+    table, dim = p["table"][0], len(pair.q)
+    half = len(table) // 2
+    offset = pair.i - pair.j
+    if o["log_buckets"]:
+        offset = log_bucket(offset, o["log_buckets"], o["clip_distance"])
+    row = max(0, min(2 * half - 1, offset + half))
+    a = table[2 * half - 1 - row]
+    if o["norm"] == "on":
+        mean = sum(a) / len(a)
+        root = math.sqrt(sum((x - mean) ** 2 for x in a) / len(a) + 1e-7)
+        a = [(x - mean) / root * w + b
+             for x, w, b in zip(a, p["norm_weight"], p["norm_bias"], strict=True)]  # fmt: skip
+    names = ("query_projection", "key_projection", "key_bias")
+    if o["projections"] == "content":
+        names = ("content_keys", "content_queries", "content_queries_bias")
+    rows = range(pair.head * dim, (pair.head + 1) * dim)
+    total = 0.0
+    if o["terms"] != "p2c":
+        total += dot(pair.q, [dot(p[names[0]][c], a) for c in rows])
+    if o["terms"] != "c2p":
+        total += dot(pair.k, [dot(p[names[1]][c], a) + p[names[2]][c] for c in rows])
+    return Parts(scaled=total)
 
 
 def tupe_a(pair: Pair, p: Params, o: Options) -> Parts:
@@ -318,8 +379,11 @@ def tupe_a(pair: Pair, p: Params, o: Options) -> Parts:
     table = of_head(p["position_table"], pair.head)
     p_i = by_index(table, pair.index_i)
     p_j = by_index(table, pair.index_j)
-    query = row_times(p_i, of_head(p["query_projection"], pair.head))
-    key = row_times(p_j, of_head(p["key_projection"], pair.head))
+    names = ("query_projection", "key_projection")
+    if o["projections"] == "one":  # 003's Table 5 counts one: U^Q = U^K
+        names = ("projection", "projection")
+    query = row_times(p_i, of_head(p[names[0]], pair.head))
+    key = row_times(p_j, of_head(p[names[1]], pair.head))
     return Parts(scaled=dot(query, key))
 
 
@@ -329,7 +393,29 @@ def tupe(pair: Pair, p: Params, o: Options) -> Parts:
     e_ij = q.k / sqrt(2d) + reset_theta((p_i U^Q).(p_j U^K) / sqrt(2d) + s_r)
     """
     s = clipped(of_head(p["bias_table"], pair.head), pair.distance)
-    return Parts(scaled=tupe_a(pair, p, o).scaled, static=s)
+    product = tupe_a(pair, p, o).scaled
+    if o["scalars"] == "inside":  # 004 eq. 5, which its eq. 2 divides whole
+        return Parts(scaled=product + s)
+    return Parts(scaled=product, static=s)
+
+
+def tupe_released(pair: Pair, p: Params, o: Options) -> Parts:
+    """TUPE's released code: p of the model's width under a layer norm, biases, T5's 32 buckets.
+
+    e_ij = q.k / sqrt(2d) + reset_theta((W_Q n(p_i) + b_Q).(W_K n(p_j) + b_K) / sqrt(2d) + s_bucket)
+    """
+    dim = len(pair.q)
+    rows = range(pair.head * dim, (pair.head + 1) * dim)
+    parts = []
+    for index, name in ((pair.index_i, "query"), (pair.index_j, "key")):
+        x = by_index(p["position_table"], index)
+        mean = sum(x) / len(x)
+        root = math.sqrt(sum((value - mean) ** 2 for value in x) / len(x) + 1e-5)
+        x = [(value - mean) / root * w + b
+             for value, w, b in zip(x, p["norm_weight"], p["norm_bias"], strict=True)]  # fmt: skip
+        parts.append([dot(p[f"{name}_projection"][c], x) + p[f"{name}_bias"][c] for c in rows])
+    bucket = t5_bucket(pair.distance, 32, 128, o["bidirectional"])
+    return Parts(scaled=dot(*parts), static=p["bias_table"][pair.head][bucket])
 
 
 def abs_scalar(pair: Pair, p: Params, o: Options) -> Parts:
@@ -344,9 +430,10 @@ def abs_scalar(pair: Pair, p: Params, o: Options) -> Parts:
 def rel_scalar(pair: Pair, p: Params, o: Options) -> Parts:
     """REL-SCALAR: Chen 2021, 004 eq. 8 and 11. S is `segment_bias`.
 
-    e_ij = q.k / sqrt(d) + s_r + S_ij
+    e_ij = q.k / sqrt(d) + s_r + S_ij           s: what is stored times a gain
     """
-    return Parts(static=clipped(of_head(p["bias_table"], pair.head), pair.distance))
+    stored = clipped(of_head(p["bias_table"], pair.head), pair.distance)
+    return Parts(static=stored * o["scalar_gain"])
 
 
 def segment_bias(table: Sequence[Vector], head: int, seg_i: int, seg_j: int) -> float:
@@ -361,24 +448,97 @@ def segment_bias(table: Sequence[Vector], head: int, seg_i: int, seg_j: int) -> 
 # --------------------------------------------------------------- Su 2021, Press 2022, Chi 2022
 
 
-def rotate(x: Vector, pos: int) -> list[float]:
-    """Su 2021, eq. 34: pair (x_2m, x_2m+1) turned by pos 10000^(-2m/d); an odd last entry stays."""
-    even = len(x) - len(x) % 2
+def yarn_ramp(c: int, pairs: int, base: float, length: int) -> float:
+    """Peng 2023, eq. 21-22, with pair numbers rounded outwards as in the released code.
+
+    A pair c turns length theta_c / (2 pi) times over the trained length; 0 from 32 turns, 1 from 1.
+    """
+    bounds = []
+    for turns in (32, 1):
+        # theta_c = base^(-c / pairs), solved for c
+        bounds.append(pairs * math.log(length / (2 * math.pi * turns)) / math.log(base))
+    low, high = max(0, math.floor(bounds[0])), min(2 * pairs - 1, math.ceil(bounds[1]))
+    if low == high:
+        return 1.0 if c > low else 0.0
+    return min(1.0, max(0.0, (c - low) / (high - low)))
+
+
+def rope_angle(c: int, pairs: int, tokens: int, o: Options) -> tuple[float, float]:
+    """theta_c of an input of `tokens` tokens, and what q and k are multiplied by.
+
+    Chen 2023 (2306.15595), bloc97 and emozilla 2023 (NTK-aware, dynamic), Peng 2023 (2309.00071).
+    """
+    base, scaling, length = o.get("rope_base", 10000.0), o.get("rope_scaling"), o.get("trained")
+    if scaling in (None, "none"):
+        return base ** (-c / pairs), 1.0
+    s, times = o["rope_factor"], max(1.0, tokens / length)
+    if scaling == "dynamic":
+        s = (s or 1.0) * times - ((s or 1.0) - 1.0)
+    elif s is None:
+        s = times
+    if scaling in ("ntk", "dynamic"):
+        if pairs > 1:
+            base *= s ** (pairs / (pairs - 1))
+        return base ** (-c / pairs), 1.0
+    theta = base ** (-c / pairs)
+    if scaling == "linear":
+        return theta / s, 1.0
+    r = yarn_ramp(c, pairs, base, length)
+    return r * theta / s + (1 - r) * theta, 0.1 * math.log(s) + 1.0
+
+
+def rotate(x: Vector, pos: int, tokens: int, o: Options) -> list[float]:
+    """Su 2021, eq. 34: pair (x_2m, x_2m+1), or (x_m, x_m+d/2), turned by pos theta_m."""
+    pairs = int(len(x) * o.get("rope_share", 1.0)) // 2
     turned = list(x)
-    for m in range(even // 2):
-        angle = pos * 10000.0 ** (-2 * m / even)
-        a, b = x[2 * m], x[2 * m + 1]
-        turned[2 * m] = a * math.cos(angle) - b * math.sin(angle)
-        turned[2 * m + 1] = a * math.sin(angle) + b * math.cos(angle)
+    for m in range(pairs):
+        theta, size = rope_angle(m, pairs, tokens, o)
+        one, other = (m, m + pairs) if o.get("rope_pairs") == "halves" else (2 * m, 2 * m + 1)
+        a, b, angle = x[one], x[other], pos * theta
+        turned[one] = size * (a * math.cos(angle) - b * math.sin(angle))
+        turned[other] = size * (a * math.sin(angle) + b * math.cos(angle))
     return turned
 
 
 def rope(pair: Pair, p: Params, o: Options) -> Parts:
-    """RoPE: Su 2021, eq. 14-16 and 34.
+    """RoPE: Su 2021, eq. 14-16 and 34; log-n of Su 2021 (spaces.ac.cn/archives/8823).
 
-    e_ij = (rotation_i q).(rotation_j k) / sqrt(d)
+    e_ij = (rotation_i q).(rotation_j k) / sqrt(d), times max(1, log n_i / log L)
     """
-    return Parts(q=rotate(pair.q, pair.i), k=rotate(pair.k, pair.j))
+    q, k = (rotate(x, i, pair.tokens, o) for x, i in ((pair.q, pair.i), (pair.k, pair.j)))
+    if o.get("rope_log_n") == "on":
+        seen = pair.tokens if o["bidirectional"] else pair.index_i + 1
+        q = [x * max(1.0, math.log(max(seen, 1)) / math.log(o["trained"])) for x in q]
+    return Parts(q=q, k=k)
+
+
+def xpos(pair: Pair, p: Params, o: Options) -> Parts:
+    """xPos: Sun 2022 (2212.10554), section 3.
+
+    e_ij = sum_c zeta_c^((i - j) / s) (rotation_i q)_c.(rotation_j k)_c / sqrt(d)
+    """
+    q, k = list(rope(pair, p, o).q), list(rope(pair, p, o).k)
+    pairs = len(q) // 2
+    for c in range(pairs if o["xpos_base"] else 0):
+        zeta = (2 * c / (2 * pairs) + 0.4) / (1 + 0.4)
+        decay = zeta ** ((pair.i - pair.j) / o["xpos_base"])
+        for place in (c, c + pairs) if o.get("rope_pairs") == "halves" else (2 * c, 2 * c + 1):
+            q[place] *= decay
+    return Parts(q=q, k=k)
+
+
+def pope(pair: Pair, p: Params, o: Options) -> Parts:
+    """PoPE: Gopalakrishnan 2025 (2509.10534); delta kept in [-2 pi, 0].
+
+    e_ij = sum_c softplus(q_c) softplus(k_c) cos((j - i) theta_c + delta_c) / sqrt(d)
+    """
+    dim = len(pair.q)
+    length_q, length_k = ([math.log1p(math.exp(x)) for x in y] for y in (pair.q, pair.k))
+    for c in range(dim):
+        delta = min(0.0, max(-2 * math.pi, p["phase"][pair.head][c]))
+        theta = o.get("rope_base", 10000.0) ** (-c / dim)
+        length_q[c] *= math.cos(pair.distance * theta + delta)
+    return Parts(q=length_q, k=length_k)
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -413,6 +573,60 @@ def kerple(pair: Pair, p: Params, o: Options) -> Parts:
     return Parts(static=-r1 * math.log(1.0 + r2 * abs(pair.distance)))
 
 
+def fire(pair: Pair, p: Params, o: Options) -> Parts:
+    """FIRE: Li 2024 (2310.04418), eq. 7, and its released code, which adds 1e-6 below the line.
+
+    e_ij = q.k / sqrt(d) + f(psi(|j - i|) / psi(max(L, i))), psi(x) = log(|c x| + 1)
+
+    f(x) = sum_m w2_hm max(0, w1_m x + b1_m). In an encoder i is the longest distance of the query.
+    """
+    (c,), (stretch,) = p["rate"], p["stretch"]
+    longest = pair.index_i
+    if o["bidirectional"]:
+        longest = max(longest, pair.tokens - 1 - pair.index_i)
+    far = max(abs(stretch * o["fire_threshold"]), longest)
+    x = math.log(abs(c * pair.distance) + 1) / (math.log(abs(c * far) + 1) + 1e-6)
+    hidden = zip(p["hidden_weight"], p["hidden_bias"], strict=True)
+    units = [max(0.0, w * x + b) for w, b in hidden]
+    return Parts(static=dot(of_head(p["output_weight"], pair.head), units))
+
+
+# ---------------------------------------------------------------------------------- since 2025
+
+
+def fox(pair: Pair, p: Params, o: Options) -> Parts:
+    """FoX: Lin 2025, eq. 6-8; after the query as x-transformers (tril and triu of two sums).
+
+    e_ij = q.k / sqrt(d) + sum_{l=j+1..i} log f_l,  f_l = 1 / (1 + exp(-(w.x_l + b)))
+    e_ij = q.k / sqrt(d) + sum_{l=i+1..j} log g_l where j > i
+    """
+    i, j = pair.slots
+    side = 1 if j > i else 0
+    weight, bias = p["gate_weight"][pair.head], p["gate_bias"][pair.head]
+    total = 0.0
+    for slot in range(min(i, j) + 1, max(i, j) + 1):
+        gate = dot(weight[side], pair.inputs[slot]) + bias[side]
+        total -= math.log1p(math.exp(-gate))
+    return Parts(static=total)
+
+
+def cope(pair: Pair, p: Params, o: Options) -> Parts:
+    """CoPE: Golovneva 2024, eq. 3-5, of the keys that the query sees; e between its rows is linear.
+
+    g_ij = sigmoid(q.k_j / sqrt(d)),  p_ij = sum_{l=j..i} g_il,  e_ij = (q.k + q.e[p_ij]) / sqrt(d)
+    """
+    table = of_head(p["table"], pair.head)
+    place = 0.0
+    for slot, key in pair.seen.items():
+        if slot >= pair.slots[1]:
+            place += 1.0 / (1.0 + math.exp(-dot(pair.q, key) * pair.factor))
+    place = min(place, len(table) - 1)
+    low, high = math.floor(place), math.ceil(place)
+    between = place - low
+    e = [(1 - between) * a + between * b for a, b in zip(table[low], table[high], strict=True)]
+    return Parts(scaled=dot(pair.q, e))
+
+
 # ------------------------------------------------------------------------ putting it together
 
 INPUT_SCHEMES = ("none", "sinusoidal", "learned", "sentence")
@@ -428,15 +642,28 @@ SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = {
     "m4": m4,
     "m4m": m4m,
     "deberta": deberta,
+    "deberta_released": deberta_released,
     "tupe": tupe,
     "tupe_a": tupe_a,
+    "tupe_released": tupe_released,
     "abs_scalar": abs_scalar,
     "rel_scalar": rel_scalar,
     "rope": rope,
     "alibi": alibi,
     "kerple": kerple,
+    "xpos": xpos,
+    "pope": pope,
+    "fire": fire,
+    "fox": fox,
+    "cope": cope,
 }
-OWN_SCALE_FACTOR = {"deberta": 3.0, "tupe": 2.0, "tupe_a": 2.0}  # every other scheme: 1
+OWN_SCALE_FACTOR = {
+    "deberta": 3.0,
+    "deberta_released": 3.0,
+    "tupe": 2.0,
+    "tupe_a": 2.0,
+    "tupe_released": 2.0,
+}  # every other scheme: 1
 
 
 def scale(names: Sequence[str], head_dim: int, scale_factor: float | None) -> float:
@@ -497,6 +724,8 @@ def attention(
     segments: torch.Tensor | None = None,
     segment_table: torch.Tensor | None = None,
     scale_factor: float | None = None,
+    places: Sequence[int] | None = None,
+    inputs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention with the given schemes, one pair at a time.
 
@@ -513,6 +742,8 @@ def attention(
         segments: (B, S) segment numbers, with segment_table.
         segment_table: (H or 1, n * n), in logit units; reset does not touch it.
         scale_factor: C in 1 / sqrt(C D) instead of the scheme's own.
+        inputs: (S, B, E) the layer's input, for schemes that read it.
+        places: rising positions that schemes read in place of 0, 1, ... (Ruoss 2023); None: those.
 
     Returns:
         logits (B, H, T, S), -inf where excluded; probs (B, H, T, S); out (B, H, T, D); all fp64.
@@ -531,6 +762,8 @@ def attention(
     listed = [(n, {key: x.double().tolist() for key, x in p.items()}, o) for n, p, o in members]
     is_real = [[True] * src_len] * batch if real is None else real.tolist()
     slots = list(range(max(src_len, query_start + tgt_len)))
+    places = slots if places is None else places
+    layer_input = None if inputs is None else inputs.transpose(0, 1).double().tolist()
     indices = [slots] * batch if index is None else index.tolist()
     seg = None if segments is None else segments.tolist()
     seg_table = None if segment_table is None else segment_table.double().tolist()
@@ -545,11 +778,16 @@ def attention(
                 i = query_start + t
                 row = [-math.inf] * src_len
                 value_rows = [list(x) for x in values[b][h]]
-                for j in range(src_len):
-                    if not is_real[b][j] or (causal and j > i):
-                        continue
-                    at = (i, j, indices[b][i], indices[b][j])
-                    pair = Pair(queries[b][h][t], keys[b][h][j], h, heads, *at)
+                seen = {
+                    j: keys[b][h][j]
+                    for j in range(src_len)
+                    if is_real[b][j] and not (causal and j > i)
+                }
+                for j in seen:
+                    at = (places[n] for n in (i, j, indices[b][i], indices[b][j]))
+                    x = () if layer_input is None else layer_input[b]
+                    more = (sum(is_real[b]), x, (i, j), seen, factor)
+                    pair = Pair(queries[b][h][t], keys[b][h][j], h, heads, *at, *more)
                     parts = [SCHEMES[name](pair, p, o) for name, p, o in listed]
                     row[j] = content(pair, parts) * factor
                     row[j] += sum(part.content_bias for part in parts) * factor

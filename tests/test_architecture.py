@@ -1,27 +1,31 @@
 """The package keeps its order: imports point one way, no circles, no scheme named outside schemes/.
 
-Everything is read from the source; nothing is imported.
+Everything is read from the source; nothing is imported.  A text that names a module counts as its
+import, since that is how `importlib.import_module` gets it, unless a process of its own runs it
+(`python -m ...`).
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import LONGEST, ROOT
 
 PACKAGE = "relpos_fairseq"
 # From the foundation upwards: a room may import its own files and the rooms of lines above its own.
 ORDER = """
     version engine
-    positions
+    positions drawn
     relations
-    terms options tables
+    terms options tables card
     scheme
-    takeover plan attention
+    takeover plan rotation attention
     schemes
     config
     stack
@@ -31,9 +35,11 @@ ORDER = """
     mends optim
     tasks
     models
-    criterions conversion
-    preparation evaluation pictures
-    benchmarks
+    criterions conversion preparation
+    inference
+    evaluation pictures
+    export
+    benchmarks doctor
     comparison
     plugin
     cli
@@ -48,8 +54,8 @@ ONLY = {
 }
 # Rooms that do not import fairseq when they are imported.
 PURE = """
-    engine positions relations terms options tables scheme takeover plan attention schemes
-    config stack placement preparation cli
+    engine positions drawn relations terms options tables card scheme takeover plan rotation
+    attention schemes config stack placement doctor preparation cli
 """.split()
 
 # Violations that are known.  The lists shrink; nothing may be added.
@@ -70,9 +76,10 @@ MODULES = _modules()
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
-def imported(name: str) -> Iterator[str]:
-    """What a module imports, at its top, in functions and for types alike."""
-    for node in ast.walk(TREES[name]):
+def imported(name: str, tree: ast.Module) -> Iterator[str]:
+    """What a module imports, at its top, in functions, for types and by name alike."""
+    yield from _in_texts(name, tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -80,6 +87,39 @@ def imported(name: str) -> Iterator[str]:
             for alias in node.names:
                 inner = f"{module}.{alias.name}"
                 yield inner if inner in MODULES else module
+
+
+def _in_texts(name: str, tree: ast.Module) -> Iterator[str]:
+    """Modules named by texts; of one formed at run time (`f"folder.{name}"`), all it may name."""
+    programs = _programs(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in MODULES and id(node) not in programs:
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            first = node.values[0]
+            start = first.value if isinstance(first, ast.Constant) else ""
+            if isinstance(first, ast.FormattedValue) and ast.unparse(first.value) == "__name__":
+                start = name + "."
+            if start.startswith(f"{PACKAGE}."):
+                below = (other for other in MODULES if other.startswith(start))
+                yield from (other for other in below if not other.endswith("__main__"))
+
+
+def _programs(tree: ast.Module) -> set[int]:
+    """Texts after "-m" in a command line, themselves or by the name of a constant."""
+    named = {
+        node.targets[0].id: id(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        words = getattr(node, "elts", None) or getattr(node, "args", None)
+        words = words if isinstance(words, list) else []
+        for flag, word in itertools.pairwise(words):
+            if isinstance(flag, ast.Constant) and flag.value == "-m":
+                found |= {id(word), named.get(getattr(word, "id", ""))}
+    return found
 
 
 def _absolute(name: str, node: ast.ImportFrom) -> str:
@@ -93,8 +133,8 @@ def _absolute(name: str, node: ast.ImportFrom) -> str:
 
 
 GRAPH = {
-    name: {other for other in imported(name) if other in MODULES and other not in (name, PACKAGE)}
-    for name in MODULES
+    name: {o for o in imported(name, tree) if o in MODULES and o not in (name, PACKAGE)}
+    for name, tree in TREES.items()
 }
 
 
@@ -111,6 +151,26 @@ HEIGHT = {
 def test_every_room_has_its_place() -> None:
     missing = {room_of(name) for name in MODULES} - set(HEIGHT) - {""}
     assert not missing, f"give {missing} a line of ORDER"
+
+
+def below(room: str) -> set[str]:
+    return {name for name in MODULES if name.startswith(f"{PACKAGE}.{room}.")}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('import_module("relpos_fairseq.export.onnx")', {"relpos_fairseq.export.onnx"}),
+        ('ONE = {"a": "relpos_fairseq.plugin"}', {"relpos_fairseq.plugin"}),
+        ('import_module(f"relpos_fairseq.mends.{name}")', below("mends")),
+        ('import_module(f"{__name__}.{name}")', below("tasks")),
+        ('import_module(f"fairseq_cli.{name}")', set()),
+        ('run([python, "-m", "relpos_fairseq.cli"])', set()),
+        ('PROGRAM = "relpos_fairseq.cli"\nrun(python, "-m", PROGRAM)', set()),
+    ],
+)
+def test_imports_by_name_count(text: str, found: set[str]) -> None:
+    assert set(imported("relpos_fairseq.tasks", ast.parse(text))) == found
 
 
 def wrong_directions() -> list[str]:
@@ -217,7 +277,7 @@ def _docstrings(tree: ast.Module) -> set[int]:
 
 def test_no_scheme_is_named_outside_its_file() -> None:
     """Documents, recipes and tests may; so may the quickstart, which is a recipe."""
-    free = (f"{PACKAGE}.schemes", f"{PACKAGE}.comparison.quickstart")
+    free = (f"{PACKAGE}.schemes", f"{PACKAGE}.cli.quickstart")
     found = [
         f"{name}, line {line}: {scheme}"
         for name, tree in TREES.items()
@@ -230,6 +290,28 @@ def test_no_scheme_is_named_outside_its_file() -> None:
 @pytest.mark.parametrize("scheme", sorted(NAMES))
 def test_schemes_do_not_import_each_other(scheme: str) -> None:
     """A file of schemes stands alone, so that it can be read, copied and removed alone."""
-    for name, others in GRAPH.items():
-        if room_of(name) == "schemes" and f'"{scheme}"' in MODULES[name].read_text():
-            assert not [other for other in others if room_of(other) == "schemes"], name
+    for name in below("schemes"):
+        if f'"{scheme}"' in MODULES[name].read_text():
+            assert not [other for other in GRAPH[name] if room_of(other) == "schemes"], name
+
+
+def test_the_longest_tests_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+
+
+def test_no_source_is_left_out_of_git() -> None:
+    """A file that lies in this checkout alone, ignored or forgotten, breaks every other one."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout of git")
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "--others",
+        "--",
+        f"{PACKAGE}/*.py",
+        "tests/*.py",
+    ]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found == [], "git add these, or remove them"

@@ -36,7 +36,7 @@ for model in "$@"; do
             --lr 2e-3 --lr-scheduler cosine --warmup-updates 60 --max-update "$updates" --seed 1 \
             --cpu --num-workers 0 --no-progress-bar --log-interval 25 --distributed-world-size 1 \
             --save-dir "$save" --save-interval-updates 100 --keep-interval-updates 1 \
-            --no-epoch-checkpoints --validate-after-updates "$updates"
+            --no-epoch-checkpoints
         touch "$save/finished"
     fi
     python "$root/scripts/evaluate_length.py" "$save/checkpoint_last.pt" "$out/data" --split test \

@@ -1,9 +1,10 @@
 """Choosing a backend by fixed rules, and calling it.
 
 `auto` looks at terms, device and shape only, never at a clock: a resumed run chooses the same.
-On a GPU it takes triton where that does not refuse, and SDPA where there are no terms (none, input
-schemes, rope).  On a CPU it takes native, and where there are few tokens SDPA (no terms) or the
-reference, whose gathers cost less than the kernel's passes.
+On a GPU it takes triton where that does not refuse and has proved itself (`triton/proof.py`), and
+SDPA where there are no terms (none, input schemes, rope).  On a CPU it takes native, and where
+there are few tokens SDPA (no terms) or the reference, whose gathers cost less than the kernel's
+passes.
 
 Where no kernel serves (no compiler, probabilities asked for, a refusal), SDPA evaluates calls
 without terms.  Others go to blocked, but on a CPU to the reference as long as one slice of blocked
@@ -13,16 +14,7 @@ tokens and 0.55 at 512, t5 0.93 and 0.75, shaw 0.49 and 0.64; at 1024 tokens bot
 they do without gradients).  A trilinear term goes to blocked: the reference takes 18 times as long
 at 512 tokens.
 
-What decides how many tokens are few, in times relative to SDPA without positions (one core, fp32,
-8 heads of 64 channels, 1024 tokens, training / inference; reference, then native):
-
-| tokens | 32 | 48 | 96 | 128 | 192 |
-|---|---|---|---|---|---|
-| t5 | 0.9 1.6 / 1.5 2.2 | 0.8 1.2 / 1.1 1.5 | 1.0 1.1 | 1.2 1.1 / 1.4 1.0 | 1.5 1.0 / 1.7 1.2 |
-| t5, causal | | 1.0 1.3 / 1.3 1.5 | 1.3 1.1 / 1.7 1.2 | | |
-| m4 | 2.4 2.1 / 3.1 2.2 | 2.0 1.6 / 2.2 1.4 | 2.0 1.4 | 2.2 1.4 / 2.7 1.2 | 2.6 1.2 / 4.0 1.3 |
-| shaw_keys, causal | | 1.5 1.2 / 1.7 1.4 | 1.8 1.2 / 2.2 1.2 | | |
-| none (SDPA 1) | 1.2 / 1.4 | 1.1 / 1.1 | 1.0 | 1.0 / 0.9 | 0.9 / 0.9 |
+How many tokens are few says the table in `thresholds`.
 """
 
 from __future__ import annotations
@@ -34,14 +26,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention import blocked, native, reference, sdpa, triton
+from relpos_fairseq.attention import blocked, native, reference, sdpa, thresholds, triton
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.positions import is_captured, is_exported
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
 WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
-SHORT = 48  # queries, from which the kernel costs less than gathers of products
-SHORT_SCALARS = 128  # where no term has vectors
-SHORT_CAUSAL = 64  # the same, where half of the pairs are left out, or some dropped
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
 logger = logging.getLogger(__name__)
 
@@ -88,6 +78,26 @@ def attend(
         return blocked.attend(inputs, need_weights)
 
 
+def refuse_terms(backend: str, name: str, inputs: AttentionInputs) -> None:
+    """Refuse a backend for what it can serve on no machine, before a model is built with it.
+
+    Args:
+        backend: one of BACKENDS but `auto`.
+        name: the position scheme's, for the message.
+        inputs: a call of few tokens with the scheme's terms.
+
+    Raises:
+        ValueError: names backend and scheme.
+    """
+    module = _MODULES[backend]
+    problem = getattr(module, "refusal_anywhere", module.refusal)(inputs)
+    if problem:
+        raise ValueError(
+            f"--attention-backend {backend} cannot evaluate {problem} of position scheme {name}: "
+            f"leave it at auto"
+        )
+
+
 def _full_precision(device: str) -> AbstractContextManager:
     """Autocast would take logits to half precision, where a product of three overflows."""
     if torch.is_autocast_enabled(device):
@@ -97,11 +107,13 @@ def _full_precision(device: str) -> AbstractContextManager:
 
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """The backend that `auto` means for these inputs."""
+    if is_exported():
+        return "reference"
     with_terms = any(term.present for term in inputs.terms)
     on_cpu = inputs.q.device.type == "cpu"
     short = on_cpu and _is_short(inputs)
     if with_terms:
-        if on_gpu(inputs) and not need_weights and triton.refusal(inputs) is None:
+        if on_gpu(inputs) and not need_weights and _is_triton(inputs):
             return "triton"
         short |= blocked.refusal(inputs) is not None
     elif not need_weights:
@@ -121,7 +133,19 @@ def _is_one_slice(inputs: AttentionInputs) -> bool:
     """Whether blocked would hold as much as the reference, and evaluate it twice."""
     if inputs.positions.is_step or on_gpu(inputs) or _is_trilinear(inputs):
         return False
+    if is_captured():
+        return True  # slices' own way back would break the graph
     return inputs.positions.tgt_len <= blocked.slice_rows(inputs)
+
+
+def _is_triton(inputs: AttentionInputs) -> bool:
+    """Whether the kernels serve the inputs, and have proved themselves on this GPU."""
+    if triton.refusal(inputs) is not None:
+        return False
+    problem = triton.unproved(inputs)
+    if problem is not None:
+        _warn("triton", problem, "blocked")
+    return problem is None
 
 
 def _is_native(inputs: AttentionInputs, instead: str) -> bool:
@@ -130,15 +154,22 @@ def _is_native(inputs: AttentionInputs, instead: str) -> bool:
         return False  # a step of decoding has nothing to tile
     problem = native.problem(inputs)
     if problem is not None:
-        _warn(problem, instead)
+        _warn("native", problem, instead)
     return problem is None
 
 
-@functools.cache
-def _warn(problem: str, instead: str) -> None:
+def _warn(backend: str, problem: str, instead: str) -> None:
     """Say once why attention is slower than it could be."""
+    _said(backend, problem, instead)
+
+
+_warn._dynamo_marked_constant = True  # see native/build.py
+
+
+@functools.cache
+def _said(backend: str, problem: str, instead: str) -> None:
     logger.warning(
-        "attention backend %s is used, since native cannot evaluate %s", instead, problem
+        "attention backend %s is used, since %s cannot evaluate %s", instead, backend, problem
     )
 
 
@@ -149,11 +180,7 @@ def on_gpu(inputs: AttentionInputs) -> bool:
 
 def _is_short(inputs: AttentionInputs) -> bool:
     """Whether explicit products and gathers are the fastest way on a CPU."""
-    positions, short = inputs.positions, SHORT_SCALARS
-    if any(term.has_vectors for term in inputs.terms):
-        short = SHORT
-    elif inputs.causal or inputs.dropout:
-        short = SHORT_CAUSAL
+    positions, short = inputs.positions, thresholds.of(inputs)
     if positions.is_step or positions.tgt_len >= short or positions.src_len >= 2 * short:
         return False
     return not _is_trilinear(inputs)

@@ -16,6 +16,7 @@ from torch import Tensor
 from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.attention.once import differentiable_once
+from relpos_fairseq.attention.reference import Gathered
 from relpos_fairseq.attention.sheared import Sheared
 from relpos_fairseq.attention.step import attend_step, serves
 from relpos_fairseq.relations import DistanceRelation
@@ -111,7 +112,10 @@ def _slices(inputs: AttentionInputs) -> Iterator[tuple[int, int, AttentionInputs
 
 def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     """Output (B, H, n, Dv) and probabilities (B, H, n, S) of a slice of n rows."""
-    products = Sheared(inputs)
+    # Positions that were drawn, or count what a row's logits choose, stand at no fixed distance.
+    counted = any(term.contextual is not None for term in inputs.terms)
+    gathers = counted or inputs.positions.drawn is not None
+    products = Gathered(inputs) if gathers else Sheared(inputs)
     probs = probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None)
     if inputs.dropout:
         generator = torch.Generator(probs.device).manual_seed(seed)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.terms import Decay, PositionTerms, Reset
 
 
 class Products:
@@ -43,6 +43,10 @@ class Products:
         """k.b_r with the term's key_vectors."""
         raise NotImplementedError(f"{type(self).__name__} must define key")
 
+    def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
+        """q.e_p with a table (H|1, n, D), read where `content` has p; q is scaled."""
+        raise NotImplementedError(f"{type(self).__name__} must define contextual")
+
     def offset(self, offset: Tensor, k: Tensor) -> Tensor | None:
         """u.k for a scaled content_offset (1, H|1, 1, D); None if `content` has it already."""
         return offset @ k.transpose(-1, -2)
@@ -59,9 +63,12 @@ def logits(products: Products) -> Tensor:
         if term.product:
             result = result * products.query(q, term)
             result = result * products.key(k, term)
+    content = result
     for term in inputs.terms:
         for part in _added(term, q, k, products):
             result = result + part
+        if term.contextual is not None:
+            result = result + products.contextual(content, q * inputs.scale, term.contextual)
     return result
 
 
@@ -95,9 +102,27 @@ def _position_logits(
         yield products.key(k * scale, term)
     if term.static is not None:
         yield products.scalars(term.static, term)
+    if term.by_row is not None:
+        yield term.by_row.of(products.inputs.positions).to(products.inputs.exact)
     if term.static_factors is not None:
         query, key = (factor.to(products.inputs.exact) for factor in term.static_factors)
         yield query @ key.transpose(-1, -2)
+    if term.decay is not None:
+        exact = products.inputs.exact
+        yield decay_logits(term.decay.mapped(lambda x: x.to(exact)), products.inputs.positions)
+
+
+def decay_logits(decay: Decay, positions: Positions) -> Tensor:
+    """(B, H|1, T, S) sums of log gates between queries and keys."""
+
+    def between(sums: Tensor) -> Tensor:
+        return positions.of_queries(sums, axis=2)[..., None] - sums[:, :, None]
+
+    added = between(decay.past)
+    if positions.highest_distance <= 0:
+        return added
+    later = 0.0 if decay.future is None else -between(decay.future)
+    return torch.where(positions.distance() > 0, later, added)
 
 
 def static_logits(term: PositionTerms, products: Products) -> Tensor:

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.attention.step_tables import StepTables
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.positions import Positions, is_exported
+from relpos_fairseq.terms import ByRow, Decay, PositionTerms, Reset
 
 _CONTENT = ("q", "k", "v", "content_q", "content_k")
 
@@ -125,9 +125,11 @@ class AttentionInputs:
     def excluded(self) -> Tensor | None:
         """(B|1, 1, T, S) True where a key is excluded, or None where none is."""
         masked = None
-        if self.causal and self.positions.highest_distance > 0:
+        if self.causal and (is_exported() or self.positions.highest_distance > 0):
             masked = (self.positions.distance() > 0)[None, None]
-        if self.window is not None and self.positions.lowest_distance <= -self.window:
+        if self.window is not None and (
+            is_exported() or self.positions.lowest_distance <= -self.window
+        ):
             masked = _either(masked, (self.positions.distance() <= -self.window)[None, None])
         if self.documents is not None:
             of_query = self.positions.of_queries(self.documents)
@@ -150,6 +152,8 @@ def _rows_of(term: PositionTerms, start: int, stop: int) -> PositionTerms:
 
 
 def _keys_of(term: PositionTerms, stop: int) -> PositionTerms:
+    if term.decay is not None:
+        return replace(term, decay=term.decay.mapped(lambda sums: sums[:, :, :stop]))
     if term.static_factors is None:
         return term
     query, key = term.static_factors
@@ -157,13 +161,17 @@ def _keys_of(term: PositionTerms, stop: int) -> PositionTerms:
 
 
 def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> PositionTerms:
-    changed: dict[str, Tensor | tuple[Tensor, Tensor] | Reset] = {}
+    changed: dict[str, Tensor | tuple[Tensor, Tensor] | Decay | Reset] = {}
     for name in term.present:
         value = getattr(term, name)
         if isinstance(value, Tensor):
             changed[name] = change(value)
         elif name == "static_factors":
             changed[name] = (change(value[0]), change(value[1]))
+        elif name == "by_row":
+            changed[name] = ByRow(value.form, tuple(change(tensor) for tensor in value.tensors))
+        elif name == "decay":
+            changed[name] = value.mapped(change)
         elif name == "reset":
             changed[name] = Reset(change(value.row), change(value.column), value.first)
     return replace(term, **changed)

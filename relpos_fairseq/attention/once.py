@@ -25,7 +25,8 @@ def differentiable_once(what: str, remedy: str) -> Callable[[Callable], Callable
         @functools.wraps(backward)
         def wrapped(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
             device = grads[0].device.type
-            graph = torch.is_grad_enabled()
+            # A compiled graph refuses second derivatives itself.
+            graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
             if not graph and not torch.is_autocast_enabled(device):
                 return backward(ctx, *grads)
             with torch.no_grad(), torch.autocast(device, enabled=False):

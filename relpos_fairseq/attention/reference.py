@@ -23,14 +23,13 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, Dv) and probabilities (B, H, T, S) after dropout."""
-    excluded = inputs.excluded()
-    probs = probabilities(logits(Gathered(inputs)), excluded, inputs.key_padding is not None)
+    excluded, products = inputs.excluded(), Gathered(inputs)
+    probs = probabilities(logits(products), excluded, inputs.key_padding is not None)
     probs = drop(probs, inputs.dropout)
     out = probs @ inputs.v.to(inputs.exact)
     for term in inputs.terms:
         if term.value_vectors is not None:
-            buckets = _sum_by_id(probs, ids(term, inputs.positions), term.relation.size)
-            out = out + buckets @ term.value_vectors.to(inputs.exact)
+            out = out + products.values(probs, term)
     return out.to(inputs.v.dtype), probs
 
 
@@ -67,6 +66,22 @@ class Gathered(Products):
         products = term.key_vectors.to(k.dtype) @ k.transpose(-1, -2)  # (B, H, R, S)
         index = ids(term, self.inputs.positions)
         return products.gather(-2, index[:, None].expand(*products.shape[:2], -1, -1))
+
+    def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
+        """q_i.e_p, linear between the whole numbers beside p."""
+        gates, excluded = content.sigmoid(), self.inputs.excluded()
+        if excluded is not None:
+            gates = gates.masked_fill(excluded, 0.0)
+        place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=table.size(1) - 1)  # (B, H, T, S)
+        low, high = place.detach().floor().long(), place.detach().ceil().long()
+        products = q @ table.to(q.dtype).transpose(-1, -2)  # (B, H, T, n)
+        below, above = products.gather(-1, low), products.gather(-1, high)
+        return below + (place - low) * (above - below)
+
+    def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
+        """Value vectors weighed by probabilities (B, H, T, S): (B, H, T, Dv)."""
+        buckets = _sum_by_id(probs, ids(term, self.inputs.positions), term.relation.size)
+        return buckets @ term.value_vectors.to(self.inputs.exact)
 
 
 def _sum_by_id(probs: Tensor, index: Tensor, size: int) -> Tensor:

@@ -21,8 +21,10 @@ from relpos_fairseq.terms import PositionTerms
 
 def serves(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
     """Whether this is a step that the functions here evaluate: distances alone, nothing reset."""
-    return positions.is_step and all(
+    in_place = positions.is_step and positions.drawn is None
+    return in_place and all(
         term.reset is None
+        and term.contextual is None
         and (term.relation is None or isinstance(term.relation, DistanceRelation))
         for term in terms
     )
@@ -67,7 +69,7 @@ def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         more = _value_part(probs, part, mass)
         vectors = more if vectors is None else vectors + more
     out = torch.bmm(flat, v) if vectors is None else torch.baddbmm(vectors, flat, v)
-    return out.view(batch, heads, 1, -1).to(inputs.v.dtype), probs
+    return out.view(batch, heads, 1, v.size(-1)).to(inputs.v.dtype), probs
 
 
 def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
@@ -97,9 +99,13 @@ def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     for part in tables.keys:
         _add_near(by_head, _meet(part.key, k))
     for term in inputs.terms:
+        if term.by_row is not None:
+            by_head += term.by_row.of(inputs.positions)[:, :, 0]
         if term.static_factors is not None:
             row, column = (factor.to(q.dtype) for factor in term.static_factors)
             by_head += (row @ column.transpose(-1, -2))[:, :, 0]
+        if term.decay is not None:
+            by_head += (term.decay.past[..., -1:] - term.decay.past).to(q.dtype)
     return by_head
 
 
@@ -152,7 +158,7 @@ def _per_head(x: Tensor, matrices: Tensor) -> Tensor:
     """(B, H, 1, L) times (H|1, L, n), without a copy of the matrices a row: (B, H, n)."""
     batch, heads, _, inner = x.shape
     if matrices.size(0) == 1:
-        return (x.reshape(-1, inner) @ matrices[0]).view(batch, heads, -1)
+        return (x.reshape(batch * heads, inner) @ matrices[0]).view(batch, heads, matrices.size(-1))
     return torch.bmm(x.view(batch, heads, inner).transpose(0, 1), matrices).transpose(0, 1)
 
 

@@ -156,12 +156,12 @@ def _sum(total: Tensor | None, part: Tensor) -> Tensor:
 _TABLES = tuple(
     field.name
     for field in fields(PositionTerms)
-    if field.name not in ("relation", "static_factors", "reset")
+    if field.name not in ("relation", "by_row", "static_factors", "decay", "reset")
 )
 
 
 def _same_tables(one: PositionTerms, other: PositionTerms) -> bool:
-    """Whether two terms differ in their factors alone."""
+    """Whether two terms differ in their factors, logits by row and decay alone."""
     return one is other or (
         one.relation == other.relation
         and all(getattr(one, name) is getattr(other, name) for name in _TABLES)

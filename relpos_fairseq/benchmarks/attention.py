@@ -27,6 +27,7 @@ from relpos_fairseq.benchmarks.checks import (
 from relpos_fairseq.benchmarks.correctness import MOST, check, check_step
 from relpos_fairseq.benchmarks.drawing import check_plot, draw_lengths
 from relpos_fairseq.benchmarks.flex import Flex
+from relpos_fairseq.benchmarks.instructions import in_words
 from relpos_fairseq.benchmarks.published import LAYER
 from relpos_fairseq.benchmarks.report import machine, progress, write_section
 from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
@@ -73,8 +74,11 @@ def benchmark(args: argparse.Namespace) -> None:
     device = check_arguments(args)
     torch.manual_seed(1)
     words = machine(device, args.threads)
-    print(words, flush=True)
     where = {"machine": words.split(";")[0].replace(",", ""), "torch": torch.__version__}
+    if device.type == "cpu":
+        where["instructions"] = in_words()
+        words = f"{words}; {where['instructions']}"
+    print(words, flush=True)
     run, settings = AttentionRun(args, where, RowLog(args.csv, args.resume)), settings_of(args)
     for setting in settings:
         measure(run, setting)

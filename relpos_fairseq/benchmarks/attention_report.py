@@ -61,6 +61,7 @@ def key_of(args: argparse.Namespace) -> str:
     parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
     parts += [f"clip {args.clip}" if args.clip else "unclipped", "layer" if args.layer else ""]
     parts.append("FlexAttention" if args.flex else "")
+    parts.append(args.isa or "")
     parts.append("by " + " ".join(args.backends) if args.backends != ["auto"] else "")
     if set(args.modes) & {"decode", "memory"}:
         parts.append(" ".join(args.modes))

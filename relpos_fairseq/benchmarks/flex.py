@@ -54,6 +54,8 @@ class Flex(SchemeCandidate):
                 return "a score_mod cannot replace q.k"
             if term.value_vectors is not None:
                 return "a score_mod cannot reach the values"
+            if term.contextual is not None:
+                return "a score_mod sees one logit, not a row"
         if mode in ("train", "memory") and self.setting.device.type == "cpu":
             return "it has no backward pass on a CPU"
         return "only whole sequences are compared" if mode == "decode" else None
@@ -94,7 +96,8 @@ def _added(term: PositionTerms, inputs: AttentionInputs) -> list[Mod]:
         mods.append(lambda score, b, h, i, j: score + offset[b, h, j])
     if term.product or not term.adds_to_logits:
         return mods
-    if term.static_factors is not None or term.reset is not None:
+    whole = (term.static_factors, term.decay, term.reset)
+    if any(part is not None for part in whole):
         bias = static_logits(term, Gathered(inputs)).to(inputs.q.dtype)  # (B|1, H|1, T, S)
         bias = bias.expand(*inputs.q.shape[:2], -1, -1)
         return [*mods, lambda score, b, h, i, j: score + bias[b, h, i, j]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import DecodingTerms
+from relpos_fairseq.stack import DecodingTerms, decay_of
 
 
 class SchemeCandidate(Candidate):
@@ -55,6 +56,13 @@ class SchemeCandidate(Candidate):
         # As all layers of a forward pass share it.
         self.positions = Positions(setting.length, setting.length, device=setting.device)
 
+    @cached_property
+    def source(self) -> Tensor:
+        """Return an input of the layer (S, B, E), for schemes that read it."""
+        size = (self.setting.length, self.setting.batch, self.setting.embed_dim)
+        source = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        return source.to(self.setting.device, next(iter(self.parameters()), source).dtype)
+
     def parameters(self) -> list[Tensor]:
         """Return the scheme's parameters."""
         both = [*self.stack.parameters(), *self.layer.parameters()]
@@ -63,7 +71,8 @@ class SchemeCandidate(Candidate):
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         """Return the call of a whole sequence, its terms formed anew."""
         context = self.stack.context(self.positions)
-        terms = context.shared + self.layer.evaluate(self.positions)[1]
+        own = self.layer.evaluate(self.positions).terms + self.layer.gated(self.source)
+        terms = context.shared + own
         made = AttentionInputs(
             q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal
         )
@@ -102,7 +111,7 @@ class SchemeCandidate(Candidate):
 
         def advance(first: int) -> AttentionInputs:
             cache.length = first
-            terms = context.shared + cache.position.evaluate(self.layer, positions)[1]
+            terms = context.shared + cache.position.evaluate(self.layer, positions).terms
             new = {"key": k[:, :, first:], "content_key": None, "value": v[:, :, first:]}
             query, content_q = q, None
             if context.rotation is not None:
@@ -114,7 +123,9 @@ class SchemeCandidate(Candidate):
                 else:
                     new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
             new["key_tails"] = tail_products(terms, new["key"])
+            new["log_gates"] = self.layer.log_gates(self.source[first:length])
             kept, scale = cache.append(new, None), self.stack.plan.scale
+            terms += decay_of(kept["log_gates"])
             inputs = AttentionInputs(
                 query, kept["key"], kept["value"], terms, positions, scale, causal=True
             )

@@ -24,31 +24,43 @@ HEADINGS = (
 
 
 def parameters(name: str) -> int:
-    """Parameters that the scheme adds to BERT-base: 12 layers, 768, 12 heads, 512 positions."""
-    plan = resolve(PositionConfig(position_scheme=name), AttentionShape(**BERT_BASE), "masked_lm")
+    """Parameters that the scheme adds to BERT-base: 12 layers, 768, 12 heads, 512 positions.
+
+    Those of a scheme for decoders alone are counted in a decoder of the same size.
+    """
+    shape = AttentionShape(**BERT_BASE, causal=scheme_class(name).causal_only)
+    plan = resolve(PositionConfig(position_scheme=name), shape, "masked_lm")
     stack = Placement(plan)
     layers = [stack.layer_schemes(layer) for layer in range(LAYERS)]
-    return sum(p.numel() for part in (stack, *layers) for p in part.parameters())
+    return sum(p.numel() for p in {p for part in (stack, *layers) for p in part.parameters()})
 
 
-def small_call(name: str) -> AttentionInputs:
+def small_call(name: str, causal: bool = False) -> AttentionInputs:
     """A small attention call with the scheme's terms, which shows what it consists of."""
-    shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4)
+    causal = causal or scheme_class(name).causal_only
+    shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4, causal=causal)
     stack = Placement(resolve(PositionConfig(position_scheme=name), shape, "translation"))
     layer, positions = stack.layer_schemes(0), Positions(4, 4)
     context = stack.context(positions)
-    terms = context.shared + layer.terms(layer.prepare(positions), positions)
+    terms = context.shared + layer.evaluate(positions).terms + layer.gated(torch.zeros(4, 1, 8))
     x = torch.zeros(1, 2, 4, 4)
-    return AttentionInputs(x, x, x, terms, positions, 0.5)
+    return AttentionInputs(x, x, x, terms, positions, 0.5, causal)
 
 
 def backends(name: str) -> str:
-    """Backends that evaluate the scheme's terms."""
-    inputs = small_call(name)
+    """Backends that evaluate the scheme's terms: in encoders and decoders, or in one alone."""
+    causal = _served(small_call(name, causal=True))
+    everywhere = [] if scheme_class(name).causal_only else _served(small_call(name))
+    return ", ".join(
+        module if module in everywhere else f"{module} (decoders)" for module in causal
+    )
+
+
+def _served(inputs: AttentionInputs) -> list[str]:
     served = [module.name for module in (sdpa, blocked) if module.refusal(inputs) is None]
     kernels = (native, triton)
     served += [module.name for module in kernels if module.refusal_anywhere(inputs) is None]
-    return ", ".join(("reference", *served))
+    return ["reference", *served]
 
 
 def acts_on(scheme: type[PositionScheme]) -> str:

@@ -4,6 +4,7 @@
     relpos benchmark attention --lengths 512,2048 --batch 4 --naive --bar
     relpos benchmark attention --device cuda --dtype bfloat16 --lengths all
     relpos benchmark attention --layer                      # a whole BERT layer
+    relpos benchmark attention --isa avx2                   # as on a processor without AVX-512
 
 First every candidate is held against the papers' formula in fp64, values and gradients.  Then all
 candidates are timed in one process, in turns, each only once the machine is idle otherwise.  The
@@ -26,6 +27,11 @@ HELP = "cost of attention with positions, beside attention without"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is measured")
     add_device(what)
+    what.add_argument(
+        "--isa",
+        choices=["native", "avx2", "sse2"],
+        help="instruction set of the C kernel and of torch; default: as the environment says",
+    )
     what.add_argument("--schemes", default="all", help="names separated by commas, or all")
     what.add_argument("--lengths", default="128,512,2048", help="T = S, by commas, or all")
     what.add_argument("--tokens", type=int, help="batch = tokens / length; 2048, on a GPU 16384")
@@ -49,8 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, help="ratios over length: FILE.png, .svg or .pdf")
 
 
-def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+def run(args: argparse.Namespace, argv: Sequence[str]) -> int | None:
     logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+    from relpos_fairseq.benchmarks.instructions import run_with
+
+    status = run_with(args.isa, "benchmark attention", argv)
+    if status is not None:
+        return status
     from relpos_fairseq.benchmarks.attention import benchmark
 
-    benchmark(args)
+    return benchmark(args)

@@ -8,10 +8,10 @@ Parameters are counted from the real model, whole, with BERT's 30,522 words and 
 positions.  Time and memory are those of a model of `--layers` layers and `--vocabulary` words (few
 by default, as the softmax over words costs the same with every scheme): a step of training
 (forward, loss of 15 % masked tokens, backward, Adam), a forward pass, and the step's peak memory,
-relative to `learned`.  Beside them stand the papers' numbers: 000 is Huang et al. 2020, 003
-Multiplicative Position-aware Transformer Models, 004 Chen et al. 2021.  Tables are unclipped unless
---clip says otherwise, as the papers pre-train.  Candidates are timed in turns, each only once the
-machine is idle otherwise.
+relative to `learned`; steps a second stand beside those without positions.  Beside them stand the
+papers' numbers: 000 is Huang et al. 2020, 003 Multiplicative Position-aware Transformer Models, 004
+Chen et al. 2021.  Tables are unclipped unless --clip says otherwise, as the papers pre-train.
+Candidates are timed in turns, each only once the machine is idle otherwise.
 """
 
 import argparse
@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vocabulary", type=int, default=1000, help="words that are timed")
     add("--clip", type=int, help="clip distance; 0 (default): unclipped")
     add("--dropout", type=float, default=0.0)
+    add(
+        "--fit",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help="also search how many rows a training step holds in so much memory (000 section 3.6: "
+        "16384, of a GPU); 0: do not",
+    )
     add("--schemes", default="all", help="names separated by commas, or all")
     add("--backends", default="auto", help=f"a row each: of {BACKENDS}")
     add_device(parser)

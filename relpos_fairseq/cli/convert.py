@@ -3,8 +3,9 @@
     relpos convert SRC --to SCHEME --out DST
 
 SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
-or a Hugging Face folder of BERT, RoBERTa or XLM-R (config.json, safetensors or bin, in one file or
-several).  SCHEME: a position scheme or hybrid, `same`, or `hf-bert`, `hf-roberta` for the way back.
+or a Hugging Face folder of BERT, RoBERTa, XLM-R or `relpos export transformers` (config.json,
+safetensors or bin, in one file or several).  SCHEME: a position scheme or hybrid, `same`, or
+`hf-bert`, `hf-roberta` for the way back.
 
 The conversion is exact where the algebra nests, or refused; --approximate converts all the same.
 Afterwards both models are run on random input, and the largest difference of their logits is
@@ -21,15 +22,34 @@ HELP = "convert a pretrained model to another position scheme"
 POSITIONS = (
     "position_clip_distance",
     "position_share",
+    "position_random_range",
     "position_scale",
     "position_reset_cls",
     "position_rank",
     "position_buckets",
     "position_max_distance",
+    "position_scalar_gain",
     "position_query_bias",
     "position_p2c_index",
+    "position_projections",
+    "position_scalars",
+    "position_keys",
+    "position_log_buckets",
+    "position_terms",
+    "position_norm",
     "clamp_len",
+    "position_rope_scaling",
+    "position_rope_factor",
+    "position_rope_length",
+    "position_rope_log_n",
+    "position_rope_base",
+    "position_rope_share",
+    "position_rope_pairs",
+    "position_fire_threshold",
+    "position_xpos_base",
+    "position_contexts",
     "segment_encoding",
+    "segment_share",
     "num_segments",
 )
 
@@ -40,13 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", required=True, metavar="SCHEME", help="position scheme, same, hf-bert, hf-roberta")
     add("--out", type=Path, required=True, metavar="DST", help="new folder, or new file ending .pt")
     add("--data", type=Path, metavar="DIR", help="dict.txt and tokenizer of SRC (beside it)")
-    add("--approximate", action="store_true", help="convert what cannot be converted exactly")
+    add(
+        "--approximate",
+        action="store_true",
+        help="convert what cannot be converted exactly; the result must be trained (cheaper, and "
+        "exact: keep the old scheme beside the new one, as in --to OLD+NEW)",
+    )
     add(
         "--init",
-        choices=("neutral", "own", "fit"),
+        choices=("neutral", "own"),
         default="neutral",
-        help="where new tables start: neutral (they change nothing, where that can be; default), "
-        "own (the scheme's initial values), fit (least squares; implies --approximate)",
+        help="where new tables start: neutral (they change nothing, where that can be; default) "
+        "or own (the scheme's initial values)",
     )
     add("--positions", type=int, metavar="N", help="positions of the result (those of SRC)")
     add("--fill", choices=("tile", "interpolate"), help="how absolute positions beyond SRC's are")
@@ -67,7 +92,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     job = Job(
         to=args.to,
         given=given | {"max_positions": args.positions},
-        approximate=args.approximate or args.init == "fit",
+        approximate=args.approximate,
         init=args.init,
         fill=args.fill,
         head=args.head,

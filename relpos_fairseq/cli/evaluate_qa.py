@@ -8,15 +8,19 @@ unanswerable questions, null_odds.json go to DIR for one file, to DIR/NAME for s
 and F1 are those of the official scripts: SQuAD v1.1's (XQuAD and TyDiQA-GoldP use them, too),
 v2.0's where there are unanswerable questions (HasAns, NoAns and the thresholds that would be best),
 MLQA's with --metric mlqa. Several files or languages become one table with its mean, and
-results.json has the same numbers. With predictions the numbers are those that the official script
-prints for these files, missing answers and --na-prob-thresh included.
+results.json has the same numbers. After an interruption the same command continues. With
+predictions the numbers are those that the official script prints for these files, missing answers
+and --na-prob-thresh included.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from relpos_fairseq.engine.command import CONTINUE
+
 HELP = "answer questions of SQuAD's format, and score answers"
+INTERRUPTED = CONTINUE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

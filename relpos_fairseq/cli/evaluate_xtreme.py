@@ -5,7 +5,8 @@ r"""Evaluate models that were fine-tuned on English in every language that is th
         --qa-model checkpoints/squad/checkpoint_best.pt --qa-data data-bin/squad \
         --xquad xquad --mlqa MLQA_V1/test --tydiqa tydiqa-goldp-v1.1-dev
 
-Accuracy on XNLI, F1 and exact match on XQuAD, MLQA and TyDiQA-GoldP, a row a language. Models and
+Accuracy on XNLI, F1 and exact match on XQuAD, MLQA and TyDiQA-GoldP, a row a language. Several
+checkpoints of a kind are trials, of which the median is reported (004, section 4.2). Models and
 data sets that are not given are left out; what is done is kept, and the same command goes on.
 """
 
@@ -23,9 +24,22 @@ HELP = "accuracy and F1 in every language of XTREME"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder of predictions and the table")
-    add("--xnli-model", type=Path, help="checkpoint fine-tuned on XNLI's English training data")
+    trials = "; several are trials, whose median is reported"
+    add(
+        "--xnli-model",
+        type=Path,
+        nargs="+",
+        default=(),
+        help=f"fine-tuned on XNLI's English{trials}",
+    )
     add("--xnli", type=Path, help="XNLI, as `relpos prepare glue` wrote it")
-    add("--qa-model", type=Path, help="checkpoint fine-tuned on English questions")
+    add(
+        "--qa-model",
+        type=Path,
+        nargs="+",
+        default=(),
+        help=f"fine-tuned on English questions{trials}",
+    )
     add("--qa-data", type=Path, help="its data folder (default: the one it was trained on)")
     add(
         "--qa-flags",

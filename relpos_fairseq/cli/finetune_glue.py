@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="folder of the runs and the table")
     add(
         "--protocol",
-        choices=("huang", "chen"),
+        choices=("huang", "multiplicative", "chen"),
         default="huang",
-        help="huang: 3 epochs, best of 2e-5, 3e-5, 4e-5; chen: 5 or 10 epochs, 1e-5 to 4e-5, "
-        "median of five runs' best checkpoints (default: %(default)s)",
+        help="huang: 3 epochs, 3e-5; multiplicative: 3 epochs, best of 2e-5, 3e-5, 4e-5; chen: 5 "
+        "or 10 epochs, 1e-5 to 4e-5, median of five runs' best checkpoints (default: %(default)s)",
     )
     add("--tasks", help="separated by commas (default: those in DATA)")
     add("--lr", type=float, nargs="+", help="other learning rates than the protocol's")
@@ -44,11 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'--FLAG ...'",
         help="further ones of fairseq-train: --train-flags=--fp16",
     )
-    add("--keep-models", action="store_true", help="keep each run's model as model.pt")
+    add(
+        "--predictions",
+        action="store_true",
+        help="let the models that the table reports predict all sets: OUT/predictions, and for "
+        "GLUE's server OUT/submission; keeps the models",
+    )
+    add("--keep-models", action="store_true", help="keep each run's model")
     add("--threads", type=int, default=1, help="threads of a run (default: %(default)s)")
 
 
-def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     from relpos_fairseq.comparison.glue.finetuning import Options, finetune
 
-    finetune(Options(**vars(args)))
+    return finetune(Options(**vars(args)))

@@ -13,12 +13,14 @@ from pathlib import Path
 from types import ModuleType
 
 from relpos_fairseq.cli.parser import Parser
-from relpos_fairseq.engine.command import CONTINUE, run_command
+from relpos_fairseq.engine.command import AGAIN, CONTINUE, run_command
 
 # The words of each subcommand, and its file in this folder.
 COMMANDS = {
     "quickstart": "quickstart",
+    "compare": "compare",
     "schemes": "schemes",
+    "doctor": "doctor",
     "prepare wmt": "prepare_wmt",
     "prepare lm": "prepare_lm",
     "prepare mlm": "prepare_mlm",
@@ -27,20 +29,32 @@ COMMANDS = {
     "corpus": "corpus",
     "convert": "convert",
     "average": "average",
+    "translate": "translate",
+    "sample": "sample",
+    "fill": "fill",
+    "answer": "answer",
     "score": "score",
     "evaluate lm": "evaluate_lm",
     "evaluate length": "evaluate_length",
     "evaluate qa": "evaluate_qa",
     "evaluate xtreme": "evaluate_xtreme",
     "finetune glue": "finetune_glue",
+    "export ct2": "export_ct2",
+    "export onnx": "export_onnx",
+    "export transformers": "export_transformers",
     "plot": "plot",
+    "theorems": "theorems",
     "benchmark attention": "benchmark_attention",
     "benchmark models": "benchmark_models",
     "benchmark lm": "benchmark_lm",
     "benchmark costs": "benchmark_costs",
     "benchmark kernels": "benchmark_kernels",
     "benchmark preparation": "benchmark_preparation",
+    "benchmark serving": "benchmark_serving",
 }
+
+# Those that keep what is done, and go on from there.
+CONTINUED = ("quickstart", "prepare", "finetune")
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
@@ -58,7 +72,8 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
     if name is None:
         return overview(argv)
     module = load(name)
-    said = getattr(module, "INTERRUPTED", CONTINUE)
+    continues = name.startswith(CONTINUED)
+    said = getattr(module, "INTERRUPTED", CONTINUE if continues else AGAIN)
     job = partial(read, module, program or f"relpos {name}")
     return run_command(lambda argv: job(argv)(), rest, said)
 

@@ -1,14 +1,19 @@
 """Draw what a checkpoint's positions have learned, and how it attends.
 
     relpos plot CHECKPOINT --data DATA_BIN --out DIR
+    relpos plot --curves LOG... --out DIR
 
 Writes a PNG and a CSV of the same numbers for every stack (encoder, decoder) and
-- every table over distance: scalars by head; vectors by channel (000 Fig. 4) and by norm;
-- attention probabilities on a sentence, averaged over heads (000 Fig. 5);
-- position logits without content (004 Fig. 4), with segments (004 Fig. 6);
-- ranks of content and position logits on the sentence (004 Fig. 2);
-- cosine similarity of absolute positions (004 Fig. 5).
-What the checkpoint's scheme does not have is left out, and a line says so.
+- every table over distance: scalars by head; vectors by head and channel (000 Fig. 4), and norm;
+- attention probabilities on a sentence, averaged over heads, to 50 tokens (000 Fig. 5);
+- position logits without content (004 Fig. 4), with segments, and their softmax (004 Fig. 6);
+- ranks of content and position logits on the sentence, or on a batch (004 Fig. 2);
+- cosine similarity of absolute positions, and its distribution (004 Fig. 5).
+What the checkpoint's scheme does not have is left out, and a line says so. Bars of scores by scheme
+(004 Fig. 1) are in the report of `relpos compare`.
+
+With --curves, learning curves of what fairseq-train printed (--log-format json or simple): the
+training and validation loss by update, a line a log.
 
 000: Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings.
 004: Chen et al. 2021, Demystifying the Better Performance of Position Encoding Variants.
@@ -36,10 +41,13 @@ def whole_number(least: int) -> Callable[[str], int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     data = "folder of fairseq-preprocess: its first test sentence is read, in its dictionary"
-    words = "words to read instead, tokenised as the training data; a decoder reads its own "
+    words = "words to read instead, tokenised as the training data are (or by the tokenizer that "
+    words += "lies in --data, which then takes plain text); a decoder reads its own "
     words += "greedy translation"
     count = "segments of equal length in segment logits (%(default)s)"
-    add("checkpoint", type=Path, help="a .pt file of fairseq-train")
+    add("checkpoint", nargs="?", type=Path, help="a .pt file of fairseq-train")
+    add("--curves", nargs="+", type=Path, metavar="LOG", help="draw these logs' curves instead")
+    add("--measure", default="loss", help="with --curves: loss, nll_loss, ppl, ... (%(default)s)")
     add("--out", type=Path, required=True, help="folder for PNG and CSV files")
     add("--data", type=Path, help=data)
     add("--sentence", help=words)
@@ -47,11 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length", type=whole_number(2), default=32, help="tokens of position logits (%(default)s)"
     )
     add("--segments", type=whole_number(2), default=2, help=count)
+    add("--sentences", type=whole_number(1), default=1, help="of --data, in ranks (%(default)s)")
+    add("--tokens", type=whole_number(1), default=50, help="first queries drawn (%(default)s)")
     add("--distance", type=whole_number(1), default=50, help="largest distance (%(default)s)")
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+    if args.curves:
+        from relpos_fairseq.pictures.curves import draw_curves
+
+        return draw_curves(args.curves, args.measure, args.out)
     from relpos_fairseq.pictures.checkpoint import draw_checkpoint
 
     draw_checkpoint(args)

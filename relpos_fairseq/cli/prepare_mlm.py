@@ -24,9 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--valid", nargs="+", default=[], metavar="[LANG=]FILE", help="validation text")
     add("--hold-out", type=float, metavar="F",
         help=f"without --valid: this share of the documents (default: {HOLD_OUT})")  # fmt: skip
-    add("--documents", default="blank", metavar="blank|line|file|REGEX",
-        help="what ends a document: an empty line, each line, the file; or what the line that "
-        "begins one looks like (default: %(default)s)")  # fmt: skip
+    add("--documents", default="blank", metavar="blank|line|file|json|REGEX",
+        help="what ends a document: an empty line, each line, the file; json: each line is an "
+        "object with a text, as in C4; or what the line that begins one looks like "
+        "(default: %(default)s)")  # fmt: skip
     add("--sentences", choices=("line", "split"), default="line",
         help="a line is a sentence, or is split into some (default: %(default)s)")  # fmt: skip
     add("--on-bad-line", choices=("fail", "drop"), default="fail", help="lines that are not UTF-8")

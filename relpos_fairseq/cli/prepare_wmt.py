@@ -16,6 +16,7 @@ from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.preparation.wmt.settings import (
+    DEFAULT_TESTS,
     DEFAULT_YEAR,
     SENTENCEPIECE,
     SUBWORD_NMT,
@@ -35,16 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_text(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which text."""
     add = parser.add_argument
-    add("pair", nargs="+", metavar="[YEAR] PAIR", help="wmt15 en-de, wmt15 de-en, wmt18 en-cs, ...")
+    add("pair", nargs="+", metavar="[YEAR] PAIR", help="wmt14 en-fr, wmt15 de-en, wmt18 en-cs, ...")
     add("--out", type=Path, help="folder that takes everything (default: data/YEAR.PAIR)")
     help = "use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)"
     add("--from-dir", type=Path, metavar="DIR", help=help)
     help = "folder of CzEng 1.6 (its licence forbids fetching)"
     add("--czeng", type=Path, metavar="DIR", help=help)
     add("--without", nargs="+", default=[], metavar="CORPUS", help="corpora to leave out")
-    valid, tests = [*WmtSettings.valid], [*WmtSettings.tests]
+    valid = [*WmtSettings.valid]
     add("--valid", nargs="+", default=valid, metavar="SET", help="sacrebleu's name")
-    add("--test", nargs="+", default=tests, metavar="SET", help="sacrebleu's name")
+    help = "sacrebleu's name (default: newstest2015; wmt14: newstest2014)"
+    add("--test", nargs="+", metavar="SET", help=help)
     add("--sample", type=positive, metavar="N", help="use N training pairs, chosen by --seed")
     add("--seed", type=int, default=WmtSettings.seed)
     add("--max-words", type=positive, default=Limits.max_words, metavar="N")
@@ -125,7 +127,7 @@ def read_settings(args: argparse.Namespace) -> WmtSettings:
         out=out,
         without=tuple(args.without),
         valid=tuple(args.valid),
-        tests=tuple(args.test),
+        tests=tuple(args.test or DEFAULT_TESTS.get(year, WmtSettings.tests)),
         tokenizer=args.tokenizer or ("moses" if args.bpe == SUBWORD_NMT else "none"),
         model_type=args.model_type or WmtSettings.model_type,
         limits=Limits(max_words=args.max_words, max_ratio=args.max_ratio),

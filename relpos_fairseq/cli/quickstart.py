@@ -4,8 +4,8 @@
     relpos quickstart --compare none,learned,m4     # one table for several schemes
     relpos quickstart --data my_text --position-scheme m4m
 
-Every stage is a fairseq command whose log stays in --out; a stage that is done is not repeated, and
-an interrupted training continues where it stopped.
+It is a comparison (`relpos compare`) of one seed: every stage is a fairseq command whose log stays
+in --out; a stage that is done is not repeated, and an interrupted training continues.
 """
 
 import argparse
@@ -13,8 +13,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from relpos_fairseq.comparison.quickstart.recipe import DEFAULT_SCHEME, MAX_UPDATE, SEED
-
+DEFAULT_SCHEME = "m4"
+MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores
+SEED = 1
 HELP = "train, score and draw a small translation model in minutes"
 EPILOG = """\
 your own text (--data DIR): one sentence a line, UTF-8, plain or .gz, line n of one language
@@ -25,7 +26,7 @@ more text than some ten thousand sentences. DIR is only read.
 
 what is left in --out:
   data/      prepared text and fairseq's binary form of it
-  runs/      per scheme and settings: checkpoints, logs, translations (test.TGT), pictures
+  runs/      per scheme and settings: checkpoints, logs, translations (test.txt), pictures
   results.json, results.csv     the table of the last call
 Finished stages are reused when inputs and settings are the same; delete --out to start over. After
 an interruption run the same command again.
@@ -76,8 +77,7 @@ def usable_cores() -> int:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
-    from relpos_fairseq.comparison.quickstart.compare import compare
-    from relpos_fairseq.comparison.quickstart.run import Choices
+    from relpos_fairseq.comparison.quickstart import Choices, quickstart
 
     if args.data is None and (args.source_lang or args.target_lang):
         raise ValueError(
@@ -86,5 +86,14 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     schemes = list(dict.fromkeys((args.compare or args.position_scheme).split(",")))
     if not all(schemes):
         raise ValueError(f"an empty name among the schemes: {args.compare!r}")
-    choices = Choices(args.out, args.max_update, args.minutes, args.seed, args.threads)
-    return compare(schemes, choices, args.data, args.source_lang, args.target_lang)
+    choices = Choices(
+        args.out,
+        args.max_update,
+        args.minutes,
+        args.seed,
+        args.threads,
+        args.data,
+        args.source_lang,
+        args.target_lang,
+    )
+    return quickstart(schemes, choices)

@@ -4,8 +4,7 @@
 - a member that the target has no words for (`dropped`): `learned -> m4`, the papers' near drop-in,
   drops the absolute table.
 
-How far the logits move is measured afterwards (`fidelity`), and `fit` starts the new tables by
-least squares from what the old model does.
+How far the logits move is measured afterwards (`fidelity`).
 """
 
 from __future__ import annotations

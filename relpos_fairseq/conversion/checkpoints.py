@@ -16,6 +16,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
 from relpos_fairseq.conversion.writer import build, build_fairseq
 from relpos_fairseq.data.tokenizers import FILES
+from relpos_fairseq.engine.errors import unreadable
 from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
 
@@ -49,11 +50,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a broken file
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ConversionError(
-            f"{path} ({path.stat().st_size:,} bytes) is truncated or no checkpoint: copy it again "
-            f"({reason})"
-        ) from None
+        raise ConversionError(unreadable(path, error)) from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
     return checkpoint
@@ -94,7 +91,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
         task=_task_options(checkpoint),
         source_rows=(checkpoint.get("conversion") or {}).get("rows"),
     )
-    _check(source)
+    check(source)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
         source.outputs = lambda tokens, segments: outputs_of(build(values, state), tokens, segments)
@@ -109,6 +106,11 @@ def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
     if cfg is None and args is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
     return _plain(args if cfg is None else cfg["model"])
+
+
+def options_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the model options of a checkpoint that today's fairseq wrote."""
+    return _plain(checkpoint["cfg"]["model"])
 
 
 def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def _modern(state: State) -> State:
     return result
 
 
-def _check(source: SourceModel) -> None:
+def check(source: SourceModel) -> None:
     """Check that options and tensors belong together.
 
     Raises:

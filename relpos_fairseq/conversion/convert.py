@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from relpos_fairseq.conversion import approximate, exact, scales
 from relpos_fairseq.conversion.heads import merge_layers, spread_heads
@@ -24,6 +24,7 @@ from relpos_fairseq.conversion.layouts import (
     count_layers,
     join,
     places,
+    places_of,
     split,
 )
 from relpos_fairseq.conversion.lengths import resize
@@ -80,10 +81,12 @@ def convert(
     if report.losses and not allow_loss:
         raise NotExactError(
             f"{source.name} -> {target.name} is not exact: {'; '.join(report.lost)}. Convert "
-            f"approximately (--approximate) or choose a target that keeps it"
+            f"approximately (--approximate) or choose a target that keeps it",
+            "; ".join(report.lost),
         )
     content = _projections(content, made.fresh, report)
-    dtype = content[f"{ENCODER}.embed_tokens.weight"].dtype
+    content = _mean_into_tokens(content, work.dropped_positions(), report)
+    dtype = next(value.dtype for value in content.values() if value.is_floating_point())
     for _, _, params in made.tables.every():
         params.update({name: value.to(dtype) for name, value in params.items()})
     return Conversion(join(content, made.tables, target), report)
@@ -114,7 +117,10 @@ class _Work:
         self.report, self.start, self.fill, self.layers = report, start, fill, layers
         self.old = {place.name: place for place in places(source)}
         self.new = places(target)
-        self.taken = exact.assign(list(self.old.values()), self.new)
+        self.taken = [
+            exact.assign(places_of(source, layer), places_of(target, layer))
+            for layer in range(layers)
+        ]
 
     def members(self) -> _Made:
         """Make the tables of every member of the target."""
@@ -122,21 +128,25 @@ class _Work:
         for place in self.new:
             rows = []
             for layer in range(1 if place.on_input else self.layers):
+                if place.index(layer) is None:
+                    rows.append({})
+                    continue
                 scheme = place.build(self.target, layer)
-                if place.name in self.taken:
+                if place.name in self.taken[layer]:
                     params = self._taken_over(place, scheme, layer)
                 else:
                     params = self._started(scheme)
                     fresh.append((layer, scheme))
                 rows.append(_checked(spread_heads(params, scheme, self.report), scheme))
             if not place.on_input:
-                alike = tuple(rows[0]) if place.shared else scheme.common_parameters
+                names = tuple(name for name, _ in scheme.named_parameters())
+                alike = names if place.shared else scheme.common_parameters
                 rows = merge_layers(rows, alike, place.name, self.report)
             made.of[place.name] = rows
         return _Made(made, fresh)
 
     def _taken_over(self, place: Place, new: PositionScheme, layer: int) -> Params:
-        name = self.taken[place.name]
+        name = self.taken[layer][place.name]
         old = self.old[name].build(self.source, layer)
         params = self._resized(old, self.tables.of[name][layer])
         if name != place.name:
@@ -164,19 +174,29 @@ class _Work:
         self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
         return {name: value.detach().clone() for name, value in scheme.named_parameters()}
 
+    def dropped_positions(self) -> list[Tensor]:
+        """Return the mean (E,) of every table that was added to the input and is left out."""
+        return [
+            self.tables.of[name][0][table].mean(0)
+            for name, place in self.old.items()
+            if place.on_input and name not in self.taken[0].values()
+            for table, told in place.scheme.tables.items()
+            if told.rows == "position"
+        ]
+
     def report_unused(self) -> None:
         """Say which members of the source the target leaves out."""
         for name, place in self.old.items():
-            if name in self.taken.values():
-                continue
-            layers = self.tables.of[name]
-            schemes = [place.build(self.source, layer) for layer in range(len(layers))]
-            pairs = zip(schemes, layers, strict=True)
-            if all(exact.is_neutral(scheme, params) for scheme, params in pairs):
-                if layers[0]:
+            unused = [
+                (place.build(self.source, layer), params)
+                for layer, params in enumerate(self.tables.of[name])
+                if place.index(layer) is not None and name not in self.taken[layer].values()
+            ]
+            if all(exact.is_neutral(scheme, params) for scheme, params in unused):
+                if any(params for _, params in unused):
                     self.report.step(f"{name} left out (its tables are neutral)")
                 continue
-            self.report.lose(approximate.dropped(name, layers))
+            self.report.lose(approximate.dropped(name, [params for _, params in unused]))
 
 
 def _checked(params: Params, scheme: PositionScheme) -> Params:
@@ -187,6 +207,17 @@ def _checked(params: Params, scheme: PositionScheme) -> Params:
                 f"needs {tuple(parameter.shape)}: the models' sizes differ"
             )
     return params
+
+
+def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionReport) -> State:
+    """Add the mean of what positions added to every token; each logit then grows alike."""
+    if not means:
+        return content
+    tokens, output = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
+    added = content[tokens] + sum(means).to(content[tokens])
+    report.step("the mean of the dropped positions is added to every token (softmax cancels it)")
+    tied = output in content and torch.equal(content[output], content[tokens])
+    return content | {tokens: added} | ({output: added} if tied else {})
 
 
 def _projections(

@@ -13,16 +13,20 @@ C the constant of the target's scale 1/sqrt(C d) (`scales` has brought the sourc
     m1, m2 -> m3             w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r
     t5 -> rel_scalar         s'_r = s_bucket(r) / sqrt(C d)
     shaw_keys -> deberta     W^R = 1, W^T = 0
-    m4 -> deberta            W^R = W^T = 1 (with the paper's p2c index)
+    m4 -> deberta            W^R = W^T = 1 (where both read the same row)
     tupe_a -> tupe           s = 0
     rel_scalar -> tupe       U^Q = 0 (without reset, unless both reset)
     abs_scalar -> tupe_a, tupe    p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d
     sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
+    alibi -> fox             w = 0, b = -log(e^m - 1)
+    rope -> rope             other angles by length: exact up to the trained length
+    rope -> xpos             s = 0: no decay
     anything -> anything+X   X at its neutral values (`Table.neutral`): it adds 0 or multiplies by 1
 
 Neutral values are chosen so that gradients still reach every table that should learn: DeBERTa's a
-and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, ALiBi and KERPLE change the logits
-whatever their parameters; abs_scalar's P = 0 is neutral but a point from which it never moves.
+and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, xPos, PoPE, ALiBi, KERPLE and others
+(`never_neutral`) change the logits whatever their parameters; abs_scalar's P = 0 is neutral but a
+point from which it never moves.
 
 BERT's relative_key and relative_key_query are shaw_keys and m4 with the table read over i - j:
 `huggingface` flips it.
@@ -39,11 +43,8 @@ def neutral(scheme: PositionScheme) -> Params | None:
     """Return parameters at which `scheme` changes nothing, or None where there are none."""
     if scheme.never_neutral:
         return None
-    params = {name: value.detach().clone() for name, value in scheme.named_parameters()}
-    for name, value in params.items():
-        if scheme.table_of(name).neutral is not None:
-            value.fill_(scheme.table_of(name).neutral)
-    return params
+    scheme.start_neutral()
+    return {name: value.detach().clone() for name, value in scheme.named_parameters()}
 
 
 def is_neutral(scheme: PositionScheme, params: Params) -> bool:
@@ -59,10 +60,15 @@ def take_over(source: Takeover) -> Params:
     old, new = source.old, source.new
     if old.name != new.name:
         return new.takes_over[old.name](source)
-    across = {
-        name: source.across(name) for name in source.params if old.table_of(name).rows == "distance"
-    }
-    return source.params | across
+    made = dict(source.params)
+    for name in source.params:
+        if old.table_of(name).rows == "distance":
+            made[name] = source.across(name)
+        if set(old.table_of(name).copies) <= new._parameters.keys():
+            made |= {copy: made[name] for copy in old.table_of(name).copies}
+            if old.table_of(name).copies:
+                del made[name]
+    return made
 
 
 def assign(sources: list[Place], targets: list[Place]) -> dict[str, str]:

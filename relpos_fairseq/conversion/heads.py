@@ -15,6 +15,9 @@ def spread_heads(params: Params, scheme: PositionScheme, report: ConversionRepor
     result = {}
     for name, value in params.items():
         table = scheme.table_of(name)
+        if not table.has_heads:
+            result[name] = value
+            continue
         tables = table.by_head(value, scheme.shape.head_dim)
         if scheme.own_scale is not None and tables.size(0) != scheme.table_heads:
             if tables.size(0) == 1:
@@ -28,14 +31,14 @@ def spread_heads(params: Params, scheme: PositionScheme, report: ConversionRepor
 def merge_layers(
     layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport
 ) -> list[Params]:
-    """Return those parameters that all layers have in common, one for all of them."""
+    """Return those parameters that all layers have in common, one for all that have any."""
     merged = {
         part: _merged(
-            torch.stack([p[part] for p in layers]), f"{name}: {part} of all layers", report
+            torch.stack([p[part] for p in layers if p]), f"{name}: {part} of all layers", report
         )
         for part in parts
     }
-    return [params | merged for params in layers]
+    return [params | merged if params else {} for params in layers]
 
 
 def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:

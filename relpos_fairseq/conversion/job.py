@@ -15,11 +15,14 @@ from relpos_fairseq.conversion import exact
 from relpos_fairseq.conversion.checkpoints import beside
 from relpos_fairseq.conversion.convert import Conversion, convert
 from relpos_fairseq.conversion.fidelity import Fidelity, Probe, compare, outputs_of
-from relpos_fairseq.conversion.fit import fit
 from relpos_fairseq.conversion.huggingface.export import export, save
 from relpos_fairseq.conversion.huggingface.names import FAMILIES
 from relpos_fairseq.conversion.huggingface.reference import Reference
-from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary, of_checkpoint
+from relpos_fairseq.conversion.huggingface.vocabulary import (
+    Vocabulary,
+    of_checkpoint,
+    of_sentencepiece,
+)
 from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.report import ConversionError
@@ -30,6 +33,7 @@ from relpos_fairseq.data.tokenizers import MODEL_FILES
 EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
 # What transformers' BERT tokenizer reads.
 BERT_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+SENTENCEPIECE = "sentencepiece.bpe.model"
 Say = Callable[[str], object]
 
 
@@ -41,7 +45,7 @@ class Job:
         to: position scheme, `same`, `hf-bert` or `hf-roberta`.
         given: position options of the result by the names of our config; None: not given.
         approximate: whether something may be lost.
-        init: `neutral`, `own` or `fit`.
+        init: `neutral` or `own`.
         fill: `tile`, `interpolate` or None.
         head: the head that a Hugging Face folder gets, or None.
         seed: of new tables and random input.
@@ -77,31 +81,18 @@ def to_ours(job: Job, source: SourceModel, say: Say) -> Callable[[Path], None]:
     torch.manual_seed(job.seed)
     values = target_values(source, job.to, job.given)
     _check_used(job, source, values)
-    start = "neutral" if job.init == "fit" else job.init
     done = convert(
         source.state,
         source.plan,
         plan_of(values),
         allow_loss=job.approximate,
-        start=start,
+        start=job.init,
         fill=job.fill,
     )
-    if job.init == "fit" and done.report.exact:
-        raise ConversionError(
-            "--init fit: the conversion is exact, and nothing is left to be fitted: leave it out"
-        )
     probe = _probe(job, source, values)
     before = source.outputs(probe.tokens, probe.segments)
-    unfitted = None
-    if job.init == "fit":
-        start = outputs_of(build(values, done.state), probe.tokens, probe.segments)
-        unfitted = compare(before, start, probe)
-        done = fit(source, values, done, job.seed)
     for line in done.report.lines():
         say(line)
-    if unfitted is not None:
-        for line in unfitted.lines():
-            say(f"Before fitting: {line}")
     after = outputs_of(build(values, done.state), probe.tokens, probe.segments)
     measured = _measure(before, after, probe, done, say)
     return _checkpoint_writer(source, values, done, measured)
@@ -218,6 +209,9 @@ def to_huggingface(job: Job, source: SourceModel, say: Say) -> Callable[[Path], 
     vocabulary = _export_order(source)
     for line in _leave_unread(vocabulary, family.name):
         say(f"note      {line}")
+    named = {file.name: file for file in vocabulary.files}
+    if SENTENCEPIECE in named and "tokenizer.json" not in named:
+        vocabulary.made |= of_sentencepiece(named[SENTENCEPIECE])
     config, weights, report = export(source, family.name, vocabulary, job.head)
     for line in report.lines():
         say(line)

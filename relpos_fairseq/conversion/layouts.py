@@ -38,31 +38,36 @@ class Place:
         scheme: its class.
         options: its options.
         shared: whether one instance serves all layers.
-        index: its number in the list that it lies in.
+        indices: its number in the list that it lies in, a part of the plan each; None where the
+            layers of a part do not have it.
     """
 
     name: str
     scheme: type[PositionScheme]
     options: SchemeOptions
     shared: bool
-    index: int
+    indices: tuple[int | None, ...]
 
     @property
     def on_input(self) -> bool:
         """Whether it acts on the input alone, hence has one set of tables."""
         return self.scheme.own_scale is None
 
+    def index(self, layer: int) -> int | None:
+        """Return its number in the list of a layer, None where the layer does not have it."""
+        return self.indices[layer % len(self.indices)]
+
     def prefix(self, layer: int) -> str:
         """Return what the names of its parameters begin with."""
         if self.shared:
-            return f"{ENCODER}.positions.shared.{self.index}."
-        return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index}."
+            return f"{ENCODER}.positions.shared.{self.index(layer)}."
+        return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index(layer)}."
 
     def build(self, plan: PositionPlan, layer: int) -> PositionScheme:
         """Return the scheme itself, with the initial values that a model gives it."""
         where = "shared" if self.shared else str(layer)
         name = f"{plan.shape.seed_name}.{where}"
-        return self.scheme(replace(plan.shape, seed_name=name), self.options)
+        return self.scheme.built(replace(plan.shape, seed_name=name), self.options)
 
 
 def places(plan: PositionPlan) -> list[Place]:
@@ -76,17 +81,30 @@ def places(plan: PositionPlan) -> list[Place]:
         members.append((SegmentHead.name, SegmentHead, segment, across))
     elif plan.segment_encoding == "input":
         members.append((SegmentInput.name, SegmentInput, segment, True))
-    counts = {True: 0, False: 0}
+    segments = [scheme for _, scheme, _, _ in members[len(plan.members) :]]
+    parts = [[m.scheme for m in part.members] + segments for part in plan.parts or (plan,)]
+    across = [scheme for _, scheme, _, shared in members if shared]
     found = []
     for name, scheme, options, shared in members:
-        found.append(Place(name, scheme, options, shared, counts[shared]))
-        counts[shared] += 1
+        # A layer's own list holds what it alone has; the list of what layers share is one.
+        lists = (across if shared else [s for s in p if s not in across] for p in parts)
+        pairs = zip(parts, lists, strict=True)
+        indices = (mine.index(scheme) if scheme in part else None for part, mine in pairs)
+        found.append(Place(name, scheme, options, shared, tuple(indices)))
     return found
+
+
+def places_of(plan: PositionPlan, layer: int) -> list[Place]:
+    """List the members that one layer has, segments included."""
+    return [place for place in places(plan) if place.index(layer) is not None]
 
 
 @dataclass
 class Tables:
-    """Parameters of every member, by name: one dictionary a layer, or one alone on the input."""
+    """Parameters of every member, by name: one dictionary a layer, or one alone on the input.
+
+    The dictionary of a layer that does not have the member is empty.
+    """
 
     of: dict[str, list[Params]]
 
@@ -132,8 +150,10 @@ def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
     tables: dict[str, list[Params]] = {}
     for place in places(plan):
         reads = 1 if place.on_input else layers
-        found = [_params(state, place, plan, layer) for layer in range(reads)]
-        tables[place.name] = found
+        tables[place.name] = [
+            {} if place.index(layer) is None else _params(state, place, plan, layer)
+            for layer in range(reads)
+        ]
     for key in [key for key in content if _is_position(key)]:
         del content[key]
     return content, Tables(tables)
@@ -165,15 +185,13 @@ def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Param
 def join(content: State, tables: Tables, plan: PositionPlan) -> State:
     """Put tables back where a model under `plan` looks for them.
 
-    The tables of members that layers share are those of the first layer.
+    The tables of members that layers share are those of the first layer that has them.
     """
     state = dict(content)
     for place in places(plan):
         for layer, params in enumerate(tables.of[place.name]):
-            if place.shared and layer:
-                break
             for name, value in params.items():
-                state[place.prefix(layer) + name] = value.clone()
+                state.setdefault(place.prefix(layer) + name, value.clone())
     state[VERSION] = encode_text(plan.describe())
     return state
 

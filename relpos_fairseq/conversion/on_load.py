@@ -1,7 +1,8 @@
 """Training that begins from another model's positions: `--finetune-from-model` converts on load.
 
 A plain RoBERTa, or one of ours with other positions, becomes what the flags say, by the rules of
-`relpos_fairseq.conversion`; every step is logged, and what is lost is a warning.  A resume, and
+`relpos_fairseq.conversion`; every step is logged, and what is lost is a warning.  Our other models'
+encoders and decoders are converted too, where that is exact, and else refused.  A resume, and
 `--restore-file`, never convert: one of ours with other positions is an error that names both, and a
 plain RoBERTa one that says how to convert it.
 """
@@ -13,14 +14,20 @@ import logging
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from relpos_fairseq.conversion import ConversionError, convert, layouts
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
+from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import SourceModel
+from relpos_fairseq.placement import Placement, decode_text
+from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
 if TYPE_CHECKING:
     from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -43,8 +50,14 @@ _MUST_AGREE = (
 class _Loading:
     """What the trainer is loading a checkpoint into."""
 
-    model: RelPosRobertaModel
+    model: nn.Module
     converts: bool
+
+    @property
+    def of_roberta(self) -> bool:
+        from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
+        return isinstance(self.model, RelPosRobertaModel)
 
 
 _loading: ContextVar[_Loading | None] = ContextVar("relpos_roberta_loading", default=None)
@@ -73,17 +86,15 @@ def convert_on_load() -> None:
         checkpoint = original(path, *args, **kwargs)
         loading = _loading.get()
         if loading is not None:
-            prepare(checkpoint, path, loading.model, loading.converts)
+            if loading.of_roberta:
+                prepare(checkpoint, path, loading.model, loading.converts)
+            elif loading.converts:
+                prepare_sides(checkpoint, path, loading.model)
         return checkpoint
 
 
 @contextlib.contextmanager
 def _into(model: nn.Module, converts: bool) -> Iterator[None]:
-    from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-
-    if not isinstance(model, RelPosRobertaModel):
-        yield
-        return
     token = _loading.set(_Loading(model, converts))
     try:
         yield
@@ -128,10 +139,71 @@ def prepare(
     if unchanged and source.plan.describe() == plan.describe():
         return
     checkpoint["model"] = done.state
-    logger.info("converting %s (%s) on load", path, source.kind)
-    for line in done.report.lines():
+    _log(done.report, path, source.kind)
+
+
+def _log(report: ConversionReport, path: str, kind: str) -> None:
+    logger.info("converting %s (%s) on load", path, kind)
+    for line in report.lines():
         level = logging.WARNING if line.startswith("lost") else logging.INFO
         logger.log(level, "conversion: %s", line)
+
+
+def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> None:
+    """Bring the positions of a transformer's encoder and decoder to a model's, where that is exact.
+
+    Args:
+        checkpoint: as fairseq reads it; its `model` is replaced.
+        path: its file, for messages.
+        model: what it is loaded into.
+
+    Raises:
+        PositionMismatchError: the model's schemes cannot say the same; names what would be lost.
+        ConversionError: the checkpoint's options contradict its tensors.
+    """
+    state = checkpoint["model"]
+    parts = {side: getattr(model, side, None) for side in ("encoder", "decoder")}
+    plans = {side: part.positions.plan for side, part in parts.items() if _has_positions(part)}
+    for side, target in plans.items():
+        version = state.get(f"{side}.positions.scheme_version")
+        if version is None or decode_text(version) == target.describe():
+            continue
+        source = _plan_of_side(checkpoint, side, tuple(plans), target.shape)
+        if source.describe() != decode_text(version):
+            raise ConversionError(
+                f"{path}: its tensors say [{decode_text(version)}] of positions, its options "
+                f"[{source.describe()}]"
+            )
+        own = {key: state.pop(key) for key in list(state) if key.startswith(f"{side}.")}
+        inner = {f"{ENCODER}.{key.removeprefix(f'{side}.')}": own[key] for key in own}
+        try:
+            done = convert(inner, source, target)
+        except NotExactError as error:
+            raise PositionMismatchError(
+                f"{path}: its {side} was trained with [{source.describe()}], the flags say "
+                f"[{target.describe()}], which cannot compute the same ({error.lost}): give the "
+                f"checkpoint's flags, or add to them as in {source.name}+SCHEME"
+            ) from None
+        state |= {f"{side}.{k.removeprefix(f'{ENCODER}.')}": v for k, v in done.state.items()}
+        _log(done.report, path, side)
+
+
+def _has_positions(part: nn.Module | None) -> bool:
+    return isinstance(getattr(part, "positions", None), Placement)
+
+
+def _plan_of_side(
+    checkpoint: dict[str, Any], side: str, sides: tuple[str, ...], shape: AttentionShape
+) -> PositionPlan:
+    """Resolve the positions that a checkpoint's encoder or decoder was trained with."""
+    from relpos_fairseq.conversion.checkpoints import options_of
+
+    options = options_of(checkpoint)
+    names = [part.name for part in fields(PositionConfig)]
+    given = {name: str(options[name]) for name in names if options.get(name) is not None}
+    both = len(sides) == 2
+    kind = "translation" if both else "language_model"
+    return resolve(PositionConfig(**given), shape, kind, side=side, sides=sides if both else ())
 
 
 def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:

@@ -12,12 +12,21 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_checkpoint
+from relpos_fairseq.conversion.checkpoints import (
+    beside,
+    check,
+    from_checkpoint,
+    read_checkpoint,
+)
+from relpos_fairseq.conversion.fidelity import outputs_of
+from relpos_fairseq.conversion.huggingface import relpos
+from relpos_fairseq.conversion.huggingface.files import read_json
 from relpos_fairseq.conversion.huggingface.folder import HuggingFaceModel, read_folder
 from relpos_fairseq.conversion.huggingface.reference import Reference
 from relpos_fairseq.conversion.huggingface.to_ours import labels_of, task_of, to_ours
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import DEFAULTS, Outputs, SourceModel
+from relpos_fairseq.conversion.writer import build
 
 
 def read_source(path: Path) -> SourceModel:
@@ -28,7 +37,9 @@ def read_source(path: Path) -> SourceModel:
     """
     if path.is_dir():
         if (path / "config.json").is_file():
-            return _from_huggingface(path)
+            config = read_json(path / "config.json")
+            ours = config.get("model_type") == relpos.KIND
+            return _from_relpos(path, config) if ours else _from_huggingface(path)
         files = sorted(path.glob("*.pt"))
         if len(files) != 1:
             raise ConversionError(
@@ -37,6 +48,25 @@ def read_source(path: Path) -> SourceModel:
             )
         path = files[0]
     return from_checkpoint(read_checkpoint(path), path)
+
+
+def _from_relpos(folder: Path, config: dict) -> SourceModel:
+    state, values = relpos.state_of(folder, config), config["values"]
+    text = folder / "text"
+    source = SourceModel(
+        kind=f"{relpos.KIND} of transformers",
+        path=folder,
+        state=state,
+        values=values,
+        files=beside(text),
+        task=relpos.task_of(config, state),
+        labels=relpos.labels_of(config),
+    )
+    if not source.files:
+        source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
+    check(source)
+    source.outputs = lambda tokens, segments: outputs_of(build(values, state), tokens, segments)
+    return source
 
 
 def _from_huggingface(folder: Path) -> SourceModel:

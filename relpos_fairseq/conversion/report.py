@@ -10,7 +10,15 @@ class ConversionError(ValueError):
 
 
 class NotExactError(ConversionError):
-    """The target cannot express the source, and only an exact conversion was asked for."""
+    """The target cannot express the source, and only an exact conversion was asked for.
+
+    Attributes:
+        lost: what the target cannot express.
+    """
+
+    def __init__(self, message: str, lost: str) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 @dataclass

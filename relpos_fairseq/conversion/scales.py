@@ -18,7 +18,15 @@ from __future__ import annotations
 
 import math
 
-from relpos_fairseq.conversion.layouts import ENCODER, State, Tables, count_layers, places
+from relpos_fairseq.conversion.layouts import (
+    ENCODER,
+    Params,
+    Place,
+    State,
+    Tables,
+    count_layers,
+    places,
+)
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.tables import Table
@@ -32,37 +40,52 @@ def fold(
     report: ConversionReport,
 ) -> tuple[State, Tables]:
     """Bring a model from the scale of `source` to that of `target`, every logit unchanged."""
-    factor = math.sqrt(target.scale_constant / source.scale_constant)
-    if factor == 1.0:
-        return content, tables
-    every = [table for plan in (source, target) for table in _tables(plan)]
-    query = math.sqrt(factor) if any(table.meets_both for table in every) else factor
-    key = factor / query
-    content = dict(content)
+    content, scaled, said = dict(content), {**tables.of}, {}
     for layer in range(count_layers(content)):
+        old, new = source.of_layer(layer), target.of_layer(layer)
+        factor = math.sqrt(new.scale_constant / old.scale_constant)
+        if factor == 1.0:
+            continue
+        bent = [m.scheme.name for m in old.members if m.scheme.bends_content]
+        if bent:
+            report.lose(f"another scale under {bent[0]}, whose logits do not grow with q")
+            continue
+        every = [table for plan in (old, new) for table in _tables(plan)]
+        query = math.sqrt(factor) if any(table.meets_both for table in every) else factor
+        key = factor / query
         for projection, by in (("q_proj", query), ("k_proj", key)):
             for part in ("weight", "bias"):
                 name = f"{ENCODER}.layers.{layer}.self_attn.{projection}.{part}"
                 content[name] = content[name] * by
-    scaled = {}
-    for place in places(source):
-        scaled[place.name] = [
-            {
-                name: value * _growth(place.scheme.table_of(name), query, key)
-                for name, value in params.items()
-            }
-            for params in tables.of[place.name]
-        ]
-    report.step(
-        f"scale 1/sqrt({source.scale_constant:g}d) -> 1/sqrt({target.scale_constant:g}d), folded "
-        f"into the projection of q (times {query:.6g})"
-        + (f" and of k (times {key:.6g})" if key != 1 else "")
-    )
+        for place in places(source):
+            if layer < len(scaled[place.name]):
+                scaled[place.name] = [
+                    _grown(place, params, query, key) if number == layer else params
+                    for number, params in enumerate(scaled[place.name])
+                ]
+        said[
+            f"scale 1/sqrt({old.scale_constant:g}d) -> 1/sqrt({new.scale_constant:g}d), folded "
+            f"into the projection of q (times {query:.6g})"
+            + (f" and of k (times {key:.6g})" if key != 1 else "")
+        ] = None
+    for line in said:
+        report.step(line)
     return content, Tables(scaled)
 
 
+def _grown(place: Place, params: Params, query: float, key: float) -> Params:
+    return {
+        name: value * _growth(place.scheme.table_of(name), query, key)
+        for name, value in params.items()
+    }
+
+
 def _tables(plan: PositionPlan) -> list[Table]:
-    return [table for member in plan.members for table in member.scheme.tables.values()]
+    return [
+        place.scheme.table_of(name)
+        for place in places(plan)
+        for name, _ in place.build(plan, 0).named_parameters()
+    ]
 
 
 def _growth(table: Table, query: float, key: float) -> float:

@@ -14,7 +14,7 @@ from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.schemes import parse_hybrid
+from relpos_fairseq.schemes import parse_layers
 
 Outputs = dict[str, Tensor]
 DEFAULTS = {  # fairseq's roberta where a checkpoint does not say
@@ -31,10 +31,16 @@ DEFAULTS = {  # fairseq's roberta where a checkpoint does not say
 POSITION_FIELDS = tuple(
     part.name
     for part in fields(PositionConfig)
-    if part.name not in ("encoder_position_scheme", "decoder_position_scheme")
+    if part.name
+    not in (
+        "encoder_position_scheme",
+        "decoder_position_scheme",
+        "position_init",
+        "position_r_dropout",
+    )
 )
 
-_KEPT = ("segment_encoding", "num_segments", "attention_backend")  # of any scheme
+_KEPT = ("segment_encoding", "segment_share", "num_segments", "attention_backend")  # of any scheme
 
 
 @dataclass
@@ -109,7 +115,7 @@ def target_values(source: SourceModel, scheme: str, given: dict[str, str | None]
     """
     values = dict(source.values)
     scheme = source.plan.name if scheme == "same" else scheme
-    mine = {member.name: member for member in parse_hybrid(scheme)}
+    mine = {member.name for members in parse_layers(scheme) for member in members}
     common = [member for member in source.plan.members if member.scheme.name in mine]
     kept = {option.field for member in common for option in member.scheme.takes}
     for name in POSITION_FIELDS:

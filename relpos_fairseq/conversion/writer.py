@@ -48,7 +48,7 @@ def namespace(values: dict[str, Any]) -> Namespace:
     return Namespace(**known | {"load_checkpoint_heads": True})
 
 
-class _Rows:
+class Rows:
     """What a model asks of a dictionary: how many rows, and where padding and the end are."""
 
     def __init__(self, rows: int) -> None:
@@ -66,7 +66,7 @@ class _Rows:
 
 def task_of(rows: int, length: int) -> SimpleNamespace:
     """Return what a model asks of its task: a dictionary of some rows, and its samples' length."""
-    return SimpleNamespace(source_dictionary=_Rows(rows), max_positions=lambda: length)
+    return SimpleNamespace(source_dictionary=Rows(rows), max_positions=lambda: length)
 
 
 def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:

@@ -8,6 +8,7 @@ odds, which a table with a row a question adds up to.
 """
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -101,8 +102,8 @@ class QuestionAnsweringCriterion(FairseqCriterion):
             source = f"_table_{len(table)}"
             metrics.log_scalar(source, table)
             for name in ("exact", "f1"):
-                for key in (f"best_{name}", f"best_{name}_thresh"):
-                    shown = key.replace("best", "tuned").replace("exact", "em")
+                for key in (f"best_{name}", f"reached_{name}_thresh"):
+                    shown = re.sub("best|reached", "tuned", key).replace("exact", "em")
                     metrics.log_derived(shown, _Best(source, key))
 
     @staticmethod

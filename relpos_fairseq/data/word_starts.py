@@ -63,4 +63,6 @@ def _read(path: Path, dictionary: Any) -> list[bool]:
 
 def _stands_alone(index: int, dictionary: Any) -> bool:
     symbol = dictionary[index]
+    if index == dictionary.unk():
+        return False  # where a tokenizer spells a word in pieces, an unknown one may continue it
     return index < dictionary.nspecial or symbol.startswith("madeupword") or symbol == "<mask>"

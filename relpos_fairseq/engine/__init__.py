@@ -8,5 +8,5 @@ Plain Python: nothing here imports torch, fairseq or another part of the package
     archives   tar, zip, gz, safely       manifest  what was made of what
     stages     skipped when unchanged     pool      several processes, one result
     progress   terminal or log            tables    for the eye
-    tools      other programs, with a log
+    tools      other programs, with a log   forks  work in a child, with a log
 """

@@ -15,6 +15,7 @@ from relpos_fairseq.engine.errors import ToolError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CONTINUE = "interrupted; run the same command again to continue"
+AGAIN = "interrupted; nothing is kept: the same command starts over"
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
 
 
@@ -34,7 +35,8 @@ def run_command(
 
     Returns:
         What `main` returns (None: 0); after a line `error: ...` 1 (a program that it started
-        failed) or 2 (bad input, a missing file, a full disk); 130 (Ctrl-C) or 143 (SIGTERM).
+        failed) or 2 (bad input, a missing file, a full disk); 130 (Ctrl-C), 143 (SIGTERM), or
+        141 (standard output was closed).
         Any other exception is a bug and passes with its traceback.
     """
     try:
@@ -50,6 +52,9 @@ def run_command(
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # `... | head`: nobody reads on; Python must not flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         message = describe(error)
         if message is None:
@@ -82,7 +87,7 @@ def describe(error: OSError) -> str | None:
         free = shutil.disk_usage(folder).free / 1e6
         return (
             f"no space left on the disk of {folder} ({free:,.1f} MB free) while writing {where}; "
-            "make room and run the same command again to continue"
+            "make room and run the same command again"
         )
     return f"{error.filename}: {error.strerror}" if error.filename else None
 

@@ -54,6 +54,12 @@ def named_on_disk_full(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
             error.filename = str(path)
         raise
+    except RuntimeError as error:  # torch.save's stream says no more than that it failed
+        if not any(words in str(error) for words in ("iostream error", "inline_container")):
+            raise
+        full = shutil.disk_usage(path.parent).free < BLOCK
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 @contextmanager

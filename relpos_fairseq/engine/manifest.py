@@ -8,8 +8,9 @@ from pathlib import Path
 
 from relpos_fairseq.engine.files import Hashes, sha256_of, size_of, write_json
 
-# They say where and how fast something is made, not what.
-NEUTRAL_OPTIONS = ("--workers", "--out", "--destdir", "--from-dir", "--downloads")
+# They say how fast and where something is made, not what: places are named, their paths are not.
+NEUTRAL_OPTIONS = ("--workers",)
+PLACES = ("--out", "--destdir", "--from-dir", "--downloads")
 NEUTRAL_FLAGS = ("--force", "--no-progress")
 PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "regex", "requests", "sacrebleu", "sacremoses",
             "sentencepiece", "subword-nmt", "tokenizers")  # fmt: skip
@@ -29,7 +30,8 @@ def write_manifest(
 
     Args:
         path: The file, JSON.
-        command: The program and its arguments; options that do not change the result are left out.
+        command: The program and its arguments; options that do not change the result are left out,
+            and a place is DIR.
         inputs: Files read, by label or by their own names.
         outputs: Files and folders made, by label or by their names seen from the manifest's folder.
         stages: Each stage's counts, as `run_stages` returns them.
@@ -53,14 +55,17 @@ def write_manifest(
 
 
 def neutral(command: Sequence[str]) -> list[str]:
-    """Leaves out options that say where or how fast; the program's folder goes as well."""
+    """Leave out options that say how fast, the paths of places, and the program's folder."""
     kept: list[str] = []
     skip = False
     for index, part in enumerate(command):
         if skip:
             skip = False
-        elif part in NEUTRAL_OPTIONS:
+        elif part in (*NEUTRAL_OPTIONS, *PLACES):
+            kept += [part, "DIR"] if part in PLACES else []
             skip = True
+        elif part.startswith(tuple(f"{option}=" for option in PLACES)):
+            kept += [part.split("=", 1)[0], "DIR"]
         elif not (
             part in NEUTRAL_FLAGS or part.startswith(tuple(f"{o}=" for o in NEUTRAL_OPTIONS))
         ):

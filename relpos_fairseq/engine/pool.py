@@ -108,6 +108,11 @@ def _start_worker(function: Callable, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    end_with(parent)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended, however it did."""
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 

@@ -3,8 +3,15 @@
 from collections.abc import Iterable, Sequence
 
 
-def table(rows: Iterable[Sequence], headers: Sequence[str]) -> str:
-    """Return a Markdown table; integers have thousands separators."""
+def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = False) -> str:
+    """Return a Markdown table; integers have thousands separators.
+
+    Args:
+        rows: cells.
+        headers: of the columns.
+        written: whether the cells are texts that stay as they are.
+    """
     import tabulate
 
-    return tabulate.tabulate(list(rows), headers, tablefmt="github", intfmt=",", floatfmt=",.2f")
+    formats = {"disable_numparse": True} if written else {"intfmt": ",", "floatfmt": ",.2f"}
+    return tabulate.tabulate(list(rows), headers, tablefmt="github", **formats)

@@ -78,13 +78,12 @@ def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
     return found
 
 
-def score(asked, prediction) -> tuple[Scored, Scored]:
+def score(question, prediction, dataset) -> tuple[Scored, Scored]:
     """Return a question's scores as predicted, and without the threshold."""
-    question, v2 = asked.question, asked.unanswerable
     texts = (prediction.text, prediction.best)
     return tuple(
         Scored(
-            *best_scores(text, question.gold, asked.normalised, v2),
+            *best_scores(text, question.gold, dataset.normalised, dataset.unanswerable),
             question.answerable,
             prediction.odds,
             bool(text),
@@ -96,7 +95,7 @@ def score(asked, prediction) -> tuple[Scored, Scored]:
 def write_answers(folder: Path, answered: list, dataset) -> None:
     """Write predictions.json, nbest.json and null_odds.json, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    ids = [(asked.question.id, one) for asked, one in answered]
+    ids = [(question.id, one) for question, one in answered]
     write_json(folder / "predictions.json", {name: one.text for name, one in ids})
     n_best = {
         name: [

@@ -7,8 +7,9 @@ from pathlib import Path
 import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may hold)
 import torch
 
-from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.errors import PreparationError, unreadable
 from relpos_fairseq.engine.files import atomic_path
+from relpos_fairseq.inference.beside import FOLDER, copy_text
 from relpos_fairseq.placement import decode_text
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -24,8 +25,11 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
         last_updates: of a folder, how many of those saved at updates.
 
     Raises:
-        PreparationError: The folder has fewer, or options do not go together.
+        PreparationError: An input is absent, the folder has fewer, or options do not go together.
     """
+    for path in inputs:
+        if not path.exists():
+            raise PreparationError(f"--inputs {path} does not exist")
     if not (last or last_updates):
         folders = [path for path in inputs if path.is_dir()]
         if folders:
@@ -46,10 +50,12 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
 
 
 def write_average(paths: Sequence[Path], output: Path) -> None:
-    """Write the mean of checkpoints as a checkpoint."""
+    """Write the mean of checkpoints as a checkpoint, and its text/ beside it."""
     state = average(paths)
     with atomic_path(output) as temporary:
         torch.save(state, temporary)
+    if (paths[0].parent / FOLDER).is_dir():
+        copy_text(paths[0].parent / FOLDER, output.parent)
 
 
 def load(path: Path) -> dict:
@@ -63,8 +69,7 @@ def load(path: Path) -> dict:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling has no common class of errors
-        reason = str(error).split("\n")[0]
-        raise PreparationError(f"{path} could not be loaded ({reason}): is it whole?") from error
+        raise PreparationError(unreadable(path, error)) from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise PreparationError(f"{path} is no checkpoint of fairseq's: it has no model")
     return state

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,17 @@ class Score:
         tokens: predictions.
         nats: their negative log-likelihood.
         seconds: time that it took, warming up left out.
+        each: (tokens,) nats of every prediction, in the order of the text.
+        place: (tokens,) how many tokens of its segment or window stand before its input.
+        memory: (tokens,) slots of memory that its segment had.
     """
 
     tokens: int
     nats: float
     seconds: float
+    each: np.ndarray | None = None
+    place: np.ndarray | None = None
+    memory: np.ndarray | None = None
 
     @property
     def bits(self) -> float:
@@ -80,11 +86,20 @@ class Score:
         return self.tokens / self.seconds
 
 
-def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
+def load_subject(
+    checkpoint: Path, data: Path, split: str, overrides: Mapping[str, str] | None = None
+) -> Subject:
     """Load a checkpoint of either language model, and a split.
 
+    Args:
+        checkpoint: its file.
+        data: folder of binarised text.
+        split: part of the data.
+        overrides: fields of the model's config, instead of the checkpoint's.
+
     Raises:
-        ValueError: no such file, no language model, or a dictionary of other data.
+        ValueError: no such file, no language model, a dictionary of other data, or a field that
+            the model has not.
     """
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
@@ -94,10 +109,11 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():
             raise ValueError(f"{path} does not exist")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})
     task_name = state["cfg"]["task"]._name if state.get("cfg") else None
     if task_name not in ("language_modeling", "segment_language_modeling"):
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
+    _override(state["cfg"], overrides or {})
     words = Dictionary.load(str(data / "dict.txt"))
     weights = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
     if weights and len(weights[0]) != len(words):
@@ -105,12 +121,8 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
             f"{data} has {len(words)} types and {checkpoint} was trained with {len(weights[0])}: "
             f"binarise the text with the dictionary of its training (--srcdict)"
         )
-    models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task(
-        [str(checkpoint)], arg_overrides={"data": str(data)}, state=state
-    )
-    model = models[0].eval()
-    limit = model.max_positions()
-    scheme = getattr(cfg.model, "position_scheme", "")
+    models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+    model, limit = models[0].eval(), models[0].max_positions()
     return Subject(
         model=model,
         tokens=read_stream(data / split, words, None, False),
@@ -118,9 +130,23 @@ def load_subject(checkpoint: Path, data: Path, split: str) -> Subject:
         trained_length=int(cfg.task.tokens_per_sample),
         trained_memory=int(cfg.model.mem_len) if hasattr(model, "mem_len") else None,
         longest=None if limit is None or limit > 10**6 else int(limit),
-        name=f"{cfg.model._name} {scheme}".strip(),
+        name=f"{cfg.model._name} {getattr(cfg.model, 'position_scheme', '')}".strip(),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
+
+
+def _override(cfg: Any, overrides: Mapping[str, str]) -> None:
+    """Set fields of the model's config, those among them that the checkpoint is too old to have."""
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+    from omegaconf import open_dict
+
+    name = cfg.model._name
+    known = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY.get(name, name)]
+    with open_dict(cfg):
+        for field, value in overrides.items():
+            if field not in known.__dataclass_fields__:
+                raise ValueError(f"--override {field}={value}: {name} has no such field")
+            cfg.model[field] = value
 
 
 def show(rows: list[dict]) -> str:
@@ -152,7 +178,7 @@ def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tenso
     return picked.masked_fill(targets == subject.pad, 0.0)
 
 
-def _rows(subject: Subject, starts: list[int], width: int, shift: int) -> Tensor:
+def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tensor:
     """(B, width) tokens from each start + shift on; padding before the stream's beginning."""
     rows = np.full((len(starts), width), subject.pad, np.int64)
     for row, start in zip(rows, starts, strict=True):
@@ -178,7 +204,7 @@ def score_with_memory(
     model = subject.model
     model.mem_len = mem_len
     size = -(-len(targets) // rows)
-    nats = seconds = 0.0
+    seconds, found = 0.0, []
     with progress(total=len(targets), description=f"memory {mem_len}", unit=" tokens") as bar:
         for group in _equal_pieces(targets, size):
             # As far as memory reaches, layer by layer; rows with less before them are padded.
@@ -187,20 +213,27 @@ def score_with_memory(
             begins = [piece.start - 1 for piece in group]
             for start in range(-warm, 0, block):
                 width = min(block, -start)
-                inputs = _rows(subject, begins, width, start)
+                inputs = rows_of(subject, begins, width, start)
                 _, extra = model.decoder.extract_features(inputs, None, memory=memory)
                 memory = extra["memory"]
-            began = time.perf_counter()
+            began, table = time.perf_counter(), np.zeros((3, len(group), length))
             for start in range(0, length, block):
                 width = min(block, length - start)
-                inputs = _rows(subject, begins, width, start)
+                inputs = rows_of(subject, begins, width, start)
+                slots = 0 if memory is None else memory.valid.sum(1, keepdim=True).numpy()
                 features, extra = model.decoder.extract_features(inputs, None, memory=memory)
                 memory = extra["memory"]
-                wanted = _rows(subject, begins, width, start + 1)
-                nats -= float(log_likelihood(subject, features, wanted).double().sum())
+                wanted = rows_of(subject, begins, width, start + 1)
+                part = table[:, :, start : start + width]
+                part[0] = -log_likelihood(subject, features, wanted).double().numpy()
+                part[1], part[2] = np.arange(width), slots
                 bar.update(width * len(group))
+            found.append(table.reshape(3, -1))
             seconds += time.perf_counter() - began
-    return Score(len(targets), nats, seconds)
+    each, place, slots = np.concatenate(found, axis=1)
+    return Score(
+        len(targets), float(each.sum()), seconds, each, place.astype(int), slots.astype(int)
+    )
 
 
 def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
@@ -226,7 +259,7 @@ def score_with_windows(
         stride: how far windows are apart: 1 gives every prediction all of the context.
         batch: windows evaluated together.
     """
-    model, nats = subject.model, 0.0
+    model, each, places = subject.model, [], []
     if hasattr(model, "mem_len"):
         model.mem_len = 0
     steps = range(targets.start, targets.stop, stride)
@@ -236,13 +269,16 @@ def score_with_windows(
             ends = [min(start + stride, targets.stop) for start in group]
             width = min(context, ends[0] - 1)
             counted = ends[0] - group[0]
-            inputs = _rows(subject, [end - 1 - width for end in ends], width, 0)
+            inputs = rows_of(subject, [end - 1 - width for end in ends], width, 0)
             features, _ = model.decoder.extract_features(inputs, None)
-            wanted = _rows(subject, [end - counted for end in ends], counted, 0)
+            wanted = rows_of(subject, [end - counted for end in ends], counted, 0)
             scores = log_likelihood(subject, features[:, -counted:], wanted)
-            nats -= float(scores.double().sum())
+            each.append(-scores.double().flatten().numpy())
+            places.append(np.tile(np.arange(width - counted, width), len(group)))
             bar.update(counted * len(group))
-    return Score(len(targets), nats, time.perf_counter() - began)
+    nats = np.concatenate(each)
+    seconds, none = time.perf_counter() - began, np.zeros(len(nats), int)
+    return Score(len(targets), float(nats.sum()), seconds, nats, np.concatenate(places), none)
 
 
 def _windows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +38,10 @@ class Options:
         tokens: predictions scored, the last of the split.
         stride: tokens between windows; None: half of each.
         rows: rows or windows evaluated together.
+        override: FIELD=VALUE of the model's config, instead of the checkpoint's.
 
     Raises:
-        ValueError: a number is below 1.
+        ValueError: a number is below 1, or an override without a value.
     """
 
     checkpoint: Path
@@ -52,8 +53,12 @@ class Options:
     tokens: int = 20000
     stride: int | None = None
     rows: int = 4
+    override: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        for text in self.override:
+            if "=" not in text:
+                raise ValueError(f"--override must be FIELD=VALUE, got {text}")
         for name in ("tokens", "rows", "stride"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -62,7 +67,8 @@ class Options:
 
 def evaluate(options: Options) -> None:
     """Evaluate every point; write the table and the picture."""
-    subject = load_subject(options.checkpoint, options.data, options.split)
+    overrides = dict(text.split("=", 1) for text in options.override)
+    subject = load_subject(options.checkpoint, options.data, options.split, overrides)
     if subject.trained_memory is None and options.mem_lens:
         raise ValueError(f"--mem-lens: {subject.name} has no memory; leave it out")
     lengths = chosen(options.lengths or None, "--lengths", 1, subject.trained_length)
@@ -113,6 +119,7 @@ def point(
             "tokens": len(targets),
             "stride": options.stride,
             "rows": options.rows,
+            "override": sorted(options.override),
         },
     )
 
@@ -205,6 +212,7 @@ def draw(rows: list[dict], subject: Subject, path: Path) -> None:
         if missing:
             axis.plot([], [], color="tab:red", linestyle="--", label="cannot be read")
         axis.set_xscale("symlog", base=2, linthresh=1)
+        axis.set_xlim(left=0)
         axis.set(xlabel=f"{kind} (tokens)", ylabel="perplexity per token", title=subject.name)
         axis.legend()
     figure.tight_layout()

@@ -1,20 +1,23 @@
 """Questions of SQuAD's format, answered by a checkpoint and scored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, utils
 
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
+from relpos_fairseq.data.question_answering.prediction import Answer, Prediction
 from relpos_fairseq.data.question_answering.reading import split_name
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import write_json
+from relpos_fairseq.engine.files import TEMPORARY, sha256_of, write_json
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.evaluation.answers import score, score_predictions, write_answers
+from relpos_fairseq.evaluation.journal import Journal
 from relpos_fairseq.metrics.question_answering import best_thresholds, summary
+from relpos_fairseq.version import __version__
 
 MAX_TOKENS = 8192
 # Options of the task; those that are given replace the checkpoint's.
@@ -116,26 +119,47 @@ def evaluate(options: Options) -> dict[str, dict]:
 
 
 def answer_files(options: Options) -> dict[str, dict]:
-    """Answer every file's questions; write what was answered."""
+    """Answer every file's questions; write what was answered.
+
+    Until all files are, a journal keeps each batch's answers: an interrupted run goes on with it.
+    """
     model, task = load(options)
     names = [split_name(path) for path in options.files]
     if len(set(names)) != len(names):
         raise PreparationError(f"two files have the same name: {', '.join(sorted(names))}")
     results: dict[str, dict] = {}
+    journals = []
+    key = depends_on(options, model, task)
     for path, name in zip(options.files, names, strict=True):
         dataset = task.read_dataset(path)
-        answered = answer(model, task, dataset, options.max_tokens or MAX_TOKENS, name)
+        kept = options.out / f"{TEMPORARY}answers-{name}.jsonl"
+        journals.append(Journal(kept, key | {"questions": sha256_of(path)}))
+        max_tokens = options.max_tokens or MAX_TOKENS
+        answered = answer(model, task, dataset, max_tokens, name, journals[-1])
         write_answers(options.out / name if len(names) > 1 else options.out, answered, dataset)
-        scored = [score(asked, one) for asked, one in answered]
+        scored = [score(question, one, dataset) for question, one in answered]
         numbers = summary([final for final, _ in scored])
         if dataset.unanswerable:
             numbers |= best_thresholds([raw for _, raw in scored])
         results[name] = numbers
-        languages = [asked.question.language for asked, _ in answered]
+        languages = [question.language for question, _ in answered]
         for language in sorted(set(languages) - {""}):
             part = [one for one, said in zip(scored, languages, strict=True) if said == language]
             results[f"{name} {language}"] = summary([final for final, _ in part])
+    for journal in journals:
+        journal.path.unlink()
     return results
+
+
+def depends_on(options: Options, model, task) -> dict:
+    """Return what answers depend on besides the questions."""
+    return {
+        "checkpoint": sha256_of(options.path),
+        "data": [str(Path(task.cfg.data).absolute()), sha256_of(Path(task.cfg.data) / "dict.txt")],
+        "options": {name: getattr(options, name) for name in (*OVERRIDES, "max_tokens")},
+        "device": next(model.parameters()).device.type,
+        "version": __version__,
+    }
 
 
 def load(options: Options):
@@ -158,18 +182,35 @@ def load(options: Options):
     return models[0].eval().to(device), task
 
 
-def answer(model, task, dataset, max_tokens: int, name: str) -> list:
+def answer(model, task, dataset, max_tokens: int, name: str, journal: Journal) -> list:
     """Return every question with its prediction, in the file's order."""
-    device = next(model.parameters()).device
     batches = grouped(dataset.ordered_indices().tolist(), dataset, max_tokens)
-    found = []
-    with torch.no_grad():
-        for batch in progress(batches, description=name, unit="batch"):
-            sample = dataset.collater([dataset[index] for index in batch])
-            sample = utils.move_to_cuda(sample) if device.type == "cuda" else sample
-            logits = span_logits(model, sample, task.cfg.span_head_name)
-            found += zip(sample["asked"], predictions(sample, logits, task.options), strict=True)
-    return sorted(found, key=lambda pair: pair[0].index)
+    if journal.kept:
+        print(f"{name}: {len(journal.kept)} of {len(batches)} batches are answered already")
+    found = [(index, read_prediction(one)) for kept in journal.kept for index, one in kept]
+    rest = batches[len(journal.kept) :]
+    with torch.no_grad(), journal.opened() as keep:
+        for batch in progress(rest, description=name, unit="batch"):
+            answered = answer_batch(model, task, dataset, batch)
+            keep([(index, asdict(one)) for index, one in answered])
+            found += answered
+    asked = dataset.encoded.questions
+    return [(asked[index], one) for index, one in sorted(found, key=lambda one: one[0])]
+
+
+def answer_batch(model, task, dataset, batch: list[int]) -> list[tuple[int, Prediction]]:
+    """Return a batch's predictions by the question's place in its file."""
+    sample = dataset.collater([dataset[index] for index in batch])
+    if next(model.parameters()).is_cuda:
+        sample = utils.move_to_cuda(sample)
+    logits = span_logits(model, sample, task.cfg.span_head_name)
+    indices = [asked.index for asked in sample["asked"]]
+    return list(zip(indices, predictions(sample, logits, task.options), strict=True))
+
+
+def read_prediction(kept: dict) -> Prediction:
+    """Return a prediction as the journal keeps it."""
+    return Prediction(**kept | {"n_best": [Answer(**one) for one in kept["n_best"]]})
 
 
 def grouped(order: Sequence[int], dataset, max_tokens: int) -> list[list[int]]:

@@ -11,7 +11,8 @@ from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import read_json, write_json
 from relpos_fairseq.engine.lines import read_lines
 from relpos_fairseq.engine.tables import table
-from relpos_fairseq.evaluation.hypotheses import Detokeniser, read_system
+from relpos_fairseq.evaluation.hypotheses import read_system
+from relpos_fairseq.preparation.wmt.detokenise import Detokeniser
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""A truncated or foreign checkpoint ends in an unpickling error that does not name the file."""
-
-import os
+"""A broken checkpoint ends in an error that does not name it, a malicious one in bad advice."""
 
 from fairseq import checkpoint_utils
 
+from relpos_fairseq.engine.errors import unreadable
 from relpos_fairseq.mends.replacing import replaces
 
 
@@ -17,9 +16,4 @@ def explain_broken_checkpoints() -> None:
         except (FileNotFoundError, ValueError, MemoryError):
             raise
         except Exception as error:
-            size = os.path.getsize(path) if os.path.isfile(path) else 0
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise ValueError(
-                f"checkpoint {path} ({size:,} bytes) is truncated, or not a fairseq checkpoint: "
-                f"copy it again or give another ({type(error).__name__}: {reason})"
-            ) from error
+            raise ValueError(unreadable(path, error)) from None

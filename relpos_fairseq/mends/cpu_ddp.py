@@ -1,4 +1,4 @@
-"""Several processes on CPUs: the default --ddp-backend fails, and torchrun's ranks train alone."""
+"""Several processes on CPUs: --ddp-backend and nccl fail, torchrun's ranks train alone."""
 
 import os
 
@@ -10,7 +10,7 @@ from relpos_fairseq.mends.replacing import replaces
 
 
 def run_ddp_on_cpu() -> None:
-    """Give torch's wrapper no device for a model on a CPU, and take ranks from torchrun."""
+    """Give torch's wrapper no device on a CPU, take ranks from torchrun with gloo, end gloo."""
     if torch.cuda.is_available():
         return
 
@@ -25,5 +25,13 @@ def run_ddp_on_cpu() -> None:
         cfg.distributed_init_method = "env://"
         cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
         cfg.distributed_rank = int(os.environ["RANK"])
+        if cfg.distributed_backend == "nccl":  # the default, which needs GPUs
+            cfg.distributed_backend = "gloo"
         cfg.device_id = 0
         cfg.distributed_no_spawn = True
+
+    @replaces(distributed, "distributed_main")
+    def leaving_together(original, *args, **kwargs):
+        original(*args, **kwargs)  # ends at a barrier
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # its threads must not outlive Python

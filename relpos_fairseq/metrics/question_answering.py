@@ -188,14 +188,14 @@ def best_thresholds(scored: Sequence[Scored]) -> dict[str, float]:
 
     A question whose odds are above a threshold counts as predicted unanswerable.  As the official
     script, the search begins with "everything is unanswerable" and calls that threshold 0, though
-    odds that are differences of scores may lie below it: `official_*` are its numbers.  The
-    thresholds without that prefix are ones at which the best score is reached.
+    odds that are differences of scores may lie below it: `best_*_thresh` are its numbers, and
+    `reached_*_thresh` are thresholds at which the best score is reached.
 
     Args:
         scored: scores of what is predicted below the threshold.
 
     Returns:
-        `best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh` and the official thresholds.
+        `best_exact`, `best_exact_thresh`, `reached_exact_thresh`, and the same of `f1`.
     """
     found: dict[str, float] = {}
     unanswerable = sum(not one.answerable for one in scored)
@@ -210,8 +210,8 @@ def best_thresholds(scored: Sequence[Scored]) -> dict[str, float]:
                 best = current
                 threshold = official = one.odds
         found[f"best_{name}"] = 100.0 * best / len(scored) if scored else 0.0
-        found[f"best_{name}_thresh"] = threshold
-        found[f"official_best_{name}_thresh"] = official
+        found[f"best_{name}_thresh"] = official
+        found[f"reached_{name}_thresh"] = threshold
     return found
 
 

@@ -18,6 +18,7 @@ from relpos_fairseq.modules.transformer_layer import (
     shard,
 )
 from relpos_fairseq.placement import Placement, PositionContext
+from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.stack import DecodingTerms
 
@@ -99,7 +100,7 @@ class RelPosDecoder(TransformerDecoderBase):
         tokens = prev_output_tokens[:, context.positions.query_start :]
         x = self.embed(tokens, added).transpose(0, 1)
         padding = tokens.eq(self.padding_idx)
-        padding = padding if padding.any() else None
+        padding = padding if is_captured() or padding.any() else None
         attn, inner_states = None, [x]
         for index, layer in enumerate(self.layers):
             aligned = index == alignment_layer

@@ -17,6 +17,7 @@ from relpos_fairseq.modules.transformer_layer import (
     shard,
 )
 from relpos_fairseq.placement import Placement
+from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape
 
 
@@ -76,7 +77,7 @@ class RelPosEncoder(TransformerEncoderBase):
     ) -> dict[str, list[Tensor]]:
         """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers."""
         padding = src_tokens.eq(self.padding_idx)
-        has_pads = bool(padding.any())
+        has_pads = is_captured() or bool(padding.any())
         added, context = self.positions.of(
             src_tokens, self.padding_idx, self.eos_idx, segments=segments
         )

@@ -15,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
+from relpos_fairseq.attention.sdpa import sound_kernels
+
 SOURCES = "relpos_sources"  # in fairseq's incremental state: (B,) source that each row reads
 
 
@@ -136,9 +138,10 @@ class CrossAttention(MultiheadAttention):
         if need_weights or (dropout and q.device.type == "cpu"):
             return self._explicit(q, k, v, padding, dropout)
         mask = None if padding is None else ~padding[:, None, None]
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scaling
-        )
+        with sound_kernels(mask):
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scaling
+            )
         return out, None
 
     def _explicit(

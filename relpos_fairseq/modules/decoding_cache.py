@@ -40,6 +40,10 @@ class DecodingCache:
         """Rows of the batch, or None while empty."""
         return next((buffer.size(0) for buffer in self._buffers.values()), None)
 
+    def buffers(self) -> dict[str, Tensor]:
+        """Return what is kept a key, by name; slots from `length` on hold nothing."""
+        return self._buffers
+
     @property
     def kept(self) -> tuple[str, ...]:
         """Names of what is kept a key."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from relpos_fairseq.positions import is_exported
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -37,10 +39,10 @@ class Memory:
         """Refuse what is no memory."""
         if not self.states:
             raise ValueError("a memory needs the states of at least one layer, got none")
-        shapes = {tuple(state.shape) for state in self.states}
+        shapes = [tuple(state.shape) for state in self.states]
         first = self.states[0]
-        if len(shapes) > 1 or first.dim() != 3:
-            raise ValueError(f"a memory's states must all be (M, B, C), got {sorted(shapes)}")
+        if any(shape != shapes[0] for shape in shapes) or first.dim() != 3:
+            raise ValueError(f"a memory's states must all be (M, B, C), got {sorted(set(shapes))}")
         if tuple(self.valid.shape) != (first.size(1), first.size(0)):
             raise ValueError(
                 f"a memory's valid must be (B, M) = ({first.size(1)}, {first.size(0)}), got "
@@ -142,7 +144,9 @@ class Memory:
             number = torch.cat([torch.zeros_like(self.valid, dtype=documents.dtype), documents], 1)
             last = number.masked_fill(~kept, 0).amax(dim=1, keepdim=True)
             kept = kept & (number == last)
-        start = max(kept.size(1) - mem_len, 0)
+        start = kept.size(1) - mem_len
+        if not is_exported():  # a graph is given mem_len slots of memory, so there are more
+            start = max(start, 0)
         pairs = zip(self.states, states, strict=True)
         if padding is None:  # real slots end the row already
             return Memory(tuple(_joined(*pair, start) for pair in pairs), kept[:, start:].clone())
@@ -171,6 +175,8 @@ class Memory:
 
 def _joined(old: Tensor, new: Tensor, start: int = 0) -> Tensor:
     """[old ; SG(new)] from slot `start` on, as a tensor of its own: a view would keep all slots."""
+    if is_exported():
+        return torch.cat([old.to(new), new.detach()])[start:]
     new = new[max(start - len(old), 0) :]
     return torch.cat([old[start:].to(new), new.detach()])
 

@@ -18,7 +18,7 @@ from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.placement import PositionContext
-from relpos_fairseq.stack import SchemeStack
+from relpos_fairseq.stack import SchemeStack, decay_of
 from relpos_fairseq.terms import PositionTerms
 
 SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model
@@ -60,6 +60,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         )
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = projections
         self.position = schemes
+        for scheme in schemes:
+            scheme.read_content(self.q_proj, self.k_proj)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -100,6 +102,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
                 "relpos attention takes a PositionContext as attn_mask (Placement.of returns one), "
                 f"got {type(attn_mask).__name__}"
             )
+        context = context.of_layer(self.position.layer)
         if incremental_state is None:
             inputs = self._inputs(query, context, key_padding_mask)
         else:
@@ -114,8 +117,11 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         self, query: Tensor, context: PositionContext, key_padding: Tensor | None
     ) -> AttentionInputs:
         """Project (T, B, E) and return the call of attention, with the layer's own terms."""
-        terms = context.shared + self.position.evaluate(context.positions)[1]
-        return self._project(query, context, terms, key_padding)
+        source = _source(query, context)
+        terms = context.shared + self.position.evaluate(context.positions).terms
+        return self._project(
+            query, source, context, terms + self.position.gated(source), key_padding
+        )
 
     def _step_inputs(
         self,
@@ -126,8 +132,11 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
     ) -> AttentionInputs:
         """Do as `_inputs` for the newest tokens of decoding, whose keys join the cached ones."""
         positions = context.positions
-        terms = context.shared + cache.position.evaluate(self.position, positions)[1]
-        new = self._project(query, context, terms, None)
+        source = _source(query, context)
+        terms = context.shared + cache.position.evaluate(self.position, positions).terms
+        rotates_all = context.rotation is not None and context.rotation[0].by_length
+        unrotated = replace(context, rotation=None) if rotates_all else context
+        new = self._project(query, source, unrotated, terms, None)
         _check_cached(cache.length + new.k.size(2), positions.src_len)
         keys = cache.append(
             {
@@ -135,37 +144,35 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
                 "content_key": new.content_k,
                 "value": new.v,
                 "key_tails": tail_products(terms, new.k),
+                "log_gates": self.position.log_gates(source),
             },
             new_padding,
         )
-        return replace(
+        terms += decay_of(keys["log_gates"])
+        inputs = replace(
             new,
             k=keys["key"],
             v=keys["value"],
+            terms=terms,
             key_padding=cache.padding,
             content_k=keys["content_key"],
             key_tails=keys["key_tails"],
             step_tables=cache.tables(terms, positions, new.q, self.scale),
         )
+        return _rotated(inputs, context) if rotates_all else inputs
 
     def _project(
         self,
         query: Tensor,
+        source: Tensor,
         context: PositionContext,
         terms: tuple[PositionTerms, ...],
         key_padding: Tensor | None,
     ) -> AttentionInputs:
-        """Return the call of attention of the tokens (T, B, E) over themselves and memory."""
-        source = query
-        if context.memory is not None:
-            source = torch.cat([context.memory.to(query), query])
+        """Return the call of attention of the tokens (T, B, E) over `source` (S, B, E)."""
         q = self._heads(self.q_proj(query))
         k, v = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
-        content_q, content_k = _rotated(q, k, context)
-        if content_q is not None and not any(term.meets_vectors for term in terms):
-            # No vector multiplies the unrotated q and k, so they need not be kept.
-            q, k, content_q, content_k = content_q, content_k, None, None
-        return AttentionInputs(
+        inputs = AttentionInputs(
             q=q,
             k=k,
             v=v,
@@ -175,11 +182,10 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             causal=context.causal,
             key_padding=key_padding,
             dropout=self.dropout if self.training else 0.0,
-            content_q=content_q,
-            content_k=content_k,
             window=context.window,
             documents=context.documents,
         )
+        return _rotated(inputs, context)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(L, B, E) to (B, H, L, D)."""
@@ -194,6 +200,11 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             self.set_incremental_state(incremental_state, "attn_state", cache)
         return cache
 
+    def padding_of(self, incremental_state: dict) -> Tensor | None:
+        """Return (B, S) True at padding among the cached tokens, or None where there is none."""
+        cache = self._get_input_buffer(incremental_state)
+        return None if cache is None else cache.padding
+
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Select the rows of the batch that beam search keeps."""
         cache = self._get_input_buffer(incremental_state)
@@ -206,19 +217,25 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self.get_incremental_state(incremental_state, "attn_state")
 
 
-def _rotated(
-    q: Tensor, k: Tensor, context: PositionContext
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Q and k as the content product meets them, where a scheme transforms them."""
+def _source(query: Tensor, context: PositionContext) -> Tensor:
+    """The tokens (T, B, E) after those that memory holds: (S, B, E)."""
+    if context.memory is None:
+        return query
+    return torch.cat([context.memory.to(query), query])
+
+
+def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInputs:
+    """Return the call with q and k as the content meets them, where a scheme transforms them."""
     if context.rotation is None:
-        return None, None
+        return inputs
     scheme, prepared = context.rotation
-    positions = context.positions
+    positions, q, k = context.positions, inputs.q, inputs.k
     first_key = positions.src_len - k.size(2)  # memory, or in decoding the new tokens alone
-    return (
-        scheme.transform_query(q, prepared, positions.query_start),
-        scheme.transform_key(k, prepared, first_key),
-    )
+    q = scheme.transform_query(q, prepared, positions.query_start)
+    k = scheme.transform_key(k, prepared, first_key)
+    if any(term.meets_vectors for term in inputs.terms):
+        return replace(inputs, content_q=q, content_k=k)
+    return replace(inputs, q=q, k=k)  # no vector multiplies the unrotated: they need not be kept
 
 
 def _check_cached(cached: int, src_len: int) -> None:

@@ -22,9 +22,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from relpos_fairseq.attention import AttentionInputs
+from relpos_fairseq.attention.api import refuse_terms
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import Placement, PositionContext
+from relpos_fairseq.stack import SchemeStack
 
 
 class _Checkpointed(nn.Module):
@@ -49,17 +52,41 @@ class _Checkpointed(nn.Module):
 def build_self_attention(
     cfg: Any, embed_dim: int, num_heads: int, placement: Placement, layer: int
 ) -> RelPosMultiheadAttention:
-    """Self-attention of layer `layer` of a placement."""
-    return RelPosMultiheadAttention(
+    """Self-attention of layer `layer` of a placement.
+
+    Raises:
+        ValueError: the backend that the flags name does not serve the position scheme.
+    """
+    schemes = placement.layer_schemes(layer)
+    attention = RelPosMultiheadAttention(
         embed_dim,
         num_heads,
-        placement.layer_schemes(layer),
-        placement.plan.scale,
+        schemes,
+        placement.plan.of_layer(layer).scale,
         dropout=cfg.attention_dropout,
         backend=placement.plan.backend,
         q_noise=cfg.quant_noise.pq,
         qn_block_size=cfg.quant_noise.pq_block_size,
     )
+    if layer == 0:
+        _check_backend(placement, schemes, embed_dim, num_heads)
+    return attention
+
+
+def _check_backend(
+    placement: Placement, schemes: SchemeStack, embed_dim: int, num_heads: int
+) -> None:
+    plan = placement.plan
+    if plan.backend == "auto" or torch.get_default_device().type == "meta":  # which has no numbers
+        return
+    heads = torch.zeros(1, num_heads, 2, embed_dim // num_heads)
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a dropout may draw
+        positions = placement.positions(tokens, 1, 2, segments=tokens)
+        terms = placement.context(positions).of_layer(schemes.layer).shared
+        terms += schemes.evaluate(positions).terms + schemes.gated(torch.zeros(2, 1, embed_dim))
+    call = AttentionInputs(heads, heads, heads, terms, positions, plan.scale, plan.shape.causal)
+    refuse_terms(plan.backend, plan.name, call)
 
 
 class _EncoderLayer(TransformerEncoderLayerBase):
@@ -172,7 +199,8 @@ def shard(cfg: Any, layer: nn.Module) -> nn.Module:
 
 def initialize_projections(placement: Placement, layers: nn.ModuleList) -> None:
     """Let schemes set projection biases, after the model's own initialisation."""
+    placement.plan.check_layers(len(layers))
     for index in range(len(layers)):  # iterating over them would drop some where layers drop out
         attention = layers[index].self_attn
-        for scheme in (*placement.shared, *attention.position):
+        for scheme in (*placement.shared_by(index), *attention.position):
             scheme.initialize_projections(attention.q_proj, attention.k_proj)

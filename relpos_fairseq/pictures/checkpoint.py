@@ -8,18 +8,23 @@ from typing import Any
 
 import torch
 
+from relpos_fairseq.pictures.cosines import cosines
 from relpos_fairseq.pictures.distances import scalar_tables, vector_tables
 from relpos_fairseq.pictures.drawing import Absent, Picture, write
 from relpos_fairseq.pictures.logits import (
     attention_probabilities,
-    cosines,
     input_logits,
     position_logits,
     ranks,
     segment_logits,
 )
 from relpos_fairseq.pictures.model import PlotError, Stack, find_stacks, load
-from relpos_fairseq.pictures.sentence import choose_sentence, token_names, watch
+from relpos_fairseq.pictures.sentence import (
+    choose_sentence,
+    further_sentences,
+    token_names,
+    watch,
+)
 
 COSINE_POSITIONS = 64
 
@@ -40,6 +45,8 @@ def draw_checkpoint(args: argparse.Namespace) -> None:
         raise PlotError(
             f"--sentence {args.sentence!r}: give words, and --data for the checkpoint's dictionary"
         )
+    if args.checkpoint is None:
+        raise PlotError("give a checkpoint, or logs of fairseq-train with --curves")
     model, task = load(args.checkpoint, args.data)
     ready = []
     for stack, found in pictures(model, task, find_stacks(model, args.checkpoint), args):
@@ -61,6 +68,10 @@ def pictures(
     sentence = choose_sentence(model, task, args.sentence, length, args.data)
     print(f"attention and ranks on: {sentence.title}")
     watched = watch(model, stacks, sentence)
+    more = further_sentences(task, args.sentences - 1) if args.sentences > 1 else []
+    batch = [watched, *(watch(model, stacks, one) for one in more)]
+    if more:
+        print(f"ranks on {len(batch)} sentences")
     for stack in stacks:
         tokens = token_names(model, task, stack, sentence)
         yield stack, scalar_tables(stack, args.distance)
@@ -69,5 +80,6 @@ def pictures(
         yield stack, segment_logits(stack, args.length, args.segments)
         yield stack, input_logits(stack, args.length)
         yield stack, cosines(stack, COSINE_POSITIONS)
-        yield stack, attention_probabilities(stack, watched, tokens, sentence.title)
-        yield stack, ranks(stack, watched)
+        title = sentence.title
+        yield stack, attention_probabilities(stack, watched, tokens, title, args.tokens)
+        yield stack, ranks(stack, batch)

@@ -107,7 +107,7 @@ def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
 
 
 def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
-    """The first head's channels (000 Fig. 4), and every head's norm."""
+    """Every head's channels (000 Fig. 4) and norm."""
     found = tables(stack, VECTORS, reach)
     if not found:
         raise Absent("vectors over distance: no term has any")
@@ -118,10 +118,11 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
             title=f"{name} by distance: {meaning}",
             detail=stack.title,
             kind="signed",
-            panels=[_channels(t) for t in group],
+            panels=[panel for t in group for panel in _channels(t)],
             row="channel",
             column="distance",
             axes=(DISTANCE, "channel", "weight"),
+            across=len(group[0].heads) if len(group[0].heads) > 1 else None,
             neutral=neutral,
         )
         norms = [
@@ -141,11 +142,12 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         )
 
 
-def _channels(found: DistanceTable) -> Panel:
-    """The first head's vectors: channels down, distances across."""
+def _channels(found: DistanceTable) -> Iterator[Panel]:
+    """Every head's vectors: channels down, distances across."""
     channels = list(range(found.values.size(-1)))
-    key = {"layer": found.layer, "head": found.heads[0]}
-    return Panel(key, channels, found.distances, found.values[0].t().double().numpy())
+    for head, values in zip(found.heads, found.values, strict=True):
+        key = {"layer": found.layer, "head": head}
+        yield Panel(key, channels, found.distances, values.t().double().numpy())
 
 
 def _field(name: str) -> str:

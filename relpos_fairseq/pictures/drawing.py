@@ -32,6 +32,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D")
 ABSENT = "#e6e6e6"
 MOST_TOKENS = 40  # more are not named on the axes
+LONGEST = 14  # characters of a token beside a picture; longer ones would run into the title
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -175,7 +176,7 @@ def panel_size(picture: Picture, across: int) -> tuple[float, float]:
         side = 1.1 + 0.13 * len(panel.tokens)
         return side, side
     if picture.row == "channel":
-        return 3.2, 2.4
+        return (3.2, 2.4) if across <= 2 else (1.9, 1.5)
     side = 2.4 if across <= 2 else 1.9 if across <= 6 else 1.3
     return side, side
 
@@ -194,7 +195,9 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
             if picture.kind == "dots":
                 style |= {"linestyle": ":", "marker": MARKERS[index % 4], "linewidth": 0.8}
                 style |= {"markersize": 7 - 1.5 * (index % 4), "markerfacecolor": "none"}
-            ax.plot(panel.columns, values, **({"linewidth": 1.4} | style))
+            known = ~np.isnan(values)  # curves have points of their own
+            points = np.array(panel.columns)[known], values[known]
+            ax.plot(*points, **({"linewidth": 1.4} | style))
         ax.set_title(panel.title + (", all heads" if panel.rows == ["all"] else ""))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if picture.kind == "dots":
@@ -260,6 +263,7 @@ def name_ticks(ax: Axes, panel: Panel) -> None:
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         return
     small = {"fontsize": 7, "parse_math": False}
-    ax.set_xticks(panel.columns, panel.tokens, rotation=90, **small)
-    ax.set_yticks(panel.rows, panel.tokens, **small)
+    tokens = [word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…" for word in panel.tokens]
+    ax.set_xticks(panel.columns, tokens, rotation=90, **small)
+    ax.set_yticks(panel.rows, tokens, **small)
     ax.tick_params(length=0)

@@ -27,9 +27,9 @@ QUERY, KEY = "query position (tokens)", "key position (tokens)"
 
 
 def attention_probabilities(
-    stack: Stack, calls: dict, tokens: list[str], title: str
+    stack: Stack, calls: dict, tokens: list[str], title: str, most: int
 ) -> Iterator[Picture]:
-    """Probabilities averaged over heads, a panel for every layer (000 Fig. 5)."""
+    """Probabilities averaged over heads, of the first `most` queries, by layer (000 Fig. 5)."""
     panels = []
     for number, attention in enumerate(stack.attentions, 1):
         probs = calls[attention].probs.double().mean(0)
@@ -37,9 +37,11 @@ def attention_probabilities(
             start = calls[attention].inputs.positions.query_start
             future = torch.ones_like(probs).triu(start + 1) > 0
             probs = probs.masked_fill(future, float("nan"))
+        memory = probs.size(1) - probs.size(0)
+        probs = probs[:most, : memory + most]
         slots = list(range(probs.size(1)))
-        rows = slots[-probs.size(0) :]
-        named = tokens if len(tokens) == len(rows) == len(slots) else None
+        rows = slots[memory:]
+        named = tokens[:most] if len(tokens[:most]) == len(rows) == len(slots) else None
         panels.append(Panel({"layer": str(number)}, rows, slots, probs.numpy(), named))
     yield Picture(
         name=f"{stack.name}-attention",
@@ -53,10 +55,13 @@ def attention_probabilities(
     )
 
 
-def without_content(stack: Stack, terms: tuple[PositionTerms, ...], at: Positions) -> Tensor:
+def without_content(
+    stack: Stack, layer: str, terms: tuple[PositionTerms, ...], at: Positions
+) -> Tensor:
     """(H|1, T, S) logits of q = k = 0, NaN where a decoder must not look."""
     zeros = torch.zeros(1, 1, at.src_len, stack.positions.plan.shape.head_dim).double()
-    scale = stack.positions.plan.scale
+    plan = stack.positions.plan
+    scale = plan.scale if layer == "all" else plan.of_layer(int(layer) - 1).scale
     inputs = AttentionInputs(zeros, zeros, zeros, terms, at, scale, causal=stack.causal)
     logits, excluded = logits_of(Gathered(inputs))[0], inputs.excluded()
     return logits if excluded is None else logits.masked_fill(excluded[0], float("nan"))
@@ -78,7 +83,7 @@ def logits_by_layer(stack: Stack, at: Positions, segments: bool) -> list[tuple[s
         own = [("all", ())]
         if not any(adds_alone(term) for term in shared):
             return []
-    return [(layer, without_content(stack, shared + terms, at)) for layer, terms in own]
+    return [(layer, without_content(stack, layer, shared + terms, at)) for layer, terms in own]
 
 
 def position_logits(stack: Stack, length: int) -> Iterator[Picture]:
@@ -90,11 +95,17 @@ def position_logits(stack: Stack, length: int) -> Iterator[Picture]:
     left_out = sorted(_content_fields(stack, at))
     note = f"; not shown, as they need content: {', '.join(left_out)}" if left_out else ""
     words = ("position logits without content (q = k = 0)", stack.title + note)
-    yield _square(f"{stack.name}-position-logits", words, layers, "logit")
+    yield square(f"{stack.name}-position-logits", words, layers, "logit")
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Return the softmax over keys, NaN where a decoder must not look."""
+    probs = logits.masked_fill(logits.isnan(), float("-inf")).softmax(-1)
+    return probs.masked_fill(logits.isnan(), float("nan"))
 
 
 def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture]:
-    """Position logits and those of segments of equal length (004 Fig. 6)."""
+    """Position logits and those of segments of equal length, and their softmax (004 Fig. 6)."""
     at = stack.at(length, segments)
     relations = [t.relation for _, terms in stack.terms(at) for t in terms]
     counts = [r.count for r in relations if isinstance(r, Segments)]
@@ -108,7 +119,11 @@ def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture
         f"{stack.title}; segments start at 0, {starts}",
     )
     layers = logits_by_layer(stack, at, segments=True)
-    yield _square(f"{stack.name}-segment-logits", words, layers, "logit")
+    yield square(f"{stack.name}-segment-logits", words, layers, "logit")
+    probs = [(layer, probabilities(logits)) for layer, logits in layers]
+    words = ("attention by positions and segments alone (q = k = 0)", words[1])
+    name = f"{stack.name}-segment-attention"
+    yield replace(square(name, words, probs, "probability"), kind="positive")
 
 
 def _content_fields(stack: Stack, at: Positions) -> set[str]:
@@ -127,7 +142,7 @@ def _why_none(stack: Stack, at: Positions) -> str:
     return f"positions act through content alone, by {', '.join(fields)}"
 
 
-def _square(
+def square(
     name: str, words: tuple[str, str], layers: list[tuple[str, Tensor]], value: str
 ) -> Picture:
     """A panel for every layer and head of (H|1, T, S) matrices, a row of panels a layer."""
@@ -178,23 +193,31 @@ def input_logits(stack: Stack, length: int) -> Iterator[Picture]:
         future = torch.ones_like(logits[0]).triu(1) > 0
         logits = logits.masked_fill(future, float("nan"))
     words = ("logits of the input's positions p alone, (p W_Q)·(p W_K)·scale", stack.title)
-    yield _square(f"{stack.name}-input-logits", words, [("1", logits)], "logit")
+    yield square(f"{stack.name}-input-logits", words, [("1", logits)], "logit")
 
 
-def ranks(stack: Stack, calls: dict) -> Iterator[Picture]:
-    """Numerical ranks of logits on the sentence, before masking (004 Fig. 2)."""
-    panels = []
+def ranks(stack: Stack, batch: list[dict]) -> Iterator[Picture]:
+    """Numerical ranks of logits before masking, their mean over a batch's sentences (004 Fig. 2).
+
+    Args:
+        stack: whose.
+        batch: for every sentence, what each layer's attention did.
+    """
+    lengths = [calls[stack.attentions[0]].inputs.positions.src_len for calls in batch]
+    panels, full = [], True
     for number, attention in enumerate(stack.attentions, 1):
-        matrices = logit_parts(calls[attention])
-        length = calls[attention].inputs.positions.src_len
-        if number == 1 and (alone := projected_positions(stack, length)) is not None:
-            matrices["input positions alone"] = alone
-        found = {name: rank(matrix) for name, matrix in matrices.items()}
-        values = torch.stack([r.expand(attention.num_heads) for r in found.values()])
+        found = [ranks_of(stack, number, calls[attention]) for calls in batch]
+        each = [torch.stack(list(one.values())).double() for one in found]
+        full &= all(bool((r == size).all()) for r, size in zip(each, lengths, strict=True))
         heads = list(range(1, attention.num_heads + 1))
-        panels.append(Panel({"layer": str(number)}, list(found), heads, values.double().numpy()))
-    inputs = calls[stack.attentions[0]].inputs
-    size = f"{inputs.positions.src_len} tokens, head_dim {inputs.q.size(-1)}"
+        values = torch.stack(each).mean(0).numpy()
+        panels.append(Panel({"layer": str(number)}, list(found[0]), heads, values))
+    tokens = "-".join(map(str, sorted({min(lengths), max(lengths)})))
+    size = f"{tokens} tokens, head_dim {stack.positions.plan.shape.head_dim}"
+    if len(batch) > 1:
+        size += f"; mean over {len(batch)} sentences"
+    if full:
+        size += "; all ranks are full: a longer sentence may tell matrices apart"
     yield Picture(
         name=f"{stack.name}-ranks",
         title="rank of logits before masking",
@@ -205,6 +228,16 @@ def ranks(stack: Stack, calls: dict) -> Iterator[Picture]:
         column="head",
         axes=("head", "", "numerical rank"),
     )
+
+
+def ranks_of(stack: Stack, layer: int, call: WatchedAttention) -> dict[str, Tensor]:
+    """Return the ranks (H,) of one sentence's matrices of logits by their names."""
+    matrices = logit_parts(call)
+    length = call.inputs.positions.src_len
+    if layer == 1 and (alone := projected_positions(stack, length)) is not None:
+        matrices["input positions alone"] = alone
+    heads = stack.attentions[layer - 1].num_heads
+    return {name: rank(matrix).expand(heads) for name, matrix in matrices.items()}
 
 
 def logit_parts(call: WatchedAttention) -> dict[str, Tensor]:
@@ -231,32 +264,3 @@ def rank(matrix: Tensor) -> Tensor:
     """Rank of (..., T, S), as far as fp32 values can tell."""
     tolerance = max(matrix.shape[-2:]) * torch.finfo(torch.float32).eps
     return torch.linalg.matrix_rank(matrix.detach().double(), rtol=tolerance)
-
-
-def cosines(stack: Stack, length: int) -> Iterator[Picture]:
-    """Cosine similarity between all pairs of absolute positions (004 Fig. 5)."""
-    groups = {
-        f"{name}-position": [("all", values[None])]
-        for name, values in input_positions(stack, length)
-    }
-    for layer, terms in stack.terms(stack.at(length)):
-        for term in terms:
-            if term.static_factors is None:
-                continue
-            query, key = (factor[0] for factor in term.static_factors)
-            groups.setdefault("query-factor", []).append((layer, query))
-            if not torch.equal(query, key):
-                groups.setdefault("key-factor", []).append((layer, key))
-    if not groups:
-        raise Absent("cosine similarity of positions: there is no absolute position")
-    for name, layers in groups.items():
-        similar = [(layer, _cosine(vectors)) for layer, vectors in layers]
-        words = (f"cosine similarity of {name.replace('-', ' ')}s", stack.title)
-        picture = _square(f"{stack.name}-{name}-cosine", words, similar, "cosine")
-        axes = ("position (tokens)", "position (tokens)", "cosine")
-        yield replace(picture, row="position", column="position", axes=axes)
-
-
-def _cosine(vectors: Tensor) -> Tensor:
-    unit = F.normalize(vectors.detach().double(), dim=-1)
-    return unit @ unit.transpose(-1, -2)

@@ -52,10 +52,15 @@ class Stack:
         return Positions(length, length, segments=number[None])
 
     def terms(self, positions: Positions) -> Iterator[tuple[str, tuple[PositionTerms, ...]]]:
-        """What layers share, as layer `all`; then each layer's own, counted from 1."""
-        yield "all", self.positions.context(positions).shared
-        for number, attention in enumerate(self.attentions, 1):
-            yield str(number), attention.position.evaluate(positions)[1]
+        """What layers share, as layer `all`; then each layer's own, counted from 1.
+
+        Where layers have different schemes, all of a layer's terms stand under its number.
+        """
+        context = self.positions.context(positions)
+        yield "all", () if context.parts else context.shared
+        for layer, attention in enumerate(self.attentions):
+            shared = context.of_layer(layer).shared if context.parts else ()
+            yield str(layer + 1), shared + attention.position.evaluate(positions).terms
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:

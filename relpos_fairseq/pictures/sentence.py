@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.data.tokenizers import MODEL_FILES, load_tokenizer
 from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.pictures.model import SPECIALS, PlotError, Stack, one_line
@@ -50,12 +51,13 @@ def choose_sentence(
         PlotError: data that does not read.
     """
     if words is not None:
+        words = in_pieces(words, data)
         line = task.source_dictionary.encode_line(words, add_if_not_exist=False).long()
         unknown = int((line == task.source_dictionary.unk()).sum())
-        note = f", {unknown} of {len(line) - 1} words unknown" if unknown else ""
+        note = f", {unknown} of {len(line) - 1} tokens unknown" if unknown else ""
         return SentenceInput(arguments(model, task, line[:-1]), f"the given sentence{note}")
     for split in SPLITS if data else ():
-        sample, problem = first_sample(task, split)
+        sample, problem = sample_of(task, split)
         if problem:
             raise PlotError(
                 f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})"
@@ -70,14 +72,37 @@ def choose_sentence(
     return SentenceInput(arguments(model, task, tokens), "synthetic tokens")
 
 
-def first_sample(task: Any, split: str) -> tuple[dict[str, Any] | None, str]:
-    """Return a split's first sample, None where there is no such split, or why it does not read."""
+def further_sentences(task: Any, count: int) -> list[SentenceInput]:
+    """Return up to `count` sentences after the first of the split that has that.
+
+    Raises:
+        PlotError: the data's first sentence was not read.
+    """
+    split = next((name for name in SPLITS if name in task.datasets), None)
+    if split is None:
+        raise PlotError("--sentences: a batch of inputs is read from --data, without --sentence")
+    found = (sample_of(task, split, index)[0] for index in range(1, count + 1))
+    return [SentenceInput(cut(one), f"more of {split}") for one in found if one is not None]
+
+
+def in_pieces(words: str, data: Path) -> str:
+    """The tokens of a sentence, by the tokenizer that lies beside the data, where there is one."""
+    for folder in (data, data / "input0"):
+        if any((folder / name).is_file() for name in MODEL_FILES):
+            return " ".join(load_tokenizer(folder).encode(words).pieces)
+    return words
+
+
+def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | None, str]:
+    """Return a split's sample, None where there is no such split or sample, or why it cannot."""
     # A reader that was torn open half-way would complain again when it is collected.
     with mock.patch.object(sys, "unraisablehook", lambda _: None):
         try:
             task.load_dataset(split)
             dataset = task.dataset(split)
-            return dataset.collater([dataset[0]])["net_input"], ""
+            if index >= len(dataset):
+                return None, ""
+            return dataset.collater([dataset[index]])["net_input"], ""
         except FileNotFoundError:
             return None, ""
         except Exception as error:  # whatever a broken binary file makes of fairseq's readers

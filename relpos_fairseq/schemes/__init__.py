@@ -21,6 +21,7 @@ DEFAULT = {
     "segment_recurrence": "transformer_xl",
 }
 EXAMPLE = "learned+m4m"  # of a hybrid, for help texts and messages
+LAYERED = "rope/none"  # of a scheme a layer
 
 
 def scheme_names() -> list[str]:
@@ -46,6 +47,15 @@ def named_elsewhere(library: str) -> dict[str, str]:
     """Return the schemes that another library has: its name to ours."""
     named = ((REGISTER[ours].elsewhere.get(library), ours) for ours in scheme_names())
     return {theirs: ours for theirs, ours in named if theirs is not None}
+
+
+def parse_layers(text: str) -> tuple[tuple[type[PositionScheme], ...], ...]:
+    """Return the members of each part of a scheme's name, which a / joins: a hybrid a layer.
+
+    Raises:
+        ValueError: as of `parse_hybrid`.
+    """
+    return tuple(parse_hybrid(part) for part in str(text).split("/"))
 
 
 def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:

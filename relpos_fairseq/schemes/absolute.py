@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.scheme import (
     AttentionShape,
     PositionScheme,
@@ -56,6 +56,7 @@ class NoPosition(PositionScheme):
     """No position at all: the transformer sees a bag of tokens (a decoder sees prefixes)."""
 
     card = SchemeCard(10, "003 App. B", "q·k/√d", "-")
+    reads_places = False
 
 
 @register_scheme("sinusoidal")
@@ -124,7 +125,7 @@ class Sentence(Learned):
         """Return (B|1, T, E).  Only a sentence, not the block, must fit the table."""
         index = positions.sentence_index
         index = positions.query_index() if index is None else positions.of_queries(index)
-        longest = int(index.max()) + 1
+        longest = 0 if is_captured() else int(index.max()) + 1
         if longest > self.shape.max_positions:
             raise ValueError(
                 f"position scheme {self.name} has a table of {self.shape.max_positions} positions "

@@ -6,7 +6,8 @@
 S is `--segment-encoding head`, which goes with any scheme (`segments.py`).  R is indexed by j - i
 here as everywhere (a mirrored table, the same model).  The paper neither clips nor buckets R:
 --position-clip-distance 0.  P has rank d a head by default (004 section 2.4; Table 12 raises it).
-The paper gives no initial values: R starts at zero, P small.
+The paper gives no initial values: R starts at zero, P small.  Its eq. 2, 7, 8 and 11 divide by the
+root of the hidden size d of the model; we divide by that of a head's, as Vaswani and BERT do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Number
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -85,12 +86,11 @@ class RelScalar(PositionScheme):
     """A scalar a head, layer and distance, added to the logits."""
 
     card = SchemeCard(180, "004 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
-    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN})
     default_share = "none"
     clip = "scalars"
     tables = {"bias_table": Table(rows="distance", neutral=0.0)}
     takes_over = {"t5": _from_buckets}
-    fitted = "bias_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`bias_table`: (heads|1, R)."""
@@ -99,11 +99,7 @@ class RelScalar(PositionScheme):
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """s_r."""
-        term = PositionTerms(
-            relation=self.clipped, static=self.bias_table, reset=self.reset_at(positions)
-        )
-        return (term,)
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """1, in logit units."""
-        return torch.ones_like(q[..., :1])
+        gain = self.scalar_gain  # 1: the table itself, which kernels read without a copy
+        static = self.bias_table if gain == 1 else self.bias_table * gain
+        reset = self.reset_at(positions)
+        return (PositionTerms(relation=self.clipped, static=static, reset=reset),)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Folded
 from relpos_fairseq.scheme import (
@@ -49,7 +49,6 @@ class Method1(PositionScheme):
     takes = frozenset({SCALE, SHARE})
     default_share = "heads"
     tables = {"gate_table": Table(rows="distance", neutral=1.0)}
-    fitted = "gate_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`gate_table`: (heads|1, R)."""
@@ -64,10 +63,6 @@ class Method1(PositionScheme):
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the gate."""
         return (PositionTerms(relation=self.relation, gate=self.gate_table),)
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """Q.k / sqrt(d)."""
-        return (q * k * self.scale).sum(-1, keepdim=True)
 
 
 def _gate_of_m1(source: Takeover) -> dict[str, Tensor]:
@@ -114,13 +109,12 @@ class Method3(PositionScheme):
         published="147K (000, section 3.6)",
         difference="000 leaves out d; its formula mh(2n-1)d gives 9.4M, our share none",
     )
-    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, INIT})
     default_share = "heads"
     clip = "vectors"
     replaces_content = True
     tables = {"trilinear_table": Table(rows="distance", neutral=1.0)}
     takes_over = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
-    fitted = "trilinear_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`trilinear_table`: (heads|1, R, D)."""
@@ -131,10 +125,6 @@ class Method3(PositionScheme):
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the sum over products of three."""
         return (PositionTerms(relation=self.clipped, trilinear=self.trilinear_table),)
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """q_c k_c / sqrt(d)."""
-        return q * k * self.scale
 
 
 @register_scheme("m4")
@@ -148,11 +138,10 @@ class Method4(PositionScheme):
         "N(0, 0.02)",
         published="785K (003 Table 5)",
     )
-    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, INIT})
     default_share = "heads"
     clip = "vectors"
     tables = {"table": Table(rows="distance", neutral=0.0, grows=WITH_K, meets_both=True)}
-    fitted = "table"
     elsewhere = {"transformers": "relative_key_query"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
@@ -170,7 +159,3 @@ class Method4(PositionScheme):
             reset=self.reset_at(positions),
         )
         return (term,)
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return (q + k) / sqrt(d)."""
-        return (q + k) * self.scale

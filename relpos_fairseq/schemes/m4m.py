@@ -6,6 +6,7 @@ The paper gives no initial values.  a ~ N(0, 0.02) makes attention uniform and i
 Here every a_r starts at the same vector a with q . a = k . a = 1 by way of the projection biases:
 b_q = 1 on the even channels, b_k = 1 on the odd ones, a_c = 2/d.  Then (q.a)(k.a) is 1 up to noise
 of order 1/sqrt(d), and since b_q . b_k = 0 the biases add no constant to q.k: near-plain attention.
+--position-init paper leaves the biases alone and draws a from N(0, 0.02), as BERT's tables start.
 The three factors and their product are computed in at least fp32 (the product passes 65504).
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, SCALE, SHARE
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -40,7 +41,7 @@ class M4M(PositionScheme):
         "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1",
         published="785K (003 Table 5)",
     )
-    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
+    takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, INIT})
     default_share = "heads"
     clip = "vectors"
     tables = {"table": Table(rows="distance", grows=(-0.5, -0.5))}
@@ -50,14 +51,22 @@ class M4M(PositionScheme):
         """`table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
+        if options.init == "paper":
+            self.table = self.draw(*size, std=0.02)
+            return
         even = (shape.head_dim + 1) // 2
         neutral = torch.full(size, 1.0 / even)
         if shape.head_dim > 1:
             neutral[..., 1::2] = 1.0 / (shape.head_dim - even)
         self.table = nn.Parameter(neutral)
 
+    def start_neutral(self) -> None:
+        """As near as it comes, which is where it starts by itself."""
+
     def initialize_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
         """Set the biases of q and k so that q.a and k.a start near 1."""
+        if self.options.init == "paper":
+            return
         channel = torch.arange(self.shape.embed_dim) % self.shape.head_dim
         odd = channel % 2 if self.shape.head_dim > 1 else torch.ones_like(channel)
         even = 1 - odd if self.shape.head_dim > 1 else odd

@@ -1,73 +1,82 @@
 """Su et al. 2021, RoFormer: Rotary Position Embedding (arXiv:2104.09864), eq. 34.
 
-    e_ij = (R_i q_i) . (R_j k_j) / sqrt(d),   R_m rotates channels (2c, 2c + 1) by m 10000^(-2c/d)
+    e_ij = (R_i q_i) . (R_j k_j) / sqrt(d),   R_m rotates pair c by m theta_c, theta_c = b^(-2c/d)
 
-The rotation comes after the projection and per head, so that the logits depend on j - i alone.
-An odd head_dim leaves its last channel as it is.  Angles are computed in at least fp32.
+The rotation comes after the projection and per head, so that the logits depend on j - i alone.  An
+odd head_dim leaves its last channel as it is, --position-rope-share all but the first share of
+channels, whose number is then d (GPT-NeoX).  Angles are computed in at least fp32.
+
+Inputs longer than those of training meet angles that training did not: `rotation.py` has others for
+them.  log_n multiplies a query by max(1, log n_i / log L), n_i the keys that it may see, L the
+length in training (Su 2021, spaces.ac.cn/archives/8823; Chiang and Cholak 2022, 2202.12172).
+
+What depends on n rotates a key otherwise in a longer input: decoding keeps keys unrotated, and a
+step equals the full pass over as many tokens.  transformers keeps keys as they were when they came.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
+from relpos_fairseq.rotation import (
+    BASE,
+    FACTOR,
+    LENGTH,
+    LOG_N,
+    PAIRS,
+    SCALING,
+    SHARE_OF_CHANNELS,
+    Rotary,
+    Turns,
+    frequencies,
+    rotate,
+    scales_by_length,
+)
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
+from relpos_fairseq.takeover import Takeover
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate pairs of channels.
-
-    Args:
-        x: (B, H, L, D).
-        turn: (L, D // 2) complex numbers of absolute value 1, in at least single precision.
-
-    Returns:
-        (B, H, L, D) in x's type.
-    """
-    even = 2 * turn.size(-1)
-    pairs = x[..., :even].to(torch.promote_types(x.dtype, turn.real.dtype)).unflatten(-1, (-1, 2))
-    turned = _Turned.apply(pairs, turn).flatten(-2).to(x.dtype)
-    return turned if even == x.size(-1) else torch.cat([turned, x[..., even:]], dim=-1)
-
-
-class _Turned(torch.autograd.Function):
-    """Pairs (..., L, D // 2, 2) as complex numbers, multiplied.
-
-    Autograd's own way back through them makes four passes over memory; this makes one.
-    """
-
-    @staticmethod
-    def forward(ctx, pairs: Tensor, turn: Tensor) -> Tensor:
-        ctx.save_for_backward(turn)
-        *apart, beside = pairs.stride()  # complex numbers must lie a whole number of them apart
-        if beside != 1 or any(step % 2 for step in (*apart, pairs.storage_offset())):
-            pairs = pairs.clone(memory_format=torch.contiguous_format)
-        return torch.view_as_real(torch.view_as_complex(pairs) * turn)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        (turn,) = ctx.saved_tensors
-        return _Turned.apply(grad, turn.conj()), None
-
-
-class Turns:
-    """What every slot is multiplied by, cos + i sin of its angles: exact for any length.
+@dataclass(frozen=True)
+class Rotations:
+    """What queries and keys are rotated by.
 
     Args:
-        angle: (S, D // 2) in fp64.
+        turns: of every slot.
+        temperature: (S, 1) or (B, 1, S, 1) that queries are multiplied by, or None.
     """
 
-    def __init__(self, angle: Tensor) -> None:
-        """Form them in double precision."""
-        self._by_type = {torch.complex128: torch.polar(torch.ones_like(angle), angle)}
+    turns: Turns
+    temperature: Tensor | None
 
-    def of(self, dtype: torch.dtype) -> Tensor:
-        """(S, D // 2) for queries of a type, in at least single precision; kept for all layers."""
-        kind = torch.complex128 if dtype == torch.float64 else torch.complex64
-        if kind not in self._by_type:
-            self._by_type[kind] = self._by_type[torch.complex128].to(kind)
-        return self._by_type[kind]
+
+def _other_options(source: Takeover) -> dict[str, Tensor]:
+    """Say for which inputs other angles are the same."""
+    old, new = source.old, source.new
+    for option in sorted((BASE, PAIRS, SHARE_OF_CHANNELS), key=lambda option: option.place):
+        before, after = (getattr(scheme.options, option.name) for scheme in (old, new))
+        if before != after:
+            source.report.lose(f"rope: {option.name} {after} instead of {before}")
+    parts = (SCALING, FACTOR, LENGTH, LOG_N)
+    if any(getattr(old.options, part.name) != getattr(new.options, part.name) for part in parts):
+        fixed = [s.options for s in (old, new) if s.scales and not s.scales_by_length]
+        for options in fixed:
+            source.report.lose(f"rope: {options.rope_scaling} by {options.rope_factor:g}")
+        if not fixed:
+            length = min(old.trained_length, new.trained_length)
+            source.report.limit(f"inputs of up to {length} tokens (rope)")
+    return source.params
 
 
 @register_scheme("rope")
@@ -75,20 +84,107 @@ class Rope(PositionScheme):
     """Rotations of query and key by their slots."""
 
     card = SchemeCard(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
+    takes = frozenset({SCALE, SCALING, FACTOR, LENGTH, LOG_N, BASE, SHARE_OF_CHANNELS, PAIRS})
     rotates = True
     never_neutral = "it has no parameter, and rotates q and k"
+    takes_over = {"rope": _other_options}
 
-    def prepare(self, positions: Positions) -> Turns:
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """Remember the trained length in the checkpoint, which other flags may change later."""
+        super().__init__(shape, options)
+        length = options.rope_length or max(shape.max_positions, LENGTH.least)
+        # "version" in the name keeps fairseq's moving average of weights from averaging it.
+        self.register_buffer("length_version", torch.tensor(length))
+        self.trained_length = length  # L, as a number that torch.export knows
+
+    @classmethod
+    def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
+        """Refuse a share without channels, and a factor without use or below 1."""
+        share, factor = options.rope_share, options.rope_factor
+        if options.rope_base <= 1:
+            raise ValueError(f"rope_base must be > 1, got {options.rope_base:g} ({BASE.flag})")
+        if not 2 <= int(share * shape.head_dim) <= max(shape.head_dim, 2):
+            raise ValueError(
+                f"rope_share must leave 2 to {shape.head_dim} channels of head_dim "
+                f"{shape.head_dim} to rotate, got {share:g} ({SHARE_OF_CHANNELS.flag})"
+            )
+        if factor is not None and (factor < 1 or options.rope_scaling == "none"):
+            raise ValueError(
+                f"{FACTOR.flag} {factor:g} needs {SCALING.flag} (got {options.rope_scaling}), and "
+                f"must be >= 1"
+            )
+
+    @classmethod
+    def counts_tokens(cls, options: SchemeOptions) -> bool:
+        """Tell whether angles or temperature depend on how many tokens there are."""
+        return scales_by_length(options) or options.rope_log_n == "on"
+
+    @property
+    def by_length(self) -> bool:
+        """Whether a longer input is rotated otherwise."""
+        return self.counts_tokens(self.options)
+
+    @property
+    def scales(self) -> bool:
+        """Whether angles are others than in training."""
+        return self.options.rope_scaling != "none"
+
+    @property
+    def scales_by_length(self) -> bool:
+        """Whether they are so in inputs that are longer than in training, and in no other."""
+        return scales_by_length(self.options)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of channels are rotated."""
+        return int(self.options.rope_share * self.shape.head_dim) // 2
+
+    def rotary(self) -> Rotary | None:
+        """Return its rotation as other engines know it: as published, or by linear scaling."""
+        options = self.options
+        scaling, fixed = options.rope_scaling, not self.by_length
+        if not fixed or scaling not in ("none", "linear"):
+            return None
+        adjacent = options.rope_pairs != "halves"
+        return Rotary(options.rope_base, 2 * self.pairs, adjacent, options.rope_factor or 1.0)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+        key = f"{prefix}length_version"
+        if key not in state_dict or self.options.rope_length is not None:
+            state_dict = {**state_dict, key: self.length_version}
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.trained_length = int(state_dict[key])
+
+    def prepare(self, positions: Positions) -> Rotations:
         """Return the rotations of every slot."""
-        pairs = self.shape.head_dim // 2
-        channel = torch.arange(pairs, device=positions.device, dtype=torch.float64)
-        slot = torch.arange(positions.src_len, device=positions.device, dtype=torch.float64)
-        return Turns(slot[:, None] * 10000 ** (-channel / max(pairs, 1)))
+        place = positions.places().double()
+        tokens = None
+        if self.by_length:
+            tokens = positions.row_lengths()  # (B|1,)
+        frequency, size = frequencies(
+            self.options, self.pairs, self.trained_length, tokens, positions.device
+        )  # (P,) or (B|1, 1, 1, P)
+        turns = Turns(place[:, None] * frequency, size)
+        if self.options.rope_log_n == "off":
+            return Rotations(turns, None)
+        if self.shape.causal:
+            tokens = positions.key_number() + 1  # (B|1, S)
+        else:
+            tokens = tokens[:, None].expand(-1, positions.src_len)
+        temperature = (tokens.double().clamp(min=1).log() / math.log(self.trained_length)).clamp(
+            min=1
+        )
+        return Rotations(turns, temperature[:, None, :, None])
 
-    def transform_query(self, q: Tensor, prepared: Turns, start: int) -> Tensor:
-        """Rotate each row by its slot."""
-        return rotate(q, prepared.of(q.dtype)[start : start + q.size(2)])
+    def transform_query(self, q: Tensor, prepared: Rotations, start: int) -> Tensor:
+        """Rotate each row by its slot; a temperature multiplies all channels."""
+        turned = self.transform_key(q, prepared, start)
+        if prepared.temperature is None:
+            return turned
+        rows = prepared.temperature[..., start : start + q.size(2), :]
+        return (turned * rows.to(torch.promote_types(q.dtype, torch.float32))).to(q.dtype)
 
-    def transform_key(self, k: Tensor, prepared: Turns, start: int) -> Tensor:
+    def transform_key(self, k: Tensor, prepared: Rotations, start: int) -> Tensor:
         """Rotate each row by its slot."""
-        return self.transform_query(k, prepared, start)
+        turn = prepared.turns.of(k.dtype, start, start + k.size(2))
+        return rotate(k, turn, self.options.rope_pairs == "halves")

@@ -6,8 +6,8 @@ Equation (001; 000 eq. 7-9; 003 eq. 3), r = clip(j - i, -k, k):
     z_i  = sum_j alpha_ij (v_j + a^V_r)         a^V -> `value_table`
 
 The tables meet q, so a^K is the term's query_vectors.  `shaw_keys` drops a^V, as T5, Huang and 003
-do.  Tensor2tensor shares the tables among heads and so do we; --position-share none gives each
-head its own (000's count).
+do; --position-keys off drops a^K instead.  Tensor2tensor shares the tables among heads and so do
+we; --position-share none gives each head its own (000's count).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE, Choice
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -29,6 +29,14 @@ from relpos_fairseq.scheme import (
 from relpos_fairseq.tables import WITH_K, Table
 from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
+
+KEYS = Choice(
+    name="keys",
+    place=105,
+    help="vectors of the keys: on, or off (those of the values alone)",
+    auto="on",
+    later=True,
+)
 
 
 @register_scheme("shaw_keys")
@@ -42,11 +50,10 @@ class ShawKeys(PositionScheme):
         "N(0, 0.02)",
         published="785K (003 Table 5)",
     )
-    takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS})
+    takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS, INIT})
     default_share = "heads"
     clip = "vectors"
     tables = {"key_table": Table(rows="distance", neutral=0.0, grows=WITH_K)}
-    fitted = "key_table"
     elsewhere = {"transformers": "relative_key"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
@@ -64,13 +71,12 @@ class ShawKeys(PositionScheme):
         )
         return (keys,)
 
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """Q / sqrt(d)."""
-        return q * self.scale
-
 
 def _from_keys_alone(source: Takeover) -> dict[str, Tensor]:
     """Take a^V = 0."""
+    if source.new.options.keys == "off":
+        source.report.lose("shaw: the keys' vectors are dropped")
+        return {"value_table": torch.zeros_like(source.new.value_table)}
     table = source.across("key_table")
     return source.params | {"key_table": table, "value_table": torch.zeros_like(table)}
 
@@ -88,15 +94,26 @@ class Shaw(ShawKeys):
         difference="003 counts the keys alone; the values double them",
     )
     tables = ShawKeys.tables | {"value_table": Table(rows="distance", neutral=0.0)}
+    takes = ShawKeys.takes | {KEYS}
     takes_over = {"shaw_keys": _from_keys_alone}
     elsewhere = {}
+
+    @classmethod
+    def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
+        """Refuse a reset of logits that have no positions."""
+        if options.keys == "off" and options.reset_cls:
+            raise ValueError(f"{RESET_CLS.flag} on: {KEYS.flag} off leaves no logits to reset")
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`key_table`, `value_table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         self.value_table = self.draw(*self.key_table.shape, std=0.02)
+        if options.keys == "off":
+            del self.key_table
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """q.a_r, and vectors added to the values."""
         values = PositionTerms(relation=self.clipped, value_vectors=self.value_table)
+        if self.options.keys == "off":
+            return (values,)
         return (*super().terms(prepared, positions), values)

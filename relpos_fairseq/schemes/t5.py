@@ -1,21 +1,23 @@
-"""Raffel et al. 2019, T5 (arXiv:1910.10683), in the form of 003 eq. 4 (004 eq. 4).
+"""Raffel et al. 2019, T5 (arXiv:1910.10683), in the form of 003 eq. 4 and 004 eq. 4.
 
     e_ij = (q_i . k_j + s_bucket(j - i)) / sqrt(d)      s -> `bias_table`
 
-The released T5 does not divide by sqrt(d) at all (its initialisation absorbs the factor), and 004
-adds s after the division: 003's form is the contract; --position-scale changes both alike.  One
-table, per head, serves all layers, as in T5.  A causal decoder spends all buckets on the past.
+Both papers divide the sum, so --position-scale changes both alike.  The released T5 does not divide
+by sqrt(d) at all (its initialisation absorbs the factor); 004 eq. 8, REL-SCALAR, adds its scalars
+after the division (`rel_scalar`).  One table, per head, serves all layers, as in T5.  A causal
+decoder spends all buckets on the past.
+
+003 as written has no buckets: 2n - 1 scalars a layer that heads share (its Table 5: 12K), which is
+--position-buckets 0 --position-share heads.  Its fine-tuning diverged (003 section 3.1).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Number
+from relpos_fairseq.options import INIT, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Bucketed
+from relpos_fairseq.relations import Bucketed, Clipped
 from relpos_fairseq.scheme import (
     AttentionShape,
     PositionScheme,
@@ -29,17 +31,14 @@ from relpos_fairseq.terms import PositionTerms
 BUCKETS = Number(
     name="buckets",
     place=60,
-    help="number of buckets",
+    help="number of buckets; 0: none, a scalar for each distance of the longest input",
     auto=32,
-    auto_help="32",
-    least=lambda shape: 2 if shape.causal else 4,
 )
 MAX_DISTANCE = Number(
     name="max_distance",
     place=70,
     help="distance of the last bucket",
     auto=128,
-    auto_help="128",
     least=1,
 )
 
@@ -56,14 +55,20 @@ class T5(PositionScheme):
         published="12K (003 Table 5)",
         difference="003 counts m(2n-1) scalars; T5 has 32 buckets x 12 heads for all layers",
     )
-    takes = frozenset({SCALE, SHARE, BUCKETS, MAX_DISTANCE, RESET_CLS})
+    takes = frozenset({SCALE, SHARE, BUCKETS, MAX_DISTANCE, RESET_CLS, SCALAR_GAIN, INIT})
     default_share = "layers"
     tables = {"bias_table": Table(rows="distance", neutral=0.0, grows=WITH_BOTH)}
-    fitted = "bias_table"
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse a last bucket that begins before the first of several distances."""
+        """Refuse too few buckets, and a last one before the first of several distances."""
+        least = 2 if shape.causal else 4
+        if options.buckets < least:
+            if options.buckets:
+                raise ValueError(
+                    f"buckets must be >= {least}, got {options.buckets} ({BUCKETS.flag})"
+                )
+            return
         exact = options.buckets // (2 if shape.causal else 4)
         if options.max_distance <= exact:
             raise ValueError(
@@ -72,24 +77,24 @@ class T5(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`bias_table`: (heads|1, buckets)."""
+        """`bias_table`: (heads|1, buckets), or a scalar a distance."""
         super().__init__(shape, options)
-        self.bias_table = self.draw(self.table_heads, options.buckets, std=0.02)
+        self.bias_table = self.draw(
+            self.table_heads, self.relation.size, std=0.02 / self.scalar_gain
+        )
 
     @property
-    def relation(self) -> Bucketed:
+    def relation(self) -> Bucketed | Clipped:
         """Logarithmic buckets; a decoder's are of the past alone."""
+        if not self.options.buckets:
+            return self.clipped
         return Bucketed(self.options.buckets, self.options.max_distance, not self.shape.causal)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """S / sqrt(d), in logit units."""
         term = PositionTerms(
             relation=self.relation,
-            static=self.bias_table * self.scale,
+            static=self.bias_table * (self.scale * self.scalar_gain),
             reset=self.reset_at(positions),
         )
         return (term,)
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """1 / sqrt(d)."""
-        return q.new_full((*q.shape[:-1], 1), self.scale)

@@ -12,8 +12,10 @@ decoder has not.  Sines are odd in p and cosines even: W_R R_p and W_R R_{-p} ar
 difference of the same two products of half the width.  The released code can tie u and v across
 layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared; --position-share
 layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs longer than those
-of training.  It starts u and v from N(0, 0.02), we from 0.
-000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them.
+of training.  It starts u and v from N(0, 0.02), we from 0 (--position-init paper does as it
+does).  000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them, u or v
+keeps one.  000 eq. 10 (004 section 2.2.2) projects R by the content's W^K, without W_R:
+--position-projections content.
 """
 
 from __future__ import annotations
@@ -21,8 +23,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Choice, Number
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.options import (
+    INIT,
+    PROJECTIONS,
+    RESET_CLS,
+    SCALE,
+    SHARE,
+    Choice,
+    Factor,
+    Number,
+    only,
+)
+from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -38,11 +50,10 @@ from relpos_fairseq.terms import PositionTerms
 QUERY_BIAS = Choice(
     name="query_bias",
     place=80,
-    help="u and v: on (a layer's own), shared (by all layers, the released code's untie_r=False) "
-    "or off",
+    help="u and v: on (a layer's own), shared (by all layers, the released code's untie_r=False), "
+    "off, or u or v alone (a layer's own)",
     auto="on",
-    auto_help="on",
-    choices=("on", "shared", "off"),
+    choices=("on", "shared", "off", "u", "v"),
 )
 CLAMP_LEN = Number(
     name="clamp_len",
@@ -50,8 +61,16 @@ CLAMP_LEN = Number(
     place=100,
     help="distances beyond it read the same sinusoid; 0: none",
     auto=0,
-    auto_help="0",
     remembered=False,  # the paper's own evaluation sets it on a model trained without
+)
+
+R_DROPOUT = Factor(
+    name="r_dropout",
+    place=102,
+    help="dropout of R in training, the same for all layers, as the released code has; auto: none",
+    auto=0.0,
+    auto_help="",
+    remembered=False,
 )
 
 
@@ -109,7 +128,9 @@ class TransformerXL(PositionScheme):
         "((q+u)·k + (q+v)·W_R R_{i-j})/√d",
         "W_R N(0, 0.02); u, v 0; R fixed",
     )
-    takes = frozenset({SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN})
+    takes = frozenset(
+        {SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT}
+    )
     default_share = "none"
     tables = {
         "projection": Table(neutral=0.0, grows=WITH_K, flat_heads=True),
@@ -118,14 +139,32 @@ class TransformerXL(PositionScheme):
     }
     takes_over = {"transformer_xl": _other_options}
 
+    @classmethod
+    def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
+        """Refuse one projection, the content's where they are shared, and dropout of all of R."""
+        if options.r_dropout >= 1:
+            raise ValueError(f"{R_DROPOUT.flag} must be below 1, got {options.r_dropout:g}")
+        only(PROJECTIONS, options.projections, ("own", "content"), cls.name)
+        if options.projections == "content" and options.share != "none":
+            raise ValueError(
+                f"{PROJECTIONS.flag} content: each layer and head has its own projection of keys, "
+                f"so {SHARE.flag} must be none, got {options.share}"
+            )
+
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`projection`: (heads*D, E); `content_bias`, `position_bias`: (heads|1, D)."""
         super().__init__(shape, options)
         heads = self.table_heads
-        self.projection = self.draw(heads * shape.head_dim, shape.embed_dim, std=0.02)
-        if options.query_bias != "off":
-            self.content_bias = nn.Parameter(torch.zeros(heads, shape.head_dim))
-            self.position_bias = nn.Parameter(torch.zeros(heads, shape.head_dim))
+        if options.projections == "own":
+            self.projection = self.draw(heads * shape.head_dim, shape.embed_dim, std=0.02)
+        for name, alone in (("content_bias", "u"), ("position_bias", "v")):
+            if options.query_bias in ("on", "shared", alone):
+                start = nn.Parameter(torch.zeros(heads, shape.head_dim))
+                if options.init == "paper":
+                    start = self.draw(heads, shape.head_dim, std=0.02)
+                setattr(self, name, start)
+        if options.projections == "content":
+            self.never_neutral = "the content's projection of R is not zero"
 
     @property
     def common_parameters(self) -> tuple[str, ...]:
@@ -135,12 +174,21 @@ class TransformerXL(PositionScheme):
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
         """Return the relation over the distances that occur, and W_R R: (heads|1, R, D)."""
         relation = Clipped.unclipped(positions)
-        exact = torch.promote_types(self.projection.dtype, torch.float32)
-        key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact)
-        waves = positions.once(key, lambda: self._waves(relation, exact, positions.device))
-        vectors = _Projected.apply(self.projection.to(exact), *waves, relation)  # (R, heads*D)
-        split = vectors.view(relation.size, self.table_heads, self.shape.head_dim)
-        return relation, split.transpose(0, 1).to(self.projection.dtype)
+        weight = self.projection if self.options.projections == "own" else self.content[1].weight
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        if is_exported():  # one sinusoid a distance, without autograd's own function
+            offset = -relation.distances(positions.device)
+            if self.options.clamp_len:
+                offset = offset.clamp(-self.options.clamp_len, self.options.clamp_len)
+            waves = sinusoid_of_distance(offset.to(exact), self.shape.embed_dim)
+            vectors = waves @ weight.to(exact).t()
+        else:
+            dropout = self.options.r_dropout * self.training
+            key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact, dropout)
+            waves = positions.once(key, lambda: self._waves(relation, exact, positions.device))
+            vectors = _Projected.apply(weight.to(exact), *waves, relation)  # (R, heads*D)
+        split = vectors.view(-1, self.table_heads, self.shape.head_dim)
+        return relation, split.transpose(0, 1).to(weight.dtype)
 
     def _waves(
         self, relation: Clipped, exact: torch.dtype, device: torch.device
@@ -151,6 +199,8 @@ class TransformerXL(PositionScheme):
             offset = offset.clamp(max=self.options.clamp_len)
         dim = self.shape.embed_dim
         waves = sinusoid_of_distance(offset.to(exact), dim)
+        if self.training and self.options.r_dropout:
+            waves = torch.nn.functional.dropout(waves, self.options.r_dropout)
         return waves[:, : (dim + 1) // 2], waves[:, (dim + 1) // 2 :]
 
     def terms(
@@ -158,12 +208,11 @@ class TransformerXL(PositionScheme):
     ) -> tuple[PositionTerms, ...]:
         """Return (q + v).W_R R and u.k."""
         relation, vectors = prepared
-        biased = self.options.query_bias != "off"
         term = PositionTerms(
             relation=relation,
             query_vectors=vectors,
-            query_offset=self.position_bias if biased else None,
-            content_offset=self.content_bias if biased else None,
+            query_offset=getattr(self, "position_bias", None),
+            content_offset=getattr(self, "content_bias", None),
             reset=self.reset_at(positions),
         )
         return (term,)

@@ -7,7 +7,10 @@
 
 `tupe_a` has no s.  003 gives p the width d and shares it among heads (its Table 5); Ke's own p has
 the width of the model, is layer-normed, and serves all layers: --position-share layers shares it
-so, with the width d a head.  s is read by clipped distance; Ke buckets it as T5 does.
+so, with the width d a head.  s is read by clipped distance; Ke buckets it as T5 does.  003's Table
+5 counts one projection for queries and keys: --position-projections one.  004 eq. 5 divides the
+whole sum by sqrt(d): --position-scale 1 --position-scalars inside (theta, which is learned, stays
+in logit units).
 The product is kept as two factors of rank d, never as a (T, S) table.
 """
 
@@ -18,7 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE
+from relpos_fairseq.options import (
+    CLIP_DISTANCE,
+    INIT,
+    PROJECTIONS,
+    RESET_CLS,
+    SCALE,
+    SHARE,
+    Choice,
+    only,
+)
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
@@ -31,6 +43,15 @@ from relpos_fairseq.tables import WITH_BOTH, Table
 from relpos_fairseq.takeover import Takeover, identity
 from relpos_fairseq.terms import PositionTerms
 
+SCALARS = Choice(
+    name="scalars",
+    place=57,
+    help="relative scalars are added outside the division by the scale, or inside it",
+    auto="outside",
+    choices=("outside", "inside"),
+    later=True,
+)
+
 
 def _from_factors(source: Takeover) -> dict[str, Tensor]:
     """Take p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d; s = 0."""
@@ -42,8 +63,11 @@ def _from_factors(source: Takeover) -> dict[str, Tensor]:
         )
     table = torch.nn.functional.pad(table, (0, dim - rank))  # a negative width cuts
     one = identity(table, dim)
-    made = {"position_table": table, "key_projection": one}
-    made["query_projection"] = one / source.new.scale
+    made = {"position_table": table}
+    if source.new.options.projections == "one":
+        made["projection"] = one * source.new.scale**-0.5
+    else:
+        made |= {"query_projection": one / source.new.scale, "key_projection": one}
     if hasattr(source.new, "bias_table"):
         made["bias_table"] = source.zeros("bias_table", table)
     return source.reset() | made
@@ -60,7 +84,7 @@ class TupeAbsolute(PositionScheme):
         "p N(0, 0.02), U N(0, 1/d), θ 0",
         published="-",
     )
-    takes = frozenset({SCALE, SHARE, RESET_CLS})
+    takes = frozenset({SCALE, SHARE, RESET_CLS, INIT, PROJECTIONS})
     own_scale = 2.0
     default_share = "heads"
     absolute = True
@@ -71,20 +95,34 @@ class TupeAbsolute(PositionScheme):
         "position_table": Table(rows="position", axis=1),
         "query_projection": Table(neutral=0.0, grows=WITH_BOTH),
         "key_projection": Table(),
+        "projection": Table(
+            neutral=0.0, grows=(0.5, 0.5), copies=("query_projection", "key_projection")
+        ),
     }
     takes_over = {"abs_scalar": _from_factors}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`position_table`: (heads|1, max_positions, D); the projections: (heads|1, D, D)."""
+        """`position_table`: (heads|1, max_positions, D); projections, or one: (heads|1, D, D)."""
         super().__init__(shape, options)
         heads, dim = self.table_heads, shape.head_dim
         self.position_table = self.draw(heads, shape.max_positions, dim, std=0.02)
-        self.query_projection = self.draw(heads, dim, dim, std=dim**-0.5)
-        self.key_projection = self.draw(heads, dim, dim, std=dim**-0.5)
+        one = options.projections == "one"
+        for name in ("projection",) if one else ("query_projection", "key_projection"):
+            setattr(self, name, self.draw(heads, dim, dim, std=dim**-0.5))
+        if one:
+            self.never_neutral = "U = 0 is neutral, but no gradient leaves it"
+
+    @classmethod
+    def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
+        """Refuse the content's projections, which vectors of a head's width do not fit."""
+        only(PROJECTIONS, options.projections, ("own", "one"), cls.name)
 
     def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """P U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, S, D)."""
-        used = self.position_table[:, : positions.src_len]
+        """P U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, n, D)."""
+        used = self.position_table[:, : positions.stop]
+        if self.options.projections == "one":
+            product = used @ self.projection
+            return product * self.scale, product
         return used @ self.query_projection * self.scale, used @ self.key_projection
 
     def terms(
@@ -107,11 +145,21 @@ def _without_scalars(source: Takeover) -> dict[str, Tensor]:
 def _scalars_alone(source: Takeover) -> dict[str, Tensor]:
     """Take U^Q = 0 (without reset, unless both reset)."""
     fresh = {name: value.detach() for name, value in source.new.named_parameters()}
-    made = {
-        "bias_table": source.across("bias_table"),
-        "query_projection": torch.zeros_like(fresh["query_projection"]),
-    }
+    made = {"bias_table": source.across("bias_table") / _factor(source.new)}
+    for name in {"query_projection", "projection"} & fresh.keys():
+        made[name] = torch.zeros_like(fresh[name])
     return fresh | source.params | made
+
+
+def _factor(scheme: PositionScheme) -> float:
+    """Return what s is multiplied by."""
+    return scheme.scale if scheme.options.scalars == "inside" else 1.0
+
+
+def _other_options(source: Takeover) -> dict[str, Tensor]:
+    """Bring s inside the division, or out of it."""
+    change = _factor(source.old) / _factor(source.new)
+    return source.params | {"bias_table": source.params["bias_table"] * change}
 
 
 @register_scheme("tupe")
@@ -126,15 +174,15 @@ class Tupe(TupeAbsolute):
         published="454K (003 Table 5)",
         difference="003 counts one of the two projections and neither theta",
     )
-    takes = TupeAbsolute.takes | {CLIP_DISTANCE}
+    takes = TupeAbsolute.takes | {CLIP_DISTANCE, SCALARS}
     clip = "scalars"
     tables = TupeAbsolute.tables | {"bias_table": Table(rows="distance", neutral=0.0)}
     takes_over = {
         "tupe_a": _without_scalars,
         "rel_scalar": _scalars_alone,
         "abs_scalar": _from_factors,
+        "tupe": _other_options,
     }
-    fitted = "bias_table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """Besides: `bias_table`: (heads|1, R)."""
@@ -146,12 +194,8 @@ class Tupe(TupeAbsolute):
         (term,) = super().terms(prepared, positions)
         both = PositionTerms(
             relation=self.clipped,
-            static=self.bias_table,
+            static=self.bias_table * _factor(self),
             static_factors=term.static_factors,
             reset=term.reset,
         )
         return (both,)
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """1, in logit units."""
-        return torch.ones_like(q[..., :1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,15 @@ from schemes.test_schemes import call
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from cases import CASES, INPUT, Case, build
-from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step
+from cases import BEYOND, CASES, INPUT, Case, build, terms_of
+from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
+from relpos_fairseq.attention.formula import decay_logits
+from relpos_fairseq.attention.lowering.factors import factors_of
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.terms import Decay, PositionTerms
 
-IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
+IN_ATTENTION = [*(case for case in CASES if case.scheme not in INPUT), *BEYOND]
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 
@@ -47,7 +50,7 @@ def remaker(inputs: AttentionInputs, stack, layer):
                 "content_q": scheme.transform_query(q, prepared, positions.query_start),
                 "content_k": scheme.transform_key(k, prepared, 0),
             }
-        terms = context.shared + layer.terms(layer.prepare(positions), positions)
+        terms = terms_of(stack, layer, positions, q.size(0))
         return replace(inputs, q=q, k=k, v=v, terms=terms, **content)
 
     return remake
@@ -77,10 +80,11 @@ def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(one, other, **EXACT)
 
 
+FIRE_BEYOND = next(case for case in BEYOND if case.scheme == "fire")
 SERVED_BY_SDPA = [
     Case("none"), Case("rope"), Case("alibi"), Case("rel_scalar"), Case("t5"), Case("kerple"),
-    Case("abs_scalar"), Case("tupe"), Case("rope+rel_scalar"),
-    Case("rel_scalar", {"segment_encoding": "head"}),
+    Case("abs_scalar"), Case("tupe"), Case("rope+rel_scalar"), Case("fox"),
+    Case("rel_scalar", {"segment_encoding": "head"}), FIRE_BEYOND, Case("xpos"), Case("pope"),
 ]  # fmt: skip
 
 
@@ -133,13 +137,17 @@ def test_refusals_name_backend_and_reason() -> None:
 @pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
 def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for a few tokens native; without a compiler blocked, or SDPA where nothing is added."""
-    for name in ("SHORT", "SHORT_SCALARS", "SHORT_CAUSAL"):
-        monkeypatch.setattr(api, name, 1)
+    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
     monkeypatch.setattr(blocked, "slice_rows", lambda _: 1)
-    inputs, *_ = call(case, "square")
+    inputs, *_ = call(case, "causal" if case.gated else "square")
+    # What no kernel evaluates.
+    refused = any(term.by_row is not None for term in inputs.terms)
+    refused |= "pope+" in case.scheme
     evaluated = any(term.present for term in inputs.terms)
-    for problem, kernel in ((None, "native"), ("anything without a compiler", "blocked")):
+    served = "blocked" if case.causal_only else "native"
+    for problem, kernel in ((None, served), ("anything without a compiler", "blocked")):
         monkeypatch.setattr(native, "problem", lambda _, problem=problem: problem)
+        kernel = "blocked" if refused else kernel
         assert api.choose(inputs) == (kernel if evaluated or problem is None else "sdpa")
         assert api.choose(replace(inputs, dropout=0.1)) == kernel
         assert api.choose(inputs, need_weights=True) == "blocked"
@@ -176,12 +184,15 @@ def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("scheme", "how", "short"),
     [
-        ("shaw", {}, api.SHORT),
-        ("m2", {}, api.SHORT_SCALARS),
-        ("m2", {"causal": True}, api.SHORT_CAUSAL),
-        ("m2", {"dropout": 0.1}, api.SHORT_CAUSAL),
-        ("none", {}, api.SHORT_SCALARS),
-        ("none", {"dropout": 0.1}, api.SHORT_CAUSAL),
+        ("shaw", {}, 24),
+        ("shaw", {"causal": True}, 24),
+        ("m2", {}, 128),
+        ("m2", {"causal": True}, 64),
+        ("m2", {"dropout": 0.1}, 64),
+        ("tupe", {}, 256),
+        ("fox", {"causal": True}, 96),
+        ("none", {}, 128),
+        ("none", {"dropout": 0.1}, 64),
     ],
 )
 def test_auto_knows_a_few_tokens_by_their_number(
@@ -207,6 +218,23 @@ def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dty
     q, k, v = (torch.randn(batch, heads, length, dim).to(dtype) for _ in range(3))
     positions = Positions(length, length)
     return AttentionInputs(q, k, v, (), positions, dim**-0.5, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_kernels_lose_nothing_of_a_long_decay(dtype: torch.dtype) -> None:
+    """Sums of thousands, whose differences matter: as exact as in single precision."""
+    sums = -torch.rand(1, 2, 4000, generator=torch.Generator().manual_seed(1)).cumsum(-1)
+    positions = Positions(10, 4000, 3990)
+    q = torch.zeros(1, 2, 10, 4, dtype=dtype)
+    inputs = AttentionInputs(q, q, q, (), positions, 1.0, causal=True)
+    (term,) = (PositionTerms(decay=Decay(sums.requires_grad_())),)
+    ((of_query, of_key),) = factors_of(term, inputs, dtype)
+    found = of_query.float() @ of_key.float().transpose(-1, -2)
+    wanted = decay_logits(term.decay, positions)
+    seen = (positions.distance() <= 0).expand_as(wanted)
+    torch.testing.assert_close(found[seen], wanted[seen], rtol=0, atol=3e-4)
+    found[0, 0, 0, 7].backward()
+    assert sums.grad[0, 0, 3990] == 1 and sums.grad[0, 0, 7] == -1
 
 
 def test_products_do_not_overflow_fp16() -> None:
@@ -359,8 +387,7 @@ def test_blocked_on_cuda(case: Case) -> None:
     expected, _ = attend(inputs, "reference")
     stack.cuda(), layer.cuda()
     positions = replace(inputs.positions, device=torch.device("cuda"))
-    context = stack.context(positions)
-    terms = context.shared + layer.terms(layer.prepare(positions), positions)
+    terms = terms_of(stack, layer, positions)
     moved = {n: getattr(inputs, n).cuda() for n in ("q", "k", "v")}
     if inputs.rotated:
         moved |= {n: getattr(inputs, n).cuda() for n in ("content_q", "content_k")}
@@ -390,3 +417,29 @@ def test_compiled_models(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         one, other = (torch.autograd.grad(x.square().sum(), table)[0] for x in (found, expected))
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_kernels_refuse_new_terms_by_name(backend: str) -> None:
+    """Logits by row, and content that is wider than the vectors beside it."""
+    width = "content of 8 channels" if backend == "native" else "values of another width .4. than"
+    for case, named in ((FIRE_BEYOND, r"\(by_row\)"), (Case("pope+m4"), width)):
+        inputs, *_ = call(case, "square")
+        assert re.search(named, api._MODULES[backend].refusal_anywhere(inputs) or "")
+    inputs, *_ = call(Case("pope"), "square")
+    assert (native.refusal_anywhere(inputs) is None) and triton.refusal_anywhere(inputs)
+
+
+@pytest.mark.parametrize("case", [Case("pope"), Case("xpos"), Case("fire")], ids=str)
+def test_native_gradients_of_new_schemes(case: Case) -> None:
+    """Content of 2D channels beside values of D, decay and a learned function."""
+    if native.build.problem(torch.float64) is not None:
+        pytest.skip("no compiler")
+    inputs, stack, layer, _ = call(case, "causal")
+    parameters = [*stack.parameters(), *layer.parameters()]
+    remake = remaker(inputs, stack, layer)
+    expected, wanted = gradients(inputs, "reference", parameters, remake)
+    got, found = gradients(inputs, "native", parameters, remake)
+    torch.testing.assert_close(got, expected, **EXACT)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)

@@ -38,7 +38,7 @@ HYBRIDS = (
     "m3+rel_scalar+shaw", "m3+transformer_xl", "rope+transformer_xl", "deberta+tupe",
     "tupe+rel_scalar",
 )  # fmt: skip
-IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
+IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.causal_only]
 # One for each kind of term; to the kernel the other schemes are the same calls with other numbers.
 KINDS = (
     "none", "rope", "shaw", "transformer_xl", "m2", "m3", "m4", "m4m", "tupe", "abs_scalar",
@@ -66,7 +66,7 @@ SHAPES = {
 @pytest.mark.parametrize(("number", "case"), list(enumerate(IN_ATTENTION[::3])), ids=str)
 def test_schemes_and_options(number: int, case: Case) -> None:
     """Gradients of the schemes' own parameters, through what forms the terms; kinds in turn."""
-    kind = ("square", "block", "pad_left", "causal_memory")[number % 4]
+    kind = ("square", "block", "pad_left", "causal_memory")[3 if case.gated else number % 4]
     inputs, stack, layer, _ = call(case, kind)
     parameters = [*stack.parameters(), *layer.parameters()]
     remake = remaker(inputs, stack, layer)
@@ -84,6 +84,14 @@ def sizes() -> Iterator[object]:
                 yield pytest.param(scheme, shape, DOUBLE, id=f"{scheme}-{shape}-fp64")
             if (number + place) % 4 == 0:
                 yield pytest.param(scheme, shape, SINGLE, id=f"{scheme}-{shape}-fp32")
+
+
+@TYPES
+@pytest.mark.parametrize("shape", ["causal memory", "window", "documents", "unclipped causal"])
+@pytest.mark.parametrize("scheme", ["fox", "m4m+fox+tupe_a"])
+def test_gates(scheme: str, shape: str, dtype: torch.dtype) -> None:
+    """Factors of a layer's input, that no row of the batch has in common with another."""
+    compare(make_inputs(scheme, SHAPES[shape]), dtype)
 
 
 @pytest.mark.parametrize(("scheme", "shape", "dtype"), list(sizes()))

@@ -64,7 +64,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name in ("CC", "RELPOS_ISA"):
         monkeypatch.delenv(name, raising=False)
-    for function in (build._attempt, calls.kernel, api._warn):
+    for function in (build._attempt, calls.kernel, api._said):
         monkeypatch.setattr(*_owner(function), _fresh(function))
     return folder
 
@@ -238,7 +238,7 @@ def test_a_broken_compiler(
     expected, _ = attend(inputs, "reference")
     with pytest.raises(ValueError, match=f"backend native cannot .*{said}.*gcc.*auto or blocked"):
         attend(inputs, "native")
-    monkeypatch.setattr(api, "SHORT", 1)
+    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
     monkeypatch.setattr(api.blocked, "slice_rows", lambda _: 1)
     for _ in range(2):
         assert api.choose(inputs) == "blocked"
@@ -362,3 +362,10 @@ def test_a_compiler_that_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stray quote in CC is a reason as others are."""
     monkeypatch.setenv("CC", 'gcc "-O2')
     assert re.search('CC=gcc "-O2 is no command .*quot', build.problem())
+
+
+def test_loads_stay_where_they_are_on_arm() -> None:
+    """That sums stay in registers is seen in the object code, where gcc for ARM is at hand."""
+    first, second = build.flags_for("aarch64", "-mcpu=native")
+    assert set(first) - set(second) == {"-fno-schedule-insns"}
+    assert all("schedule" not in " ".join(flags) for flags in build.flags_for("x86_64", "-march=x"))

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.native_calls import make_call, make_terms, parameters_of
 from helpers.native_formula import Formula, Libraries, use_formula
-from relpos_fairseq.attention import AttentionInputs, api, attend, native
+from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -210,25 +210,6 @@ def test_nothing_to_attend(formula: Libraries) -> None:
     assert out.shape == (0, 2, 7, 5) and not formula[torch.float64].calls["forward"]
     for grad in torch.autograd.grad(out.sum(), parameters_of(terms)):
         torch.testing.assert_close(grad, torch.zeros_like(grad))
-
-
-def test_traced_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's tracers do not see the kernel: auto takes another backend, as native is refused."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    monkeypatch.setattr(api, "SHORT", 1)
-    inputs = make_call(tuple(term for term in make_terms("several") if term.relation))
-    inputs = replace(inputs, positions=Positions(7, 9, 2))
-    assert api.choose(inputs) == "native"
-
-    def run(q: torch.Tensor, backend: str) -> torch.Tensor:
-        with torch.no_grad():
-            return attend(replace(inputs, q=q), backend)[0]
-
-    traced = make_fx(lambda q: run(q, "auto"))(inputs.q)
-    torch.testing.assert_close(traced(inputs.q * 2), run(inputs.q * 2, "reference"), **EXACT)
-    with pytest.raises(ValueError, match="native cannot evaluate a call that is traced"):
-        make_fx(lambda q: run(q, "native"))(inputs.q)
 
 
 def test_no_forward_mode() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.commands import relpos
-from relpos_fairseq.benchmarks import costs, published, scheme_table, timing
+from relpos_fairseq.benchmarks import costs, fitting, published, scheme_table, timing
 from relpos_fairseq.benchmarks.masked_lm import MaskedLMSetting, masked_lm, parameters
 
 BERT_BASE = published.ModelSizes(12, 768, 12, 512)
@@ -43,12 +43,15 @@ def test_a_small_table(
     monkeypatch.setattr(costs, "TOGETHER", 2)
     page = tmp_path / "page.md"
     flags = ["--model", "small", "--schemes", "none,learned,shaw,tupe,rel_scalar", *FEW]
-    flags += ["--backends", "auto,blocked"]
+    flags += ["--backends", "auto,blocked", "--fit", "1"]
     flags += ["--csv", str(tmp_path / "rows.csv"), "--write", str(page)]
     assert relpos("benchmark", "costs", *flags) == 0
     text = page.read_text()
     assert text.strip().splitlines()[1] in capsys.readouterr().out
     assert "**1 of 4 layers** and 20 words" in text and "unclipped" in text and "nan" not in text
+    text, _, steps = text.partition("steps/s, train 8")
+    assert steps.startswith(" (beside `none`)") and steps.count("(+0%) |") >= 1
+    assert "rows in 1 MiB, 8" in text  # whose weights alone are more
     (learned,) = [line for line in text.splitlines() if line.startswith("| `learned`")]
     assert learned.startswith("| `learned` | 262,144 | 262K | 262K | ")
     assert " ms ±" in learned and " MiB |" in learned
@@ -98,3 +101,20 @@ def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture
     assert relpos("benchmark", "costs", *flags) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ") and message in line
+
+
+def test_rows_that_fit_are_found_by_search() -> None:
+    def needed(rows: int) -> float:
+        if rows > 40:
+            raise torch.OutOfMemoryError("out of memory")
+        return 3.0 * rows
+
+    assert [fitting.most_rows(needed, limit) for limit in (2, 3, 60, 61, 1000)] == [
+        0,
+        1,
+        20,
+        20,
+        40,
+    ]
+    assert [fitting.most_rows(needed, 3 * rows) for rows in range(41)] == list(range(41))
+    assert fitting.most_rows(lambda rows: 0.0, 1, most=8) == 8

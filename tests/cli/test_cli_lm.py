@@ -12,6 +12,8 @@ from fairseq import checkpoint_utils
 
 import relpos_fairseq  # noqa: F401
 from helpers.commands import QUIET, USER_DIR, call
+from relpos_fairseq.evaluation.length import Options, evaluate
+from relpos_fairseq.placement import PositionMismatchError
 
 TINY = [
     *("--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "48"),
@@ -29,6 +31,16 @@ ADAPTIVE = [*CUTOFFS, "--criterion", "adaptive_loss", "--ddp-backend", "legacy_d
 MODELS = {
     "lm": ["--arch", "relpos_transformer_lm_tiny", "--position-scheme", "m4"],
     "wiki103": ["--arch", "relpos_transformer_lm_wiki103", "--position-scheme", "alibi", *ADAPTIVE],
+    "fire": [
+        *("--arch", "relpos_transformer_lm_tiny", "--position-scheme", "fire"),
+        *("--position-fire-threshold", "6"),
+    ],
+    "rope": [
+        *("--arch", "relpos_transformer_lm_tiny", "--position-scheme", "rope"),
+        *("--position-rope-pairs", "halves", "--position-rope-share", "0.5"),
+    ],
+    "pope": ["--arch", "relpos_transformer_lm_tiny", "--position-scheme", "pope"],
+    "xpos": ["--arch", "relpos_transformer_lm_tiny", "--position-scheme", "xpos"],
     "xl": ["--arch", "relpos_transformer_xl_wt103_base", *ADAPTIVE, "--lr-scheduler", "cosine"],
 }
 
@@ -165,3 +177,37 @@ def test_restoring_another_model(text: Path, trained: Path, tmp_path: Path) -> N
             *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
             *("--arch", "relpos_transformer_xl_tiny", "--restore-file", trained),
         )
+
+
+def test_other_angles_for_a_model_that_was_trained_without(text: Path, tmp_path: Path) -> None:
+    """By fairseq's --model-overrides and by `relpos evaluate length --override`."""
+    call(
+        *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
+        *("--arch", "relpos_transformer_lm_tiny", "--position-scheme", "rope", "--max-update", "5"),
+    )
+    path, found = tmp_path / "checkpoint_last.pt", {}
+    for scaling in ("none", "yarn", "linear"):
+        fields = {"position_rope_scaling": scaling, "max_target_positions": 96}
+        out = call(
+            *("eval_lm", text, "--user-dir", USER_DIR, "--path", path, "--gen-subset", "test"),
+            *("--tokens-per-sample", "96", "--model-overrides", str(fields), *QUIET),
+            *("--sample-break-mode", "none", "--batch-size", "1"),
+        )
+        found[scaling] = float(re.search(r"Perplexity: ([\d.]+)", out)[1])
+    assert len(set(found.values())) == 3
+    rows = {}
+    for scaling in ("none", "yarn"):
+        options = Options(
+            path, text, tmp_path / scaling, lengths=[24, 96], split="test", tokens=96,
+            override=(f"position_rope_scaling={scaling}",),
+        )  # fmt: skip
+        evaluate(options)
+        rows[scaling] = (options.out / "length.csv").read_text().splitlines()
+    assert rows["none"][1].split(",")[4] == rows["yarn"][1].split(",")[4]  # as long as in training
+    assert rows["none"][2].split(",")[4] != rows["yarn"][2].split(",")[4]
+    for override, message in (("scheme=m4", "no such field"), ("scheme", "must be FIELD=VALUE")):
+        with pytest.raises(ValueError, match=message):
+            evaluate(Options(path, text, tmp_path / "no", override=(override,)))
+    with pytest.raises(PositionMismatchError, match="rope_pairs=halves"):
+        halves = ("position_rope_pairs=halves",)
+        evaluate(Options(path, text, tmp_path / "no", split="test", override=halves))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 
 from helpers import commands as cli
-from helpers.commands import USER_DIR, call
+from helpers.commands import USER_DIR, call, relpos
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
 from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.data.word_starts import FILE, word_starts
@@ -270,6 +273,8 @@ def test_hub_without_a_tokenizer(hub) -> None:
     assert hub.encode_with_segments("w1 w2", "w3")[1].tolist() == [0, 0, 0, 0, 1, 1, 1]
     bert, segments = hub.encode_with_segments("w1", "w3", no_separator=True)
     assert bert.tolist().count(EOS) == 2 and segments.tolist() == [0, 0, 0, 1, 1]
+    with mock.patch.object(hub.task, "cfg", OmegaConf.create({"separator_token": None})):
+        assert hub.encode("w1", "w3").tolist() == bert.tolist(), "a converted BERT's task"
     assert hub.encode("nonsense").tolist() == [BOS, 3, EOS]
 
 
@@ -305,6 +310,23 @@ def test_hub_fills_a_mask(hub) -> None:
             hub.fill_mask(wrong)
 
 
+def test_fill_is_the_hubs(hub, capsys, tmp_path) -> None:
+    """By the command, from the checkpoint's folder; a wrong line is named by its number."""
+    checkpoint = Path(hub.cfg.checkpoint.save_dir, "checkpoint_last.pt")
+    (tmp_path / "in.txt").write_text("w1 <mask> w3\nw2 <mask>\n")
+    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--top-k", "3", "--jsonl", "--cpu") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for line, one in zip(("w1 <mask> w3", "w2 <mask>"), found, strict=True):
+        expected = hub.fill_mask(line, 3)
+        assert [(f["text"], f["piece"]) for f in one["filled"]] == [(t, p) for t, _, p in expected]
+        assert one["filled"][0]["probability"] == pytest.approx(expected[0][1], abs=1e-5)
+    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--out", tmp_path / "out.txt") == 0
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 10
+    (tmp_path / "in.txt").write_text("w1 <mask>\nw2\n")
+    assert relpos("fill", checkpoint, tmp_path / "in.txt") == 2
+    assert "error: line 2: give one <mask> in the text, got 0: 'w2'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_hub_with_a_tokenizer(tmp_path: Path, kind: str) -> None:
@@ -326,6 +348,7 @@ def test_hub_with_a_tokenizer(tmp_path: Path, kind: str) -> None:
     hub = RelPosRobertaModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data)).eval()
     ids = hub.encode("the dog sat")
     assert hub.decode(ids) == "the dog sat" and ids[0] == BOS and ids[-1] == EOS
+    assert hub.encode("the", "the").tolist().count(EOS) == (2 if kind == "wordpiece" else 3)
     filled = hub.fill_mask("the cat sat on <mask> mat", topk=3)
     assert all(text.startswith("the cat sat on") for text, _, _ in filled)
     with pytest.raises(ValueError, match="lacks .* symbols of this"):

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load read checkpoints
+from cases import ENCODERS
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
 from relpos_fairseq.placement import PositionMismatchError, decode_text
-from relpos_fairseq.schemes import scheme_names
 
 M4 = ("--position-scheme", "m4")
 UPDATES = ("--max-update", "2", "--disable-validation")
@@ -32,6 +32,8 @@ RECIPES = {
     "iwslt_de_en": (512, 1024, 4, 6, 0.3),
     "wmt_en_de": (512, 2048, 8, 6, 0.1),
     "wmt_en_de_big": (1024, 4096, 16, 6, 0.3),
+    "wmt14_shaw": (512, 1024, 8, 6, 0.1),
+    "wmt14_shaw_big": (1024, 4096, 16, 6, 0.3),
 }
 
 
@@ -193,7 +195,7 @@ def test_hydra_trains_and_generate_needs_no_flag(corpus, tmp_path):
     assert len(cli.in_order(cli.generate(corpus, checkpoint))) == TEST_SENTENCES
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
+@pytest.mark.parametrize("scheme", ENCODERS)
 def test_every_scheme_trains_and_translates(corpus, briefly, scheme):
     checkpoint = briefly("--position-scheme", scheme)
     assert scheme_in(checkpoint).split()[0] == scheme_in(checkpoint, "decoder").split()[0] == scheme
@@ -274,28 +276,15 @@ def test_named_size_reaches_the_model_by_hydra(corpus, name):
 def test_recipe_says_what_it_trains(corpus, recipe):
     from fairseq.dataclass.initialize import add_defaults
 
-    cfg = composed(corpus, recipe, "model.position_scheme=alibi")
+    own = (f"++model.position_{name}=auto" for name in ("clip_distance", "share"))
+    cfg = composed(corpus, recipe, "model.position_scheme=alibi", *own)
     add_defaults(cfg)
     model = on_meta(cfg)
     assert shape_of(model) == RECIPES[recipe]
     assert model.encoder.positions.plan.name == model.decoder.positions.plan.name == "alibi"
     text = (cli.CONFIGS / f"{recipe}.yaml").read_text()
-    assert f"--config-name {recipe} " in text.split("\nhydra:")[0]
+    assert re.search(rf"--config-name {recipe}\s", text.split("\nhydra:")[0])
     assert f"save_dir: checkpoints/{recipe} " in text
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe_trains(corpus, recipe, tmp_path):
-    from fairseq_cli.hydra_train import _hydra_main
-
-    shape = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2}
-    small = [f"++model.{side}_{k}={v}" for side in ("encoder", "decoder") for k, v in shape.items()]
-    short = ["optimization.max_update=1", "dataset.num_workers=0", "lr_scheduler.warmup_updates=1"]
-    cfg = composed(corpus, recipe, *small, *short, f"checkpoint.save_dir={tmp_path}")
-    with cli.captured() as stream:
-        _hydra_main(cfg)
-    assert "Stopping training due to num_updates: 1" in stream.getvalue()
-    assert cli.load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]["encoder_embed_dim"] == 16
 
 
 def test_hydra_length_limits_reach_the_tables(corpus, tmp_path):
@@ -354,8 +343,17 @@ def test_each_side_has_its_own_scheme(corpus, briefly):
 
 
 @pytest.mark.slow
-def test_resume_inside_epoch_1_is_exact(corpus, tmp_path):
-    flags = ("--position-scheme", "tupe+m4", "--position-scale", "2", "--disable-validation")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--position-scheme", "tupe+m4", "--position-scale", "2"),
+        # Positions are drawn anew for each batch of an update.
+        ("--position-scheme=rope/fox+t5", "--position-random-range=99", "--update-freq=2"),
+    ],
+    ids=["tables", "drawn"],
+)
+def test_resume_inside_epoch_1_is_exact(corpus, tmp_path, flags):
+    flags = (*flags, "--disable-validation")
     cli.train(corpus, tmp_path / "whole", *flags, "--max-update", "8")
     cli.train(corpus, tmp_path / "parts", *flags, "--max-update", "3")
     shutil.copy(tmp_path / "parts" / "checkpoint_last.pt", tmp_path / "at_3.pt")
@@ -432,6 +430,24 @@ def test_other_position_flags_are_refused(corpus, briefly, tmp_path, name, how):
     assert given not in message.split("the flags say")[0]
     assert source.read_bytes() == before
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before] * (how == "resume")
+
+
+def test_finetuning_with_more_positions_starts_where_the_source_stood(corpus, briefly, tmp_path):
+    """Sinusoidal to sinusoidal+m4, in encoder and decoder: new tables that are zero, no other."""
+    source = briefly("--position-scheme", "sinusoidal")
+    flags = ("--position-scheme", "sinusoidal+m4", "--lr", "1e-30", "--warmup-updates", "0")
+    output = cli.train(
+        *(corpus, tmp_path, *flags, "--finetune-from-model", source, "--lr-scheduler", "fixed"),
+        *("--max-update", "1", "--disable-validation"),
+    )
+    assert output.count("conversion: exact     yes") == 2
+    before, after = (cli.load(path)["model"] for path in (source, tmp_path / "checkpoint_last.pt"))
+    tables = [key for key in after if ".position." in key]
+    assert {key.split(".")[0] for key in tables} == {"encoder", "decoder"}
+    for key, value in after.items():
+        if "scheme_version" not in key:
+            expected = torch.zeros_like(value) if key in tables else before[key]
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -641,7 +657,7 @@ def test_two_processes_train_as_one_with_two_batches(corpus, tmp_path):
         *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python"),
         "fairseq-train",
         *cli.train_arguments(corpus, tmp_path / "two", *flags),
-        *("--distributed-world-size", "2", "--distributed-backend", "gloo"),
+        *("--distributed-world-size", "2"),
     )
     assert "training on 2 devices" in together
     assert "num_updates: 3 >= max_update" in together

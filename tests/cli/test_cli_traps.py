@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import re
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import relpos_fairseq
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
 from relpos_fairseq import plugin
+from relpos_fairseq.mends import one_line_errors
 from relpos_fairseq.mends.noisy_warnings import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
@@ -284,6 +287,16 @@ BAD_FLAGS = {
         ("--position-scheme", "m4", "--attention-backend", "fast"),
         "--attention-backend must be one of auto, reference, ",
     ),
+    "backend_of_another_scheme": (
+        ("--position-scheme", "m4", "--attention-backend", "sdpa"),
+        "--attention-backend sdpa cannot evaluate key_vectors and query_vectors of position scheme "
+        "m4: leave it at auto",
+    ),
+    "kernel_of_another_scheme": (
+        ("--position-scheme", "abs_scalar", "--position-rank", "130")
+        + ("--attention-backend", "triton"),
+        "--attention-backend triton cannot evaluate static_factors of rank 130 ",
+    ),
     "scale": (("--position-scheme", "m4", "--position-scale", "0"), "scale must be "),
 }
 
@@ -306,6 +319,37 @@ def test_bad_flag_ends_the_command(corpus, tmp_path):
         fails=True,
     )
     assert output.strip().splitlines()[-1].startswith("ValueError: position scheme none+m4: ")
+    assert "Traceback" not in output
+    config = ("--config-dir", "examples/translation/config", "--config-name", "tiny")
+    folders = (f"task.data={corpus.binary}", f"checkpoint.save_dir={tmp_path}")
+    data = (*folders, "task.source_lang=src", "task.target_lang=tgt", "++common.cpu=true")
+    wrong = f"common.user_dir={USER_DIR}", "model.position_scheme=none+m4"
+    output = cli.command("fairseq-hydra-train", *config, *data, *wrong, fails=True)
+    assert output.strip().splitlines()[-1].startswith("ValueError: position scheme none+m4: ")
+    assert "Traceback" not in output
+
+
+def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
+    """Only what this package raises of its input is one line."""
+    for error in ("relpos_fairseq.schemes.parse_hybrid('m5')", "int('x')", "[][1]"):
+        try:
+            eval(error, {"relpos_fairseq": relpos_fairseq})
+        except Exception as caught:
+            sys.excepthook(type(caught), caught, caught.__traceback__)
+        said = capsys.readouterr().err
+        assert ("Traceback" in said) == ("parse_hybrid" not in error), said
+    assert one_line_errors.is_about_input(None) is False
+
+
+def test_half_precision_needs_a_gpu(corpus, tmp_path):
+    with pytest.raises(ValueError, match="--fp16 needs a GPU: on a CPU leave it out"):
+        cli.train(corpus, tmp_path, "--fp16", *UPDATES)
+
+
+def test_flags_of_fairseqs_positions_name_ours(corpus, tmp_path):
+    message = "give --position-scheme learned, or for one side --encoder-position-scheme learned"
+    with pytest.raises(ValueError, match=message):
+        cli.train(corpus, tmp_path, "--encoder-learned-pos", *UPDATES)
 
 
 def broken(checkpoint: Path, folder: Path, how: str) -> Path:
@@ -322,7 +366,40 @@ def broken(checkpoint: Path, folder: Path, how: str) -> Path:
         torch.save({"weight": torch.zeros(3)}, path)
     elif how == "tensor":
         torch.save(torch.zeros(3), path)
+    elif how == "code":
+        torch.save({"model": Malicious(folder / "ran")}, path)
     return path
+
+
+class Malicious:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("tool", ["train", "generate", "average", "convert"])
+def test_code_in_a_checkpoint_is_refused_and_named(corpus, checkpoint, tmp_path, capsys, tool):
+    path = broken(checkpoint, tmp_path, "code")
+    if tool in ("train", "generate"):
+        with pytest.raises(ValueError) as caught:
+            if tool == "train":
+                cli.train(corpus, tmp_path, "--position-scheme", "m4", *UPDATES)
+            else:
+                cli.generate(corpus, path)
+        message = str(caught.value)
+    else:
+        rest = (
+            ("--inputs", path, "--output") if tool == "average" else (path, "--to", "m4", "--out")
+        )
+        assert cli.relpos(tool, *rest, tmp_path / "out") == 2
+        message = capsys.readouterr().err.strip()
+    assert f"{path} holds code or objects (posix.mkdir)" in message and "was refused" in message
+    assert "\n" not in message and "weights_only" not in message and "truncated" not in message
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("tool", ["train", "generate"])
@@ -336,7 +413,7 @@ def test_broken_checkpoint_is_refused(corpus, checkpoint, tmp_path, how, tool):
         else:
             cli.generate(corpus, path)
     message = str(caught.value)
-    assert str(path) in message and "truncated, or not a fairseq checkpoint" in message
+    assert str(path) in message and "is truncated or no checkpoint: copy it again" in message
     assert f"({len(before):,} bytes)" in message and "\n" not in message
     assert path.read_bytes() == before
 

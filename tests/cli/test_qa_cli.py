@@ -94,6 +94,31 @@ def test_scores_do_not_depend_on_batches(data, trained):
     assert numbers(found[0], "valid")["f1"] == pytest.approx(value(output, "f1"), abs=1e-3)
 
 
+def test_answers_are_those_of_the_evaluation(data, trained, tmp_path, capsys):
+    """`relpos answer` on one context is `evaluate qa` on its questions; text/ is enough."""
+    path, _ = trained
+    assert script("evaluate", "qa", data / "few.json", "--path", path, "--out", tmp_path)[0] == 0
+    expected = json.loads((tmp_path / "predictions.json").read_text())
+    [paragraph, *_] = json.loads((data / "few.json").read_text())["data"][0]["paragraphs"]
+    asked = [entry["question"] for entry in paragraph["qas"]]
+    moved = tmp_path / "moved"
+    shutil.copytree(path.parent, moved)
+    capsys.readouterr()
+    assert relpos("answer", moved / path.name, paragraph["context"], *asked, "--cpu") == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found == [expected[entry["id"]] for entry in paragraph["qas"]]
+    (tmp_path / "context.txt").write_text(paragraph["context"])
+    (tmp_path / "asked.txt").write_text(f"{asked[0]}\n")
+    files = (tmp_path / "context.txt", "--file", tmp_path / "asked.txt")
+    assert relpos("answer", moved / path.name, *files, "--nbest", "2", "--jsonl") == 0
+    [one] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert one["answers"][0]["text"] == found[0] and len(one["answers"]) == 2
+    for wrong, said in ((("absent.txt", "Who?"), "one word is no context"),
+                        (("a b",), "give a QUESTION")):  # fmt: skip
+        assert relpos("answer", moved / path.name, *wrong) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_scripts_agree_with_validation(data, trained, tmp_path):
     path, _ = trained
     logged = numbers(validate(data, path), "valid")
@@ -104,7 +129,7 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
     found = json.loads((out / "results.json").read_text())["valid"]
     pairs = {
         "em": "exact", "f1": "f1", "has_em": "HasAns_exact", "no_f1": "NoAns_f1",
-        "tuned_em": "best_exact", "tuned_f1": "best_f1", "tuned_f1_thresh": "best_f1_thresh",
+        "tuned_em": "best_exact", "tuned_f1": "best_f1", "tuned_f1_thresh": "reached_f1_thresh",
     }  # fmt: skip
     for name, ours in pairs.items():
         assert found[ours] == pytest.approx(logged[name], abs=1e-3), name
@@ -120,7 +145,7 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
     again = json.loads((tmp_path / "official" / "results.json").read_text())["valid.json"]
     assert all(again[key] == pytest.approx(found[key]) for key in again)
     # At the best threshold the score is the best one.
-    threshold = found["best_f1_thresh"]
+    threshold = found["reached_f1_thresh"]
     more = (f"--null-threshold={threshold}", "--out", tmp_path / "tuned")
     status, printed = script("evaluate", "qa", data / "valid.json", *common, *more)
     tuned = json.loads((tmp_path / "tuned" / "results.json").read_text())["valid"]
@@ -151,6 +176,46 @@ def test_several_files_make_a_table(data, trained, tmp_path):
     assert (tmp_path / "few" / "predictions.json").is_file()
     assert not (tmp_path / "few" / "null_odds.json").exists()
     assert "" not in json.loads((tmp_path / "few" / "predictions.json").read_text()).values()
+
+
+def test_an_interrupted_evaluation_goes_on(data, trained, tmp_path, monkeypatch):
+    """What is answered is not computed again; other options start over; the files are equal."""
+    asked = (data / "valid.json", data / "few.json", "--path", trained[0], "--data", data, "--cpu")
+    asked += ("--max-tokens", "100")
+    assert script("evaluate", "qa", *asked, "--out", tmp_path / "whole")[0] == 0
+    whole, span_logits, calls = answers_below(tmp_path / "whole"), questions.span_logits, []
+
+    def stops(after: int):
+        def logits(*arguments):
+            if len(calls) == after:
+                raise KeyboardInterrupt
+            calls.append(arguments)
+            return span_logits(*arguments)
+
+        calls.clear()
+        monkeypatch.setattr(questions, "span_logits", logits)
+
+    out = ("--out", tmp_path / "out")
+    stops(10**6)
+    assert script("evaluate", "qa", *asked, "--out", tmp_path / "counted")[0] == 0
+    total = len(calls)
+    assert total > 9
+    for after, more in ((4, ()), (total - 5, ("--n-best", "3")), (4, ()), (total - 5, ())):
+        stops(after)
+        status, printed = script("evaluate", "qa", *asked, *out, *more)
+        assert status == 130 and "run the same command again to continue" in printed
+        assert not (tmp_path / "out" / "results.json").exists()
+    kept = next((tmp_path / "out").glob(".partial-answers-few*"))
+    kept.write_bytes(kept.read_bytes()[:-3])  # a kill may cut a line: that batch is answered again
+    stops(2)
+    status, printed = script("evaluate", "qa", *asked, *out)
+    assert status == 0 and len(calls) == 2 and "batches are answered already" in printed
+    assert answers_below(tmp_path / "out") == whole
+
+
+def answers_below(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def test_a_file_name_with_a_space_counts_in_the_mean(capsys):
@@ -451,27 +516,7 @@ def test_prepare_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["squad", "squad_v2", "xquad_tiny"])
-def test_recipes_train(data, tmp_path, recipe):
-    """By hydra, one update of a smaller model."""
-    from fairseq.dataclass.initialize import hydra_init
-    from fairseq_cli.hydra_train import _hydra_main
-    from hydra import compose, initialize_config_dir
-
-    folder = ROOT / "examples" / "roberta" / "config"
-    hydra_init(recipe)
-    small = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2}
-    overrides = [
-        *(f"++model.encoder_{name}={number}" for name, number in small.items()),
-        *(f"task.data={data}", "common.cpu=true", f"common.user_dir={USER_DIR}"),
-        *("checkpoint.finetune_from_model=null", f"checkpoint.save_dir={tmp_path}"),
-        *("optimization.max_update=1", "dataset.num_workers=0", "lr_scheduler.warmup_updates=0"),
-    ]
-    with initialize_config_dir(str(folder), version_base="1.1"):
-        cfg = compose(recipe, overrides=overrides)
-    with captured() as stream:
-        _hydra_main(cfg)
-    assert "Stopping training due to num_updates: 1" in stream.getvalue()
-    assert load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]["encoder_embed_dim"] == 16
-    text = (folder / f"{recipe}.yaml").read_text()
+def test_recipes_say_how_they_are_launched(recipe):
+    text = (ROOT / "examples" / "roberta" / "config" / f"{recipe}.yaml").read_text()
     assert f"--config-name {recipe} " in text.split("\nhydra:")[0]
     assert f"save_dir: checkpoints/{recipe} " in text

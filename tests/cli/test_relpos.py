@@ -31,6 +31,22 @@ for name in ["", *sys.argv[1:]]:
 print(json.dumps(found))
 """
 
+# Commands that are younger than the scripts.
+WITHOUT_SCRIPT = {
+    "doctor",
+    "evaluate lm",
+    "export ct2",
+    "export onnx",
+    "export transformers",
+    "benchmark serving",
+    "theorems",
+    "compare",
+    "translate",
+    "sample",
+    "fill",
+    "answer",
+}
+
 
 @pytest.fixture(scope="module")
 def helps() -> dict[str, list]:
@@ -71,7 +87,7 @@ def test_every_script_is_a_door(tmp_path):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_door(node)]
         assert len(calls) == 1, path
         opened[" ".join(argument.value for argument in calls[0].args)] = path.name
-    assert set(COMMANDS) - set(opened) == {"evaluate lm"}
+    assert set(COMMANDS) - set(opened) == WITHOUT_SCRIPT
     assert set(opened) <= set(COMMANDS)
     path = SCRIPTS / opened["average"]
     done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
@@ -113,7 +129,7 @@ def test_wrong_arguments_are_one_line(capsys):
 
 def test_pip_installs_the_command():
     entry = "relpos = relpos_fairseq.cli.main:main"
-    assert f'"console_scripts": ["{entry}"]' in (ROOT / "setup.py").read_text()
+    assert f'"{entry}"' in (ROOT / "setup.py").read_text()
 
 
 def test_what_parsers_offer_is_what_jobs_take():

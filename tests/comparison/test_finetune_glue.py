@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers import ROOT
 from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_glue, write_tokenizer
 from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison.glue import runs
+from relpos_fairseq.comparison import runs
 from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained, takes_any_length
 from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, summarise, updates_of
-from relpos_fairseq.comparison.glue.runs import Finetuning, Shared
-from relpos_fairseq.comparison.glue.tables import cell
+from relpos_fairseq.comparison.glue.tables import average, cell
+from relpos_fairseq.comparison.scores import METRICS
+from relpos_fairseq.comparison.spec import read_spec
+from relpos_fairseq.comparison.tasks import base
+from relpos_fairseq.comparison.tasks.glue import (
+    MODEL,
+    MODELS,
+    NAMES,
+    REPORT,
+    Glue,
+    statistics_of,
+)
+from relpos_fairseq.comparison.training_log import TrainingLog
+from relpos_fairseq.config import resolve
 from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
+from relpos_fairseq.options import AttentionShape
 from relpos_fairseq.preparation.glue.tasks import GLUE, TASKS
 
 
@@ -61,15 +78,8 @@ def pretrained(tmp_path_factory, glue) -> Path:
     return folder / "checkpoint_last.pt"
 
 
-def in_process(command: list[str], log: Path, threads: int, on_line=None) -> None:
-    """Instead of run_tool: the same command in this process."""
-    assert Path(command[0]).name == "fairseq-train"
-    with log.open("a") as file:
-        file.write(call("train", *command[1:]))
-
-
 def arguments(glue: Path, out: Path, models: list[str], *more: str) -> list[str]:
-    flags = ["--out", str(out), "--train-flags", "--num-workers 0 --cpu", *more]
+    flags = ["--out", str(out), "--train-flags=--num-workers 0", *more]
     return [str(glue / "bin"), *models, *flags]
 
 
@@ -79,7 +89,9 @@ def result(values: list[float], rate: float = 1e-5, epochs: int = 3, seed: int =
 
 def test_protocols_are_the_papers():
     huang, chen = PROTOCOLS["huang"], PROTOCOLS["chen"]
-    assert (huang.learning_rates, huang.epochs, len(huang.seeds)) == ((2e-5, 3e-5, 4e-5), (3,), 1)
+    assert (huang.learning_rates, huang.epochs, len(huang.seeds)) == ((3e-5,), (3,), 1)
+    m4m = PROTOCOLS["multiplicative"]
+    assert m4m == replace(huang, name=m4m.name, learning_rates=(2e-5, 3e-5, 4e-5))
     assert chen.learning_rates == (1e-5, 2e-5, 3e-5, 4e-5)
     assert (chen.epochs, len(chen.seeds), chen.checkpoint) == ((5, 10), 5, "best")
     assert updates_of(2490, 3) == 78 * 3
@@ -104,14 +116,16 @@ def test_hydra_config_is_a_run_of_the_protocol(name):
     assert config["task"]["num_classes"] == task.classes
     criterion = config["criterion"]
     assert criterion["regression_target"] is task.regression
-    wanted = runs.REPORT.get(task.metrics[0], "--none")[2:].replace("-", "_")
+    wanted = REPORT.get(task.metrics[0], "none").replace("-", "_")
     assert {key for key in criterion if key.startswith("report")} <= {wanted}
 
 
+TABLES = ("position_scheme", "position_share", "position_clip_distance")
 # Sequence length, batch, updates, learning rate, warm-up.
 PAPERS = {
     "huang_base": (512, 160, 1_000_000, 1e-4, 10_000),
     "m4m_base": (512, 96, 500_000, 1e-4, 10_000),
+    "m4m_base_continued": (512, 480, 500_000, 1e-4, 10_000),
     "m4m_large": (512, 192, 500_000, 1e-4, 10_000),
     "chen_english": (128, 4096, 500_000, 0.0018, 12_500),
     "chen_multilingual": (512, 4096, 125_000, 0.0018, 3_125),
@@ -129,6 +143,38 @@ def test_pre_training_config_has_the_papers_settings(name):
         config["task"]["tokens_per_sample"], batch, optimization["max_update"],
         optimization["lr"][0], schedule["warmup_updates"],
     )  # fmt: skip
+
+
+def test_huangs_recipes_have_a_table_a_head():
+    """000 Table 1: m h (2n - 1) d; the recipe of Table 5 is section 4.4's."""
+    read = {}
+    for path in ("pretraining/huang_base", "squad", "squad_large_m4"):
+        read[path] = yaml.safe_load((CONFIGS / f"{path}.yaml").read_text())
+        assert read[path]["model"]["position_share"] == "none"
+    model = RelPosRobertaConfig(**{k: read["pretraining/huang_base"]["model"][k] for k in TABLES})
+    shape = AttentionShape(embed_dim=768, num_heads=12, max_positions=512)
+    (member,) = resolve(model, shape, "masked_lm").members
+    layer = sum(value.numel() for value in member.scheme(shape, member.options).parameters())
+    assert 12 * layer == 12 * 12 * (2 * 512 - 1) * 64 == 9_427_968
+    large = read["squad_large_m4"]
+    assert large["model"]["_name"] == "relpos_roberta_large"
+    assert (large["optimization"]["lr"], large["optimization"]["max_epoch"]) == ([5e-5], 3)
+    assert large["model"]["position_clip_distance"] == 512
+
+
+def test_average_is_the_papers():
+    """004's first row of Table 4: seven numbers, accuracy for QQP, 84.8; not without all tasks."""
+    found = {
+        "MNLI": {"accuracy": 85.8, "valid1_accuracy": 85.9},
+        "QQP": {"f1": 88.0, "accuracy": 91.1},
+        "QNLI": {"accuracy": 89.9},
+        "SST-2": {"accuracy": 93.2},
+        "CoLA": {"mcc": 58.7},
+        "STS-B": {"spearman": 89.0, "pearson": 1.0},
+        "RTE": {"accuracy": 1.0},
+    }
+    assert average(found) == "84.80"
+    assert average({name: found[name] for name in list(found)[1:]}) == "-"
 
 
 def test_huang_takes_the_last_checkpoint_of_the_best_learning_rate():
@@ -165,21 +211,22 @@ def test_what_is_no_number_is_the_worst():
     ("scheme", "any_length"),
     [("m4", True), ("rel_scalar", True), ("m4m", True), ("learned", False), ("learned+m4", False)],
 )
-def test_relative_models_take_longer_examples_than_in_pre_training(tmp_path, scheme, any_length):
+def test_relative_models_take_longer_examples_than_in_pre_training(
+    tmp_path, scheme, any_length, monkeypatch
+):
     config = {"position_scheme": scheme, "position_clip_distance": "auto", "max_positions": None}
     assert takes_any_length(config, 16) is any_length
     assert not takes_any_length({"encoder_embed_dim": 768}, 512)  # fairseq's own RoBERTa
     (tmp_path / "RTE").mkdir()
     known = {"train": 9, "max_length": 20, "init_token": 0, "separator_token": 2}
     (tmp_path / "RTE" / "task.json").write_text(json.dumps(known))
-    model = Pretrained("x", Path("x.pt"), 16, (), any_length)
-    run = Finetuning(model, GLUE["RTE"], 1e-5, 3, 1)
+    monkeypatch.setitem(MODELS, Path("x.pt"), Pretrained("x", Path("x.pt"), 16, {}, any_length))
+    task = Glue(label="RTE", data=tmp_path, name="RTE")
     if any_length:
-        flags = run.arguments(Shared(tmp_path, tmp_path, "last"))
-        assert flags[flags.index("--max-positions") + 1] == "20"
+        assert task.flags({MODEL: "x.pt"}, 1)["max-positions"] == 20
     else:
         with pytest.raises(ValueError, match="has examples of 20 tokens, x takes 16"):
-            run.arguments(Shared(tmp_path, tmp_path, "last"))
+            task.flags({MODEL: "x.pt"}, 1)
 
 
 def test_cells_are_as_glue_writes_them():
@@ -195,32 +242,50 @@ def log_line(split: str, updates: int, **values: float) -> str:
     return f"2026-01-01 00:00:00 | INFO | {split} | {json.dumps(named)}\n"
 
 
-def test_logs_are_read_by_updates(tmp_path):
-    log = tmp_path / "log"
-    lines = [
-        log_line("valid", 10, accuracy=50), log_line("valid1", 10, accuracy=40),
-        log_line("valid", 20, accuracy=55), log_line("valid", 20, accuracy=60),
-        log_line("valid1", 20, accuracy=61), "2026 | INFO | train | {}\n",
-    ]  # fmt: skip
-    log.write_text("".join(lines))
-    assert runs.read_validations(log, GLUE["MNLI"]) == [
-        {"updates": 10, "accuracy": 50.0, "valid1_accuracy": 40.0},
-        {"updates": 20, "accuracy": 60.0, "valid1_accuracy": 61.0},
-    ]
-    with pytest.raises(ValueError, match="has no valid_mcc"):
-        runs.read_validations(log, GLUE["CoLA"])
-    log.write_text("nothing")
-    with pytest.raises(ValueError, match="without a validation"):
-        runs.read_validations(log, GLUE["MNLI"])
+def test_logs_are_read_by_updates():
+    """A run that went on after an interruption may have validated a place twice."""
+    log = TrainingLog()
+    for line in (
+        log_line("valid", 10, accuracy=50),
+        log_line("valid1", 10, accuracy=40),
+        log_line("valid", 20, accuracy=55),
+        log_line("valid", 20, accuracy=60),
+        log_line("valid1", 20, accuracy=61),
+        '2026 | INFO | train | {"train_wps": "9.5"}\n',
+        "2026 | INFO | fairseq | num. shared model params: 1,234 (num. trained: 1,234)\n",
+    ):
+        log.read(line)
+    found = {n: (one["valid_accuracy"], one["valid1_accuracy"]) for n, one in log.valid.items()}
+    assert found == {10: (50.0, 40.0), 20: (60.0, 61.0)}
+    assert (log.speed, log.parameters) == (10, 1234)
+
+
+def test_statistics_are_the_metrics():
+    """Of predictions against scikit-learn's and scipy's, and of the criterion's F1."""
+    generator = np.random.default_rng(2)
+    found, true = generator.integers(0, 2, (2, 40))
+    values = {
+        "f1": f1_score(true, found),
+        "mcc": matthews_corrcoef(true, found),
+        "accuracy": np.mean(found == true),
+    }
+    for metric, value in values.items():
+        rows = statistics_of(metric, found, true)
+        assert METRICS[NAMES[metric]].value(rows.sum(0)) == pytest.approx(100 * value), metric
+    found = generator.standard_normal(40).round(1) + true
+    for metric, theirs in (("pearson", pearsonr), ("spearman", spearmanr)):
+        rows = statistics_of(metric, found, true.astype(float))
+        expected = 100 * theirs(found, true)[0]
+        assert METRICS[NAMES[metric]].value(rows.sum(0)) == pytest.approx(expected), metric
 
 
 def test_checkpoint_says_its_model(pretrained):
     found = read_pretrained("m", pretrained)
-    flags = dict(itertools.pairwise(found.flags))
-    assert flags["--position-scheme"] == "learned+m4m"
-    assert flags["--position-clip-distance"] == "3"
-    assert flags["--encoder-embed-dim"] == "16" and flags["--dropout"] == "0.25"
-    assert "--encoder-normalize-before" in found.flags
+    flags = {name: str(value) for name, value in found.flags.items()}
+    assert flags["position-scheme"] == "learned+m4m"
+    assert flags["position-clip-distance"] == "3"
+    assert flags["encoder-embed-dim"] == "16" and flags["dropout"] == "0.25"
+    assert found.flags["encoder-normalize-before"] is True
     assert found.positions == 32
 
 
@@ -229,9 +294,7 @@ def finished(tmp_path_factory, glue, pretrained) -> tuple[Path, str]:
     """Two learning rates on one task of each kind, run to the end."""
     out = tmp_path_factory.mktemp("finished")
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "run_tool", in_process)
-        relpos_job("finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more))
+    relpos_job("finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more))
     return out, (out / "huang.md").read_text()
 
 
@@ -243,91 +306,107 @@ def test_table_stands_beside_the_majority_class(finished):
     assert lines[2][0] == "majority class" and lines[2][2:] == ["0.00", "0.00 / 0.00"]
     assert lines[3][0] == "small" and all(cell != "-" for cell in lines[3])
     assert "learning rate 0.001, 1 epochs" in text or "learning rate 0.01, 1 epochs" in text
-    assert len(list(out.rglob("result.json"))) == 6
-    assert not list(out.rglob("*.pt"))
+    results = list((out / "results").rglob("*.json"))
+    assert len(results) == 6 and not list(out.rglob("*.pt"))
+    for path in results:  # scored one by one they are what the criterion logged
+        one = json.loads(path.read_text())
+        for split, scored in one["sets"].items():
+            for metric, value in scored["values"].items():
+                key = next(key for key, name in NAMES.items() if name == metric)
+                logged = one["validations"][-1][f"{split}_{key}"]
+                assert value == pytest.approx(logged, abs=0.02) or math.isnan(logged), metric
 
 
-def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, capsys):
-    def never(*given):
-        raise AssertionError("a finished run was repeated")
-
+def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, tmp_path):
+    """Other rates, or other data though as many and as long, are other runs."""
     out, text = finished
-    monkeypatch.setattr(runs, "run_tool", never)
+    asked = []
+    monkeypatch.setattr(runs.Comparison, "prepare", lambda self, cells: asked.append(len(cells)))
+    monkeypatch.setattr(runs.Pool, "run", lambda self: {})
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
-    relpos_job("finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more))
-    assert (out / "huang.md").read_text() == text
-    with pytest.raises(AssertionError, match="repeated"):
-        relpos_job(
-            "finetune", "glue", *arguments(glue, out, [f"small={pretrained}"], *more[:-1], "2")
-        )
-
-
-def test_other_data_are_other_runs(finished, glue, pretrained, tmp_path, monkeypatch):
-    """Though as many and as long."""
-
-    def repeated(*given):
-        raise ToolError("repeated")
-
-    folder, out = tmp_path / "glue", tmp_path / "out"
+    model = [f"small={pretrained}"]
+    relpos_job("finetune", "glue", *arguments(glue, out, model, *more))
+    assert (out / "huang.md").read_text() == text and not asked
+    relpos_job("finetune", "glue", *arguments(glue, out, model, *more[:-1], "2"))
+    folder = tmp_path / "glue"
     shutil.copytree(glue, folder)
-    shutil.copytree(finished[0], out)
     path = folder / "bin" / "STS-B" / "label" / "valid.label"
     path.write_text("".join(sorted(path.read_text().splitlines(keepends=True))))
-    monkeypatch.setattr(runs, "run_tool", repeated)
-    more = ["--tasks", "STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
-    for data, status in ((glue, 0), (folder, 1)):
-        given = arguments(data, out, [f"small={pretrained}"], *more)
-        assert relpos("finetune", "glue", *given) == status
+    relpos_job("finetune", "glue", *arguments(folder, out, model, *more))
+    assert asked == [6, 2]
 
 
 @pytest.mark.slow
-def test_interrupted_run_goes_on_to_the_same_result(tmp_path, glue, pretrained, monkeypatch):
+def test_interrupted_run_goes_on_to_the_same_result(tmp_path, glue, pretrained):
     more = ["--tasks", "RTE", "--lr", "1e-2", "--epochs", "2", "--keep-models"]
     models = [f"small={pretrained}"]
-    monkeypatch.setattr(runs, "run_tool", in_process)
     relpos_job("finetune", "glue", *arguments(glue, tmp_path / "whole", models, *more))
+    task, fairseq = "relpos_fairseq.comparison.tasks.base", base.fairseq
 
-    def interrupted(command, log, threads, on_line=None):
-        in_process([*command, "--stop-min-lr", "1"], log, threads)  # ends after its first epoch
-        raise KeyboardInterrupt
+    def interrupted(tool, given, *rest):
+        """End after the first epoch as if killed."""
+        fairseq(tool, [*given, "--stop-min-lr", "1"], *rest)
+        raise ToolError("killed")
 
-    monkeypatch.setattr(runs, "run_tool", interrupted)
     given = arguments(glue, tmp_path / "parts", models, *more)
-    assert relpos("finetune", "glue", *given) == 130
-    assert not list((tmp_path / "parts").rglob("result.json"))
-    monkeypatch.setattr(runs, "run_tool", in_process)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{task}.fairseq", interrupted)
+        assert relpos("finetune", "glue", *given) == 1
+    assert not list((tmp_path / "parts" / "results").rglob("*.json"))
     relpos_job("finetune", "glue", *given)
     found = {}
     for name in ("whole", "parts"):
-        model = next((tmp_path / name).rglob("model.pt"))
+        model = next((tmp_path / name).rglob("checkpoint_last.pt"))
         state = torch.load(model, map_location="cpu", weights_only=True)["model"]
-        found[name] = (json.loads(next((tmp_path / name).rglob("result.json")).read_text()), state)
+        result = json.loads(next((tmp_path / name / "results").rglob("*.json")).read_text())
+        found[name] = (result, state)
     assert len(found["whole"][0]["validations"]) == 2
-    assert found["parts"][0] == found["whole"][0]
+    for key in ("validations", "settings", "data"):
+        assert found["parts"][0][key] == found["whole"][0][key]
     for key, value in found["whole"][1].items():
         assert torch.equal(value, found["parts"][1][key]), key
 
 
+def test_predictions_are_what_the_server_takes(tmp_path, glue, pretrained, monkeypatch, capsys):
+    more = ["--tasks", "STS-B,MNLI", "--max-update", "2", "--predictions"]
+    relpos_job("finetune", "glue", *arguments(glue, tmp_path, [f"small={pretrained}"], *more))
+    assert "3 epochs, at most 2 updates" in capsys.readouterr().out
+    tables = {
+        path.stem: [line.split("\t") for line in path.read_text().splitlines()]
+        for path in (tmp_path / "submission" / "huang" / "small").iterdir()
+    }
+    assert tables.keys() == {"STS-B", "MNLI-m", "AX"}
+    for rows in tables.values():
+        assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == list("012")
+    assert all(0 <= float(score) <= 5 for _, score in tables["STS-B"][1:])
+    assert all(label in TASKS["MNLI"].labels for _, label in tables["AX"][1:])
+    valid = tmp_path / "predictions" / "huang" / "small" / "MNLI" / "valid1.tsv"
+    rows = [line.split("\t") for line in valid.read_text().splitlines()][1:]
+    found = json.loads((tmp_path / "huang.json").read_text())["small/MNLI"]["values"]
+    accuracy = sum(predicted == label for _, predicted, label in rows) / len(rows)
+    assert found["valid1_accuracy"] == pytest.approx(100 * accuracy, abs=0.01)
+
+
 def test_failure_names_the_run_and_its_log(tmp_path, glue, pretrained, monkeypatch, capsys):
-    def failing(command, log, threads, on_line=None):
+    def failing(tool, given, log, *rest):
         raise ToolError(f"fairseq-train: ValueError: no (its whole output: {log})")
 
-    monkeypatch.setattr(runs, "run_tool", failing)
+    monkeypatch.setattr(base, "fairseq", failing)
     given = arguments(glue, tmp_path, [f"small={pretrained}"], "--tasks", "RTE")
     assert relpos("finetune", "glue", *given) == 1
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and "small on RTE: fairseq-train: ValueError: no" in error[0]
+    said = capsys.readouterr().out
+    assert "failed: RTE-lr3e-05-epochs3 / small / seed 1: fairseq-train: ValueError: no" in said
 
 
 def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "run_tool", lambda *given: pytest.fail("it trained"))
+    monkeypatch.setattr(runs.Comparison, "run", lambda self: pytest.fail("it trained"))
     model = f"small={pretrained}"
     (tmp_path / "broken.pt").write_bytes(pretrained.read_bytes()[:3000])
     torch.save({"model": {}}, tmp_path / "plain.pt")
     (tmp_path / "none").mkdir()
     wrong = {
         "there is no checkpoint": arguments(glue, tmp_path, ["nowhere.pt"]),
-        "is no checkpoint, or cut off": arguments(glue, tmp_path, [str(tmp_path / "broken.pt")]),
+        "is truncated or no checkpoint": arguments(glue, tmp_path, [str(tmp_path / "broken.pt")]),
         "it has no configuration": arguments(glue, tmp_path, [str(tmp_path / "plain.pt")]),
         "two models are called 'small'": arguments(glue, tmp_path, [model, model]),
         "--lr must be above 0": arguments(glue, tmp_path, [model], "--lr", "-1"),
@@ -349,3 +428,39 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
         )
     finally:
         task.write_text(before)
+
+
+SPECS = sorted((ROOT / "examples" / "comparison").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_shipped_comparison_reads_and_is_listed(path):
+    assert read_spec(path).tasks
+    assert f"| `{path.name}` |" in (path.parent / "README.md").read_text()
+
+
+def test_diverging_searches_the_papers_rates():
+    """Section 3.2: the best of 2e-5, 3e-5, 4e-5."""
+    tasks = read_spec(ROOT / "examples" / "comparison" / "diverging.yaml").tasks
+    rates = {task.lr for task in tasks.values() if task.name == "MRPC"}
+    assert rates == {4e-6, *PROTOCOLS["multiplicative"].learning_rates}
+    assert {task.protocol for task in tasks.values()} == {"multiplicative"}
+
+
+@pytest.mark.slow
+def test_diverging_runs_small(glue, pretrained, tmp_path, capsys):
+    """A loss that leaves the majority's is in what the run keeps: a rate of 10 does that."""
+    content = yaml.safe_load((ROOT / "examples" / "comparison" / "diverging.yaml").read_text())
+    content["schemes"] = {name: {MODEL: str(pretrained)} for name in ("m4", "raffel")}
+    content["seeds"] = 1
+    kept = content["tasks"]["MRPC at 4e-6"] | {"data": str(glue / "bin"), "max_update": 6}
+    content["tasks"] = {"MRPC at 4e-6": kept, "MRPC at 10": kept | {"lr": 10.0}}
+    content["train"] = {"cpu": True, "num-workers": 0, "clip-norm": 0}
+    path = tmp_path / "diverging.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert relpos("compare", "run", str(path), "--workers", "1") == 0
+    losses = {
+        file.parent.name: json.loads(file.read_text())["validations"][-1]["valid_loss"]
+        for file in (tmp_path / "diverging").glob("MRPC*/*.json")
+    }
+    assert losses["MRPC at 4e-6"] < 1.5 < losses["MRPC at 10"]

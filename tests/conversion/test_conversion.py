@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import ENCODERS
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
+from helpers.lm_models import randomized, small_lm, small_xl, stream
 from relpos_fairseq.conversion import Conversion, NotExactError, convert, layouts
-from relpos_fairseq.conversion.fidelity import Probe
-from relpos_fairseq.conversion.fit import fit, fitted_schemes
+from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.lengths import resize
+from relpos_fairseq.conversion.on_load import prepare_sides
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.conversion.source import SourceModel, plan_of
+from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.conversion.writer import build
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
+from relpos_fairseq.scheme import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class, scheme_names
 from relpos_fairseq.tables import reread
 
-NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a".split()
-REFUSED = "m4m rope alibi kerple abs_scalar".split()
+NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
+REFUSED = "m4m rope xpos pope alibi kerple abs_scalar fox".split()
 CLOSE = 1e-10
 
 
@@ -45,13 +46,15 @@ def test_what_cannot_be_neutral_is_refused_and_offered(scheme):
     assert scheme in " ".join(done.report.lost)
 
 
-@pytest.mark.parametrize("name", scheme_names())
+@pytest.mark.parametrize("name", ENCODERS)
 def test_every_parameter_is_declared_and_neutral_or_says_why_not(name):
-    plan = plan_of(config(name))
+    takes = {option.name for option in scheme_class(name).takes}
+    plan = plan_of(config(name, **{"position_norm": "on"} if "norm" in takes else {}))
     ((place,),) = [layouts.places(plan)]
     scheme = place.build(plan, 0)
     found = {part: scheme.table_of(part) for part, _ in scheme.named_parameters()}
-    assert set(found) - {"theta"} == set(scheme.tables)
+    alone = {part for part, table in scheme.tables.items() if table.copies}  # of another option
+    assert set(found) - {"theta"} == set(scheme.tables) - alone
     neutral = [part for part, table in found.items() if table.neutral is not None]
     assert bool(scheme.never_neutral) == (not neutral and name != "none")
 
@@ -75,6 +78,7 @@ def test_a_scheme_is_added_at_neutral_values(scheme):
         "tupe": {"query_projection", "bias_table"},
         "tupe_a": {"query_projection"},
         "transformer_xl": {"projection", "content_bias"},
+        "fire": {"output_weight"},
     }
     assert moved >= first.get(scheme, set(scheme_class(scheme).tables))
 
@@ -92,6 +96,8 @@ RULES = [
     ("abs_scalar", "tupe_a", {"position_reset_cls": "off", "position_share": "none"}),
     ("abs_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
     ("sinusoidal", "learned", {}),
+    ("alibi", "fox", {}),
+    ("rope", "xpos", {"position_xpos_base": "0"}),
 ]
 
 
@@ -112,6 +118,18 @@ def test_hybrids_are_converted_member_by_member():
     assert_exact(config("learned+m4", **options), config("learned+m4+rel_scalar", **options))
     assert_exact(config("learned+t5"), config("learned+rel_scalar"))
     assert_exact(config("m4+rope", **options), config("m4+rope+t5", **options))
+
+
+def test_layers_are_converted_each_for_itself():
+    options = {"position_clip_distance": "3"}
+    layered = config("learned+m4+rel_scalar/learned+rel_scalar+shaw", **options)
+    assert_exact(config("learned"), layered)
+    assert_exact(config("rope+t5/t5"), config("rope+rel_scalar/t5+m4"))
+    assert_exact(config("m4/t5"), config("deberta/rel_scalar"))
+    done, _ = converted(config("t5"), config("t5/none"), allow_loss=True)
+    assert [line for line in done.report.lost if "t5 is dropped" in line]
+    with pytest.raises(NotExactError, match="rope/none -> none/rope is not exact"):
+        converted(config("rope/none"), config("none/rope"))
 
 
 CLIPPED = "shaw_keys shaw m2 m3 m4 m4m deberta tupe rel_scalar".split()
@@ -164,11 +182,30 @@ def test_equal_tables_become_one_and_back():
 
 @pytest.mark.parametrize(
     "scheme",
-    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi kerple abs_scalar "
+    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi kerple fire abs_scalar "
     "tupe deberta learned+m4 m4+rel_scalar".split(),
 )
 def test_another_scale_is_folded_in(scheme):
     assert_exact(config(scheme), config(scheme, position_scale="5"))
+
+
+def test_a_scale_is_not_folded_into_bent_content():
+    with pytest.raises(NotExactError, match="another scale under pope"):
+        converted(config("pope"), config("pope", position_scale="5"))
+
+
+def test_rotations_become_others_where_that_is_exact():
+    """Decay over 0 tokens is none; angles by length are those of training up to there."""
+    assert_exact(config("rope"), config("xpos", position_xpos_base="0"))
+    done = assert_exact(config("rope"), config("rope", position_rope_scaling="yarn"))
+    assert "inputs of up to" in " ".join(done.report.limits)
+    for target in (
+        config("xpos"),
+        config("rope", position_rope_pairs="halves"),
+        config("rope", position_rope_scaling="ntk", position_rope_factor="2"),
+    ):
+        with pytest.raises(NotExactError, match="rope"):
+            converted(config("rope"), target)
 
 
 def test_options_that_add_nothing_at_zero():
@@ -181,6 +218,27 @@ def test_options_that_add_nothing_at_zero():
         config("transformer_xl", position_query_bias="on"),
     )
     assert_exact(config("abs_scalar", position_rank="3"), config("abs_scalar", position_rank="5"))
+    for alone in ("u", "v"):
+        assert_exact(config("transformer_xl", position_query_bias=alone), config("transformer_xl"))
+
+
+@pytest.mark.parametrize("scheme", ["deberta", "tupe"])
+def test_one_projection_becomes_two_and_scales(scheme):
+    one = config(scheme, position_projections="one")
+    assert_exact(one, config(scheme))
+    assert_exact(one, config(scheme, position_projections="one", position_scale="5"))
+    with pytest.raises(NotExactError, match="query_projection of .* is dropped"):
+        converted(config(scheme), one)
+
+
+def test_scalars_go_inside_the_division_and_out():
+    inside = config("tupe", position_scalars="inside", position_scale="1")
+    assert_exact(config("tupe"), inside)
+    assert_exact(inside, config("tupe"))
+    off = {"position_reset_cls": "off", "position_share": "none"}
+    assert_exact(config("rel_scalar"), config("tupe", position_scalars="inside", **off))
+    assert_exact(config("t5", position_buckets="0"), config("rel_scalar", position_share="layers"))
+    assert_exact(config("abs_scalar"), config("tupe", position_projections="one", **off))
 
 
 def test_options_that_lose_something_say_what():
@@ -189,7 +247,7 @@ def test_options_that_lose_something_say_what():
         ("transformer_xl", {}, {"position_query_bias": "shared"}, "of all layers become one"),
         ("m4", {}, {"position_reset_cls": "on"}, "the reset takes"),
         ("m4", {"position_reset_cls": "on"}, {}, "the reset of the first token of m4 is dropped"),
-        ("deberta", {}, {"position_p2c_index": "mirrored"}, "p2c index paper -> mirrored"),
+        ("deberta", {}, {"position_p2c_index": "mirrored"}, "p2c index same -> mirrored"),
         ("abs_scalar", {"position_rank": "5"}, {"position_rank": "3"}, "rank 5 cut to 3"),
         ("t5", {}, {"position_buckets": "8"}, "averaged over Bucketed"),
     ]
@@ -271,38 +329,36 @@ def test_tiles_and_interpolation_by_hand():
         resize(table, 7, "wrap", report)
 
 
-@pytest.mark.parametrize("source", ["alibi", "kerple"])
-def test_a_fit_finds_what_can_be_found(source):
-    """A penalty on distance is a table of scalars: least squares must find it."""
-    old = SourceModel("ours", Path(), random_state(config(source)), config(source))
-    new = config("rel_scalar")
-    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
-    before = difference(old.values, new, rough.state)
-    fitted = fit(old, new, rough, seed=1)
-    after = difference(old.values, new, fitted.state)
-    assert after < before / 100, (before, after)
-    assert fitted.report.losses
-
-
-@pytest.mark.parametrize("scheme", fitted_schemes())
-def test_a_fit_brings_attention_nearer(scheme):
-    old = SourceModel("ours", Path(), random_state(config("learned")), config("learned"))
-    new = config(scheme)
-    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
-    steps = " ".join(fit(old, new, rough, seed=1).report.steps)
-    found = re.findall(r"off by (\S+) before, (\S+) after", steps)
-    assert found and all(float(after) < float(before) for before, after in found)
-
-
-def test_a_fit_moves_the_table_that_is_left():
-    old = SourceModel(
-        "ours", Path(), random_state(config("alibi+rel_scalar")), config("alibi+rel_scalar")
+def test_the_mean_of_dropped_positions_goes_into_the_tokens():
+    """A table whose rows are all alike says nothing of positions: dropping it changes nothing."""
+    old, new = config("learned"), config("m4")
+    state = random_state(old)
+    state["encoder.lm_head.weight"] = state[f"{ENCODER}.embed_tokens.weight"]
+    table = state[f"{ENCODER}.positions.shared.0.table"]
+    table[:] = table[0]
+    done = convert(state, plan_of(old), plan_of(new), allow_loss=True)
+    probe = Probe.draw(len(state[f"{ENCODER}.embed_tokens.weight"]), 12, False)
+    before, after = (
+        outputs_of(build(values, weights), probe.tokens, None)["logits"].log_softmax(-1)
+        for values, weights in ((old, state), (new, done.state))
     )
-    new = config("rel_scalar")
-    rough = convert(old.state, old.plan, plan_of(new), allow_loss=True)
-    before = difference(old.values, new, rough.state)
-    fitted = fit(old, new, rough, seed=1)
-    assert difference(old.values, new, fitted.state) < before / 100
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "scheme"), [(small_lm, "sinusoidal"), (small_lm, "t5"), (small_xl, "rel_scalar")]
+)
+def test_language_models_are_converted_on_load_exactly(make, scheme):
+    old, new = randomized(make(position_scheme=scheme)), make(position_scheme=f"{scheme}+m4")
+    options = {"position_scheme": scheme}
+    checkpoint = {"model": dict(old.state_dict()), "cfg": {"model": options}}
+    prepare_sides(checkpoint, "old.pt", new)
+    new.double().load_state_dict(checkpoint["model"], strict=True)
+    tokens = stream()
+    torch.testing.assert_close(new(tokens)[0], old(tokens)[0], rtol=0, atol=CLOSE)
+    with pytest.raises(PositionMismatchError, match="trained with .* cannot compute the same"):
+        other = make(position_scheme="alibi")
+        prepare_sides({"model": dict(old.state_dict()), "cfg": {"model": options}}, "o", other)
 
 
 relations = st.one_of(
@@ -336,3 +392,12 @@ def test_a_state_that_does_not_fit_its_flags():
         convert(state, plan_of(config("shaw_keys")), plan)
     with pytest.raises(ValueError, match="start at one of neutral, own, got zero"):
         convert(state, plan_of(config("m4")), plan, start="zero")
+
+
+def test_scalars_of_another_gain():
+    """They are stored otherwise, and every logit stays."""
+    gain = {"position_scalar_gain": "4"}
+    for scheme in ("t5", "rel_scalar"):
+        assert_exact(config(scheme), config(scheme, **gain))
+        assert_exact(config(scheme, **gain), config(scheme))
+    assert_exact(config("t5", **gain), config("rel_scalar", **gain))

@@ -90,19 +90,11 @@ def test_approximations_are_asked_for_and_measured(command, plain, tmp_path, cap
     path, _ = plain["legacy"]
     assert command(path, "--to", "rope", "--out", tmp_path / "no") == 2
     assert "learned is dropped" in capsys.readouterr().err
-    for init in ("neutral", "fit"):
-        options = ("--approximate", "--init", init, "--out", tmp_path / init)
-        assert command(path, "--to", "m4", *options) == 0
-        text = capsys.readouterr().out
-        assert "exact     no" in text and "lost      learned is dropped" in text
-        assert printed_difference(text) > 1e-3 and "KL divergence" in text
-    assert "Before fitting: Maximum logit difference" in text
-    before, after = map(
-        float, re.search(r"m4 fitted in layer 0: .* by (\S+) before, (\S+)", text).groups()
-    )
-    assert after < before
-    assert command(path, "--to", "rope", "--init", "fit", "--out", tmp_path / "no") == 2
-    assert "rope has no table that is linear" in capsys.readouterr().err
+    assert command(path, "--to", "m4", "--approximate", "--out", tmp_path / "m4") == 0
+    text = capsys.readouterr().out
+    assert "exact     no" in text and "lost      learned is dropped" in text
+    assert "the mean of the dropped positions is added to every token" in text
+    assert printed_difference(text) > 1e-3 and "KL divergence" in text
 
 
 def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
@@ -129,10 +121,9 @@ def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
             (path, "--to", "rope", "--fill", "tile", "--positions", "30", "--approximate", *out),
             "--fill tile: no table over absolute positions is kept",
         ),
-        ((path, "--to", "learned+m4", "--init", "fit", *out), "is exact, and nothing is left to"),
         ((path, "--to", "same", "--init", "own", *out), "--init own: no table is new"),
         ((path, "--to", "hf-roberta", "--fill", "tile", *out), "--fill: convert to a scheme first"),
-        ((path, "--to", "hf-roberta", "--init", "fit", *out), "--init fit: convert to a scheme"),
+        ((path, "--to", "hf-roberta", "--init", "own", *out), "--init own: convert to a scheme"),
         ((path, "--to", "hf-roberta", "--positions", "9", *out), "--max-positions: convert to"),
         ((path, "--to", "learned", "--data", tmp_path / "empty", *out), "holds neither dict.txt"),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.conversion.writer import build
 from relpos_fairseq.data.tokenizers import train_tokenizer
+from relpos_fairseq.relations import LogClipped
 
 SIZES = {
     "vocab_size": 40,
@@ -268,7 +270,8 @@ def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
     pieces = ["<s>", *first, *middle, *second, "</s>"]
     encoded = theirs("the cat", "red mat")
     assert encoded["input_ids"] == [found.rows[rows.index(piece)] for piece in pieces]
-    types = [0] * (1 + len(first) + len(middle)) + [1] * (len(second) + 1)
+    # As tasks count them: the second text's own separator is in its segment.
+    types = [0] * (1 + len(first) + 1) + [1] * (len(middle) - 1 + len(second) + 1)
     assert encoded["token_type_ids"] == types
     assert theirs.mask_token_id == found.rows[-1] and theirs.pad_token_id == found.rows[1]
     again = of_folder(out, {"vocab_size": len(rows), "model_type": "bert"}, [])
@@ -297,18 +300,51 @@ def test_a_tokenizer_that_bert_does_not_read_is_left_out(tmp_path, named):
         assert any("merges.txt" in line and "hf-roberta" in line for line in said) == left_out
 
 
-def test_sentencepiece_is_counted_as_xlm_roberta_does(tmp_path):
-    """Transformers' XLMRobertaTokenizer is the oracle: fairseq's symbols, pieces, <mask>."""
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory) -> Path:
+    """A folder with a model of sentencepiece under XLM-R's name."""
     import sentencepiece
 
-    text = tmp_path / "text"
+    folder = tmp_path_factory.mktemp("pieces")
+    text = folder / "text"
     text.write_text("the red cat sat on the mat\nwhere is the dog of the old man\n" * 30)
-    model = tmp_path / "folder"
+    model = folder / "model"
     model.mkdir()
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(model / "sentencepiece.bpe"), vocab_size=24
+        input=str(text), model_prefix=str(model / "sentencepiece.bpe"), vocab_size=ROWS - 2
     )
     (model / "sentencepiece.bpe.vocab").unlink()
+    return model
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_sentencepiece_goes_back_with_a_fast_tokenizer(pieces, tmp_path, monkeypatch, absent):
+    """Transformers' slow tokenizer, which reads the sentencepiece model itself, is the oracle."""
+    from relpos_fairseq.conversion.job import Job, to_huggingface
+
+    numbers = symbol_numbers(pieces)
+    values = config("learned", activation_fn="gelu")
+    source = SourceModel("ours", tmp_path, random_state(values), values)
+    source.files, source.source_rows = list(pieces.iterdir()), list(range(len(numbers)))
+    source.outputs = partial(outputs_of, build(source.values, source.state))
+    if absent:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        said = "sentencepiece.bpe.model.*: pip install [^\\n]*$"
+        with pytest.raises(ConversionError, match=said):
+            to_huggingface(Job("hf-roberta", {}), source, print)
+        return
+    to_huggingface(Job("hf-roberta", {}), source, print)(tmp_path)
+    assert (tmp_path / "tokenizer.json").is_file()
+    (tmp_path / "sentencepiece.bpe.model").unlink()  # the tokenizer.json stands for itself
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    slow = transformers.XLMRobertaTokenizer(str(pieces / "sentencepiece.bpe.model"))
+    for pair in (("the red cat", None), ("where is the <mask> ?", "a  old mat"), ("", "x")):
+        assert found(*pair).input_ids == slow(*pair).input_ids, pair
+
+
+def test_sentencepiece_is_counted_as_xlm_roberta_does(pieces):
+    """Transformers' XLMRobertaTokenizer is the oracle: fairseq's symbols, pieces, <mask>."""
+    model = pieces
     numbers = symbol_numbers(model)
     oracle = transformers.XLMRobertaTokenizer(str(model / "sentencepiece.bpe.model"))
     for piece in ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "▁the", "▁", "e"):
@@ -359,7 +395,10 @@ def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "holds no|no config.json|missing"),
     (lambda f: (f / "config.json").write_text("{"), "truncated or no JSON"),
-    (lambda f: _config(f, model_type="gpt2"), "only bert, roberta, xlm-roberta are converted"),
+    (
+        lambda f: _config(f, model_type="gpt2"),
+        "only bert, roberta, .*, deberta-v2 are converted",
+    ),
     (lambda f: _config(f, num_hidden_layers=3), "lacks 17 tensors|lacks .* tensors"),
     (lambda f: _config(f, num_hidden_layers=1), "tensors that no bert has here"),
     (lambda f: _config(f, vocab_size=50), r"word_embeddings.weight is \(40, 16\)"),
@@ -421,3 +460,87 @@ def test_reference_reads_positions_by_query_minus_key(saved):
     types = torch.zeros_like(tokens)
     apart = first.features(tokens, padding, types) - second.features(tokens, padding, types)
     assert apart.abs().max() > 1e-3
+
+
+DEBERTAS = {
+    "v1": ("Deberta", {"pos_att_type": ["c2p", "p2c"], "max_relative_positions": -1}),
+    "v1-c2p": ("Deberta", {"pos_att_type": ["c2p"], "max_relative_positions": 5}),
+    "v2-own": (
+        "DebertaV2",
+        {"pos_att_type": ["c2p", "p2c"], "max_relative_positions": 7, "type_vocab_size": 2},
+    ),
+    "v3": (
+        "DebertaV2",
+        {
+            "pos_att_type": ["p2c", "c2p"],
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_buckets": 4,
+            "max_relative_positions": 16,
+        },
+    ),
+    "v3-p2c-input": (
+        "DebertaV2",
+        {"pos_att_type": ["p2c"], "share_att_key": True, "position_biased_input": True},
+    ),
+}
+
+
+def deberta(folder: Path, name: str, cls: str = "MaskedLM"):
+    """A random DeBERTa without a tokenizer, saved to `folder`."""
+    stem, values = DEBERTAS[name]
+    sizes = SIZES | {
+        "max_position_embeddings": 24, "hidden_act": "gelu", "relative_attention": True,
+        "position_biased_input": False, "pad_token_id": 0,
+    }  # fmt: skip
+    config = getattr(transformers, f"{stem}Config")(**sizes | values)
+    model = getattr(transformers, f"{stem}For{cls}")(config).eval()
+    shake(model)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", DEBERTAS)
+def test_deberta_equals_transformers(tmp_path, name):
+    model = deberta(tmp_path, name)
+    source = read_source(tmp_path)
+    theirs, ours, probe, reference = compared(model, source)
+    logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
+    # gelu rounds to fp32 in fairseq, layer norms in transformers' v1, scales in both
+    assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-5
+    assert (reference["logits"] - logits)[probe.real].abs().max() < 1e-5
+    assert (ours["logits"] - reference["logits"])[probe.real].abs().max() < 1e-5
+    assert ("+" in source.plan.name) == ("input" in name)
+    assert source.values["pooler_activation_fn"] == "gelu"
+
+
+def test_deberta_classifies_as_transformers_does(tmp_path):
+    model = deberta(tmp_path, "v3", "SequenceClassification")
+    source = read_source(tmp_path)
+    theirs, ours, _, reference = compared(model, source)
+    assert (ours["classification"] - theirs.logits).abs().max() < 1e-5
+    assert (reference["classification"] - theirs.logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [(256, 512), (32, 128), (4, 16), (256, 1024)])
+def test_buckets_of_deberta(size):
+    """LogClipped is make_log_bucket_position, clamped as the released code does."""
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    buckets, farthest = size
+    offset = torch.arange(-2 * farthest, 2 * farthest + 1)
+    theirs = make_log_bucket_position(offset, buckets, farthest).long() + buckets
+    rows = 2 * buckets - 1 - LogClipped(2 * buckets, farthest).of_distance(-offset)
+    assert torch.equal(rows, theirs.clamp(0, 2 * buckets - 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("talking_head", True), ("conv_kernel_size", 3), ("pos_att_type", "c2p|p2p")],
+)
+def test_parts_of_deberta_that_are_not_converted_are_refused(tmp_path, key, value):
+    deberta(tmp_path, "v3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ConversionError, match=f"{key} .* is a part of DeBERTa that our RoBERTa"):
+        read_source(tmp_path)

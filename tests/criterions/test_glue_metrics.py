@@ -231,7 +231,7 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     together = cli.command(
         *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train"),
         *glue(data, tmp_path / "two", *flags, "--find-unused-parameters"),
-        *("--distributed-world-size", "2", "--distributed-backend", "gloo"),
+        *("--distributed-world-size", "2"),
     )
     assert "training on 2 devices" in together
     alone = validate(data, tmp_path / "two", "valid")

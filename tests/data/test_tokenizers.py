@@ -9,11 +9,13 @@ import re
 import unicodedata
 
 import pytest
+from fairseq.data import Dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
-from relpos_fairseq.data.tokenizers.base import exact_offsets
+from relpos_fairseq.data.tokenizers.base import UNKNOWN, exact_offsets
+from relpos_fairseq.data.word_starts import word_starts
 
 TEXTS = [
     "The Panthers defense gave up just 308 points, ranking sixth in the league.",
@@ -171,6 +173,19 @@ def test_dictionary_is_fairseqs(folders, tokenizers, name):
         tokenizers[name].check_dictionary(set(dictionary.symbols[:50]), "dict.txt")
 
 
+def test_a_literal_unknown_sign_is_text(tmp_path):
+    """WikiText's <unk>: sentencepiece took it out of its training, and < and > were unknown."""
+    texts = ["the <unk> of the house", "a <unk> > b", "an old house"] * 20
+    tokenizer = train_tokenizer("sentencepiece", tmp_path, texts=texts, vocab_size=60)
+    encoding = tokenizer.encode("the <unk> house")
+    assert UNKNOWN not in encoding.pieces and "".join(encoding.pieces) == "▁the▁<unk>▁house"
+    inside = tokenizer.encode("hou☃se")
+    assert inside.pieces[-3:].count(UNKNOWN) == 1 or UNKNOWN in inside.pieces
+    assert sum(inside.word_begins) == 1, "an unknown piece goes on with its word"
+    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
+    assert word_starts(tmp_path, dictionary)[dictionary.unk()] == 0
+
+
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
 def test_training_repeats(tmp_path, kind):
     source = tmp_path / "text.gz"
@@ -278,13 +293,3 @@ def test_bad_text(tmp_path, tokenizers):
     for tokenizer in tokenizers.values():
         with pytest.raises(ValueError, match="half of a surrogate pair"):
             tokenizer.encode("a \ud83d b")
-
-
-def test_fairseq_bpe(folders):
-    from types import SimpleNamespace
-
-    from relpos_fairseq.data.tokenizers.fairseq_bpe import FolderTokenizer
-
-    bpe = FolderTokenizer(SimpleNamespace(tokenizer_folder=str(folders["bpe"])))
-    assert bpe.decode(bpe.encode(TEXTS[0])) == TEXTS[0]
-    assert bpe.is_beginning_of_word("Ġthe") and not bpe.is_beginning_of_word("he")

@@ -14,6 +14,7 @@ import tarfile
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -390,7 +391,7 @@ def test_a_manifest_depends_on_the_input_alone(tmp_path):
         written.append((folder / "manifest.json").read_bytes())
     assert written[0] == written[1]
     read = json.loads(written[0])
-    assert read["command"] == "x.py --seed 1" and read["stages"] == {"s": {"lines": 1}}
+    assert read["command"] == "x.py --out DIR --seed 1" and read["stages"] == {"s": {"lines": 1}}
     assert set(read["inputs"]) == {"in.txt"} and read["outputs"]["bin"]["bytes"] == 3
     assert {"python", "numpy"} <= set(read["versions"])
 
@@ -416,3 +417,16 @@ def test_progress_in_a_log_is_sparse(monkeypatch):
         bar.update(10**6)
     bar.close()
     assert len(log.getvalue().splitlines()) == 3  # each half minute, and the end
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_a_disk_that_torch_finds_full_is_one_line(tmp_path, monkeypatch, free):
+    """torch.save ends in a RuntimeError without a file's name."""
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(OSError, match="No space left" if free == 0 else "Input/output") as caught:
+        with files.atomic_path(tmp_path / "model.pt"):
+            raise RuntimeError("basic_ios::clear: iostream error")
+    assert caught.value.filename == str(tmp_path / "model.pt")
+    with pytest.raises(RuntimeError, match="a bug"), files.atomic_path(tmp_path / "model.pt"):
+        raise RuntimeError("a bug")
+    assert not list(tmp_path.iterdir())

@@ -17,8 +17,8 @@ from helpers.glue_data import write_tokenizer, write_xnli
 from helpers.roberta import ARCH, OPTIMIZE
 from relpos_fairseq.evaluation import questions
 from relpos_fairseq.evaluation.xtreme import xnli
-from relpos_fairseq.evaluation.xtreme.files import question_files
-from relpos_fairseq.evaluation.xtreme.languages import by_language
+from relpos_fairseq.evaluation.xtreme.files import NAMES, question_files
+from relpos_fairseq.evaluation.xtreme.languages import average, by_language, trials_of
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_table_has_english_first_and_zero_shot_means(evaluated):
         "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in by_language(results).splitlines()]  # fmt: skip
+            for line in by_language(trials_of(results)).splitlines()]  # fmt: skip
     assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
     assert rows[2:] == [
         ["en", "80.00", "-"],
@@ -120,6 +120,30 @@ def test_table_has_english_first_and_zero_shot_means(evaluated):
         ["mean", "70.00", "40.00 / 30.00"],
         ["mean without English", "65.00", "40.00 / 30.00"],
     ]
+
+
+def test_of_trials_the_median_is_shown():
+    """Of each number; and the median of means, which is not the mean of medians, 45."""
+    de, zh = (70.0, 50.0, 60.0), (30.0, 20.0, 90.0)
+    results = {f"XNLI-trial{n}": {"de": de[n], "zh": zh[n]} for n in range(3)}
+    results |= {f"XQuAD-trial{n}": {"de": [float(n), 9.0 - n]} for n in (1, 2, 4)}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in by_language(trials_of(results)).splitlines()]  # fmt: skip
+    assert rows[0][1:] == ["XNLI (accuracy, median of 3)", "XQuAD (F1 / EM, median of 3)"]
+    assert rows[2:4] == [["de", "60.00", "2.00 / 7.00"], ["zh", "30.00", "-"]]
+    assert rows[4] == ["mean", "50.00", "2.00 / 7.00"]
+
+
+def test_trials_are_evaluated_one_by_one(tmp_path, data, model):
+    """A copy of the model is a trial like it."""
+    other = tmp_path / "other.pt"
+    shutil.copy(model, other)
+    given = ["--out", str(tmp_path / "out"), "--xnli", str(data), "--xnli-model", str(model)]
+    relpos_job("evaluate", "xtreme", *given, str(other))
+    found = json.loads((tmp_path / "out" / "xtreme.json").read_text())
+    assert found["XNLI-trial1"] == found["XNLI-trial2"] and len(found) == 2
+    assert (tmp_path / "out" / "XNLI-trial2" / "test-de.tsv").is_file()
+    assert "median of 2" in (tmp_path / "out" / "xtreme.md").read_text()
 
 
 def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
@@ -261,3 +285,15 @@ def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="is no fine-tuned classifier.*masked_lm"):
         xnli.Classifier(tmp_path / "model.pt", data)
+
+
+def test_average_is_the_papers():
+    """004's first rows of Table 5: means of seven numbers."""
+    assert f"{average([67.0, [66.0, 49.9], [56.2, 41.0], [59.0, 47.9]]):.1f}" == "55.3"
+    assert f"{average([68.4, [69.2, 54.4], [58.8, 43.6], [62.9, 49.9]]):.1f}" == "58.2"
+    assert average([67.0, None, [56.2, 41.0], [59.0, 47.9]]) is None
+    everything = {"XNLI": {"en": 60.0}} | dict.fromkeys(NAMES, {"en": [50.0, 40.0]})
+    last = by_language(trials_of(everything)).splitlines()[3]
+    assert [part.strip() for part in last.split("|")][2:-1] == [
+        "60.00", *["50.00 / 40.00"] * 3, "47.14"
+    ]  # fmt: skip

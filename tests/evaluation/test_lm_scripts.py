@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import json
+import math
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from helpers.commands import QUIET, USER_DIR, call, relpos
 from helpers.segment_corpus import TASK, TRAIN, train, write_corpus
 from relpos_fairseq.benchmarks import language_models as benchmark_lm
-from relpos_fairseq.evaluation import language_model, length
+from relpos_fairseq.data.streams.dataset import read_stream
+from relpos_fairseq.evaluation import by_token, language_model, length
+from relpos_fairseq.evaluation.dynamic import Dynamic, score_dynamic
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,16 @@ def test_what_is_loaded(subject):
     assert len(language_model.last_targets(subject, None)) == len(subject.tokens) - 1
     with pytest.raises(ValueError, match="asked for the last 9999"):
         language_model.last_targets(subject, 9999)
+
+
+def test_the_data_may_have_moved(recurrent, corpus, subject, tmp_path):
+    """What --data names is read, though the checkpoint names another folder."""
+    shutil.copytree(corpus, tmp_path / "moved")
+    state = torch.load(recurrent, weights_only=True)
+    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    torch.save(state, tmp_path / "checkpoint.pt")
+    found = language_model.load_subject(tmp_path / "checkpoint.pt", tmp_path / "moved", "valid")
+    assert (found.tokens == subject.tokens).all()
 
 
 @pytest.mark.parametrize(("context", "stride", "batch"), [(5, 1, 3), (7, 3, 2), (4, 4, 1)])
@@ -245,3 +262,150 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err.strip().splitlines()
     assert status == 2
     assert error[-1].startswith("error: ") and message in error[-1]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_prediction_is_scored_in_order(subject, rows):
+    """Against a pass over each segment, with its place and the memory that it had."""
+    targets = range(30, 47)
+    found = language_model.score_with_memory(subject, targets, 4, 6, rows)
+    assert found.nats == pytest.approx(found.each.sum())
+    size, expected = -(-17 // rows), []
+    for piece in (targets[n : n + size] for n in range(0, 17, size)):
+        memory, start = None, piece.start - 1
+        # Blocks end where the piece begins: warming up, and then its own.
+        warm = list(range(start - 12, start, 4))
+        for begin in [*warm, *range(start, piece.stop - 1, 4)]:
+            ids = torch.from_numpy(subject.tokens[begin : begin + 4].astype(int))[None]
+            slots = 0 if memory is None else int(memory.valid.sum())
+            with torch.no_grad():
+                logits, extra = subject.model(ids, memory=memory)
+            memory = extra["memory"]
+            for place in range(4):
+                if begin + place + 1 in piece and begin >= start:
+                    target = int(subject.tokens[begin + place + 1])
+                    nats = -float(logits[0].log_softmax(-1)[place, target])
+                    expected.append((nats, place, slots))
+    nats, places, slots = zip(*expected, strict=True)
+    assert found.each == pytest.approx(np.array(nats), abs=2e-6)  # scores are fp32
+    assert found.place.tolist() == list(places) and found.memory.tolist() == list(slots)
+
+
+def test_windows_know_the_place_of_a_prediction(subject):
+    found = language_model.score_with_windows(subject, range(1, 30), 6, 3, 2)
+    assert found.place.tolist() == [0, 1, 2, 3, 4, 5] + [3, 4, 5] * 7 + [4, 5]
+    assert not found.memory.any()
+
+
+def test_dynamic_evaluation_learns_from_what_it_scored(subject):
+    """Krause's equation by hand, with a copy of the model; the model itself is as before."""
+    model, targets = copy.deepcopy(subject.model), range(30, 42)
+    model.mem_len = 6
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    found = score_dynamic(subject, targets, 4, 6, Dynamic(0.05, 0.1))
+    expected, memory = [], None
+    for begin in range(17, 41, 4):
+        ids = torch.from_numpy(subject.tokens[begin : begin + 5].astype(int))[None]
+        logits, extra = model(ids[:, :4], memory=memory)
+        memory = extra["memory"]
+        if begin < 29:
+            continue
+        losses = F.cross_entropy(logits[0], ids[0, 1:], reduction="none")
+        expected += losses.tolist()
+        model.zero_grad()
+        losses.mean().backward()
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                step = -0.05 * value.grad if value.grad is not None else 0.0
+                value += step + 0.1 * (before[name] - value)
+    assert found.each == pytest.approx(np.array(expected), abs=5e-6)
+    still = language_model.score_with_memory(subject, targets, 4, 6)
+    assert abs(found.nats - still.nats) > 1e-3 and found.each[:4] == pytest.approx(still.each[:4])
+    for name, value in subject.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_rms_scales_what_dynamic_evaluation_learns(subject, corpus):
+    """The paper's equations element by element, from gradients of segments of the training text."""
+    targets, rate, decay, epsilon, tokens = range(30, 42), 0.003, 0.2, 0.01, 13
+    model = copy.deepcopy(subject.model)
+    model.mem_len = 6
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    words = subject.model.decoder.dictionary
+    training = read_stream(corpus / "train", words, None, False)
+
+    def segments(stream, first, last):
+        memory = None
+        for begin in range(first, last, 4):
+            ids = torch.from_numpy(stream[begin : min(begin + 4, last) + 1].astype(int))[None]
+            logits, extra = model(ids[:, :-1], memory=memory)
+            memory = extra["memory"]
+            model.zero_grad()
+            losses = F.cross_entropy(logits[0], ids[0, 1:], reduction="none")
+            losses.mean().backward()
+            grads = {n: v.grad.numpy() for n, v in model.named_parameters() if v.grad is not None}
+            yield begin, losses.tolist(), grads
+
+    statistics = [grads for _, _, grads in segments(training, 0, tokens)]
+    rms = {n: np.sqrt(np.mean([g[n] ** 2 for g in statistics], 0)) for n in statistics[0]}
+    average = np.concatenate([value.ravel() for value in rms.values()]).mean()
+    assert len(statistics) == 4 and len(rms) == len(before)
+    assert any((value / average > 1 / decay).any() for value in rms.values())  # some are clipped
+    expected = []
+    for begin, losses, grads in segments(subject.tokens, 17, 41):
+        if begin < 29:
+            continue
+        expected += losses
+        for name, value in model.named_parameters():
+            pull = np.minimum(rms[name] / average, 1 / decay) * decay
+            step = -rate * grads[name] / (rms[name] + epsilon)
+            value.data += torch.from_numpy(step + pull * (before[name] - value.data).numpy())
+    dynamic = Dynamic(rate, decay, corpus / "train", tokens, epsilon)
+    found = score_dynamic(subject, targets, 4, 6, dynamic)
+    assert found.each == pytest.approx(np.array(expected), abs=5e-6)
+    plain = score_dynamic(subject, targets, 4, 6, Dynamic(rate, decay))
+    assert abs(found.nats - plain.nats) > 1e-3
+    for name, value in subject.model.named_parameters():
+        assert torch.equal(value, before[name])
+
+
+def test_lines_and_pictures_of_every_token(recurrent, absolute, corpus, tmp_path, capsys):
+    """The lines add up to the table, and each names its token; both models in one picture."""
+    out = tmp_path / "out.jsonl"
+    arguments = ["--data", corpus, "--tokens", "20", "--by-token", out]
+    assert relpos("evaluate", "lm", recurrent, absolute, *arguments) == 0
+    said = capsys.readouterr().out
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    stream = language_model.load_subject(recurrent, corpus, "valid")
+    words = stream.model.decoder.dictionary
+    assert len(lines) == 40 and lines[0]["reads"] == "memory 10" and lines[20]["memory"] == 0
+    for line in lines:
+        assert line["token"] == words[int(stream.tokens[line["index"]])]
+    for part in (lines[:20], lines[20:]):
+        assert f"{sum(line['nats'] for line in part) / 20 / math.log(2):.4f}" in said
+        assert len({line["checkpoint"] for line in part}) == 1
+    picture = (tmp_path / "out.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    several = ["--mem-len", "0", "4", "10", "--dynamic", "0.01"]
+    assert relpos("evaluate", "lm", recurrent, *arguments, *several) == 0
+    assert "memory 4, dynamic" in capsys.readouterr().out
+    scaled = ["--dynamic", "0.0001", "--rms", "40", "--epsilon", "0.01"]
+    assert relpos("evaluate", "lm", recurrent, "--data", corpus, "--tokens", "20", *scaled) == 0
+    assert "memory 10, dynamic (RMS)" in capsys.readouterr().out
+    for wrong, error in (
+        (["--decay", "0.1"], "--decay needs --dynamic RATE"),
+        (["--rms", "9"], "--rms needs --dynamic RATE"),
+        (["--dynamic", "1", "--epsilon", "1"], "--epsilon needs --rms N"),
+        (["--dynamic", "1", "--rms", "0"], "--rms must be >= 1, got 0"),
+        (["--dynamic", "-1"], "--dynamic must be above 0, got -1.0"),
+        (["--context", "4", "--dynamic", "1"], "is not read with memory; leave it out"),
+    ):
+        assert relpos("evaluate", "lm", recurrent, "--data", corpus, *wrong) == 2
+        assert error in capsys.readouterr().err
+
+
+def test_neighbouring_places_are_put_together():
+    place = np.array([0, 1, 2, 3, 4, 0, 1])
+    score = language_model.Score(7, 0.0, 1.0, np.arange(7) * math.log(2), place, place)
+    places, bits = by_token.by_place(score, points=3)  # 0 and 1, 2 and 3, 4
+    assert places.tolist() == [0.5, 2.5, 4.0] and bits == pytest.approx([3.0, 2.5, 4.0])

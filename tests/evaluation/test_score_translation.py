@@ -186,14 +186,21 @@ def test_only_one_scheme_is_averaged(trained, tmp_path, capsys):
     assert not (tmp_path / "out.pt").exists()
 
 
+def test_absent_inputs_are_named(tmp_path, capsys):
+    for more in ((), ("--last", "2"), ("--last-updates", "2")):
+        absent = tmp_path / "nowhere"
+        assert cli.relpos("average", "--inputs", absent, *more, "--output", tmp_path / "o") == 2
+        assert f"--inputs {absent} does not exist" in capsys.readouterr().err
+
+
 def test_bad_checkpoints_are_one_error(trained, tmp_path, capsys):
     _, folder = trained
     broken = tmp_path / "broken.pt"
     broken.write_bytes((folder / "t5" / "checkpoint1.pt").read_bytes()[:1000])
     out = ["--output", tmp_path / "out.pt"]
     for inputs, said in (
-        ([broken], "could not be loaded"),
-        ([tmp_path / "none.pt"], "is not a file"),
+        ([broken], "is truncated"),
+        ([tmp_path / "none.pt"], "does not exist"),
         ([folder / "shaw"], "add --last N"),
         ([folder / "shaw", "--last", 9], "has 3 checkpoints"),
         ([folder / "shaw", "--last-updates", 1], "has 0 checkpoints"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cases import Case, build
+from cases import Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.positions import Positions
 
@@ -40,10 +40,7 @@ class Call:
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         """The call of some queries, keys and values."""
-        context = self.stack.context(self.positions)
-        terms = context.shared + self.layer.terms(
-            self.layer.prepare(self.positions), self.positions
-        )
+        terms = terms_of(self.stack, self.layer, self.positions)
         made = AttentionInputs(q, k, v, terms, self.positions, self.stack.plan.scale)
         return replace(made, **self.options)
 

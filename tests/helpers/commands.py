@@ -39,6 +39,10 @@ LENGTHS = ["--max-len-b", "14"]  # a model that knows little never ends
 QUIET = ["--cpu", "--num-workers", "0", "--no-progress-bar"]
 
 
+# What a process says that dies without a traceback, or above one of another rank.
+DEATH = re.compile(r"terminate called|what\(\)|Fatal Python error|corrupt|free\(\)|Error: ")
+
+
 class CommandError(AssertionError):
     """A command did not end as the test asked."""
 
@@ -155,6 +159,7 @@ def command(
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    threads["PYTHONFAULTHANDLER"] = "1"
     done = subprocess.run(
         [path, *rest],
         cwd=cwd,
@@ -166,7 +171,9 @@ def command(
         timeout=300,
     )
     if (done.returncode != 0) != fails:
-        raise CommandError(f"{program} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        died = "\n".join(line for line in done.stdout.splitlines() if DEATH.search(line))
+        said = f"{done.stdout[-4000:]}\n{died}"
+        raise CommandError(f"{program} ended with {done.returncode}:\n{said}")
     return done.stdout
 
 

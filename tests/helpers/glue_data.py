@@ -9,6 +9,7 @@ from pathlib import Path
 from relpos_fairseq.data.tokenizers import train_tokenizer
 
 WORDS = ["red", "blue", "old", "new", "cat", "dog", "sees", "likes", "a", "the", "house", "tree"]
+NONE = [""]
 NLI = ["contradiction", "entailment", "neutral"]
 # Header, or None; then for a row: what stands in each column (1, 2: sentences; L: the label).
 LAYOUTS = {
@@ -26,6 +27,7 @@ LAYOUTS = {
     "RTE": (["index", "sentence1", "sentence2", "label"], ["0", "1", "2", "L"]),
     "SST-2": (["sentence", "label"], ["1", "L"]),
     "STS-B": (["index", "genre", "sentence1", "sentence2", "score"], ["0", "g", "1", "2", "L"]),
+    "WNLI": (["index", "sentence1", "sentence2", "label"], ["0", "1", "2", "L"]),
 }
 LABELS = {
     "MNLI": NLI,
@@ -40,12 +42,16 @@ def sentence(generator: random.Random) -> str:
 
 
 def row(generator: random.Random, columns: list[str], labels: list[str]) -> str:
-    values = {"1": sentence(generator), "2": sentence(generator), "L": generator.choice(labels)}
+    values = {
+        "1": sentence(generator),
+        "2": sentence(generator),
+        "L": generator.choice(labels or NONE),
+    }
     return "\t".join(values.get(column, column) for column in columns)
 
 
 def write_glue(root: Path, train: int = 20, valid: int = 9) -> Path:
-    """Every task of GLUE: train, dev, and an unlabelled test for RTE and CoLA."""
+    """Every task of GLUE: train, dev, and unlabelled tests for CoLA, RTE, STS-B and MNLI."""
     generator = random.Random(3)
     for task, (header, columns) in LAYOUTS.items():
         folder = root / task
@@ -58,6 +64,10 @@ def write_glue(root: Path, train: int = 20, valid: int = 9) -> Path:
             (folder / f"{stem}.tsv").write_text("\n".join(lines) + "\n")
     (root / "CoLA" / "test.tsv").write_text("index\tsentence\n0\ta red cat\n")
     (root / "RTE" / "test.tsv").write_text('index\tsentence1\tsentence2\n0\ta "red" cat\tcat\n')
+    for name in ("STS-B/test", "MNLI/test_matched", "diagnostic/diagnostic"):
+        (root / name).parent.mkdir(exist_ok=True)
+        rows = [row(generator, [str(number), "1", "2"], []) for number in range(3)]
+        (root / f"{name}.tsv").write_text("\n".join(["index\tsentence1\tsentence2", *rows]) + "\n")
     plain = root / "RTE" / "dev.tsv"
     with gzip.open(root / "RTE" / "dev.tsv.gz", "wt") as file:
         file.write(plain.read_text())

@@ -30,7 +30,7 @@ SMALL = {
 WORDS = 20
 # Schemes that a language model may use with memory, and some hybrids of them.
 RELATIVE = [name for name, scheme in REGISTER.items() if not scheme.absolute]
-CARRYING = (*RELATIVE, "rope+m4", "m2+m4m+shaw", "transformer_xl+m2+t5")
+CARRYING = (*RELATIVE, "rope+m4", "m2+m4m+shaw", "transformer_xl+m2+t5", "rope+t5/t5+m4")
 ABSOLUTE = [name for name, scheme in REGISTER.items() if scheme.absolute]
 
 

@@ -12,7 +12,7 @@ import torch
 from attention.test_error_budget import as_leaves
 from torch import Tensor
 
-from cases import CLIPPED, Case, build
+from cases import CLIPPED, Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.positions import Positions, index_of_tokens
 
@@ -117,7 +117,7 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
     v = draw(shape.src_len, shape.value_dim)
     context = stack.context(positions)
     with torch.no_grad():
-        terms = context.shared + layer.terms(layer.prepare(positions), positions)
+        terms = terms_of(stack, layer, positions, q.size(0))
     if shape.value_dim is not None:
         terms = tuple(with_value_channels(term, shape.value_dim) for term in terms)
     rotated = {}

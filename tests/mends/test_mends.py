@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from argparse import Namespace
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.tasks import masked_lm
 from omegaconf import OmegaConf
@@ -70,3 +73,43 @@ def test_a_task_with_its_own_bpe_asks_it() -> None:
     """Only the task that has lost its options asks the data which symbols begin a word."""
     with pytest.raises(Exception, match="no_such_bpe"):
         masked_lm.get_whole_word_mask(Namespace(bpe="no_such_bpe"), None)
+
+
+def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):
+    """checkpoint_last.pt is a copy: half of one would be no checkpoint at all."""
+    from fairseq.file_io import PathManager
+
+    old, new = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_2.pt"
+    old.write_bytes(b"old")
+    new.write_bytes(b"newer")
+
+    def killed(source, target):
+        Path(target).write_bytes(Path(source).read_bytes()[:2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", killed)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(new), str(old), overwrite=True)
+    assert old.read_bytes() == b"old"
+    assert PathManager.copy(str(new), str(old), overwrite=True)
+    assert old.read_bytes() == b"newer" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_process_leaves_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo's threads that outlive Python's can abort a training that has ended well."""
+    import fairseq.distributed.utils as distributed
+
+    def join(cfg: object) -> int:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        return 0
+
+    monkeypatch.setattr(distributed, "distributed_init", join)
+    monkeypatch.setattr(distributed, "get_global_group", lambda: None)
+    trained = []
+    if torch.cuda.is_available():
+        pytest.skip("on a GPU the group is nccl's")
+    distributed.distributed_main(0, trained.append, FairseqConfig(), {})
+    assert len(trained) == 1
+    assert not torch.distributed.is_initialized()

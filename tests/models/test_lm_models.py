@@ -20,9 +20,9 @@ from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
 from relpos_fairseq.placement import PositionMismatchError
-from relpos_fairseq.schemes import scheme_names
+from relpos_fairseq.schemes import scheme_class, scheme_names
 
-HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
+HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+m4m")
 SCHEMES = (*scheme_names(), *HYBRIDS)
 EXACT = {"rtol": 0, "atol": 1e-11}
 PAD = 1
@@ -84,6 +84,94 @@ def test_decoding_equals_the_full_forward(scheme: str) -> None:
     model.decoder.reorder_incremental_state_scripting(state, order)
     steps += [model(mixed[:, :t], incremental_state=state)[0] for t in range(5, 10)]
     torch.testing.assert_close(torch.cat(steps, dim=1), model(mixed)[0], **EXACT)
+
+
+LAYERED = {
+    "rope/none": ("rope", "none"),
+    "t5/rope+t5/m4+tupe": ("t5", "rope+t5", "m4+tupe", "t5"),
+    "sinusoidal+shaw/sinusoidal+deberta": ("sinusoidal+shaw", "sinusoidal+deberta"),
+}
+
+
+@pytest.mark.parametrize("scheme", LAYERED)
+def test_each_layer_is_that_of_its_own_scheme(scheme: str) -> None:
+    """With the tables of the others left out, layer by layer, shared tables among them."""
+    parts = LAYERED[scheme]
+    scale = {"position_scale": "1.5"} if "tupe" in scheme else {}
+    values = {"decoder_layers": len(parts)} | scale
+    model = randomized(small_lm(position_scheme=scheme, **values))
+    tokens = stream(2, 7)
+    _, extra = model(tokens)
+    states, saved = extra["inner_states"], model.state_dict()
+    names = [member.name for member in model.decoder.positions.shared]
+    for layer, part in enumerate(parts):
+        alone = randomized(small_lm(position_scheme=part, **values))
+        shared = "decoder.positions.shared."
+        with torch.no_grad():
+            for name, parameter in alone.named_parameters():
+                if name.startswith(shared):  # numbered among those that its own layers share
+                    number, rest = name.removeprefix(shared).split(".", 1)
+                    member = alone.decoder.positions.shared[int(number)].name
+                    parameter.copy_(saved[f"{shared}{names.index(member)}.{rest}"])
+                elif f"layers.{layer}." in name or ".layers." not in name:
+                    parameter.copy_(saved[name])
+        _, context = alone.decoder._place(tokens, None)
+        out, _, _ = alone.decoder.layers[layer](states[layer], self_attn_mask=context)
+        torch.testing.assert_close(states[layer + 1], out, **EXACT)
+
+
+def test_a_layered_scheme_is_remembered_and_checked() -> None:
+    model = small_lm(position_scheme="rope/none")
+    assert model.decoder.positions.plan.describe() == "rope/none scale=1 segments=none"
+    with pytest.raises(PositionMismatchError, match=r"\[rope/none .* say \[none/rope "):
+        small_lm(position_scheme="none/rope").load_state_dict(model.state_dict())
+    for scheme, message in {
+        "learned+m4/m4": r"learned is added to the input.*: join it to m4 too",
+        "m4/rope/t5": "is for 3 layers, and decoder has 2",
+        "rope//none": "unknown position scheme ''",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            small_lm(position_scheme=scheme)
+
+
+PLACED = [name for name in SCHEMES if scheme_class(name.split("+")[0]).reads_places]
+
+
+@pytest.mark.parametrize("scheme", PLACED)
+def test_training_draws_its_positions(scheme: str) -> None:
+    """From torch's seed and the number of the batch since it was set; evaluation draws none."""
+    flags = {"position_random_range": "40", "position_scheme": scheme}
+    model, tokens = randomized(small_lm(**flags, decoder_layers=3)), stream(2, 9)
+    plain = randomized(small_lm(position_scheme=scheme, decoder_layers=3))
+    assert torch.equal(model(tokens)[0], plain(tokens)[0])
+    plain.load_state_dict(model.train().state_dict())
+
+    def batches(seed: int, number: int = 2) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        torch.rand(seed)  # other use of random numbers changes nothing
+        return [model(tokens)[0] for _ in range(number)]
+
+    first, second = batches(5)
+    others = (second, batches(6, 1)[0], plain.train()(tokens)[0])
+    assert all(map(torch.equal, batches(5), (first, second)))
+    assert not any(torch.allclose(first, other, rtol=0, atol=1e-6) for other in others)
+
+
+def test_what_draws_no_positions() -> None:
+    for flags, message in {
+        ("none", "20"): "--position-random-range 20 does not apply to position scheme none",
+        ("learned", "65"): r"table of position scheme learned has 64 .*--tokens-per-sample 65",
+        ("m4", "-1"): "random_range must be >= 0, got -1",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            small_lm(position_scheme=flags[0], position_random_range=flags[1])
+    model = small_lm(position_scheme="m4", position_random_range="8").train()
+    with pytest.raises(ValueError, match="--position-random-range 8: the batch has 9 tokens"):
+        model(stream(2, 9))
+    with pytest.raises(ValueError, match="cope counts back .*--encoder-position-scheme"):
+        small_model(position_scheme="cope")
+    with pytest.raises(ValueError, match="20 cannot carry memory"):
+        small_xl(position_scheme="m4", position_random_range="20")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -9,7 +9,7 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor
 
-from cases import CASES, Case, plan_of, randomize
+from cases import CASES, ENCODERS, Case, plan_of, randomize
 from helpers.models import (
     assert_same_start,
     batch,
@@ -25,8 +25,8 @@ from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.schemes import scheme_names
 
-HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
-SCHEMES = (*scheme_names(), *HYBRIDS)
+HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+shaw")
+SCHEMES = (*ENCODERS, *HYBRIDS)
 
 
 def logits(model: RelPosTransformerModel, source: Tensor, target: Tensor) -> Tensor:
@@ -137,7 +137,8 @@ def test_torch_compile(scheme: str) -> None:
     source, target = batch()
     expected = logits(model, source, target)
     compiled = torch.compile(model, backend="eager")
-    torch.testing.assert_close(compiled(source, None, target)[0], expected)
+    real = target.ne(1)  # a graph does not ask whether padding stands at the end
+    torch.testing.assert_close(compiled(source, None, target)[0][real], expected[real])
 
 
 def test_layer_drop_keeps_layers_and_tables_together() -> None:

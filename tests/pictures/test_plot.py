@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from helpers import ROOT
 from helpers.commands import relpos
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.pictures import cosines as plot_cosines
 from relpos_fairseq.pictures import distances, drawing
 from relpos_fairseq.pictures import logits as plot_logits
 from relpos_fairseq.pictures import sentence as plot_sentence
@@ -39,7 +42,7 @@ SENTENCE = "the cat saw a mat".split()
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data-bin folder with dictionaries and one test sentence."""
+    """A data-bin folder with dictionaries and two test sentences."""
     folder = tmp_path_factory.mktemp("bin")
     dictionary = Dictionary()
     for word in WORDS:
@@ -47,7 +50,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for side in ("en", "de"):
         dictionary.save(str(folder / f"dict.{side}.txt"))
         builder = MMapIndexedDatasetBuilder(str(folder / f"test.en-de.{side}.bin"))
-        builder.add_item(dictionary.encode_line(" ".join(SENTENCE), add_if_not_exist=False))
+        for line in (" ".join(SENTENCE), "a mat sat"):
+            builder.add_item(dictionary.encode_line(line, add_if_not_exist=False))
         builder.finalize(str(folder / f"test.en-de.{side}.idx"))
     return folder
 
@@ -175,8 +179,9 @@ def test_vector_tables(save, tmp_path, undrawn, scheme, fields):
         names = (f"encoder.layers.{i}.self_attn.position.0.{tensor}" for i in (0, 1))
         tables = [model[name][:, 1:8] for name in names]
         channels = read(tmp_path / f"encoder-{field}-channels.csv")
-        assert {row["head"] for row in channels} == {"1"}
-        same(numbers(channels, "distance_"), torch.cat([table[0].t() for table in tables]))
+        assert [row["head"] for row in channels[::32]] == list("1234") * 2
+        each = [head.t() for table in tables for head in table]
+        same(numbers(channels, "distance_"), torch.cat(each))
         norms = numbers(read(tmp_path / f"encoder-{field}-norm.csv"), "distance_")
         same(norms, torch.cat(tables).norm(dim=-1))
     kinds = {stem.split("-")[1] for stem in stems(tmp_path) if stem.endswith("norm")}
@@ -211,6 +216,19 @@ def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
     same(found, torch.einsum("ihd,jhd->hij", q, k) / 32**0.5)
 
 
+def test_layers_of_different_schemes(save, tmp_path, undrawn):
+    checkpoint = save("t5/rope+rel_scalar")
+    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
+    rows = read(tmp_path / "encoder-static.csv")
+    assert [row["layer"] for row in rows] == ["1"] * 4 + ["2"] * 4
+    table = weights(checkpoint)["encoder.positions.shared.0.bias_table"] / 32**0.5
+    same(torch.tensor([float(row["distance_-1"]) for row in rows[:4]]).double(), table[:, 1])
+    logits = numbers(read(tmp_path / "encoder-position-logits.csv"), "key_").view(2, 4, 5, 5)
+    own = weights(checkpoint)["encoder.layers.1.self_attn.position.0.bias_table"]
+    same(logits[0, :, 3, 2], table[:, 1])
+    same(logits[1, :, 3, 2], own[:, 128 - 1])
+
+
 def test_what_layers_share_is_drawn_once(save, tmp_path, undrawn):
     checkpoint = save("t5", "--position-buckets", "8", "--position-max-distance", "20")
     assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
@@ -238,7 +256,7 @@ def test_schemes_without_position_logits(save, data, tmp_path, undrawn, capsys, 
         "m4m": "positions act through content alone, by key_vectors, product, query_vectors",
     }.get(scheme, "no term adds to the logits")
     assert f"skipped (encoder, {scheme}): position logits: {reason}" in printed
-    assert "the given sentence, 1 of 6 words unknown" in printed
+    assert "the given sentence, 1 of 6 tokens unknown" in printed
     tokens = [row["token"] for row in read(tmp_path / "encoder-attention.csv")]
     assert tokens[:7] == ["the", "cat", "sat", "on", "a", "<unk>", "</s>"]
 
@@ -259,7 +277,7 @@ def segment_stack() -> Stack:
 def test_segments_are_added_to_position_logits():
     stack = segment_stack()
     (alone,) = plot_logits.position_logits(stack, 8)
-    (both,) = plot_logits.segment_logits(stack, 8, 2)
+    both, probs = plot_logits.segment_logits(stack, 8, 2)
     assert "gate" in alone.detail and "segments start at 0, 4" in both.detail
     pairs = next(p for n, p in stack.attentions[0].position.named_parameters() if "pair" in n)
     number = torch.arange(8) // 4
@@ -267,6 +285,9 @@ def test_segments_are_added_to_position_logits():
     for head in (0, 1):
         found = both.panels[head].values - alone.panels[head].values
         same(torch.from_numpy(found), added[head].detach())
+        logits = torch.from_numpy(both.panels[head].values)
+        weights = logits.exp() / logits.exp().sum(1, keepdim=True)
+        same(torch.from_numpy(probs.panels[head].values), weights)
     with pytest.raises(ValueError, match="--segments 3: the model has 2"):
         list(plot_logits.segment_logits(stack, 8, 3))
 
@@ -284,6 +305,34 @@ def test_ranks_of_low_rank_logits():
     assert found == {"content": [6, 2], "added by positions": [3, 3], "logits": [9, 5]}
 
 
+def test_a_sentence_is_cut_by_the_datas_own_tokenizer(tmp_path):
+    texts = ["the cat sat on the mat"] * 3
+    tokenizer = train_tokenizer("wordpiece", tmp_path, texts=texts, vocab_size=40)
+    expected = " ".join(tokenizer.encode("the matat").pieces)
+    assert "##" in expected and plot_sentence.in_pieces("the matat", tmp_path) == expected
+    assert plot_sentence.in_pieces("the matat", tmp_path / "none") == "the matat"
+
+
+def test_long_tokens_and_full_ranks_are_said(tmp_path):
+    """Tokens must not run into the title; where every rank is full, the picture says so."""
+    figure, ax = drawing.plt.subplots()
+    panel = drawing.Panel({}, [0, 1], [0, 1], torch.eye(2).numpy(), tokens=["a", "x" * 40])
+    drawing.name_ticks(ax, panel)
+    assert max(len(label.get_text()) for label in ax.get_xticklabels()) == drawing.LONGEST
+    drawing.plt.close("all")
+    stack = segment_stack()
+    q = torch.randn(1, stack.attentions[0].num_heads, 3, 8)
+    call = AttentionInputs(q, q, q, (), Positions(3, 3), 1.0)
+    watched = plot_sentence.WatchedAttention(call, torch.empty(0))
+    (picture,) = plot_logits.ranks(stack, [dict.fromkeys(stack.attentions, watched)])
+    assert "all ranks are full" in picture.detail
+    alike = replace(watched, inputs=replace(call, k=q[..., :1, :].expand_as(q)))  # of rank 1
+    both = [dict.fromkeys(stack.attentions, one) for one in (watched, alike)]
+    (picture,) = plot_logits.ranks(stack, both)
+    assert picture.panels[0].values.tolist() == [[2, 2]] and "full" not in picture.detail
+    assert "mean over 2 sentences" in picture.detail
+
+
 def test_ranks_in_the_file(save, data, tmp_path, undrawn):
     checkpoint = save("abs_scalar", "--position-rank", "2")
     assert relpos("plot", *[str(checkpoint), "--data", str(data), "--out", str(tmp_path)]) == 0
@@ -293,7 +342,7 @@ def test_ranks_in_the_file(save, data, tmp_path, undrawn):
 
 def test_what_is_drawn_is_what_is_written(tmp_path):
     stack = segment_stack()
-    (picture,) = plot_logits.segment_logits(stack, 8, 2)
+    picture, _ = plot_logits.segment_logits(stack, 8, 2)
     figure = drawing.draw(picture)
     images = [ax.images[0] for ax in figure.axes if ax.images]
     for image, panel in zip(images, picture.panels, strict=True):
@@ -309,6 +358,76 @@ def test_what_is_drawn_is_what_is_written(tmp_path):
     assert drawing.plt.imread(png).std() > 0.1 and not drawing.plt.get_fignums()
     values = torch.cat([torch.from_numpy(panel.values) for panel in picture.panels])
     same(numbers(read(table), "key_"), values)
+
+
+def test_attention_is_cut_and_ranks_take_a_batch(save, data, tmp_path, undrawn, capsys):
+    """The data have two sentences: a batch of three is what there is, and the command counts it."""
+    given = ("--data", str(data), "--out", str(tmp_path), "--tokens", "4", "--sentences", "3")
+    assert relpos("plot", str(save("rel_scalar")), *given) == 0
+    assert "ranks on 2 sentences" in capsys.readouterr().out
+    error = error_of(capsys, save("none"), "--sentences", "2", "--out", tmp_path / "out")
+    assert "--sentences" in error and "--data" in error
+    rows = read(tmp_path / "encoder-attention.csv")
+    assert [row["token"] for row in rows] == SENTENCE[:4] * 2
+    assert numbers(rows, "key_").shape == (8, 4) and (numbers(rows, "key_").sum(1) < 1).all()
+
+
+def test_the_distribution_of_cosines_counts_pairs_once():
+    values = torch.tensor([[1.0, 0.24, -1.0], [0.24, 1.0, 0.16], [-1.0, 0.16, 1.0]])
+    panel = drawing.Panel({"layer": "all"}, [0, 1, 2], [0, 1, 2], values.double().numpy())
+    picture = drawing.Picture("c", "t", "d", "signed", [panel], "q", "k", ("", "", ""))
+    found = plot_cosines.distribution(picture)
+    assert found.panels[0].columns == list(range(-10, 11))
+    shares = dict(zip(range(-10, 11), found.panels[0].values[0].tolist(), strict=True))
+    assert {key: value for key, value in shares.items() if value} == {-10: 1 / 3, 2: 2 / 3}
+
+
+INNER = "2026-01-01 | INFO | train_inner | "
+VALID = "2026-01-01 | INFO | valid | "
+
+
+def test_learning_curves(tmp_path, capsys):
+    """Both formats of logs; of what was trained again after a resumption the last line counts."""
+    simple = [
+        INNER + "epoch 001:     10 / 20 loss=5.5, ppl=3e+02, num_updates=10, lr=0.1",
+        INNER + "epoch 001:     20 / 20 loss=9, ppl=200, num_updates=20, lr=0.1",
+        INNER + "epoch 001:     20 / 20 loss=4.5, ppl=200, num_updates=20, lr=0.1",
+        VALID + "epoch 001 | valid on 'valid' subset | loss 4.25 | ppl 19 | num_updates 20",
+    ]
+    told = [
+        INNER + '{"epoch": 1, "loss": "6.5", "ppl": "90", "num_updates": "15"}',
+        VALID + '{"epoch": 1, "valid_loss": "5", "valid_num_updates": "15", "valid_ppl": "32"}',
+    ]
+    logs = [tmp_path / "m4.log", tmp_path / "t5.log"]
+    for path, lines in zip(logs, (simple, told), strict=True):
+        path.write_text("".join(f"{line}\n" for line in ["other words", *lines]))
+    out = tmp_path / "out"
+    assert relpos("plot", "--curves", *map(str, logs), "--out", str(out)) == 0
+    assert stems(out) == {"learning-curves"}
+    found = {(row["part"], row["run"]): row for row in read(out / "learning-curves.csv")}
+    expected = {
+        ("training", "m4"): ["5.5", "", "4.5"],
+        ("training", "t5"): ["", "6.5", ""],
+        ("validation", "m4"): ["", "", "4.25"],
+        ("validation", "t5"): ["", "5", ""],
+    }
+    updates = [f"update_{number}" for number in (10, 15, 20)]
+    assert {key: [row[n] for n in updates] for key, row in found.items()} == expected
+    error = error_of(capsys, "--curves", logs[0], "--measure", "bleu", "--out", out)
+    assert "no bleu" in error and "it has loss, lr, ppl" in error
+    assert "give a checkpoint" in error_of(capsys, "--out", out)
+
+
+def test_a_curves_line_joins_its_own_points():
+    """Another run's updates lie between them."""
+    values = torch.tensor([[1.0, float("nan"), 3.0]]).numpy()
+    panel = drawing.Panel({"part": "training"}, ["m4"], [1, 2, 3], values)
+    picture = drawing.Picture(
+        "c", "t", "d", "lines", [panel], "run", "update", ("", "", ""), neutral=None
+    )
+    (line,) = drawing.draw(picture).axes[0].lines
+    assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
+    drawing.plt.close("all")
 
 
 def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
@@ -349,7 +468,7 @@ def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
     cases = [
         ((tmp_path / "no.pt", *to), ("no.pt is not a file", "fairseq-train")),
         ((cut, *to), ("cut.pt", "truncated", "copy it again")),
-        ((foreign, *to), ("foreign.pt", "not a fairseq checkpoint")),
+        ((foreign, *to), ("foreign.pt", "no checkpoint")),
         ((plain, *to), ("has no position scheme", "relpos model")),
         ((good, *to, "--data", tmp_path / "no"), ("--data", "has no dict*.txt")),
         ((good, *to, "--data", other), ("--data", "may be another model's")),

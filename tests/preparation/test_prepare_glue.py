@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
@@ -229,7 +230,7 @@ def test_scores_are_checked(score):
 
 
 WRONG = {
-    "there is no GLUE task 'WNLI'": ["--tasks", "RTE,WNLI"],
+    "there is no GLUE task 'WNLY'": ["--tasks", "RTE,WNLY"],
     "--max-length must be 0 or at least 8": ["--max-length", "3"],
     "--workers must be at least 1": ["--workers", "0"],
     "XNLI: there is no folder": ["--tasks", "XNLI"],
@@ -245,6 +246,19 @@ def test_wrong_commands_are_one_line(tmp_path, glue, tokenizer, capsys, message)
     assert prepare_status("glue", given) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and message in error[0]
+
+
+def test_a_task_without_its_training_file_is_left_out(tmp_path, glue, tokenizer, capsys):
+    """QNLI is handed on without train.tsv in places: the other tasks do not wait for it."""
+    shutil.copytree(glue / "RTE", tmp_path / "RTE")
+    shutil.copytree(glue / "QNLI", tmp_path / "QNLI")
+    (tmp_path / "QNLI" / "train.tsv").unlink()
+    assert prepare_status("glue", arguments(tmp_path, tokenizer, tmp_path / "out")) == 0
+    said = capsys.readouterr()
+    assert "warning: QNLI is left out: " in said.err and "train.tsv is missing" in said.err
+    assert "RTE" in said.out and not (tmp_path / "out" / "QNLI").exists()
+    named = ("--tasks", "QNLI,RTE")
+    assert prepare_status("glue", arguments(tmp_path, tokenizer, tmp_path / "no", *named)) == 2
 
 
 def test_a_missing_file_and_a_foreign_dictionary_are_named(tmp_path, glue, tokenizer, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import itertools
+import json
 import random
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from helpers import ROOT
 from helpers.folders import contents, parsed, prepare, prepare_status
 from relpos_fairseq.data.dictionary import EOS
+from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.preparation.mlm import documents, encoded, sampling, stages, vocabulary
 from relpos_fairseq.preparation.mlm.documents import Reading
 from relpos_fairseq.preparation.mlm.packing import document_spans, pack
@@ -301,6 +304,30 @@ def test_what_ends_a_document(tmp_path, boundary):
     assert list(documents.read_stream(path, Reading(boundary))) == READINGS[boundary]
 
 
+def test_json_lines_of_c4(tmp_path):
+    """003, section 3.2: C4's files, {"text", "timestamp", "url"} a line."""
+    path = tmp_path / "c4-train.00000-of-01024.json.gz"
+    texts = ["First line. Two.\n\n Second line\u2028x", " \n", "Another"]
+    objects = [{"text": text, "timestamp": "2019", "url": "https://a"} for text in texts]
+    with gzip.open(path, "wt") as file:
+        file.write("".join(f"{json.dumps(one)}\n" for one in objects) + "\n")
+    counts = Counter()
+    assert list(documents.read_stream(path, Reading("json"), counts)) == [
+        "First line. Two.", "Second line\u2028x", None, "Another", None,
+    ]  # fmt: skip
+    assert (counts["documents"], counts["sentences"]) == (2, 3)
+    split = documents.read_stream(path, Reading("json", "split"))
+    assert next(split) == "First line."
+
+
+@pytest.mark.parametrize("line", ["plain", "[1]", '{"body": "x"}', '{"text": 3}', "[" * 99999])
+def test_a_line_that_is_no_document_is_named(tmp_path, line):
+    path = tmp_path / "c4.json"
+    path.write_text(f'{{"text": "x"}}\n{line}\n')
+    with pytest.raises(PreparationError, match=f"{path}, line 2 is no JSON object with a text"):
+        list(documents.read_stream(path, Reading("json")))
+
+
 def test_sentences_are_split_and_nothing_is_lost(tmp_path):
     line = 'He said "Go." Then he left. It cost 3.5 e.g. in Rome. OK? 你好。我很好！“是。”他说。'
     path = tmp_path / "text"
@@ -320,7 +347,7 @@ def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
     words = vocabulary.Vocabulary(prepared / "tokenizer")
     words.encode = lambda texts: [np.array([9] * ("\u200b" not in text)) for text in texts]
     counts = encoded.encode_file(path, tmp_path / "out", words, Reading(), 1)
-    assert counts == {"items": 3, "tokens": 5}
+    assert counts == {"items": 3, "tokens": 5, "unknown": 0}
     assert encoded.Encoded(tmp_path / "out").spans.tolist() == [[0, 2]]
 
 

@@ -48,6 +48,9 @@ def quick():
             for language in ("en", "de"):
                 shutil.copy(f"{prefix}.{language}", folder / f"train.{language}")
                 (folder / f"dict.{language}.txt").write_text("a 1\n")
+                for split in ("train", "valid", "test", "test1"):
+                    for pair in ("en-de", "de-en", "en-cs", "cs-en"):
+                        (folder / f"{split}.{pair}.{language}.bin").write_bytes(b"\3\0" * 2)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "LINES", 20)
@@ -307,15 +310,41 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
     assert prepare(tmp_path / "none", tmp_path / "out") == 2
     assert "is not a folder" in error(capsys)
     assert prepare(tmp_path, tmp_path / "out") == 2
-    assert "no test set" in error(capsys)
+    assert "has no train.en" in error(capsys)
+
+
+def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
+    """No test set is a warning; a name may hold a full stop; nothing left says why."""
+    folder, out = shutil.copytree(text, tmp_path / "text"), tmp_path / "out"
+    for path in folder.glob("test*"):
+        path.unlink()
+    assert prepare(folder, out) == 0
+    said = capsys.readouterr()
+    assert "has no test set (test.en and test.de)" in said.err
+    assert "2 of the" in said.err and "pieces of valid.en" in said.err
+    for language in ("en", "de"):
+        shutil.copy(folder / f"valid.{language}", folder / f"test.b.{language}")
+    assert prepare(folder, out) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["sets"]["test"] == "test.b"
+    assert "--from-dir DIR --out DIR" in manifest["command"]
+    capsys.readouterr()
+    assert prepare(folder, out, "--max-words", "1") == 2
+    assert f"is left after filtering (read {wmt_text.TRAIN:,}, " in error(capsys)
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text("")
+    assert prepare(folder, out) == 2
+    assert f"train has no sentence: fill {folder}/train.en" in error(capsys)
+    assert prepare(folder, tmp_path / "no", "--dry-run", pair="wmt15 en-de") == 2
+    assert "wmt15 names published sets" in error(capsys)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["en-en"], "give [YEAR] PAIR"),
-        (["wmt15", "en-fr"], "choose one of wmt15 en-de"),
-        (["en-fr"], "no training set is known"),
+        (["wmt15", "en-fr"], "choose one of wmt14 en-de, wmt14 de-en, wmt14 en-fr, wmt14 fr-en"),
+        (["en-ru"], "no training set is known"),
         (["wmt15", "en-de", "--test", "newstest1999"], "sacrebleu has no test set newstest1999"),
         (["wmt15", "en-de", "--without", "czeng"], "the corpora are europarl-v7"),
         (["en-de", "--shard", "1/2", "--merge", "2"], "give one of them"),
@@ -356,6 +385,21 @@ def test_dry_run_names_sources_and_needs(tmp_path, capsys):
     ):
         assert words in said
     assert not out.exists()
+
+
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+def test_wmt14_is_vaswanis(tmp_path, capsys, pair):
+    """Vaswani et al. 2017, section 5.1, and Shaw et al. 2018: newstest2014, of Europarl to Giga."""
+    options = ["wmt14", pair, "--dry-run", "--out", str(tmp_path / "out")]
+    assert prepare_status("wmt", options) == 0
+    said = capsys.readouterr().out
+    for words in ("europarl-v7", "commoncrawl", "news-commentary-v9", "sacrebleu wmt14 "):
+        assert words in said
+    assert ("giga-fren" in said) == ("un " in said) == (pair == "en-fr")
+    assert "wmt15" not in said
+    corpora = sources.training_set("wmt14", *pair.split("-"))
+    members = [member for corpus in corpora for member in corpus.members.values()]
+    assert len(set(members)) == 2 * len(corpora) == (10 if pair == "en-fr" else 6)
 
 
 def test_newstest2014_in_full_too(tmp_path, capsys):

@@ -16,13 +16,13 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from relpos_fairseq.comparison.quickstart import corpus as quickstart_corpus
+from relpos_fairseq.comparison.tasks import parallel as quickstart_corpus
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.evaluation.hypotheses import Detokeniser, join_units
 from relpos_fairseq.preparation import pieces
 from relpos_fairseq.preparation.wmt import clean as cleaning
 from relpos_fairseq.preparation.wmt import duplicates, subwords
 from relpos_fairseq.preparation.wmt.clean import Cleaner, sampled
+from relpos_fairseq.preparation.wmt.detokenise import Detokeniser, join_units
 from relpos_fairseq.preparation.wmt.filters import Filter, Limits
 from relpos_fairseq.preparation.wmt.normalise import Normaliser
 from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE, Chunk, Text, map_lines

@@ -13,7 +13,7 @@ from cases import CASES
 from helpers import ROOT
 from relpos_fairseq.benchmarks import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.options import CLIP_DISTANCE
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
 from relpos_fairseq.scheme import AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
@@ -34,13 +34,20 @@ CONTRACT = {
     "m4": ("heads", 16, "any", 12 * 1023 * 64),
     "m4m": ("heads", 16, "any", 12 * 1023 * 64),
     "deberta": ("heads", 16, "any", 12 * (1023 * 64 + 2 * 64 * 64)),
+    "deberta_released": ("none", 16, "any", 2 * 512 * 768 + 12 * (2 * 768 * 768 + 768)),
     "tupe": ("heads", 128, "table", 12 * (512 * 64 + 2 * 64 * 64 + 1023 + 2)),
+    "tupe_released": (None, None, "table", 512 * 768 + 2 * 768 * 769 + 2 * 768 + 12 * 32 + 2 * 12),
     "tupe_a": ("heads", None, "table", 12 * (512 * 64 + 2 * 64 * 64 + 2)),
     "abs_scalar": ("none", None, "table", 12 * 12 * 512 * 64),
     "rel_scalar": ("none", 128, "any", 12 * 12 * 1023),
     "rope": (None, None, "any", 0),
     "alibi": (None, None, "any", 0),
     "kerple": ("none", None, "any", 12 * 12 * 2),
+    "xpos": (None, None, "any", 0),
+    "pope": (None, None, "any", 768),
+    "fire": ("none", None, "any", 12 * (2 + 32 + 32 + 12 * 32)),
+    "cope": ("heads", None, "any", 12 * 513 * 64),
+    "fox": ("none", None, "any", 12 * 12 * 2 * (768 + 1)),
 }
 # Every flag in the order of --help, and what its help text says of the schemes that take it.
 FLAGS = {
@@ -49,15 +56,36 @@ FLAGS = {
     "decoder_position_scheme": (),
     "position_clip_distance": ("shaw_keys", "m2", "m4m", "deberta", "tupe", "rel_scalar"),
     "position_share": ("all but none,", "rope", "alibi"),
+    "position_random_range": ("all but none, fox, cope",),
     "position_scale": ("all but sinusoidal, learned, sentence",),
-    "position_reset_cls": ("all but", "m1", "m4m", "rope"),
+    "position_reset_cls": ("(shaw_keys, shaw, transformer_xl, t5, m4", "kerple, fire)"),
+    "position_init": ("t5", "m4m", "deberta", "tupe", "transformer_xl"),
     "position_rank": ("(abs_scalar); auto: head_dim",),
+    "position_projections": ("(transformer_xl, deberta, deberta_released, tupe_a, tupe); auto",),
+    "position_scalars": ("(tupe); auto: outside",),
     "position_buckets": ("(t5); auto: 32",),
+    "position_log_buckets": ("(deberta_released); auto: 0",),
     "position_max_distance": ("(t5); auto: 128",),
+    "position_scalar_gain": ("(t5, rel_scalar); auto: 1",),
     "position_query_bias": ("(transformer_xl); auto: on",),
-    "position_p2c_index": ("(deberta); auto: paper",),
+    "position_p2c_index": ("same (a_r", "mirrored (a_{-r}", "(deberta); auto: same"),
+    "position_terms": ("(deberta_released); auto: both",),
+    "position_norm": ("(deberta_released); auto: off",),
     "clamp_len": ("(transformer_xl)",),
+    "position_r_dropout": ("(transformer_xl)",),
+    "position_keys": ("(shaw); auto: on",),
+    "position_rope_scaling": ("(rope",),
+    "position_rope_factor": ("(rope",),
+    "position_rope_length": ("(rope", "what the checkpoint remembers"),
+    "position_rope_log_n": ("(rope",),
+    "position_rope_base": ("(rope",),
+    "position_rope_share": ("(rope",),
+    "position_rope_pairs": ("(rope",),
+    "position_fire_threshold": ("(fire); auto: 512",),
+    "position_xpos_base": ("(xpos); auto: 512",),
+    "position_contexts": ("(cope); auto: the longest input + 1",),
     "segment_encoding": (),
+    "segment_share": (),
     "num_segments": (),
     "attention_backend": (),
 }
@@ -91,7 +119,7 @@ def test_contract_table(name: str) -> None:
     assert cls.default_share == share
     assert ("table" if cls.table_limited else "any") == length
     assert scheme_table.parameters(name) == count
-    options = plan(name).members[0].options
+    options = plan(name, causal=cls.causal_only).members[0].options
     assert CLIP_DISTANCE not in cls.takes or options.clip_distance == clip
     assert (CLIP_DISTANCE in cls.takes) == (clip is not None)
     assert any(case.scheme == name for case in CASES)
@@ -110,6 +138,68 @@ def test_the_readme_has_the_table_of_the_code() -> None:
     """`relpos schemes --write relpos_fairseq/schemes/README.md` would change nothing."""
     text = (ROOT / "relpos_fairseq" / "schemes" / "README.md").read_text()
     assert scheme_table.renewed(text) == text
+
+
+@pytest.mark.parametrize(
+    ("scheme", "flags", "count"),
+    [
+        # 003 Table 5: m(2n-1); + m(d/h)^2 once; mnd/h + m(d/h)^2 + m(2n-1) (and our two thetas)
+        ("t5", {"position_buckets": "0", "position_share": "heads"}, 12 * 1023),
+        ("deberta", {"position_projections": "one"}, 12 * (1023 * 64 + 64 * 64)),
+        (
+            "tupe",
+            {"position_projections": "one", "position_reset_cls": "off"},
+            12 * (512 * 64 + 64 * 64 + 1023),
+        ),
+    ],
+)
+def test_published_counts(scheme: str, flags: dict, count: int) -> None:
+    shape = AttentionShape(embed_dim=768, num_heads=12, max_positions=512)
+    made = resolve(PositionConfig(position_scheme=scheme, **flags), shape, "masked_lm")
+    layers = [Placement(made).layer_schemes(layer) for layer in range(12)]
+    assert sum(value.numel() for layer in layers for value in layer.parameters()) == count
+
+
+def started(scheme: str, init: str, **flags) -> torch.nn.Module:
+    stack = Placement(plan(scheme, position_init=init, **flags))
+    (member,) = [*stack.shared, *stack.layer_schemes(0)]
+    return member
+
+
+@pytest.mark.parametrize("scheme", [s for s in scheme_names() if INIT in scheme_class(s).takes])
+def test_neutral_start_changes_no_logit(scheme: str) -> None:
+    flags = {"position_share": "heads"} if SHARE in scheme_class(scheme).takes else {}
+    member = started(scheme, "neutral", **flags)
+    for name, value in member.named_parameters():
+        neutral = member.table_of(name).neutral
+        assert neutral is None or bool((value == neutral).all()), name
+    assert scheme == "m4m" or any(table.neutral is not None for table in member.tables.values())
+
+
+def test_paper_start() -> None:
+    """M4M from N(0, 0.02) with the model's own biases; u and v as the released code draws them."""
+    table = started("m4m", "paper", position_clip_distance="64").table
+    assert abs(float(table.std()) - 0.02) < 0.002 and abs(float(table.mean())) < 0.002
+    q, k = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    kept = q.bias.clone()
+    started("m4m", "paper").initialize_projections(q, k)
+    assert torch.equal(q.bias, kept)
+    biases = started("transformer_xl", "paper")
+    assert 0.005 < float(biases.content_bias.std()) < 0.04 and biases.position_bias.any()
+    assert not started("transformer_xl", "auto").content_bias.any()
+    with pytest.raises(ValueError, match="no gradient leaves it"):
+        started("tupe", "neutral", position_projections="one")
+
+
+def test_an_older_word_means_and_is_remembered_as_before() -> None:
+    """p2c_index `paper` is `same`, as old checkpoints say; a later option says nothing of auto."""
+    old, new, today = (
+        plan("deberta", position_p2c_index=word).describe() for word in ("paper", "auto", "same")
+    )
+    assert old == new == today
+    assert "deberta.p2c_index=paper" in new
+    later = Number(name="n", place=0, help="", auto=2, later=True)
+    assert [later.memory(value, None) for value in (2, 3)] == [None, "n=3"]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +229,16 @@ def test_the_readme_has_the_table_of_the_code() -> None:
         ("m4", {"position_scale": "nan"}, r"scale must be > 0, got nan"),
         ("t5", {"position_buckets": "2"}, r"buckets must be >= 4, got 2"),
         ("t5", {"position_max_distance": "8"}, r"max_distance must exceed the 8 distances"),
+        ("deberta", {"position_projections": "content"}, r"must be own or one, got content"),
+        ("transformer_xl", {"position_projections": "one"}, r"must be own or content, got one"),
+        (
+            "transformer_xl",
+            {"position_projections": "content", "position_share": "heads"},
+            r"--position-share must be none, got heads",
+        ),
+        ("transformer_xl", {"position_r_dropout": "1"}, r"--position-r-dropout must be below 1"),
+        ("shaw", {"position_keys": "off", "position_reset_cls": "on"}, r"leaves no logits"),
+        ("m4", {"segment_share": "heads"}, r"--segment-share heads does not apply"),
         ("deberta", {"position_p2c_index": "he"}, r"--position-p2c-index must be"),
         ("transformer_xl", {"position_query_bias": "no"}, r"--position-query-bias must be"),
         ("transformer_xl", {"clamp_len": "-1"}, r"clamp_len must be >= 0, got -1 \(--clamp-len\)"),

@@ -9,6 +9,11 @@ from helpers import recipes
 
 PAPERS = cli.CONFIGS / "papers"
 NAMES = sorted(path.stem for path in PAPERS.glob("wmt1*.yaml"))
+# Shaw et al. 2018, section 4.1: feed-forward width, clip, sharing, dropout, updates, rate d^-0.5.
+SHAW = {
+    "wmt14_shaw": (1024, 16, "none", 0.1, 100_000, 512),
+    "wmt14_shaw_big": (4096, 8, "heads", 0.3, 300_000, 1024),
+}
 # Chen et al. 2021, table 6.
 TABLE = {
     "sinusoidal": ("28.33", "31.82", "21.15"),
@@ -38,6 +43,8 @@ def test_recipe_is_its_row(name):
     year, source, target = pair.split("_")
     assert (cfg.task.source_lang, cfg.task.target_lang) == (source, target)
     assert cfg.model.position_scheme == scheme
+    if scheme == "rel_scalar":  # 004, section 3: "without bucketing and clipping"
+        assert cfg.model.position_clip_distance == 0
     assert cfg.model._name == "relpos_transformer_wmt_en_de"
     assert cfg.task.data == f"data/{year}.{source}-{target}/data-bin"
     assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
@@ -47,19 +54,15 @@ def test_recipe_is_its_row(name):
     assert TABLE[scheme][PAIRS.index(pair)] in head
 
 
-@pytest.mark.slow
-def test_recipe_trains(tmp_path):
-    from fairseq_cli.hydra_train import _hydra_main
-
-    corpus = cli.write_corpus(tmp_path / "corpus")
-    shape = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2}
-    small = [f"+model.{side}_{k}={v}" for side in ("encoder", "decoder") for k, v in shape.items()]
-    data = [f"task.data={corpus.binary}", "task.source_lang=src", "task.target_lang=tgt"]
-    short = ["optimization.max_update=1", "dataset.num_workers=0", "++common.cpu=true"]
-    save = f"checkpoint.save_dir={tmp_path / 'saved'}"
-    cfg = composed("wmt15_en_de_rel_scalar", *small, *data, *short, save)
-    with cli.captured() as stream:
-        _hydra_main(cfg)
-    assert "num_updates: 1" in stream.getvalue()
-    saved = cli.load(tmp_path / "saved" / "checkpoint_last.pt")["cfg"]["model"]
-    assert saved["position_scheme"] == "rel_scalar" and saved["encoder_embed_dim"] == 16
+@pytest.mark.parametrize("name", SHAW)
+def test_recipe_is_shaws(name):
+    inner, clip, share, dropout, updates, width = SHAW[name]
+    cfg = recipes.composed(cli.CONFIGS, name, f"common.user_dir={cli.USER_DIR}")
+    model = cfg.model
+    sizes = [model.get(f"{side}_ffn_embed_dim", 4096) for side in ("encoder", "decoder")]
+    assert sizes == [inner, inner] and model._name.endswith("_big") == (width == 1024)
+    assert (model.position_scheme, model.position_clip_distance) == ("shaw", clip)
+    assert (model.position_share, model.dropout) == (share, dropout)
+    assert cfg.optimization.max_update == updates and cfg.optimizer.adam_eps == 1e-9
+    assert cfg.optimization.lr[0] == pytest.approx((width * 4000) ** -0.5, rel=0.02)
+    assert cfg.task.data == "data/wmt14.en-de/data-bin"

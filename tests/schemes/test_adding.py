@@ -20,7 +20,7 @@ from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.schemes import scheme_names
 
-assert scheme_names()[-1] == "mine"
+assert "mine" in scheme_names()
 (flag,) = [part for part in dataclasses.fields(PositionConfig) if part.name == "position_near"]
 assert flag.metadata["help"] == "distances without penalty (mine); auto: 8"
 shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4)

@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import naive
-from cases import CASES, INPUT, Case, build, oracle_members
-from relpos_fairseq.attention import AttentionInputs, attend
+from cases import BEYOND, CASES, INPUT, Case, build, oracle_members, source_of, terms_of
+from relpos_fairseq.attention import AttentionInputs, attend, native, triton
 from relpos_fairseq.placement import Placement, PositionContext
 from relpos_fairseq.positions import Positions, index_of_tokens
-from relpos_fairseq.relations import Bucketed
+from relpos_fairseq.relations import Bucketed, DistanceRelation
+from relpos_fairseq.rotation import Turns, rotate
+from relpos_fairseq.scheme import REGISTER
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes
-from relpos_fairseq.schemes.rope import Turns, rotate
 from relpos_fairseq.schemes.segments import SegmentHead
 
 TOLERANCE = 1e-10
-IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT]
+IN_ATTENTION = [*(case for case in CASES if case.scheme not in INPUT), *BEYOND]
 
 
 def shape_of(kind: str) -> dict:
@@ -54,10 +55,18 @@ def padding_of(side: str | None, batch: int, length: int) -> Tensor | None:
 
 
 def call(
-    case: Case, kind: str, *, batch: int = 2, heads: int = 2, dim: int = 4, seed: int = 3
+    case: Case,
+    kind: str,
+    *,
+    batch: int = 2,
+    heads: int = 2,
+    dim: int = 4,
+    seed: int = 3,
+    drawn: list[int] | None = None,
 ) -> tuple[AttentionInputs, Placement, torch.nn.ModuleList, dict]:
     """Inputs of an attention call of the case, with everything that made them."""
     wanted = shape_of(kind)
+    wanted["causal"] |= case.causal_only
     stack, layer = build(case, causal=wanted["causal"], heads=heads, dim=dim)
     length, start = wanted["src_len"], wanted["start"]
     stop = wanted.get("stop", length)
@@ -75,6 +84,7 @@ def call(
         query_start=start,
         token_index=index_of_tokens(padding),
         segments=segments if case.flags.get("segment_encoding") else None,
+        drawn=None if drawn is None else torch.tensor(drawn),
     )
     context = stack.context(positions)
     q, k, v = draw(stop - start), draw(length), draw(length)
@@ -82,7 +92,7 @@ def call(
         q=q,
         k=k,
         v=v,
-        terms=context.shared + layer.evaluate(positions)[1],
+        terms=terms_of(stack, layer, positions, batch),
         positions=positions,
         scale=stack.plan.scale,
         causal=wanted["causal"],
@@ -105,7 +115,10 @@ def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]
 
 
 def expected(
-    inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList, extra: dict
+    inputs: AttentionInputs,
+    stack: Placement,
+    layer: torch.nn.ModuleList,
+    extra: dict,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The oracle's logits, probabilities and output of the same call."""
     schemes = [*stack.shared, *layer]
@@ -123,6 +136,8 @@ def expected(
         segments=extra["segments"] if heads else None,
         segment_table=heads[0].pair_table.detach() if heads else None,
         scale_factor=stack.plan.scale_constant,
+        inputs=source_of(inputs.positions, inputs.q.size(0), stack.plan.shape.embed_dim),
+        places=None if inputs.positions.drawn is None else inputs.positions.drawn.tolist(),
     )
 
 
@@ -149,6 +164,33 @@ def test_equals_the_paper(case: Case, kind: str, backend: str) -> None:
     torch.testing.assert_close(got_probs[pick], probs[pick], rtol=0, atol=TOLERANCE)
     pick = rows[:, None, :, None].expand_as(out)
     torch.testing.assert_close(got[pick], out[pick], rtol=0, atol=TOLERANCE)
+
+
+# A reset's oracle knows the first token by its position 0.
+DRAWN = [
+    Case(name) for name in ("m3+rel_scalar+shaw", "rope+m4", *REGISTER) if name not in INPUT
+] + [Case("m4", {"position_reset_cls": "on"}), Case("t5", {"segment_encoding": "head"})]
+
+
+@pytest.mark.parametrize("kind", ["causal", "pad_left", "block"])
+@pytest.mark.parametrize("case", DRAWN, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_positions_drawn_at_random(case: Case, kind: str, backend: str) -> None:
+    """Schemes read the positions that were drawn, and masks the slots (Ruoss 2023)."""
+    drawn = [0, 1, 4, 5, 6, 8, 9, 10, 11][: shape_of(kind)["src_len"]]
+    if not any(m.options.reset_cls for m in build(case)[0].plan.members):
+        drawn = [3, 4, 5, 7, 10, 11] if len(drawn) == 6 else [1, 2, *drawn[2:]]
+    inputs, stack, layer, extra = call(case, kind, drawn=drawn)
+    _, probs, out = expected(inputs, stack, layer, extra)
+    got, got_probs = attend(inputs, backend, need_weights=True)
+    rows = real_rows(inputs)
+    for found, wanted in ((got_probs, probs), (got, out)):
+        pick = rows[:, None, :, None].expand_as(wanted)
+        torch.testing.assert_close(found[pick], wanted[pick], rtol=0, atol=TOLERANCE)
+    for kernel in (native, triton):
+        refused = kernel.refusal_anywhere(inputs)
+        distances = any(isinstance(t.relation, DistanceRelation) for t in inputs.terms)
+        assert ("drawn at random" in (refused or "")) == distances
 
 
 @settings(max_examples=200, deadline=None)
@@ -207,7 +249,7 @@ def test_transformer_xl_projects_either_direction(where: tuple[int, int, int]) -
 @pytest.mark.parametrize("dim", [2, 5, 6])
 def test_rotations_of_any_layout(dim: int) -> None:
     """Derivatives, twice, where heads are slices, channels lie apart, or begin at odd places."""
-    turn = Turns(torch.randn(5, dim // 2, dtype=torch.float64)).of(torch.float64)
+    turn = Turns(torch.randn(5, dim // 2, dtype=torch.float64)).of(torch.float64, 0, 5)
     x = torch.randn(5, 2, 3, dim, dtype=torch.float64)
     wide = torch.cat([x, x], -1)
     for apart in (x, wide[..., 1 : dim + 1], wide[..., ::2]):

@@ -372,7 +372,7 @@ def two_processes(corpus, save_dir, *more: str) -> str:
     return command(
         *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train"),
         *arguments(corpus, save_dir, "--batch-size", "1", *more),
-        *("--distributed-world-size", "2", "--distributed-backend", "gloo"),
+        *("--distributed-world-size", "2"),
     )
 
 

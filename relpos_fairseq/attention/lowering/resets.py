@@ -33,7 +33,7 @@ def folds_offset(inputs: AttentionInputs) -> bool:
 def kinds_of(term: PositionTerms) -> int:
     """Return the bits of what a term adds, where v.a_r of a query_offset v is a scalar."""
     vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
-    factors = term.static_factors is not None or is_segments(term)
+    factors = term.static_factors is not None or is_segments(term) or term.decay is not None
     scalars = term.static is not None and not is_segments(term) or term.query_offset is not None
     return OF_VECTORS * vectors + OF_SCALARS * scalars + OF_FACTORS * factors
 

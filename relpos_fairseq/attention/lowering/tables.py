@@ -155,7 +155,7 @@ def _add_query_offset(
     """Add scale v.a_d, a number for each distance."""
     offset = term.query_offset.to(inputs.exact)[..., None] * inputs.scale  # (H|1, D, 1)
     products = (table @ offset)[..., 0]  # (H|1, W)
-    if low.scalars != low.vectors:
+    if not low.scalars.equals(low.vectors):
         band = Clipped(-low.vectors.low, low.vectors.high)
         products = over_window(products, band, low.scalars, inputs.positions)
     low.add("static", products)

@@ -7,7 +7,7 @@ cell counts as a tail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.relations import Clipped, DistanceRelation
 
 
@@ -50,12 +50,17 @@ class Window:
         """How many distances."""
         return self.high - self.low + 1
 
+    def equals(self, other: Window) -> bool:
+        """Compare numbers, which a compiler may know by symbols alone."""
+        return self.low == other.low and self.high == other.high
+
     @classmethod
-    def over(cls, relations: Iterable[DistanceRelation], reach: Reach) -> Window:
+    def over(cls, relations: Sequence[DistanceRelation], reach: Reach) -> Window:
         """The window outside of which none of the relations changes."""
-        kept = list(relations)
-        low = min((relation.lowest for relation in kept), default=reach.lowest)
-        high = max((relation.highest for relation in kept), default=reach.highest)
+        lows = [relation.lowest for relation in relations]
+        highs = [relation.highest for relation in relations]
+        low = min(lows) if lows else reach.lowest
+        high = max(highs) if highs else reach.highest
         low = low if low > reach.lowest else reach.lowest - 1
         high = high if high < reach.highest else reach.highest + 1
         return cls(low, max(high, low + 1))
@@ -67,6 +72,9 @@ def over_window(
     """A table (H|1, R, ...) as one row a distance of the window: (H|1, width, ...)."""
     if isinstance(relation, Clipped):
         return _slice(table, relation, window)
+    if is_captured():  # only on a CPU, where an index's own gradient has an order
+        ids = relation.window(window.low, window.high, positions.device)
+        return table.index_select(1, ids)
     ids, sources = positions.once(
         ("rows", relation, window), lambda: _ids_of(relation, window, positions.device)
     )

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build, checks
-from relpos_fairseq.attention.native.function import DROPS
-from relpos_fairseq.attention.native.function import attend as by_kernel
+from relpos_fairseq.attention.native import build, function
+from relpos_fairseq.attention.native.operation import DROPS
+from relpos_fairseq.attention.native.operation import attend as by_kernel
 from relpos_fairseq.attention.step import attend_step, serves
 
 name = "native"
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-__all__ = ["attend", "name", "problem", "refusal", "refusal_anywhere"]
+__all__ = ["attend", "build", "function", "name", "problem", "refusal", "refusal_anywhere"]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
-    if inputs.positions.is_step and serves(inputs.terms, inputs.positions):
+    if serves(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
     return by_kernel(inputs)
 
@@ -45,8 +45,6 @@ def refusal_anywhere(inputs: AttentionInputs) -> str | None:
     """Return why these inputs cannot be evaluated on any machine, or None."""
     if inputs.q.device.type != "cpu":
         return f"tensors on {inputs.q.device.type} (its kernel is for CPUs)"
-    if checks.is_traced():
-        return "a call that is traced or has no numbers (its kernel is no operation of torch)"
     if inputs.q.dtype not in TYPES:
         return f"inputs of {inputs.q.dtype}"
     if round(inputs.dropout * DROPS) == DROPS:

@@ -8,7 +8,6 @@ torch's OpenMP runtime, which has the same name; clang's has one of its own, bes
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
@@ -23,10 +22,11 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from relpos_fairseq.attention import cache
 
 SOURCES = Path(__file__).resolve().parent
 KERNEL = "kernel.c"
@@ -36,6 +36,7 @@ FLAGS = (
 )  # fmt: skip
 DEFINED = {torch.float32: (), torch.float64: ("-DRELPOS_DOUBLE",)}
 REMEDY = "install gcc, or name a compiler in CC"
+X86 = ("x86_64", "amd64")
 PATIENCE = 600  # seconds that a compiler may take
 _HASH = hashlib.sha256().digest_size
 logger = logging.getLogger(__name__)
@@ -61,6 +62,11 @@ def problem(dtype: torch.dtype = torch.float32) -> str | None:
     """Why this machine has no kernel, or None; found out once a process."""
     found = _attempt(dtype)
     return str(found) if isinstance(found, BuildError) else None
+
+
+# A compiled graph has the answer, not the question: torch.compiler.assume_constant_result says so
+# too, but imports dynamo, which takes seconds.
+problem._dynamo_marked_constant = True
 
 
 @functools.cache
@@ -91,12 +97,12 @@ def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
     compiler = find_compiler()
     kinds = [(*flags, *defined) for flags in _flag_sets()]
     name = f"relpos-{_key(sources, compiler, kinds)}.so"
-    for folder in cache_folders():
+    for folder in cache.folders():
         if _is_whole(folder / name):
             with contextlib.suppress(OSError):
                 return ctypes.CDLL(str(folder / name))
-    path = _writable_folder() / name
-    with _locked(path):
+    path = cache.writable_folder() / name
+    with cache.locked(path):
         if not _is_whole(path):  # else another process has compiled it meanwhile
             compile_library(compiler, kinds, sources, path)
         try:
@@ -124,15 +130,6 @@ def find_compiler() -> tuple[str, ...]:
             return (path, *asked[1:])
     looked = f"{asked[0]}, which CC names," if asked else f"one of {', '.join(COMPILERS)}"
     raise BuildError(f"anything without a C compiler ({looked} is not on PATH); {REMEDY}")
-
-
-def cache_folders() -> Iterator[Path]:
-    """Where libraries are kept, best first."""
-    for variable, inner in (("RELPOS_CACHE", ""), ("XDG_CACHE_HOME", "relpos_fairseq")):
-        if os.environ.get(variable):
-            yield Path(os.environ[variable]).absolute() / inner
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        yield Path.home() / ".cache" / "relpos_fairseq"
 
 
 def compile_library(
@@ -194,12 +191,19 @@ def _flag_sets() -> list[tuple[str, ...]]:
     machine, asked = platform.machine().lower(), os.environ.get("RELPOS_ISA") or "native"
     if not re.fullmatch(r"[\w.+-]+", asked):
         raise BuildError(f"anything for RELPOS_ISA={asked!r}; give what -march takes, as x86-64-v3")
-    chosen = (*FLAGS, f"-march={asked}")
-    if machine in ("aarch64", "arm64"):
-        return [(*FLAGS, "-mcpu=native"), FLAGS] if asked == "native" else [chosen]
-    if machine not in ("x86_64", "amd64"):
-        return [chosen, FLAGS] if asked == "native" else [chosen]
-    return [(*chosen, "-mprefer-vector-width=512"), chosen]
+    is_arm = machine in ("aarch64", "arm64")
+    chosen = "-mcpu=native" if is_arm and asked == "native" else f"-march={asked}"
+    sets = flags_for(machine, chosen)
+    return [*sets, FLAGS] if asked == "native" and machine not in X86 else sets
+
+
+def flags_for(machine: str, chosen: str) -> list[tuple[str, ...]]:
+    """Flags for a kind of machine and a choice of its instruction set, best first."""
+    flags = (*FLAGS, chosen)
+    if machine in X86:
+        return [(*flags, "-mprefer-vector-width=512"), flags]
+    # gcc would move a block's loads so far ahead of their use that its sums leave the registers.
+    return [(*flags, "-fno-schedule-insns"), flags]
 
 
 def _key(sources: Path, compiler: tuple[str, ...], kinds: list[tuple[str, ...]]) -> str:
@@ -247,27 +251,3 @@ def _is_whole(path: Path) -> bool:
     except OSError:
         return False
     return hashlib.sha256(content[:-_HASH]).digest() == content[-_HASH:]
-
-
-def _writable_folder() -> Path:
-    """The first cache folder that takes files, or one of this process alone."""
-    for folder in cache_folders():
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
-    private = Path(tempfile.mkdtemp(prefix="relpos_fairseq-"))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
-    return private
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; where files cannot be locked, each for itself."""
-    import fcntl  # which Windows has not
-
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another user's lock in a folder of several
-            file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

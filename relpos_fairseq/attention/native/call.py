@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +30,28 @@ _NUMBERS = (
     "low", "width", "wide", "causal", "window", "reset_kinds", "first_per_row", "drop",
     "seed", "threads",
 )  # fmt: skip
+
+
+class Numbers(NamedTuple):
+    """Those of them that no tensor and no machine says: what call.h says of each."""
+
+    batch: int
+    heads: int
+    tgt: int
+    src: int
+    dim: int
+    value_dim: int
+    rank: int
+    start: int
+    low: int
+    width: int
+    wide: int
+    causal: int
+    window: int
+    reset_kinds: int
+    drop: int
+
+
 FACTORS = ("query_factors", "key_factors")
 TENSORS = ("q", "k", "v", "content_q", "content_k", *FACTORS)
 OVER_DISTANCES = (

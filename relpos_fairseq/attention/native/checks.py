@@ -1,7 +1,6 @@
-"""What must be checked before the kernel runs: it has only addresses, and torch does not see it.
+"""What must be checked before the kernel runs, which has only addresses.
 
-An operand of another shape, or on another device, would be read past its end.  A tracer would
-record the call without its kernel, and replay memory that nobody wrote.
+An operand of another shape, or on another device, would be read past its end.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from relpos_fairseq.attention.native.call import FACTORS, TABLES, Call
+from relpos_fairseq.attention.native.call import FACTORS, TABLES, Numbers
 
 _WORDS = {
     "q": "queries",
@@ -23,15 +21,7 @@ _WORDS = {
 }
 
 
-def is_traced() -> bool:
-    """Return whether torch records operations (make_fx, export), or runs them without numbers."""
-    if torch.jit.is_tracing():
-        return True
-    # Torch's own modes (fake, proxy, functional) have a key; a user's, which only watch, have none.
-    return any(getattr(mode, "_mode_key", None) for mode in _get_current_dispatch_mode_stack())
-
-
-def check(call: Call, operands: Mapping[str, Tensor]) -> None:
+def check(call: Numbers, operands: Mapping[str, Tensor]) -> None:
     """Refuse operands that do not lie on the CPU, or have other lengths than the call says.
 
     Args:
@@ -57,7 +47,7 @@ def check(call: Call, operands: Mapping[str, Tensor]) -> None:
             )
 
 
-def _sizes(call: Call) -> dict[str, tuple[int, ...]]:
+def _sizes(call: Numbers) -> dict[str, tuple[int, ...]]:
     """Return the shape of each operand that all heads and rows of the batch have for themselves."""
     batch, heads, tgt, src = call.batch, call.heads, call.tgt, call.src
     query, key = (batch, heads, tgt, call.dim), (batch, heads, src, call.dim)

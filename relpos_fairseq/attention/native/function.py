@@ -1,136 +1,138 @@
-"""The kernel's forward and backward pass as one function of autograd."""
+"""The kernel's forward and backward pass over tensors, as operations of torch call them.
+
+A call's tensors come as a list of those that there are; bit p of `kinds` says that the one at place
+p of `PLACES` is among them.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.lowering import Lowered
 from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.call import (
     FACTORS,
     OPERANDS,
-    OVER_DISTANCES,
     TABLES,
     TENSORS,
     Call,
+    Numbers,
     Table,
 )
-from relpos_fairseq.attention.native.checks import check
-from relpos_fairseq.attention.native.operands import lower_for_c
-from relpos_fairseq.attention.once import differentiable_once
 
-DROPS = 65536  # parts of all probabilities, in which a dropout is counted
 _TENSORS = tuple((place, name) for place, name in enumerate(TENSORS))
 _TABLES = tuple((place, name) for place, name in enumerate(OPERANDS) if name in TABLES)
 _GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 _LIKE_OPERAND = tuple(name in CONTENT for name in OPERANDS)
 _BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
-_MASKS = ("first", "padding", "documents")  # have no gradients
+MASKS = ("first", "padding", "documents")
+PLACES = (*OPERANDS, *MASKS, "seed")
 AT_ONCE = 32 << 20  # bytes of gradients that the kernel writes apart, before they are summed
-Operands = tuple[Tensor | None, ...]
 
 
-def attend(inputs: AttentionInputs) -> Tensor:
-    """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
-    low = lower_for_c(inputs)
-    call, masks = describe(inputs, low)
-    check(call, low.tensors)
-    operands = [low.tensors.get(name) for name in OPERANDS]
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # which the function refuses
-        out = _Attention.apply(call, masks, *operands)
-    else:
-        out = _forward(call, operands)[0]
-    return out.to(inputs.v.dtype)
+def forward(
+    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and the (2, N, T) largest logits and sums that its gradients need."""
+    given = _spread(tensors, kinds)
+    call = _described(given, numbers, scale)
+    out, sums = results(tensors)
+    laid = _point(call, given[: len(OPERANDS)], out, sums)
+    _run(calls.kernel(sums.dtype).relpos_forward, call)
+    del laid  # not before: the call has the addresses alone
+    return out, sums
 
 
-def describe(inputs: AttentionInputs, low: Lowered) -> tuple[Call, tuple[Tensor | None, ...]]:
-    """The call but for its operands, and the tensors without gradients that it points to.
-
-    Args:
-        inputs: the call.
-        low: the same, lowered.
-    """
-    positions, operands, call = inputs.positions, low.tensors, Call()
-    call.batch, call.heads, _, call.dim = inputs.q.shape
-    call.all_heads = call.heads
-    call.tgt, call.src = positions.tgt_len, positions.src_len
-    call.value_dim = inputs.v.size(-1)
-    call.start, call.scale = positions.query_start, inputs.scale
-    call.causal, call.window = inputs.causal, inputs.window or 0
-    call.threads = torch.get_num_threads()
-    if "query_factors" in operands:
-        call.rank = operands["query_factors"].size(-1)
-    if not operands.keys().isdisjoint(OVER_DISTANCES):
-        call.low, call.width = low.vectors.low, low.vectors.width
-        call.wide = low.vectors == low.scalars  # a row for each of all distances
-    if inputs.dropout:
-        call.drop = round(inputs.dropout * DROPS)
-        call.seed = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
-    first = padding = documents = None
-    if low.reset_kinds:
-        first = low.first.to(torch.int64).contiguous()
-        call.reset_kinds, call.first = low.reset_kinds, first.data_ptr()
-        call.first_per_row = first.numel() > 1
-    shape = (call.batch, call.src)
-    if inputs.key_padding is not None:
-        padding = inputs.key_padding.to(torch.bool).expand(shape).contiguous().view(torch.uint8)
-        call.padding = padding.data_ptr()
-    if inputs.documents is not None:
-        documents = inputs.documents.to(torch.int64).expand(shape).contiguous()
-        call.documents = documents.data_ptr()
-    return call, (first, padding, documents)
+def backward(
+    dout: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    tensors: list[Tensor],
+    kinds: int,
+    numbers: list[int],
+    scale: float,
+    wanted: int,
+) -> list[Tensor]:
+    """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
+    given = _spread(tensors, kinds)
+    call = _described(given, numbers, scale)
+    laid = _point(call, given[: len(OPERANDS)], out, sums)
+    if dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    call.dout = _tensor(dout)
+    wants = [False] * len(OPERANDS)
+    for number, place in enumerate(_places(kinds)):
+        if wanted >> number & 1:
+            wants[place] = True
+    grads = _gradients(call, laid, sums, wants)
+    return [grad for grad in grads if grad is not None]
 
 
-class _Attention(torch.autograd.Function):
-    """Output (B, H, T, Dv); keeps it, the operands, and two numbers a query."""
-
-    @staticmethod
-    def forward(ctx, call: Call, masks: Operands, *operands: Tensor | None) -> Tensor:
-        out, numbers, laid = _forward(call, operands)
-        ctx.call = call
-        ctx.save_for_backward(out, numbers, *masks, *laid)
-        return out
-
-    @staticmethod
-    @differentiable_once("attention by the compiled kernel", "use --attention-backend reference")
-    def backward(ctx, dout: Tensor) -> Operands:
-        out, numbers, *rest = ctx.saved_tensors
-        masks, laid = rest[: len(_MASKS)], rest[len(_MASKS) :]
-        # What was saved may have been moved or formed again, and a graph may be walked twice.
-        call = Call.from_buffer_copy(ctx.call)
-        for name, mask in zip(_MASKS, masks, strict=True):
-            if mask is not None:
-                setattr(call, name, mask.data_ptr())
-        laid = _point(call, laid, out, numbers)
-        if dout.stride(-1) != 1:
-            dout = dout.contiguous()
-        call.dout = _tensor(dout)
-        return None, None, *_gradients(call, laid, numbers, ctx.needs_input_grad[2:])
-
-
-def _forward(
-    call: Call, operands: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """The output, (2, N, T) largest logits and sums, and the operands as the kernel reads them."""
-    q, v = operands[0], operands[2]
+def results(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return room for the output, (2, N, T) largest logits and sums."""
+    q, v = tensors[0], tensors[2]
     if q.size(-1) != v.size(-1):
         out = v.new_empty(*q.shape[:3], v.size(-1))
     elif q.stride(-1) == 1:
         out = torch.empty_like(q)
     else:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    numbers = q.new_empty((2, call.batch * call.heads, call.tgt))
-    laid = _point(call, operands, out, numbers)
-    _run(calls.kernel(q.dtype).relpos_forward, call)
-    return out, numbers, laid
+    return out, q.new_empty((2, q.size(0) * q.size(1), q.size(2)))
+
+
+def like_gradients(tensors: list[Tensor], kinds: int, wanted: int) -> list[Tensor]:
+    """Return room for what `backward` returns."""
+    found = []
+    for number, (place, operand) in enumerate(zip(_places(kinds), tensors, strict=True)):
+        if wanted >> number & 1:
+            if _LIKE_OPERAND[place] and operand.stride(-1) == 1:
+                found.append(torch.empty_like(operand))
+            else:
+                found.append(operand.new_empty(operand.shape))
+    return found
+
+
+def _spread(tensors: list[Tensor], kinds: int) -> list[Tensor | None]:
+    """Return a tensor or None for each of PLACES."""
+    given: list[Tensor | None] = [None] * len(PLACES)
+    for place, tensor in zip(_places(kinds), tensors, strict=True):
+        given[place] = tensor
+    return given
+
+
+@functools.lru_cache
+def _places(kinds: int) -> tuple[int, ...]:
+    """Return the places of a call's tensors, in their order."""
+    return tuple(place for place in range(len(PLACES)) if kinds >> place & 1)
+
+
+@functools.lru_cache
+def _of_numbers(numbers: tuple[int, ...], scale: float) -> Call:
+    """Return a call's numbers as the kernel reads them, to be copied."""
+    call = Call(**dict(zip(Numbers._fields, numbers, strict=True)), scale=scale)
+    call.all_heads = call.heads
+    return call
+
+
+def _described(given: list[Tensor | None], numbers: list[int], scale: float) -> Call:
+    """Return the call but for its operands."""
+    call = Call.from_buffer_copy(_of_numbers(tuple(numbers), scale))
+    call.threads = torch.get_num_threads()
+    first, padding, documents, seed = given[len(OPERANDS) :]
+    for name, mask in (("first", first), ("padding", padding), ("documents", documents)):
+        if mask is not None:
+            setattr(call, name, mask.data_ptr())
+    if first is not None:
+        call.first_per_row = first.numel() > 1
+    if seed is not None:
+        call.seed = int(seed)
+    return call
 
 
 def _point(
@@ -213,7 +215,7 @@ def _gradients(
                 grads[place] = grad.view(laid[place].shape)
                 continue
             if grads[place] is None:
-                grads[place] = torch.zeros_like(laid[place])
+                grads[place] = laid[place].new_zeros(laid[place].shape)
             own = grads[place].view(apart[place].shape)
             own = own[:, first : first + heads] if own.size(1) > 1 else own
             own += grad

@@ -26,7 +26,7 @@ def lower_for_c(inputs: AttentionInputs) -> Lowered:
     q, k, content_q, content_k = inputs.exact_pairs()
     operands["v"] = inputs.v.to(inputs.exact)
     vectors = ("query_vectors", "key_vectors", "product_query")
-    if inputs.rotated and not operands.keys().isdisjoint(vectors):
+    if inputs.rotated and any(name in operands for name in vectors):
         operands["content_q"], operands["content_k"] = content_q, content_k
     else:
         q, k = content_q, content_k

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.once import differentiable_once
-from relpos_fairseq.attention.triton.backward import delta_kernel, keys_kernel, rows_kernel
+from relpos_fairseq.attention.triton.backward_keys import keys_kernel
+from relpos_fairseq.attention.triton.backward_rows import rows_kernel
 from relpos_fairseq.attention.triton.call import Call, make_call
+from relpos_fairseq.attention.triton.delta import delta_kernel
 from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
 from relpos_fairseq.attention.triton.wide import diagonals_kernel

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from relpos_fairseq.comparison.cell import Cell
+from relpos_fairseq.comparison.commands import device
 from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained
-from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Protocol, Summary, summarise
-from relpos_fairseq.comparison.glue.runs import Finetuning, Shared
+from relpos_fairseq.comparison.glue.protocols import (
+    PROTOCOLS,
+    Protocol,
+    Result,
+    Summary,
+    summarise,
+)
 from relpos_fairseq.comparison.glue.tables import choices, scores
+from relpos_fairseq.comparison.runs import Comparison
+from relpos_fairseq.comparison.spec import Spec
+from relpos_fairseq.comparison.tasks.glue import MODEL, MODELS, Glue
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import Hashes, write_json, write_text
+from relpos_fairseq.engine.files import write_json, write_text
 from relpos_fairseq.preparation.glue.tasks import TASKS, Task, chosen_tasks
 
 NAMED = re.compile(r"(?P<name>[\w+.-]+)=(?P<path>.+)")
@@ -35,6 +44,7 @@ class Options:
         model_flags: flags of the model beside its checkpoint's, as in a shell.
         train_flags: further flags of fairseq-train.
         keep_models: whether each run's model is kept.
+        predictions: whether the models that the table reports predict all sets (keeps models).
         threads: threads of a run.
 
     Raises:
@@ -53,6 +63,7 @@ class Options:
     model_flags: str = ""
     train_flags: str = ""
     keep_models: bool = False
+    predictions: bool = False
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -65,45 +76,70 @@ class Options:
             raise PreparationError(f"there is no folder {self.data}: make it with prepare_glue.py")
 
 
-def finetune(options: Options) -> None:
+def finetune(options: Options) -> int:
     """Make every run of a protocol that is not there; print and write the table.
+
+    Returns:
+        The exit status: 1 where a run failed.
 
     Raises:
         ValueError: what is wrong with the input or the options.
-        ToolError: a run failed.
     """
     protocol = PROTOCOLS[options.protocol]
     tasks, models = tasks_of(options), models_of(options.models)
-    more = shlex.split(options.train_flags)
-    more = (*shlex.split(options.model_flags), *more, *device_flags(more))
-    shared = Shared(
-        data=options.data,
-        out=options.out,
-        checkpoint=protocol.checkpoint,
-        interval=protocol.interval,
-        max_update=options.max_update,
-        keep=options.keep_models,
+    spec = plan(options, protocol, models, tasks)
+    comparison = Comparison(
+        spec,
+        options.out,
+        options.out / "results",
         threads=options.threads,
-        more=more,
+        keep=options.keep_models or options.predictions,
     )
-    runs = plan(options, protocol, models, tasks)
-    for run in runs:
-        run.arguments(shared)  # whatever is wrong with the data is said before hours of work
-    hashes = Hashes()
-    results: dict[tuple[str, str], list] = {}
-    for number, run in enumerate(runs, start=1):
-        chosen = f"learning rate {run.learning_rate:g}, {run.epochs} epochs, seed {run.seed}"
-        where = f"[{number}/{len(runs)}] {run.model.name} on {run.task.name}"
-        print(f"{where}, {chosen} ...", flush=True)
-        result = run.finish(shared, [hashes.of(path) for path in run.inputs(shared)])
-        results.setdefault((run.model.name, run.task.name), []).append(result)
-        metric = run.task.metrics[0]
-        print(f"    {metric} {result.counted(metric, protocol.checkpoint)[metric]:.2f}", flush=True)
-    found = {
+    for cell in comparison.cells:
+        cell.settings  # noqa: B018  whatever is wrong with the data is said before hours of work
+    status = comparison.run()
+    results: dict[tuple[str, str], list[Result]] = {}
+    for cell in comparison.cells:
+        if found := comparison.result(cell):
+            folder = cell.folder(comparison.work, comparison.code)
+            one = result_of(cell, found, folder)
+            results.setdefault((cell.scheme, cell.task.name), []).append(one)
+    chosen = {
         key: summarise(some, TASKS[key[1]].metrics[0], protocol.checkpoint)
         for key, some in results.items()
     }
-    report(options, tasks, models, found)
+    report(options, tasks, models, chosen)
+    if options.predictions:
+        predict(options, chosen, "--cpu" in device())
+    return status
+
+
+def result_of(cell: Cell, found: dict, folder: Path) -> Result:
+    """Return a run's validations by metric; those of a second set begin with its name."""
+    validations = tuple(
+        {name.removeprefix("valid_"): value for name, value in one.items()}
+        for one in found["validations"]
+    )
+    return Result(cell.task.lr, cell.task.epochs, cell.seed, validations, folder)
+
+
+def predict(options: Options, found: dict[tuple[str, str], Summary], cpu: bool) -> None:
+    """Let the models that the table reports predict all sets, and write what GLUE's server takes.
+
+    Raises:
+        PreparationError: a run was made without keeping its model.
+    """
+    from relpos_fairseq.comparison.glue.predictions import kept_model, write_predictions
+
+    for (model, task), one in found.items():
+        folder = options.out / "predictions" / options.protocol / model
+        submission = options.out / "submission" / options.protocol / model
+        data, checkpoint = (
+            options.data / task,
+            kept_model(one.folder, PROTOCOLS[options.protocol].checkpoint),
+        )
+        write_predictions(checkpoint, data, TASKS[task], folder / task, submission, cpu)
+        print(f"predictions of {model} on {task}: {folder / task}")
 
 
 def models_of(names: Sequence[str]) -> list[Pretrained]:
@@ -136,27 +172,47 @@ def tasks_of(options: Options) -> list[Task]:
     return tasks
 
 
-def plan(
-    options: Options, protocol: Protocol, models: list[Pretrained], tasks: list[Task]
-) -> list[Finetuning]:
-    """Return all runs, a model after the other."""
-    return [
-        Finetuning(model, task, learning_rate, epochs, seed)
-        for model in models
-        for task in tasks
-        for learning_rate in options.lr or protocol.learning_rates
-        for epochs in options.epochs or protocol.epochs
-        for seed in options.seeds or protocol.seeds
-    ]
+def plan(options: Options, protocol: Protocol, models: list[Pretrained], tasks: list[Task]) -> Spec:
+    """Return all runs as a comparison: a task for each learning rate and number of epochs."""
+    train = flags_of(options.train_flags)
+    made = {}
+    for task in tasks:
+        for rate in options.lr or protocol.learning_rates:
+            for epochs in options.epochs or protocol.epochs:
+                label = f"{task.name}-lr{rate:g}-epochs{epochs}"
+                made[label] = Glue(
+                    label=label,
+                    train=train,
+                    data=options.data,
+                    name=task.name,
+                    protocol=protocol.name,
+                    lr=rate,
+                    epochs=epochs,
+                    max_update=options.max_update,
+                )
+    own = flags_of(options.model_flags)
+    MODELS.update({model.path: model for model in models})  # under their names, in errors
+    schemes = {model.name: {MODEL: str(model.path), **own} for model in models}
+    seeds = tuple(options.seeds or protocol.seeds)
+    return Spec("glue", "GLUE", schemes, seeds, made, models[0].name, ())
 
 
-def device_flags(given: Sequence[str]) -> list[str]:
-    """Return --cpu where there is no GPU, and one process, as flags."""
-    import torch
+def flags_of(text: str) -> dict[str, str | None]:
+    """Return flags as on a command line.
 
-    flags = [] if "--cpu" in given or torch.cuda.is_available() else ["--cpu"]
-    if "--distributed-world-size" not in given and "RANK" not in os.environ:
-        flags += ["--distributed-world-size", "1"]
+    Raises:
+        PreparationError: a value stands without its flag.
+    """
+    flags: dict[str, str | None] = {}
+    last = None
+    for word in shlex.split(text):
+        if word.startswith("--"):
+            last, _, value = word.removeprefix("--").partition("=")
+            flags[last] = value or None
+        elif last is None:
+            raise PreparationError(f"{text!r}: {word} belongs to no flag")
+        else:
+            flags[last] = f"{flags[last]} {word}" if flags[last] else word
     return flags
 
 
@@ -168,9 +224,10 @@ def report(
 ) -> None:
     """Print and write the tables."""
     text = scores(tasks, options.data, found, [model.name for model in models])
-    print(f"\n{text}\n\n{choices(found)}")
-    write_text(options.out / f"{options.protocol}.md", f"{text}\n\n{choices(found)}\n")
-    write_json(
-        options.out / f"{options.protocol}.json",
-        {f"{model}/{task}": vars(one) for (model, task), one in found.items()},
-    )
+    text = f"{text}\n\n{choices(found, options.max_update)}"
+    print(f"\n{text}")
+    write_text(options.out / f"{options.protocol}.md", f"{text}\n")
+    named = {}
+    for (model, task), one in found.items():
+        named[f"{model}/{task}"] = {key: vars(one)[key] for key in vars(one) if key != "folder"}
+    write_json(options.out / f"{options.protocol}.json", named)

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.errors import PreparationError, unreadable
 
 ARCH = "relpos_roberta"
 # Said by the fine-tuning itself, or only of use in pre-training.
@@ -31,7 +31,7 @@ class Pretrained:
     name: str
     path: Path
     positions: int
-    flags: tuple[str, ...]
+    flags: dict[str, object]
     any_length: bool = False
 
 
@@ -55,26 +55,22 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds
-        reason = str(error).splitlines()[0]
-        raise PreparationError(f"{name}: {path} is no checkpoint, or cut off: {reason}") from None
+        raise PreparationError(f"{name}: {unreadable(path, error)}") from None
     if not isinstance(state, Mapping) or not (state.get("cfg") or state.get("args")):
         raise PreparationError(f"{name}: {path} is no fairseq checkpoint: it has no configuration")
     model, task = _sections(state)
     if "encoder_embed_dim" not in model or "decoder_embed_dim" in model:
         raise PreparationError(f"{name}: {path} is no RoBERTa, but {model.get('_name')!r}")
-    flags = ["--arch", ARCH]
+    flags: dict[str, object] = {"arch": ARCH}
     for part in fields(RelPosRobertaConfig):
         value = _plain(model.get(part.name, part.default))
         if part.name in LEFT_OUT or part.default is MISSING or value == _plain(part.default):
             continue
-        flag = f"--{part.name.replace('_', '-')}"
-        if value is True:
-            flags.append(flag)
-        elif value not in (None, False):
-            flags += [flag, str(value)]
+        if value not in (None, False):
+            flags[part.name.replace("_", "-")] = value
     positions = model.get("max_positions") or task.get("tokens_per_sample")
     positions = int(positions or task.get("max_positions") or 512)
-    return Pretrained(name, path, positions, tuple(flags), takes_any_length(model, positions))
+    return Pretrained(name, path, positions, flags, takes_any_length(model, positions))
 
 
 def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:

@@ -1,14 +1,14 @@
-"""The two published ways to fine-tune on GLUE, and what they report.
+"""The published ways to fine-tune on GLUE, and what they report.
 
-- `huang` (Huang et al. 2020, section 4.2; Multiplicative Position-aware Transformer Models,
-  section 3.2): batches of 32, 3 epochs, the best of the learning rates 2e-5, 3e-5 and 4e-5 after
-  the last epoch.
+- `huang` (Huang et al. 2020, section 4.2): batches of 32, 3 epochs, learning rate 3e-5.
+- `multiplicative` (Multiplicative Position-aware Transformer Models, section 3.2): the same, and
+  the best of the learning rates 2e-5, 3e-5 and 4e-5.
 - `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to
   4e-5, warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the
   median of each run's best checkpoint.
 
-What neither says is BERT's (Devlin et al. 2018): Adam with betas 0.9 and 0.999, weight decay 0.01,
-warm-up over a tenth of the updates, then linear decay to zero.
+The first two count a run's last checkpoint.  What a paper does not say is BERT's (Devlin et al.
+2018): Adam with betas 0.9 and 0.999, weight decay 0.01, linear decay to zero; and Chen's warm-up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 BATCH_SIZE = 32
 WARMUP = 0.1
@@ -44,7 +45,8 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "huang": Protocol("huang", (2e-5, 3e-5, 4e-5), (3,), (1,), "last"),
+    "huang": Protocol("huang", (3e-5,), (3,), (1,), "last"),
+    "multiplicative": Protocol("multiplicative", (2e-5, 3e-5, 4e-5), (3,), (1,), "last"),
     "chen": Protocol("chen", (1e-5, 2e-5, 3e-5, 4e-5), (5, 10), (1, 2, 3, 4, 5), "best", 3500),
 }
 
@@ -59,12 +61,14 @@ class Result:
         seed: its seed.
         validations: metric to value of each validation, in their order; of a second validation set
             (MNLI's mismatched) the name of the metric begins with `valid1_`.
+        folder: what the run left.
     """
 
     learning_rate: float
     epochs: int
     seed: int
     validations: tuple[dict[str, float], ...]
+    folder: Path | None = None
 
     def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
         """The validation that counts; the first of equals.
@@ -94,6 +98,7 @@ class Summary:
         runs: how many runs were chosen from; with that learning rate and number of epochs.
         lowest: the lowest of those runs' deciding values.
         highest: the highest of them.
+        folder: what the run that is reported left.
     """
 
     values: dict[str, float]
@@ -102,6 +107,7 @@ class Summary:
     runs: int
     lowest: float
     highest: float
+    folder: Path | None = None
 
 
 def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
@@ -123,19 +129,21 @@ def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
     groups = defaultdict(list)
     for result in results:
         key = (result.learning_rate, result.epochs)
-        groups[key].append(result.counted(metric, checkpoint))
+        groups[key].append((result.counted(metric, checkpoint), result.folder))
     summaries = []
     for (learning_rate, epochs), found in sorted(groups.items()):
-        scores = [_comparable(values[metric]) for values in found]
+        scores = [_comparable(values[metric]) for values, _ in found]
         middle = statistics.median_low(scores)
+        values, folder = found[scores.index(middle)]
         summaries.append(
             Summary(
-                found[scores.index(middle)],
+                values,
                 learning_rate,
                 epochs,
                 len(found),
                 min(scores),
                 max(scores),
+                folder,
             )  # fmt: skip
         )
     return max(summaries, key=lambda summary: _comparable(summary.values[metric]))

@@ -18,6 +18,12 @@ TITLES = {
     "pearson": "Pearson",
 }  # fmt: skip
 MISSING = "-"
+# The columns of 004's Tables 1, 4, 8 and 10.  The paper names no metric: QQP's are accuracies by
+# their size, CoLA's and STS-B's are taken to be GLUE's first.
+AVERAGED = (
+    ("MNLI", "accuracy"), ("MNLI", "valid1_accuracy"), ("QQP", "accuracy"), ("QNLI", "accuracy"),
+    ("SST-2", "accuracy"), ("CoLA", "mcc"), ("STS-B", "spearman"),
+)  # fmt: skip
 
 
 def read_labels(task: Task, data: Path, split: str) -> list[str]:
@@ -47,6 +53,16 @@ def cell(task: Task, values: dict[str, float] | None) -> str:
     return " / ".join(f"{values[key]:.2f}" if np.isfinite(values[key]) else MISSING for key in keys)
 
 
+def average(found: dict[str, dict[str, float]]) -> str:
+    """Return 004's Avg: the mean of its seven numbers, where all of them are there.
+
+    Args:
+        found: task to metric to value.
+    """
+    values = [found.get(task, {}).get(metric) for task, metric in AVERAGED]
+    return MISSING if None in values else f"{np.mean(values):.2f}"
+
+
 def title(task: Task) -> str:
     """A column's heading."""
     names = [TITLES[metric] for metric in task.metrics]
@@ -58,29 +74,28 @@ def title(task: Task) -> str:
 def scores(
     tasks: list[Task], data: Path, found: dict[tuple[str, str], Summary], models: list[str]
 ) -> str:
-    """One row a model under the majority class's, one column a task."""
-    rows = [["majority class", *(cell(task, majority_summary(task, data)) for task in tasks)]]
+    """One row a model under the majority class's, one column a task, and 004's mean."""
+    by_model = {"majority class": {task.name: majority_summary(task, data) for task in tasks}}
     for model in models:
-        summaries = (found.get((model, task.name)) for task in tasks)
-        rows.append(
-            [
-                model,
-                *(
-                    cell(task, summary and summary.values)
-                    for task, summary in zip(tasks, summaries, strict=True)
-                ),
-            ]
-        )
-    return table(rows, ["model", *map(title, tasks)])
+        summaries = {task.name: found.get((model, task.name)) for task in tasks}
+        by_model[model] = {name: one.values for name, one in summaries.items() if one}
+    averaged = {name for name, _ in AVERAGED} <= {task.name for task in tasks}
+    rows = [
+        [model, *(cell(task, values.get(task.name)) for task in tasks)]
+        + [average(values)] * averaged
+        for model, values in by_model.items()
+    ]
+    return table(rows, ["model", *map(title, tasks)] + ["mean of 004's seven"] * averaged)
 
 
-def choices(found: dict[tuple[str, str], Summary]) -> str:
+def choices(found: dict[tuple[str, str], Summary], max_update: int = 0) -> str:
     """What was chosen for each cell, and how far its runs lie apart."""
+    limited = f", at most {max_update} updates" * bool(max_update)
     rows = [
         (
             model,
             task,
-            f"learning rate {one.learning_rate:g}, {one.epochs} epochs",  # bare, it reads 0.00
+            f"learning rate {one.learning_rate:g}, {one.epochs} epochs{limited}",  # bare: 0.00
             one.runs,
             one.lowest,
             one.highest,

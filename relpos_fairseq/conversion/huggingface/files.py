@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.engine.errors import unreadable
 
 _WEIGHTS = (
     "model.safetensors",
@@ -84,11 +85,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except ConversionError:
         raise
     except Exception as error:  # both libraries raise many types for a broken file
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ConversionError(
-            f"{path} ({path.stat().st_size:,} bytes) is truncated or no file of weights: copy it "
-            f"again ({reason})"
-        ) from None
+        raise ConversionError(unreadable(path, error, "file of weights")) from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ConversionError(f"{path} holds something else than named tensors")
     return state

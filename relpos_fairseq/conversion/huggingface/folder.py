@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos_fairseq.conversion.huggingface import disentangled
 from relpos_fairseq.conversion.huggingface import names as hf_names
 from relpos_fairseq.conversion.huggingface.files import read_json, read_weights
 from relpos_fairseq.conversion.huggingface.names import FAMILIES, Family
@@ -16,6 +17,9 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.schemes import named_elsewhere
 
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
+KINDS = SCHEMES | dict.fromkeys(
+    [disentangled.KIND], named_elsewhere("transformers' model_type")[hf_names.DISENTANGLED]
+)
 # fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -80,10 +84,13 @@ def read_folder(folder: Path) -> HuggingFaceModel:
             or config, weights and vocabulary contradict each other.
     """
     config = read_json(folder / "config.json")
-    family = _family(config, folder)
+    family, notes, weights = _family(config, folder), [], None
+    if family.name.startswith(hf_names.DISENTANGLED):
+        weights = _named(read_weights(folder), family)
+        notes = disentangled.as_bert(config, weights, family.prefix)
     _check_config(config, folder)
-    weights = _named(read_weights(folder), family)
-    model = HuggingFaceModel(family, config, weights, Vocabulary([], []))
+    weights = weights or _named(read_weights(folder), family)
+    model = HuggingFaceModel(family, config, weights, Vocabulary([], []), notes)
     _check_shapes(model, folder)
     model.vocabulary = of_folder(folder, config, model.notes)
     return model
@@ -111,7 +118,7 @@ _NEEDED = (
 
 
 def _check_config(config: dict[str, Any], folder: Path) -> None:
-    config.setdefault("type_vocab_size", 2 if config["model_type"] == "bert" else 1)
+    config.setdefault("type_vocab_size", 1 if FAMILIES[config["model_type"]].padded else 2)
     for key in _NEEDED:
         if not isinstance(config.get(key), int) or config[key] < 1:
             raise ConversionError(
@@ -128,14 +135,14 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
         raise ConversionError(f"{folder} has pruned heads, which fairseq's layers cannot express")
     kind = config.get("position_embedding_type") or "absolute"
     for value, known, key in (
-        (kind, SCHEMES, "position_embedding_type"),
+        (kind, KINDS if "special_ids" in config else SCHEMES, "position_embedding_type"),
         (config.get("hidden_act", "gelu"), ACTIVATIONS, "hidden_act"),
     ):
         if value not in known:
             raise ConversionError(
                 f"{folder}/config.json: {key} {value!r} is none of {', '.join(known)}"
             )
-    if config["model_type"] != "bert" and config.get("hidden_act", "gelu") != "gelu":
+    if FAMILIES[config["model_type"]].padded and config.get("hidden_act", "gelu") != "gelu":
         raise ConversionError(
             f"{folder}/config.json: hidden_act {config['hidden_act']!r}: RoBERTa's LM head keeps "
             f"gelu, and fairseq has one activation for layers and head"
@@ -164,6 +171,8 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
     }
     if model.kind == "absolute":
         shapes[prefix + hf_names.POSITIONS] = (length, width)
+    elif model.kind == disentangled.KIND:
+        shapes |= {prefix + name: shape for name, shape in disentangled.names(config).items()}
     else:
         head = width // config["num_attention_heads"]
         for layer in range(model.layers):
@@ -186,6 +195,7 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
         known |= set(heads)
     known |= {prefix + hf_names.POSITIONS, prefix + "pooler.dense.weight"}
     known |= {prefix + "pooler.dense.bias"}
+    known |= {prefix + name for name in disentangled.unread(config)}
     known |= {*hf_names.IGNORED, *(prefix + name for name in hf_names.IGNORED)}
     unknown = sorted(set(model.weights) - known)
     if unknown:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.schemes import named_elsewhere
 
 _LAYER = {
     "attention.self.query": "self_attn.q_proj",
@@ -64,6 +65,10 @@ FAMILIES = {
     "roberta": Family("roberta", "roberta.", True, _ROBERTA_HEAD, _classes("Roberta")),
     "xlm-roberta": Family("xlm-roberta", "roberta.", True, _ROBERTA_HEAD, _classes("XLMRoberta")),
 }
+# DeBERTa, whose heads are BERT's (`disentangled`); v2 and v3 have names of their own.
+(DISENTANGLED,) = named_elsewhere("transformers' model_type")
+for _name in (DISENTANGLED, f"{DISENTANGLED}-v2"):
+    FAMILIES[_name] = replace(FAMILIES["bert"], name=_name, prefix=f"{DISENTANGLED}.")
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 # Biases that repeat another tensor, buffers, and BERT's next-sentence head, which nothing reads.
@@ -113,8 +118,8 @@ def classifier_names(family: Family, head: str) -> dict[str, str]:
     BERT's dense layer is its pooler.
     """
     dense, out = ("classifier.dense", "classifier.out_proj")
-    if family.name == "bert":
-        dense, out = ("bert.pooler.dense", "classifier")
+    if not family.padded:
+        dense, out = (f"{family.prefix}pooler.dense", "classifier")
     return {
         f"{theirs}.{part}": f"classification_heads.{head}.{ours}.{part}"
         for theirs, ours in ((dense, "dense"), (out, "out_proj"))

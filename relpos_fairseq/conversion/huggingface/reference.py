@@ -6,6 +6,10 @@ relative kinds as in `BertSelfAttention.forward` of transformers 4.44.2:
 
     relative_key          (q_i.k_j + q_i.E_{i-j}) / sqrt(d)
     relative_key_query    (q_i.k_j + q_i.E_{i-j} + k_j.E_{i-j}) / sqrt(d)
+
+and DeBERTa's `disentangled_attention_bias`, whose tensors `disentangled.as_bert` has renamed:
+
+    (q_i.k_j + q_i.(W_K E_r) + k_j.(W_Q E_r + b)) / sqrt(C d),  r = clamp(bucket(i - j) + K)
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from relpos_fairseq.conversion.huggingface.disentangled import KIND, reach
 
 _ACTIVATIONS = {
     "gelu": F.gelu,
@@ -40,6 +46,7 @@ class Reference:
         self.config, self.prefix = config, prefix
         self.weights = {name: value.double() for name, value in weights.items()}
         self.kind = config.get("position_embedding_type") or "absolute"
+        self.padded = "roberta" in config["model_type"]
         self.act = _ACTIVATIONS[config.get("hidden_act", "gelu")]
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -64,10 +71,9 @@ class Reference:
         base = f"{self.prefix}embeddings."
         x = self.weights[f"{base}word_embeddings.weight"][tokens]
         x = x + self.weights[f"{base}token_type_embeddings.weight"][types]
-        if self.kind == "absolute":
-            offset = (
-                0 if self.config["model_type"] == "bert" else self.config.get("pad_token_id", 1) + 1
-            )
+        biased = self.kind == KIND and self.config.get("position_biased_input", True)
+        if self.kind == "absolute" or biased:
+            offset = self.config.get("pad_token_id", 1) + 1 if self.padded else 0
             index = torch.arange(tokens.size(1)) + offset
             x = x + self.weights[f"{base}position_embeddings.weight"][index]
         x = self._norm(x, f"{base}LayerNorm")
@@ -90,7 +96,9 @@ class Reference:
             for part in ("query", "key", "value")
         )
         scores = q @ k.transpose(-1, -2)
-        if self.kind != "absolute":
+        if self.kind == KIND:
+            scores = self._disentangled(scores, q, k, name)
+        elif self.kind != "absolute":
             slot = torch.arange(length)
             distance = slot[:, None] - slot[None, :] + self.config["max_position_embeddings"] - 1
             vectors = self.weights[f"{name}distance_embedding.weight"][distance]  # (T, T, D)
@@ -101,16 +109,42 @@ class Reference:
         scores = scores.masked_fill(padding[:, None, None], -math.inf)
         return (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width)
 
+    def _disentangled(self, scores: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
+        """Add DeBERTa's terms to (B, H, T, T); further divided so that sqrt(d) makes sqrt(C d)."""
+        config, encoder = self.config, f"{self.prefix}encoder."
+        table = self.weights[f"{encoder}rel_embeddings.weight"]
+        if config.get("norm_rel_ebd", "none") == "layer_norm":
+            table = self._norm(table, f"{encoder}LayerNorm")
+        content = config.get("share_att_key")
+        slot = torch.arange(q.size(2))
+        offset = slot[:, None] - slot[None, :]
+        if config.get("position_buckets", -1) > 0:
+            offset = _log_bucket(offset, config["position_buckets"], reach(config))
+        half = len(table) // 2
+        row = (offset + half).clamp(0, 2 * half - 1)  # (T, T)
+        terms = config["pos_att_type"]
+        for term, part, x in (("c2p", "key", q), ("p2c", "query", k)):
+            if term not in terms:
+                continue
+            full = name + (part if content else f"pos_{part}_proj")
+            bias = self.weights.get(f"{full}.bias")
+            vectors = F.linear(table, self.weights[f"{full}.weight"], bias)
+            vectors = vectors.unflatten(1, (q.size(1), -1))[row]  # (T, T, H, D)
+            form = "bhid,ijhd->bhij" if term == "c2p" else "bhjd,ijhd->bhij"
+            scores = scores + torch.einsum(form, x, vectors)
+        return scores / math.sqrt(1 + sum(term in terms for term in ("c2p", "p2c")))
+
     def outputs(self, tokens: Tensor, padding: Tensor, types: Tensor) -> dict[str, Tensor]:
         """Features, and the logits of every head that there is."""
         x = self.features(tokens, padding, types)
         found = {"features": x}
-        bert = self.config["model_type"] == "bert"
+        bert = not self.padded
         head = "cls.predictions.transform.dense" if bert else "lm_head.dense"
         if f"{head}.weight" in self.weights:
             found["logits"] = self._lm(x, bert)
         if "classifier.weight" in self.weights:
-            pooled = torch.tanh(self._linear(x[:, 0], f"{self.prefix}pooler.dense"))
+            act = _ACTIVATIONS[self.config.get("pooler_hidden_act", "tanh")]
+            pooled = act(self._linear(x[:, 0], f"{self.prefix}pooler.dense"))
             found["classification"] = self._linear(pooled, "classifier")
         elif "classifier.dense.weight" in self.weights:
             pooled = torch.tanh(self._linear(x[:, 0], "classifier.dense"))
@@ -130,3 +164,12 @@ class Reference:
         weight = self.weights.get(f"{name}.decoder.weight", tied)
         bias = self.weights.get(f"{name}.bias", self.weights.get(f"{name}.decoder.bias"))
         return F.linear(x, weight, bias)
+
+
+def _log_bucket(offset: Tensor, buckets: int, farthest: int) -> Tensor:
+    """DeBERTa's buckets of i - j: exact up to buckets / 2, then logarithmic, signed."""
+    middle = buckets // 2
+    away = offset.abs().clamp(min=middle - 1)
+    far = torch.log(away / middle) / torch.log(torch.tensor((farthest - 1) / middle))
+    coarse = (torch.ceil(far * (middle - 1)) + middle) * offset.sign()
+    return torch.where(away <= middle, offset, coarse.long())

@@ -6,6 +6,7 @@
     token types           --segment-encoding input; a single type, the same for every token, joins
                           the position table (or stays a segment where positions are relative)
     layer_norm_eps        --layer-norm-eps
+    DeBERTa               `disentangled`
 
 transformers 4.44.2 is the last release that has the relative kinds.  Rows of the embedding are put
 in fairseq's order (`vocabulary`).
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos_fairseq.conversion.huggingface import disentangled
 from relpos_fairseq.conversion.huggingface import names as hf_names
 from relpos_fairseq.conversion.huggingface.folder import (
     ACTIVATIONS,
     HEAD,
-    SCHEMES,
+    KINDS,
     SPAN_HEAD,
     HuggingFaceModel,
 )
@@ -41,9 +43,12 @@ def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
     state[key] = model.vocabulary.take(state[key])
     untied = _lm_head(model, state)
     _heads(model, state)
-    segments, types = _positions(model, state), model.encoder(hf_names.TOKEN_TYPES)
+    types, more = model.encoder(hf_names.TOKEN_TYPES), {}
+    if model.kind == disentangled.KIND:
+        more = disentangled.positions(model, state, KINDS[model.kind], KINDS["absolute"])
+    segments = _positions(model, state)
     values = {
-        "position_scheme": SCHEMES[model.kind],
+        "position_scheme": KINDS[model.kind],
         "segment_encoding": segments,
         "encoder_layers": model.layers,
         "encoder_embed_dim": config["hidden_size"],
@@ -56,7 +61,7 @@ def to_ours(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
         "num_segments": None if segments == "none" else str(max(len(types), 2)),
         "max_positions": model.max_positions,
         "untie_weights_roberta": untied,
-    }
+    } | more
     unused = [name for name in weights if "seq_relationship" in name]
     pooled = family.prefix + "pooler.dense.weight" in weights
     if unused:
@@ -74,7 +79,7 @@ def task_of(model: HuggingFaceModel) -> dict[str, Any]:
     """
     if _classes(model) == 0:
         return {}
-    bert = model.family.name == "bert"
+    bert = not model.family.padded
     if bert:
         model.notes.append(
             "pairs have BERT's one </s> between them: sentence_prediction without "
@@ -162,8 +167,10 @@ def _positions(model: HuggingFaceModel, state: State) -> str:
                 model.notes.append("the only token type is added to the position table")
             table = table + types
         state[f"{shared}.0.table"], index = table, 1
+    elif model.kind == disentangled.KIND:
+        index = int(f"{shared}.0.table" in state)
     else:
-        (name,) = scheme_class(SCHEMES[model.kind]).tables
+        (name,) = scheme_class(KINDS[model.kind]).tables
         for layer in range(model.layers):
             table = model.encoder(hf_names.distances(layer)).flip(0)[None]  # i - j to j - i
             state[f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}"] = table

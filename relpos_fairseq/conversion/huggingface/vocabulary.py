@@ -8,6 +8,7 @@ their order.  RoBERTa's and XLM-R's vocabularies have that order already.
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.data.tokenizers import FILES, MASK, MODEL_FILES, SPECIAL, load_tokenizer
 from relpos_fairseq.data.tokenizers.base import FROM_BERT, UNKNOWN
-from relpos_fairseq.data.tokenizers.library import import_library
+from relpos_fairseq.data.tokenizers.library import import_library, single_and_pair
 
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
 _BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
@@ -90,7 +91,8 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
             f"{folder}: the tokenizer has no {lost[0]} (BERT's "
             f"{_bert_name(lost[0])}): it is no vocabulary of BERT or RoBERTa"
         )
-    if config["model_type"] != "bert" and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
+    bert = config["model_type"] == "bert" or "special_ids" in config
+    if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
         notes.append("the special symbols are moved to fairseq's rows")
     return _ordered(numbers, size, files, notes)
 
@@ -145,13 +147,8 @@ def _with_specials(folder: Path, numbers: dict[str, int], token_types: bool) -> 
     added = [name for name in (*SPECIAL, MASK) if name not in numbers]
     model.add_special_tokens([library.AddedToken(name, normalized=False) for name in added])
     numbers |= {name: model.token_to_id(name) for name in added}
-    between = "</s>" if tokenizer.kind == "wordpiece" else "</s> </s>"
     second = int(token_types)
-    model.post_processor = library.processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair=f"<s> $A {between} $B:{second} </s>:{second}",
-        special_tokens=[(name, numbers[name]) for name in ("<s>", "</s>")],
-    )
+    model.post_processor = single_and_pair(numbers, int(tokenizer.kind != "wordpiece"), second)
     unknown = next(name for name in ("[UNK]", UNKNOWN) if model.token_to_id(name) is not None)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -164,6 +161,35 @@ def _with_specials(folder: Path, numbers: dict[str, int], token_types: bool) -> 
         "tokenizer.json": model.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
     }
+
+
+def of_sentencepiece(model: Path) -> dict[str, str]:
+    """Return the files by which transformers' fast tokenizer reads a model of sentencepiece.
+
+    The conversion is transformers' own, of XLM-R's tokenizer.
+
+    Raises:
+        ConversionError: transformers is absent, or numbers the model's pieces otherwise.
+    """
+    try:
+        from transformers import XLMRobertaTokenizerFast
+
+        tokenizer = XLMRobertaTokenizerFast(str(model), clean_up_tokenization_spaces=False)
+    except ImportError as error:
+        raise ConversionError(
+            f"{model}: transformers makes tokenizer.json of it and does not import here "
+            f"({' '.join(str(error).split())[:99]}): "
+            "pip install transformers sentencepiece protobuf"
+        ) from error
+    if tokenizer.get_vocab() != symbol_numbers(model.parent):
+        raise ConversionError(
+            f"{model}: transformers does not number its pieces as XLM-R's: train it with <unk>, "
+            "<s> and </s> as its first three, which is sentencepiece's default"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        names = ("tokenizer.json", "tokenizer_config.json")
+        return {name: (Path(folder) / name).read_text(encoding="utf-8") for name in names}
 
 
 def _of_gpt2(symbols: list[str], rows: list[str], named: dict[str, Path]) -> Vocabulary:
@@ -199,7 +225,9 @@ def _bert_name(symbol: str) -> str:
 def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:
     """No tokenizer: the rows by the numbers that the library's released models have."""
     size = config["vocab_size"]
-    if config["model_type"] != "bert":
+    if "special_ids" in config:
+        numbers = dict(config["special_ids"])
+    elif config["model_type"] != "bert":
         numbers = dict(_ROBERTA_IDS) | {MASK: size - 1}
     elif size > max(_BERT_IDS.values()):
         numbers = dict(_BERT_IDS)

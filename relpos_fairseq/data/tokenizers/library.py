@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ class LibraryTokenizer(Tokenizer):
     def begins_word(self, piece: str) -> bool:
         """By the mark of the model: no `##`, or the sign for a space."""
         text = self._piece_of.get(piece, piece)
+        if piece == UNKNOWN and self.kind == "unigram":
+            return False  # the sign for a space stands alone before a word's unknown characters
         if not text or piece in SPECIAL or piece == MASK:
             return True
         if self.kind == "wordpiece":
@@ -122,6 +124,22 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError(
                 f"{path} is no tokenizer.json of the tokenizers library: {error}"
             ) from None
+
+
+def single_and_pair(numbers: Mapping[str, int], separators: int, segment: int = 1) -> Any:
+    """Return what puts <s> and </s> around texts: the task's form of one text and of a pair.
+
+    Args:
+        numbers: of `<s>` and `</s>`.
+        separators: </s> between the two texts beside the first text's own.
+        segment: of the second text, separators included.
+    """
+    between = f"</s>:{segment} " * separators
+    return import_library().processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair=f"<s> $A </s> {between}$B:{segment} </s>:{segment}",
+        special_tokens=[(name, numbers[name]) for name in ("<s>", "</s>")],
+    )
 
 
 def byte_bpe(vocabulary: dict[str, int] | None = None, merges: Any = None, prefix_space=False):

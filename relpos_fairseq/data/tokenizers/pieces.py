@@ -80,7 +80,9 @@ class SentencePieceTokenizer(Tokenizer):
         ]
 
     def begins_word(self, piece: str) -> bool:
-        """By the sign for a space."""
+        """By the sign for a space, which stands alone before a word's unknown characters."""
+        if piece == UNKNOWN:
+            return False
         if piece in SPECIAL or piece == MASK:
             return True
         return piece.startswith(_SPACE) or is_unspaced(piece[0])

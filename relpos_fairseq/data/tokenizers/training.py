@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.data.tokenizers import library, pieces
-from relpos_fairseq.data.tokenizers.base import Tokenizer
+from relpos_fairseq.data.tokenizers.base import UNKNOWN, Tokenizer
 from relpos_fairseq.data.tokenizers.library import LibraryTokenizer
 from relpos_fairseq.data.tokenizers.pieces import SentencePieceTokenizer
 from relpos_fairseq.data.tokenizers.texts import Counted, Files, Spool
@@ -154,7 +154,8 @@ def _train_pieces(
     written = io.BytesIO()
     try:
         trainer.train(
-            sentence_iterator=iter(texts),
+            # A literal <unk> would be taken out of the text, and < and > be unknown for ever.
+            sentence_iterator=(text.replace(UNKNOWN, f"{UNKNOWN[:-1]} >") for text in texts),
             model_writer=written,
             vocab_size=vocab_size,
             **ids,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from relpos_fairseq.data.question_answering.reading import split_name
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, write_json, write_text
@@ -19,6 +21,7 @@ from relpos_fairseq.evaluation.xtreme.files import METRICS, NAMES, question_file
 ENGLISH = "en"
 FLAGS = {"XQuAD": "xquad", "MLQA": "mlqa", "TyDiQA-GoldP": "tydiqa"}
 ABSENT, UNLABELLED = "-", "no labels"
+TRIAL = "-trial"  # behind a data set's name, before the number
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ class Options:
 
     Attributes:
         out: folder of predictions and the table.
-        xnli_model: checkpoint fine-tuned on XNLI's English training data.
+        xnli_model: checkpoints fine-tuned on XNLI's English training data, one a trial.
         xnli: its data, as `relpos prepare glue` wrote them.
-        qa_model: checkpoint fine-tuned on English questions.
+        qa_model: checkpoints fine-tuned on English questions, one a trial.
         qa_data: its data folder; None: the one that it was trained on.
         qa_flags: further options of the answering, as they were given.
         answering: these options, read.
@@ -40,9 +43,9 @@ class Options:
 
     out: Path
     answering: questions.Options
-    xnli_model: Path | None = None
+    xnli_model: Sequence[Path] = ()
     xnli: Path | None = None
-    qa_model: Path | None = None
+    qa_model: Sequence[Path] = ()
     qa_data: Path | None = None
     qa_flags: str = ""
     xquad: Path | None = None
@@ -69,7 +72,7 @@ class Options:
         for path in filter(None, (getattr(self, name) for name in ("xnli", *given))):
             if not path.is_dir():
                 raise PreparationError(f"there is no folder {path}")
-        for path in filter(None, (self.xnli_model, self.qa_model)):
+        for path in (*self.xnli_model, *self.qa_model):
             if not path.is_file():
                 raise PreparationError(f"there is no checkpoint {path}")
 
@@ -82,53 +85,71 @@ def evaluate(options: Options) -> None:
     """
     options.check()
     results = run_stages(stages(options), options.out, force=options.force)
-    text = by_language(results)
+    text = by_language(trials_of(results))
     print(f"\n{text}")
     write_text(options.out / "xtreme.md", f"{text}\n")
     write_json(options.out / "xtreme.json", results)
 
 
 def stages(options: Options) -> list[Stage]:
-    """Return a stage for each data set."""
+    """Return a stage for each data set and model; several models' have the trial in their names."""
     found = []
     if options.xnli:
         xnli.languages(options.xnli)
-        found.append(
-            Stage(
-                xnli.NAME,
-                lambda: evaluate_xnli(options),
-                [options.xnli_model, options.xnli],
-                [options.out / xnli.NAME],
-            )  # fmt: skip
-        )
+        for name, path in named(xnli.NAME, options.xnli_model):
+            found.append(
+                Stage(
+                    name,
+                    lambda name=name, path=path: evaluate_xnli(options, path, name),
+                    [path, options.xnli],
+                    [options.out / name],
+                )
+            )
     for name, flag in FLAGS.items():
         folder = getattr(options, flag)
         if folder:
             files = question_files(name, folder)
-            found.append(
-                Stage(
-                    name,
-                    lambda name=name, files=files: evaluate_questions(options, name, files),
-                    [options.qa_model, *files.values()],
-                    [options.out / name],
-                    {
-                        "metric": METRICS[name],
-                        "flags": options.qa_flags,
-                        "data": str(options.qa_data),
-                    },
+            for trial, path in named(name, options.qa_model):
+                asked = asking(options, name, files, path)
+                found.append(
+                    Stage(
+                        trial,
+                        lambda asked=asked, out=trial: evaluate_questions(asked, options.out / out),
+                        [path, *files.values()],
+                        [options.out / trial],
+                        {
+                            "metric": METRICS[name],
+                            "flags": options.qa_flags,
+                            "data": str(options.qa_data),
+                        },
+                    )
                 )
-            )
     return found
 
 
-def evaluate_xnli(options: Options) -> dict[str, float | None]:
+def named(data_set: str, models: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Return each model with the name of its stage and folder."""
+    if len(models) == 1:
+        return [(data_set, models[0])]
+    return [(f"{data_set}{TRIAL}{number}", path) for number, path in enumerate(models, 1)]
+
+
+def trials_of(results: dict[str, dict]) -> dict[str, list[dict]]:
+    """Return the results of every trial by data set."""
+    found: dict[str, list[dict]] = {}
+    for name, result in results.items():
+        found.setdefault(name.partition(TRIAL)[0], []).append(result)
+    return found
+
+
+def evaluate_xnli(options: Options, path: Path, name: str) -> dict[str, float | None]:
     """Return accuracy by language, None without labels; predictions are written, a label a line.
 
     That is how XTREME takes them: test sets without labels are predicted for it.
     """
-    model = xnli.Classifier(options.xnli_model, options.xnli, options.cpu)
+    model = xnli.Classifier(path, options.xnli, options.cpu)
     results = {}
-    with atomic_folder(options.out / xnli.NAME) as folder:
+    with atomic_folder(options.out / name) as folder:
         for language, splits in xnli.languages(options.xnli).items():
             results[language] = None
             for split in filter(None, (splits.scored, splits.unlabelled)):
@@ -142,41 +163,71 @@ def evaluate_xnli(options: Options) -> dict[str, float | None]:
     return results
 
 
+def asking(
+    options: Options, name: str, files: dict[str, Path], path: Path
+) -> tuple[questions.Options, dict[str, Path]]:
+    """Return how a model answers a data set, and its files by language."""
+    asked = replace(
+        options.answering,
+        files=list(files.values()),
+        path=path,
+        data=options.answering.data or options.qa_data,
+        metric=options.answering.metric or METRICS[name],
+        cpu=options.cpu or options.answering.cpu,
+    )
+    return asked, files
+
+
 def evaluate_questions(
-    options: Options, name: str, files: dict[str, Path]
+    asked: tuple[questions.Options, dict[str, Path]], out: Path
 ) -> dict[str, list[float]]:
     """Return F1 and exact match by language; what was answered is written."""
-    with atomic_folder(options.out / name) as folder:
-        asked = replace(
-            options.answering,
-            files=list(files.values()),
-            path=options.qa_model,
-            data=options.answering.data or options.qa_data,
-            out=folder,
-            metric=options.answering.metric or METRICS[name],
-            cpu=options.cpu or options.answering.cpu,
-        )
-        numbers = questions.evaluate(asked)
+    how, files = asked
+    with atomic_folder(out) as folder:
+        numbers = questions.evaluate(replace(how, out=folder))
     found = {language: numbers[split_name(path)] for language, path in files.items()}
     return {language: [one["f1"], one["exact"]] for language, one in found.items()}
 
 
-def by_language(results: dict[str, dict]) -> str:
-    """Return one row a language, English first; the last rows are means.
+def by_language(results: dict[str, list[dict]]) -> str:
+    """Return one row a language, English first; the last rows are means, the last column 004's.
+
+    Of several trials each number is the median (004, section 4.2): the means are medians of means.
 
     Args:
-        results: data set to language to accuracy (None: no labels), or to F1 and exact match.
+        results: data set to trials, of language to accuracy (None: no labels), or to F1 and exact
+            match.
     """
     names = [name for name in (xnli.NAME, *NAMES) if name in results]
-    spoken = {language for name in names for language in results[name]}
+    spoken = {language for name in names for found in results[name] for language in found}
     order = sorted(spoken, key=lambda language: (language != ENGLISH, language))
     columns = [results[name] for name in names]
-    rows = [[language, *(cell(found.get(language), language in found) for found in columns)]
-            for language in order]  # fmt: skip
+    whole = len(names) == len(NAMES) + 1
+    rows = [[language, *(cell(median([found.get(language) for found in trials]),
+                              language in trials[0]) for trials in columns)]
+            + [""] * whole for language in order]  # fmt: skip
     for title, left_out in (("mean", ()), ("mean without English", (ENGLISH,))):
-        rows.append([title, *(cell(mean(found, left_out)) for found in columns)])
+        means = [median([mean(found, left_out) for found in trials]) for trials in columns]
+        rows.append([title, *map(cell, means)] + [cell(average(means))] * whole)
     heads = [f"{name} ({'accuracy' if name == xnli.NAME else 'F1 / EM'})" for name in names]
-    return table(rows, ["language", *heads])
+    several = [f", median of {len(trials)}" if len(trials) > 1 else "" for trials in columns]
+    heads = [f"{head[:-1]}{more})" for head, more in zip(heads, several, strict=True)]
+    return table(rows, ["language", *heads] + ["mean of 004's seven"] * whole)
+
+
+def median(values: Sequence[float | list[float] | None]) -> float | list[float] | None:
+    """Return the median of trials, of F1 and EM each its own; None where there is no number."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return np.median(known, axis=0).tolist()
+
+
+def average(means: Sequence[float | list[float] | None]) -> float | None:
+    """Return the mean of XNLI's accuracy, three F1 and three EM (004 Tables 2, 5, 9, 11, 12)."""
+    if None in means:
+        return None
+    return statistics.fmean(np.hstack(means).tolist())
 
 
 def mean(found: dict, left_out: Sequence[str]) -> float | list[float] | None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.progress import progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BATCH = 64
 NAME = "XNLI"
@@ -91,13 +95,25 @@ class Classifier:
         )
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model, self.head = models[0].eval().to(self.device), str(name)
-        dictionary = self.task.label_dictionary
-        known = dictionary.symbols[dictionary.nspecial : dictionary.nspecial + trained.num_classes]
+        known: list[str] = []
+        if not trained.regression_target:
+            dictionary = self.task.label_dictionary
+            first = dictionary.nspecial
+            known = dictionary.symbols[first : first + trained.num_classes]
         own = (state.get("conversion") or {}).get("labels")
         self.names = in_order(own, known, checkpoint) if own else known
 
     def predict(self, split: str) -> tuple[list[str], list[str] | None]:
         """Labels that are predicted and the right ones, if there are, in the order of the file."""
+        outputs, right = self.outputs(split)
+        dictionary = self.task.label_dictionary
+        predicted = [self.names[int(row.argmax())] for row in outputs]
+        if right is None:
+            return predicted, None
+        return predicted, [dictionary[int(number) + dictionary.nspecial] for number in right]
+
+    def outputs(self, split: str) -> tuple[list[Tensor], list[float] | None]:
+        """What the head gives for every example, and the right numbers, in the file's order."""
         import torch
         from fairseq import utils
 
@@ -117,7 +133,7 @@ class Classifier:
                     classification_head_name=self.head,
                 )
                 places = sample["id"].view(-1).tolist()
-                found.update(zip(places, logits.argmax(dim=1).tolist(), strict=True))
+                found.update(zip(places, logits.float().cpu(), strict=True))
                 if "target" in sample:
                     right.update(zip(places, sample["target"].view(-1).tolist(), strict=True))
         if sorted(found) != list(range(len(dataset))):
@@ -125,12 +141,8 @@ class Classifier:
                 f"{split}: {len(found)} of {len(dataset)} examples were evaluated; the model takes "
                 f"{self.task.max_positions()} tokens: prepare_glue.py --max-length"
             )
-        dictionary = self.task.label_dictionary
-        predicted = [self.names[found[number]] for number in range(len(dataset))]
-        if not right:
-            return predicted, None
-        numbers = (right[number] for number in range(len(dataset)))
-        return predicted, [dictionary[number + dictionary.nspecial] for number in numbers]
+        order = range(len(dataset))
+        return [found[n] for n in order], [right[n] for n in order] if right else None
 
 
 def in_order(own: Sequence[str], known: Sequence[str], checkpoint: Path) -> list[str]:

@@ -23,6 +23,14 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
     same_length: bool = help_text(
         False, "every token sees as many tokens as memory is long, itself included"
     )
+    absolute_memory: bool = help_text(
+        False,
+        "let positions that are added to the input, and begin anew with each segment, carry memory "
+        "all the same: a demonstration of what that costs (Dai et al. 2019, section 3.3)",
+    )
+    no_attention_bias: bool = help_text(
+        False, "projections of attention without biases, as in the paper's released code"
+    )
     init_std: float = help_text(0.02, "standard deviation of initial weights")
     proj_init_std: float = help_text(0.01, "the same for the projections of adaptive embeddings")
 

@@ -48,28 +48,41 @@ class RelPosRobertaHub(nn.Module):
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def encode(self, sentence: str, *more: str, no_separator: bool = False) -> Tensor:
+    def encode(self, sentence: str, *more: str, no_separator: bool | None = None) -> Tensor:
         """(T,) ids of `<s> a </s>`, or of a pair `<s> a </s> </s> b </s>`.
 
         Args:
             sentence: text.
             more: further sentences.
-            no_separator: one </s> between sentences, as BERT has it, not RoBERTa's two.
+            no_separator: one </s> between sentences, as BERT has it, not RoBERTa's two; None: as
+                the model's own task has it, or (masked_lm) its tokenizer's library.
         """
         return self.encode_with_segments(sentence, *more, no_separator=no_separator)[0]
 
     def encode_with_segments(
-        self, sentence: str, *more: str, no_separator: bool = False
+        self, sentence: str, *more: str, no_separator: bool | None = None
     ) -> tuple[Tensor, Tensor]:
         """The ids of `encode`, and (T,) segment numbers: each sentence is a segment.
 
         A separator belongs to the sentence that follows it, as in sentence_prediction.
         """
+        if no_separator is None:
+            no_separator = self._is_like_bert
         end, separator = self.dictionary.eos(), [] if no_separator else [self.dictionary.eos()]
         parts = [[self.dictionary.bos(), *self._ids(sentence), end]]
         parts += [[*separator, *self._ids(text), end] for text in more]
         ids = torch.tensor([number for part in parts for number in part])
         return ids, segments_of_parts([len(part) for part in parts])
+
+    @property
+    def _is_like_bert(self) -> bool:
+        """Whether the model's task, or else its tokenizer, puts one </s> between sentences."""
+        task = self.task.cfg
+        if "separator_token" in task:
+            return task.separator_token is None
+        if task.get("separators") in ("1", "2"):
+            return task.separators == "1"
+        return self.tokenizer is not None and self.tokenizer.kind == "wordpiece"
 
     def _pieces(self, text: str) -> list[str]:
         return text.split() if self.tokenizer is None else self.tokenizer.encode(text).pieces

@@ -8,8 +8,8 @@ SG(h_tau) is `Memory.states[n-1]`.  Memory comes in as an argument and goes out 
 decoder itself keeps none.  Positions are the scheme's, over slots M memory + T segment.
 
 As the released code: dropout also after the last layer, its initial values (initial_values.py),
-and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it: projections
-of attention have biases, as everywhere in fairseq, and no dropout falls on R.
+and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it projections
+of attention have biases, as everywhere in fairseq: --no-attention-bias does without.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.models.config.transformer_xl import check_mem_len, check_memory_flags
-from relpos_fairseq.models.decoder import decoder_positions
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
-from relpos_fairseq.models.transformer_xl.initial_values import initialise
+from relpos_fairseq.models.transformer_xl.initial_values import drop_biases, initialise
+from relpos_fairseq.models.transformer_xl.memory_positions import memory_positions
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
-from relpos_fairseq.placement import Placement, encode_text
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.placement import encode_text
+from relpos_fairseq.positions import Positions, index_in_document, is_captured
 from relpos_fairseq.stack import DecodingTerms
 
 
@@ -46,6 +46,8 @@ class RelPosXLDecoder(RelPosLMDecoder):
         """
         check_memory_flags(cfg)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
+        if cfg.no_attention_bias:
+            drop_biases(self.layers)
         self.same_length = cfg.same_length
         evaluated = cfg.mem_len if cfg.eval_mem_len is None else cfg.eval_mem_len
         self._mem_lens = {"training": cfg.mem_len, "evaluation": evaluated}
@@ -53,29 +55,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         # same names; "version" keeps it out of moving averages.
         self.register_buffer("segment_recurrence_version", encode_text("1"))
 
-    @staticmethod
-    def make_positions(cfg: Any) -> Placement:
-        """The positions that the config asks for; tables cover memory and segment.
-
-        Raises:
-            ValueError: a scheme that reads absolute positions.
-        """
-        flags = "--tokens-per-sample and --mem-len"
-        placement = decoder_positions(
-            cfg, "language_model", sides=(), length_flag=flags, memory=cfg.mem_len
-        )
-        absolute = [
-            member.scheme.name for member in placement.plan.members if member.scheme.absolute
-        ]
-        if absolute:
-            raise ValueError(
-                f"position scheme {' and '.join(absolute)} cannot carry memory: it numbers tokens "
-                f"from the start of each segment, so the tokens of a remembered segment would have "
-                f"the same positions as those of the current one and could not be told apart "
-                f"(temporal confusion, Dai 2019 section 3.3); choose a relative scheme, or "
-                f"--arch relpos_transformer_lm"
-            )
-        return placement
+    make_positions = staticmethod(memory_positions)
 
     def initialize(self, cfg: Any) -> None:
         """The released code's initial values, for everything but the schemes."""
@@ -153,7 +133,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     ) -> tuple[Tensor, Memory]:
         """A whole segment: its features, and the memory after it."""
         padding = tokens.eq(self.padding_idx)
-        if not padding.any():
+        if is_captured() or not padding.any():  # a graph's segments have no padding
             padding = order = None
         else:
             # Tokens begin where memory ends, so that slots tell distances.
@@ -214,12 +194,12 @@ class RelPosXLDecoder(RelPosLMDecoder):
         state: dict | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Features (B, T, E) of the new tokens, and every layer's inputs (T, B, E)."""
-        x = self.embed(tokens, None).transpose(0, 1)
+        x = self.embed(tokens, self._on_input(tokens, state)).transpose(0, 1)
         before = before.to(x)
-        context = self._memory_context(tokens, len(before), documents, state)
-        if padding is not None or not before.valid.all():
+        if padding is not None or is_captured() or not before.valid.all():
             new = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
             padding = torch.cat([~before.valid, new], dim=1)
+        context = self._memory_context(tokens, len(before), padding, documents, state)
         kept = {id(layer) for layer in self.layers}  # LayerDrop draws while it is iterated over
         inputs = []
         for index, memory in enumerate(before.states):
@@ -238,8 +218,22 @@ class RelPosXLDecoder(RelPosLMDecoder):
         x = self.dropout_module(x).transpose(0, 1)
         return x if self.project_out_dim is None else self.project_out_dim(x), inputs
 
+    def _on_input(self, tokens: Tensor, state: dict | None) -> Tensor | None:
+        """What positions add to the input: counted from the segment's start (--absolute-memory)."""
+        done = 0
+        if state is not None:
+            done = self.get_incremental_state(state, "segment")["tokens"] - tokens.size(1)
+        length = tokens.size(1)
+        where = Positions(length, done + length, query_start=done, device=tokens.device)
+        return self.positions.embed(where)
+
     def _memory_context(
-        self, tokens: Tensor, mem_len: int, documents: Tensor | None, state: dict | None
+        self,
+        tokens: Tensor,
+        mem_len: int,
+        padding: Tensor | None,
+        documents: Tensor | None,
+        state: dict | None,
     ) -> Any:
         """Positions over memory and segment, and who may see whom."""
         start, kept = mem_len, None
@@ -247,14 +241,22 @@ class RelPosXLDecoder(RelPosLMDecoder):
             cache = self.get_incremental_state(state, "segment")
             start = cache["memory_len"] + cache["tokens"] - tokens.size(1)
             mem_len, kept = cache["memory_len"], cache["terms"]
+            earlier = self.layers[0].self_attn.padding_of(state)
+            if earlier is not None:
+                padding = tokens.eq(self.padding_idx) if padding is None else padding
+                padding = torch.cat([earlier, padding], dim=1)
+        if documents is not None:
+            documents = torch.nn.functional.pad(documents, (mem_len, 0))
+        counted = None
+        if self.positions.counts_tokens:
+            counted = index_in_document(padding, documents, start + tokens.size(1))
         positions = Positions(
             tgt_len=tokens.size(1),
             src_len=start + tokens.size(1),
             query_start=start,
+            token_index=counted,
             device=tokens.device,
         )
-        if documents is not None:
-            documents = torch.nn.functional.pad(documents, (mem_len, 0))
         window = self.mem_len or None if self.same_length else None
         context = self.positions.context(positions, kept)
         return replace(context, window=window, documents=documents)

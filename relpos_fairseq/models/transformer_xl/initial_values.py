@@ -12,6 +12,7 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from relpos_fairseq.placement import Placement
+from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.stack import SchemeStack
 
 
@@ -52,3 +53,21 @@ def _projections(decoder: nn.Module) -> set[int]:
     if decoder.adaptive_softmax is not None:
         found += [tail[0] for tail in decoder.adaptive_softmax.tail]
     return {id(module) for module in found if module is not None}
+
+
+def drop_biases(layers: nn.ModuleList) -> None:
+    """Take the biases out of the projections of attention.
+
+    Raises:
+        ValueError: a position scheme starts from biases of its own.
+    """
+    for layer in layers:
+        attention = layer.self_attn
+        for scheme in attention.position:
+            if type(scheme).initialize_projections is not PositionScheme.initialize_projections:
+                raise ValueError(
+                    f"--no-attention-bias: position scheme {scheme.name} starts from the biases of "
+                    f"queries and keys: leave the flag out, or choose another scheme"
+                )
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            getattr(attention, name).register_parameter("bias", None)

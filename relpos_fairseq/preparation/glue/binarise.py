@@ -69,7 +69,9 @@ def _write_split(
     task: Task, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, options: dict
 ) -> Counter:
     counts = Counter()
-    examples = list(read_examples(source, task, options["on_bad_row"], counts))
+    # GLUE's server numbers the rows of a test set: none may be left out.
+    on_bad_row = options["on_bad_row"] if source.columns.label else "fail"
+    examples = list(read_examples(source, task, on_bad_row, counts))
     if not examples:
         raise PreparationError(f"{source.path} has no rows for split {split} of {task.name}")
     pairs = list(_encode(examples, vocabulary, options["max_length"], options["workers"], counts))

@@ -25,6 +25,7 @@ from relpos_fairseq.preparation.glue.tasks import Columns, Task
 XTREME = Columns("0", "1", "2", count=3, quoted=True)
 XTREME_TEST = replace(without_labels(XTREME), count=2)
 XNLI_MT = Columns("premise", "hypo", "label")
+DIAGNOSTIC = "diagnostic"  # beside the tasks, or in AX
 BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.bz2|\.xz)?")
 
 
@@ -57,6 +58,10 @@ def _glue(task: Task, folder: Path) -> dict[str, TableFile]:
     sources = {}
     for split, stem in task.splits.items():
         path = find_file(folder, f"{stem}.tsv")
+        if stem == DIAGNOSTIC:
+            others = (folder.parent / one for one in ("diagnostic", "AX"))
+            found = (find_file(one, f"{stem}.tsv", "AX.tsv") for one in (folder, *others))
+            path = next(filter(None, found), None)
         if path is None and not split.startswith("test"):
             raise _missing(task, folder, f"{stem}.tsv")
         if path is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from relpos_fairseq.preparation.glue.layout import sources_of
 from relpos_fairseq.preparation.glue.reading import read_examples
 from relpos_fairseq.preparation.glue.tasks import GLUE, Task, chosen_tasks
 from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary, tokenizer_files
+from relpos_fairseq.preparation.unknown import warn_of_unknown
 
 COLUMNS = ("rows", "dropped", "tokens", "unknown", "longest", "shortened")
 
@@ -71,19 +73,28 @@ class GluePreparation(Preparation):
                 values = (found.get(f"{split}_{name}", 0) for name in COLUMNS)
                 rows.append((task.name, split, *values))
         print(table(rows, ("task", "split", *COLUMNS)))
+        warn_of_unknown({f"{row[0]} {row[1]}": (row[5], row[4]) for row in rows})
 
 
 def tasks_of(args: argparse.Namespace) -> list[Task]:
-    """Return the tasks that are asked for: GLUE's that are there, where none is named.
+    """Return the tasks that are asked for: GLUE's that are whole, where none is named.
 
     Raises:
         PreparationError: none is there.
     """
     if args.tasks:
         return chosen_tasks(args.tasks)
-    tasks = [task for task in GLUE.values() if (args.glue / task.name).is_dir()]
-    if not tasks:
+    there, tasks = [task for task in GLUE.values() if (args.glue / task.name).is_dir()], []
+    if not there:
         raise PreparationError(f"{args.glue} has none of the folders {', '.join(GLUE)}")
+    for task in there:
+        try:
+            sources_of(task, args.glue)
+            tasks.append(task)
+        except PreparationError as error:
+            print(f"warning: {task.name} is left out: {error}", file=sys.stderr)
+    if not tasks:
+        raise PreparationError(f"{args.glue}: no task is complete (see the warnings)")
     return tasks
 
 

@@ -81,6 +81,7 @@ _MATCHED = {
     "valid1": "dev_mismatched",
     "test": "test_matched",
     "test1": "test_mismatched",
+    "test2": "diagnostic",  # GLUE's diagnostic set, which lies in a folder of its own
 }
 
 GLUE = {
@@ -117,6 +118,7 @@ GLUE = {
             ("spearman", "pearson"),
             labels=(),
         ),
+        Task("WNLI", Columns("sentence1", "sentence2")),
     )
 }
 XNLI = Task("XNLI", Columns("sentence1", "sentence2", "gold_label"), labels=NLI)

@@ -6,6 +6,7 @@ from pathlib import Path
 from relpos_fairseq.engine.files import Hashes
 from relpos_fairseq.engine.manifest import write_manifest
 from relpos_fairseq.engine.tables import table
+from relpos_fairseq.preparation.unknown import warn_of_unknown
 
 COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
 ENCODE = "encode-"
@@ -61,6 +62,9 @@ def write_manifests(
     columns = [name for name in COLUMNS if any(name in found for found in splits.values())]
     rows = [[split, *(found.get(c, 0) for c in columns)] for split, found in splits.items()]
     print(table(rows, ["split", *columns]))
+    if facts["level"] != "word":  # whose vocabulary leaves rare words out
+        parts = {f"split {name}": found for name, found in splits.items()}
+        warn_of_unknown({name: (p.get("unknown", 0), p["tokens"]) for name, p in parts.items()})
     print(f"{facts['level']} level, {facts['vocabulary']:,} entries in the dictionary", flush=True)
 
 

@@ -7,6 +7,7 @@ sentence and None for the end of a document.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,8 @@ class Reading:
 
     Attributes:
         documents: what ends a document: `blank` (an empty line), `line` (each line is one), `file`,
-            or a regular expression that matches the line that begins one.
+            or a regular expression that matches the line that begins one.  `json`: each line is an
+            object whose `text` is a document, as C4's files are.
         sentences: `line` (a line is a sentence) or `split` (a line has several).
         on_bad_line: `fail` or `drop` where a line is not UTF-8.
     """
@@ -50,8 +52,8 @@ class Reading:
             re.compile(self.documents)
         except re.error as error:
             raise PreparationError(
-                f"documents must be blank, line, file or a regular expression for a document's "
-                f"first line, got {self.documents!r}: {error}"
+                f"documents must be blank, line, file, json or a regular expression for a "
+                f"document's first line, got {self.documents!r}: {error}"
             ) from None
 
 
@@ -68,6 +70,9 @@ def read_stream(
         counts: counts `documents`, `sentences`, `characters` and dropped lines.
     """
     counts = Counter() if counts is None else counts
+    if reading.documents == "json":
+        yield from _read_objects(path, reading, counts)
+        return
     begins = None
     if reading.documents not in ("blank", "line", "file"):
         begins = re.compile(reading.documents)
@@ -95,6 +100,35 @@ def read_stream(
     if is_open:
         counts["documents"] += 1
         yield None
+
+
+def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
+    """Do as `read_stream` for JSON lines, each with a `text`, whose lines are or hold sentences.
+
+    Raises:
+        PreparationError: a line is no such object; names file and line.
+    """
+    lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            parts = text.split("\n")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise PreparationError(
+                f"{path}, line {number} is no JSON object with a text: {line.strip()[:60]!r}: give "
+                f"files of JSON lines, or another --documents than json"
+            ) from None
+        stripped = (part.strip() for part in parts)
+        sentences = [one for part in stripped if part for one in _sentences(part, reading)]
+        for sentence in sentences:
+            counts["sentences"] += 1
+            counts["characters"] += len(sentence)
+            yield sentence
+        if sentences:
+            counts["documents"] += 1
+            yield None
 
 
 def in_chunks(

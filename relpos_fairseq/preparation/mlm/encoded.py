@@ -16,6 +16,7 @@ from relpos_fairseq.preparation.binarise import CODES, MAGIC, write_blocks
 from relpos_fairseq.preparation.mlm.documents import Reading, in_chunks, read_stream
 from relpos_fairseq.preparation.mlm.packing import document_spans
 from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary
+from relpos_fairseq.preparation.unknown import count_unknown
 
 HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
 
@@ -26,7 +27,7 @@ def encode_file(
     """Encode a text file into `prefix.bin` and `prefix.idx`; the same for any number of workers.
 
     Returns:
-        Numbers of `items` and `tokens`.
+        Numbers of `items`, `tokens` and `unknown` tokens.
     """
 
     def encode(chunk: list[str | None]) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +49,8 @@ def encode_file(
         ordered_map(encode, chunks, workers), description=f"encode {source.name}", unit="chunks"
     )
     counts = write_blocks(prefix, iter(blocks), vocabulary.size)
-    return {"items": counts["sequences"], "tokens": counts["tokens"]}
+    unknown = count_unknown(prefix, vocabulary.size)
+    return {"items": counts["sequences"], "tokens": counts["tokens"], "unknown": unknown}
 
 
 class Encoded:

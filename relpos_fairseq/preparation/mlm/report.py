@@ -9,6 +9,7 @@ from relpos_fairseq.engine.manifest import write_manifest
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.mlm.files import MlmFiles
 from relpos_fairseq.preparation.mlm.sampling import repetitions
+from relpos_fairseq.preparation.unknown import warn_of_unknown
 
 SHARD = ("documents", "blocks", "tokens", "split_sentences")
 
@@ -38,7 +39,9 @@ def write_report(
         extra={"languages": found},
         hashes=hashes,
     )
-    print(table(*file_rows(files, counts)))
+    rows, headers = file_rows(files, counts)
+    print(table(rows, headers))
+    warn_of_unknown({row[2]: (row[-1], row[-2]) for row in rows})
     if len({source.language for source in args.sources}) > 1:
         rows = [(name, *one.values()) for name, one in found.items()]
         print(table(rows, ("language", "training sentences", "repetitions")))
@@ -54,10 +57,11 @@ def file_rows(files: MlmFiles, counts: Mapping) -> tuple[list[tuple], tuple]:
     """Return a row for each file, and the columns' names."""
     known, rows = read_json(files.counts_file), []
     for source in files.args.sources:
-        text, tokens = known[source.name], counts[f"encode-{source.name}"]["tokens"]
+        text, made = known[source.name], counts[f"encode-{source.name}"]
         named = source.split, source.language, source.path.name
-        rows.append((*named, text.get("documents", 0), text["sentences"], tokens))
-    return rows, ("split", "language", "file", "documents", "sentences", "tokens")
+        numbers = text.get("documents", 0), text["sentences"], made["tokens"]
+        rows.append((*named, *numbers, made.get("unknown", 0)))
+    return rows, ("split", "language", "file", "documents", "sentences", "tokens", "unknown")
 
 
 def shard_rows(files: MlmFiles, counts: Mapping) -> tuple[list[tuple], tuple]:

@@ -66,6 +66,7 @@ class Vocabulary:
     def word_starts(self) -> list[bool]:
         """Whether each id begins a word; special symbols do."""
         starts = [True] * self.size
+        starts[dictionary.UNK] = self.tokenizer.begins_word(dictionary.SPECIAL[dictionary.UNK])
         for symbol, number in self.ids.items():
             if number >= dictionary.NSPECIAL and not symbol.startswith("madeupword"):
                 starts[number] = self.tokenizer.begins_word(symbol)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from relpos_fairseq.data.dictionary import SPECIAL, UNK
 from relpos_fairseq.data.question_answering.reading import read_json, read_questions, split_name
 from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
 from relpos_fairseq.engine.errors import PreparationError
@@ -16,6 +17,7 @@ from relpos_fairseq.engine.stages import Stage
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.base import Preparation
 from relpos_fairseq.preparation.qa.settings import TOKENIZER_FILES, VOCABULARY_SIZE
+from relpos_fairseq.preparation.unknown import warn_of_unknown
 
 ROLES = ("train", "valid", "eval")
 COLUMNS = ("articles", "contexts", "questions", "unanswerable", "bad answers")
@@ -48,12 +50,13 @@ class QaPreparation(Preparation):
             given = [path for path in given if path.is_file()]
             made = [args.out / path.name for path in given]
             copy = Stage("tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True)
-            return [*stages, copy]
+            return [*stages, copy, Stage("pieces", self.count_pieces, [*splits, *made], [])]
         trained = {"kind": args.train_tokenizer, "vocab_size": args.vocab_size or VOCABULARY_SIZE}
         trained["lowercase"] = args.lowercase
         model = "sentencepiece.model" if trained["kind"] == "sentencepiece" else "tokenizer.json"
         made = [args.out / model, args.out / "dict.txt"]
-        return [*stages, Stage("tokenizer", self.train_tokenizer, splits, made, trained)]
+        stages.append(Stage("tokenizer", self.train_tokenizer, splits, made, trained))
+        return [*stages, Stage("pieces", self.count_pieces, [*splits, *made], [])]
 
     def write_splits(self) -> dict[str, dict[str, int]]:
         """Write every split's file, and count what it holds."""
@@ -87,12 +90,26 @@ class QaPreparation(Preparation):
         )
         return {"kind": tokenizer.kind, "pieces": len(tokenizer.symbols)}
 
+    def count_pieces(self) -> dict[str, dict[str, int]]:
+        """Count every split's pieces and those that the tokenizer does not know."""
+        tokenizer, counts = load_tokenizer(self.out), {}
+        for name, path in self.splits.items():
+            found = [one for pieces, _ in tokenizer.raw(list(texts_of([path]))) for one in pieces]
+            counts[name] = {"pieces": len(found), "unknown": found.count(SPECIAL[UNK])}
+        return counts
+
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
         splits, tokenizer = counts["splits"], counts["tokenizer"]
-        rows = [(name, *(splits[name][column] for column in COLUMNS)) for name in self.splits]
-        print(table(rows, ("split", *COLUMNS)))
+        pieces = counts["pieces"]
+        rows = [
+            (name, *(splits[name][column] for column in COLUMNS), *pieces[name].values())
+            for name in self.splits
+        ]
+        print(table(rows, ("split", *COLUMNS, "pieces", "unknown")))
+        warn_of_unknown({name: (one["unknown"], one["pieces"]) for name, one in pieces.items()})
         print(f"{tokenizer['kind']} tokenizer, {tokenizer['pieces']:,} pieces; {self.out}")
-        made = [path for path in self.out.iterdir() if path.is_file()]
+        # What a kill left half-written begins with a full stop.
+        made = [p for p in self.out.iterdir() if p.is_file() and not p.name.startswith(".")]
         write_manifest(
             self.out / "manifest.json",
             command=command,

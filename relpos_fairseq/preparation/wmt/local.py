@@ -1,6 +1,7 @@
 """Finds the user's own parallel files, and a folder of CzEng."""
 
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,14 +51,26 @@ def find(folder: Path, name: str, language: str) -> Path | None:
 def parallel_files(folder: Path, source: str, target: str) -> Texts:
     """Find train, valid (or val, dev) and every test* of two languages.
 
+    Without a test set it warns.
+
     Raises:
-        PreparationError: One is missing; the message names it.
+        PreparationError: Another one is missing; the message names it.
     """
-    names = sorted({path.name.split(".")[0] for path in folder.glob(f"test*.{source}*")})
+    endings = [f".{language}{suffix}" for language in (source, target) for suffix in COMPRESSED]
+    names = sorted(
+        {
+            path.name[: -len(ending)]
+            for path in folder.glob("test*")
+            for ending in endings
+            if path.name.endswith(ending)
+        }
+    )
     valid = next((name for name in VALID if find(folder, name, source)), VALID[0])
     if not names:
-        raise PreparationError(
-            f"{folder} has no test set: put test.{source} and test.{target} there"
+        print(
+            f"warning: {folder} has no test set (test.{source} and test.{target}): nothing can be "
+            f"scored but the validation set",
+            file=sys.stderr,
         )
     texts = {}
     for name in ("train", valid, *names):

@@ -209,4 +209,10 @@ def uses_own_files(settings: WmtSettings) -> bool:
         return False
     if not folder.is_dir():
         raise PreparationError(f"--from-dir {folder} is not a folder")
-    return not settings.year or has_parallel_files(folder, *settings.languages)
+    if settings.year and has_parallel_files(folder, *settings.languages):
+        raise PreparationError(
+            f"{settings.year} names published sets, and --from-dir {folder} has text of your own "
+            f"(train.{settings.source}, train.{settings.target}): leave {settings.year} out, or "
+            f"name a folder of its archives"
+        )
+    return not settings.year

@@ -6,6 +6,7 @@ from relpos_fairseq.engine.files import Hashes, describe_size
 from relpos_fairseq.engine.lines import COMPRESSED
 from relpos_fairseq.engine.manifest import write_manifest
 from relpos_fairseq.engine.tables import table
+from relpos_fairseq.preparation.unknown import warn_of_unknown
 from relpos_fairseq.preparation.wmt.clean import DROPPED, add_counts
 from relpos_fairseq.preparation.wmt.files import WmtFiles
 from relpos_fairseq.preparation.wmt.local import Texts
@@ -36,6 +37,16 @@ def training_rows(per_corpus: dict[str, dict[str, list[int]]], merged: dict) -> 
     return rows
 
 
+def reasons(stamps: Sequence[dict | None]) -> str:
+    """Say in a line how many pairs the stages `clean` read and why they dropped them."""
+    total: dict[str, list[int]] = {}
+    for stamp in stamps:
+        for counts in (stamp or {}).get("counts", {}).values():
+            add_counts(total, counts)
+    named = ((reason, total[reason][0]) for reason in ("read", *DROPPED) if reason in total)
+    return ", ".join(f"{reason} {count:,}" for reason, count in named if count)
+
+
 def corpus_rows(per_corpus: dict[str, dict[str, list[int]]]) -> list[list]:
     """Return a row for each corpus: pairs read and kept before duplicates go."""
     zero = [0, 0, 0]
@@ -46,13 +57,14 @@ def corpus_rows(per_corpus: dict[str, dict[str, list[int]]]) -> list[list]:
 
 
 def set_rows(settings: WmtSettings, texts: Texts, stages: dict) -> list[list]:
-    """Return a row for each set: pairs and units."""
+    """Return a row for each set: pairs, and of both languages units and unknown ones."""
     languages = settings.languages
     rows = []
     for split in ("train", *texts.held_out):
         counts = stages["apply"][split]
-        units = (counts[language] for language in languages)
-        rows.append([split, texts.names.get(split, ""), counts["pairs"], *units])
+        unknown = stages["binarise"].get("unknown", {}).get(split, {})
+        numbers = (n for one in languages for n in (counts[one], unknown.get(one, 0)))
+        rows.append([split, texts.names.get(split, ""), counts["pairs"], *numbers])
     return rows
 
 
@@ -70,12 +82,8 @@ def tables(settings: WmtSettings, texts: Texts, stages: dict) -> str:
         )
     )
     units = settings.bpe
-    parts.append(
-        table(
-            set_rows(settings, texts, stages),
-            ["in units", "from", "pairs", f"{source} units", f"{target} units"],
-        )
-    )
+    heads = [head for one in settings.languages for head in (f"{one} units", "unknown")]
+    parts.append(table(set_rows(settings, texts, stages), ["in units", "from", "pairs", *heads]))
     kind = f"{units} {settings.model_type}" if units == "sentencepiece" else units
     parts.append(
         f"units: {kind}, {settings.vocab_size:,} asked for; "
@@ -112,6 +120,9 @@ def write(
         f"{manifest} says how it was made",
         flush=True,
     )
+    for row in set_rows(settings, texts, stages):
+        pairs = zip(settings.languages, (row[4::2]), row[3::2], strict=True)
+        warn_of_unknown({f"{row[0]}.{one}": (unknown, units) for one, unknown, units in pairs})
 
 
 def describe(raw: RawText) -> tuple[str, int]:

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
-DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18"}
+DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18", "fr": "wmt14"}
+DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest2015
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class WmtSettings:
     """All that decides the result, and how it is made; its defaults are the command line's.
 
     Attributes:
-        year: wmt15 or wmt18; "" for parallel files of the user's own.
+        year: wmt14, wmt15 or wmt18; "" for parallel files of the user's own.
         source: The source language, ISO 639-1.
         target: The target language.
         out: The folder that takes everything.

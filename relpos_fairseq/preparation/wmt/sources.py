@@ -1,7 +1,9 @@
 """Where the papers' training and test text comes from.
 
 Chen et al. 2021 (section 4.3) train on WMT 2015 English-German and WMT 2018 English-Czech and test
-on newstest2015. Sizes and SHA-256 of archives are those that TensorFlow Datasets publishes
+on newstest2015; Vaswani et al. 2017 and Shaw et al. 2018 on WMT 2014 English-German and
+English-French, tested on newstest2014. Sizes and SHA-256 of archives are those that TensorFlow
+Datasets publishes
 (tensorflow_datasets/url_checksums); test sets, their addresses and MD5 are sacrebleu's. An archive
 without a published checksum has none here: the manifest records what was got.
 """
@@ -66,6 +68,33 @@ COMMON_CRAWL = RemoteFile(
     sha256="c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
     licence="see statmt.org/wmt13/translation-task.html",
 )  # fmt: skip
+NEWS_V9 = RemoteFile(
+    "news-commentary-v9",
+    ("https://www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
+     "http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz"),
+    "training-parallel-nc-v9.tgz",
+    size=80_418_416,
+    sha256="cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+    licence="see casmacat.eu/corpus/news-commentary.html",
+)  # fmt: skip
+UNITED_NATIONS = RemoteFile(
+    "un",
+    ("https://www.statmt.org/wmt13/training-parallel-un.tgz",
+     "http://www.statmt.org/wmt13/training-parallel-un.tgz"),
+    "training-parallel-un.tgz",
+    size=2_365_634_246,
+    sha256="29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
+    licence="see statmt.org/wmt13/translation-task.html",
+)  # fmt: skip
+GIGA_FREN = RemoteFile(
+    "giga-fren",
+    ("https://www.statmt.org/wmt10/training-giga-fren.tar",
+     "http://www.statmt.org/wmt10/training-giga-fren.tar"),
+    "training-giga-fren.tar",
+    size=2_595_102_720,
+    sha256="3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
+    licence="see statmt.org/wmt10/translation-task.html",
+)  # fmt: skip
 NEWS_V10 = RemoteFile(
     "news-commentary-v10",
     ("https://www.statmt.org/wmt15/training-parallel-nc-v10.tgz",
@@ -108,15 +137,23 @@ def news_task(
     pair = f"{language}-en"
     return (
         TrainingCorpus("europarl-v7", EUROPARL, both(f"training/europarl-v7.{pair}", language),
-               600_000_000 if language == "de" else 160_000_000),
+               160_000_000 if language == "cs" else 600_000_000),
         TrainingCorpus("commoncrawl", COMMON_CRAWL, both(f"commoncrawl.{pair}", language),
-               650_000_000 if language == "de" else 45_000_000),
+               45_000_000 if language == "cs" else 800_000_000),
         TrainingCorpus(commentary.name, commentary,
                both(f"{folder}/news-commentary-{version}.{pair}", language), 70_000_000),
     )  # fmt: skip
 
 
 TRAINING = {
+    ("wmt14", "de"): news_task("de", NEWS_V9, "v9", "training"),
+    ("wmt14", "fr"): (
+        *news_task("fr", NEWS_V9, "v9", "training"),
+        TrainingCorpus("un", UNITED_NATIONS, both("un/undoc.2000.fr-en", "fr"), 4_100_000_000),
+        TrainingCorpus("giga-fren", GIGA_FREN,
+               {side: f"giga-fren.release2.fixed.{side}.gz" for side in ("fr", "en")},
+               2_600_000_000),
+    ),
     ("wmt15", "de"): news_task("de", NEWS_V10, "v10", "training"),
     ("wmt18", "cs"): (
         *news_task("cs", NEWS_V13, "v13", "training-parallel-nc-v13"),

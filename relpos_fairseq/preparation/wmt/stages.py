@@ -17,6 +17,7 @@ binarise  fairseq-preprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from relpos_fairseq.data.dictionary import NSPECIAL
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import (
     bytes_below,
@@ -27,9 +28,10 @@ from relpos_fairseq.engine.files import (
     write_json,
 )
 from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.engine.stages import Stage
+from relpos_fairseq.engine.stages import STAMPS, Stage, read_stamp
 from relpos_fairseq.preparation.base import Preparation
 from relpos_fairseq.preparation.binarise import preprocess
+from relpos_fairseq.preparation.unknown import count_unknown
 from relpos_fairseq.preparation.wmt import report, shards
 from relpos_fairseq.preparation.wmt.clean import Cleaner, clean
 from relpos_fairseq.preparation.wmt.duplicates import drop_duplicates
@@ -131,7 +133,7 @@ class WmtPreparation(Preparation):
         """Count the pairs of every text."""
         texts = [*self.texts.training, *self.texts.held_out.values()]
         counts = {text.name: text.count() for text in texts}
-        for text in self.texts.held_out.values():
+        for text in texts:
             if not counts[text.name]:
                 raise PreparationError(
                     f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}"
@@ -162,17 +164,11 @@ class WmtPreparation(Preparation):
         settings, home = self.settings, self.files.shard_folder(shard)
         cleaned, ready = self.files.cleaned(shard), self.files.ready(shard)
         skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
-        parameters = {"shard": [shard, settings.shards], "skipped blocks": skipped}
+        own = {"shard": [shard, settings.shards], "skipped blocks": skipped}
+        parameters = settings.cleaning() | own
         read = [*self.texts.paths(self.texts.training), self.files.pairs, self.files.folded]
         stages = [
-            Stage(
-                "clean",
-                lambda: self.run_clean(shard),
-                read,
-                cleaned,
-                settings.cleaning() | parameters,
-                home=home,
-            )
+            Stage("clean", lambda: self.run_clean(shard), read, cleaned, parameters, home=home)
         ]
         if self.files.tokenises:
             stages.append(
@@ -239,8 +235,10 @@ class WmtPreparation(Preparation):
         with self.files.train[0].open("rb") as file:
             pairs = sum(1 for _ in file)
         if not pairs:
+            stamps = [read_stamp(self.files.shard_folder(number + 1) / STAMPS / "clean.json")
+                      for number in range(self.settings.shards)]  # fmt: skip
             raise PreparationError(
-                "no training pair is left after filtering: look at the counts above and at "
+                f"no training pair is left after filtering ({report.reasons(stamps)}): look at "
                 "--max-words, --max-ratio and the languages' order"
             )
         settings = self.settings
@@ -274,17 +272,25 @@ class WmtPreparation(Preparation):
 
     def run_binarise(self, binary: Path) -> dict:
         """Run fairseq-preprocess."""
-        settings = self.settings
-        folder = self.out / "units"
-        tests = [split for split in self.texts.held_out if split.startswith("test")]
-        valid = [split for split in self.texts.held_out if split.startswith("valid")]
+        settings, folder = self.settings, self.out / "units"
+        valid, tests = (
+            ",".join(str(folder / split) for split in self.texts.held_out if split.startswith(part))
+            for part in ("valid", "test")
+        )
         preprocess(
             ["--source-lang", settings.source, "--target-lang", settings.target,
              "--joined-dictionary", "--trainpref", folder / "train",
-             "--validpref", ",".join(str(folder / split) for split in valid),
-             "--testpref", ",".join(str(folder / split) for split in tests),
-             "--destdir", binary],
+             "--validpref", valid, *(["--testpref", tests] if tests else []), "--destdir", binary],
             settings.workers,
         )  # fmt: skip
         dictionary = binary / f"dict.{settings.source}.txt"
-        return {"dictionary": sum(1 for _ in read_lines(dictionary))}
+        entries = sum(1 for _ in read_lines(dictionary))
+        prefix = f"{binary}/{{}}.{settings.source}-{settings.target}.{{}}"
+        unknown = {
+            split: {
+                one: count_unknown(prefix.format(split, one), entries + NSPECIAL)
+                for one in settings.languages
+            }
+            for split in ("train", *self.texts.held_out)
+        }
+        return {"dictionary": entries, "unknown": unknown}

@@ -1,0 +1,157 @@
+"""The quickstart: a comparison on one corpus with one seed, its table, samples and pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos_fairseq.comparison.cell import Cell
+from relpos_fairseq.comparison.runs import Comparison
+from relpos_fairseq.comparison.spec import make_spec
+from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.files import write_json, write_text
+from relpos_fairseq.engine.lines import read_lines
+from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.engine.tables import table
+from relpos_fairseq.engine.tools import run_tool
+
+SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user chose for all schemes.
+
+    Attributes:
+        out: The output folder.
+        max_update: Updates of training.
+        minutes: An upper limit for the training of one scheme; None sets none.
+        seed: The random seed.
+        threads: Threads to compute with.
+        text: Folder of the user's parallel text; None: the built-in corpus.
+        source: Its source language; None: from the files' names.
+        target: Its target language; None: from the files' names.
+
+    Raises:
+        ValueError: A number is not above 0.
+    """
+
+    out: Path
+    max_update: int
+    minutes: float | None
+    seed: int
+    threads: int
+    text: Path | None = None
+    source: str | None = None
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_update", "minutes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+
+    def comparison(self, schemes: list[str]) -> Comparison:
+        """Return the runs as a comparison."""
+        task: dict = {"kind": "built_in"}
+        if self.text is not None:
+            task = {"kind": "parallel", "data": self.text, "source": self.source}
+            task["target"] = self.target
+        train = {"max-update": self.max_update}
+        if self.minutes is not None:
+            train["stop-time-hours"] = self.minutes / 60
+        content = {"schemes": schemes, "seeds": [self.seed], "train": train}
+        spec = make_spec("quickstart", content | {"tasks": {"corpus": task}})
+        return Comparison(spec, self.out, self.out / "results", threads=self.threads, keep=True)
+
+
+def quickstart(schemes: list[str], choices: Choices) -> int:
+    """Finish every scheme; print and write the table, samples and pictures.
+
+    Args:
+        schemes: names of position schemes.
+        choices: of all runs.
+
+    Returns:
+        The exit status: 1 where a scheme failed.
+    """
+    comparison, out = choices.comparison(schemes), choices.out
+    status = comparison.run()
+    rows = []
+    for cell in comparison.cells:
+        if result := comparison.result(cell):
+            rows.append(result)
+            print(f"\n{cell.scheme}: {cell.folder(out, comparison.code)}")
+            print_samples(cell, comparison)
+            draw(cell, comparison)
+    if rows:
+        header, *lines = cells(rows)
+        print(table(lines, header))
+        write_results(out, rows)
+        print(f"written: {out / 'results.json'}, {out / 'results.csv'}")
+    return status
+
+
+def cells(rows: list[dict]) -> list[list]:
+    """Return the table: a header, and a line a scheme."""
+    tests = list(rows[0]["sets"])
+    header = ["scheme", *(f"BLEU {name.replace('test_', '')}" for name in tests), "valid ppl"]
+    lines: list[list] = [
+        [*header, "parameters", "train tok/s", "generate tok/s", "seconds"],
+    ]
+    for row in rows:
+        sets = row["sets"].values()
+        lines.append(
+            [
+                row["scheme"],
+                *(one["values"]["BLEU"] for one in sets),
+                min((v["valid_loss"], v["valid_ppl"]) for v in row["validations"])[1],
+                row["parameters"],
+                row["tokens_per_second"],
+                round(row["sets"]["test"]["tokens_per_second"]),
+                round(row["seconds"] + sum(one["seconds"] for one in sets)),
+            ]
+        )
+    return lines
+
+
+def print_samples(cell: Cell, comparison: Comparison) -> None:
+    """Print a few sentences with their references and translations."""
+    raw = cell.task.data_folder(comparison.work) / "raw"
+    paths = [raw / f"test.{language}" for language in cell.task.languages]
+    paths.append(cell.folder(comparison.work, comparison.code) / "test.txt")
+    lines = list(zip(*map(read_lines, paths), strict=True))[:SAMPLES]
+    for source, reference, translation in lines:
+        print(f"  source       {source}\n  reference    {reference}")
+        print(f"  translation  {translation}\n")
+
+
+def draw(cell: Cell, comparison: Comparison) -> None:
+    """Draw what a scheme learned; a failure is shown and costs nothing else."""
+    folder = cell.folder(comparison.work, comparison.code)
+    pictures, checkpoint = folder / "pictures", folder / "checkpoints" / "checkpoint_best.pt"
+    data = cell.task.data_folder(comparison.work) / "bin"
+    command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(checkpoint)]
+    command += ["--data", str(data), "--out", str(pictures)]
+    log = folder / "pictures.log"
+    drawing = Stage(
+        "pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [pictures]
+    )
+    try:
+        run_stages([drawing], folder)
+    except ToolError as error:
+        print(f"  no pictures: {error}", flush=True)
+
+
+def write_results(out: Path, rows: list[dict]) -> None:
+    """Write the table as results.json and results.csv."""
+    header, *lines = cells(rows)
+    write_json(out / "results.json", [dict(zip(header, line, strict=True)) for line in lines])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for line in (header, *lines):
+        writer.writerow([f"{one:.2f}" if isinstance(one, float) else one for one in line])
+    write_text(out / "results.csv", text.getvalue())

@@ -1,0 +1,220 @@
+"""All cells of a comparison: which are missing, and several at a time."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from relpos_fairseq.comparison.cell import Cell, cells_of, code_version
+from relpos_fairseq.comparison.commands import prepare_process
+from relpos_fairseq.comparison.spec import Spec, read_spec
+from relpos_fairseq.comparison.training_log import TrainingLog
+from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.files import read_json, write_text
+from relpos_fairseq.engine.forks import Fork
+from relpos_fairseq.engine.lines import read_lines
+
+SHOWN = 30.0  # seconds between two lines about cells at work
+FAILED = "failed.txt"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a comparison lies and how it runs.
+
+    Attributes:
+        spec: its file.
+        work: folder of data, checkpoints and logs; None: `compare_out/NAME`.
+        results: folder of the results; None: NAME, beside the file.
+        workers: cells at a time, each in one thread.
+        threads: of a cell.
+        keep_models: whether checkpoints stay.
+        any_code: whether results of another version of the code count.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    spec: Path
+    work: Path | None = None
+    results: Path | None = None
+    workers: int = 1
+    threads: int = 1
+    keep_models: bool = False
+    any_code: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be >= 1, got {getattr(self, name)}")
+
+
+@dataclass
+class Comparison:
+    """A specification at a place on a disk."""
+
+    spec: Spec
+    work: Path
+    results: Path
+    workers: int = 1
+    threads: int = 1
+    keep: bool = False
+    any_code: bool = False
+
+    def __post_init__(self) -> None:
+        self.code, self.cells = code_version(), cells_of(self.spec)
+
+    @classmethod
+    def of(cls, options: Options) -> Comparison:
+        """Read a specification."""
+        spec = read_spec(options.spec)
+        work = options.work or Path("compare_out") / spec.name
+        results = options.results or options.spec.with_suffix("")
+        return cls(
+            spec,
+            work,
+            results,
+            options.workers,
+            options.threads,
+            options.keep_models,
+            options.any_code,
+        )
+
+    def result(self, cell: Cell) -> dict | None:
+        """Return a cell's result or None; of other versions of the code the newest."""
+        own = cell.place(self.results, self.code)
+        if own.exists() or not self.any_code:
+            return read_json(own)
+        others = own.parent.glob(f"{cell.scheme}-seed{cell.seed}-*.json")
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            found = read_json(path)
+            if found["settings"] == cell.settings:
+                return found
+        return None
+
+    def missing(self) -> list[Cell]:
+        """Return the cells without a result."""
+        return [cell for cell in self.cells if self.result(cell) is None]
+
+    def run(self) -> int:
+        """Finish what is missing; returns the exit status: 1 where a cell failed."""
+        missing = self.missing()
+        print(f"{len(self.cells)} cells, {len(missing)} to do", flush=True)
+        if not missing:
+            return 0
+        self.prepare(missing)
+        failed = Pool(self, missing).run()
+        for title, reason in failed.items():
+            print(f"failed: {title}: {reason}", flush=True)
+        return 1 if failed else 0
+
+    def prepare(self, cells: list[Cell]) -> None:
+        """Import what cells need, and make their data."""
+        prepare_process()
+        for task in {cell.task.label: cell.task for cell in cells}.values():
+            task.prepare(self.work)
+
+    def absolute(self) -> Comparison:
+        """Return the same, wherever a process runs."""
+        return replace(self, work=self.work.absolute(), results=self.results.absolute())
+
+    def finish(self, cell: Cell) -> None:
+        """Finish a cell in this process; whether and why it failed stays in its folder."""
+        folder = cell.folder(self.work, self.code)
+        (folder / FAILED).unlink(missing_ok=True)
+        try:
+            cell.finish(self.work, self.results, self.code, self.threads, self.keep)
+        except Exception as error:
+            known = isinstance(error, ToolError | ValueError | OSError)
+            if not known:
+                traceback.print_exc()
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            print(f"error: {reason}", flush=True)
+            try:
+                write_text(folder / FAILED, f"{reason}\n")
+            finally:
+                raise SystemExit(1) from None
+
+    def failure(self, cell: Cell) -> str | None:
+        """Return why a cell's last attempt failed, or None."""
+        path = cell.folder(self.work, self.code) / FAILED
+        return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+class Pool:
+    """Cells in children of this process, some at a time."""
+
+    def __init__(self, comparison: Comparison, cells: list[Cell]) -> None:
+        """Take the cells that are to be done."""
+        self.comparison, self.waiting, self.total = comparison, list(cells), len(cells)
+        self.active: dict[Fork, Cell] = {}
+        self.failed: dict[str, str] = {}
+        self.done, self.shown = 0, time.monotonic()
+
+    def run(self) -> dict[str, str]:
+        """Run all of them; returns why some failed, by title."""
+        try:
+            while self.waiting or self.active:
+                while self.waiting and len(self.active) < self.comparison.workers:
+                    self.start(self.waiting.pop(0))
+                for fork in [fork for fork in self.active if fork.poll() is not None]:
+                    self.take(fork, self.active.pop(fork))
+                self.show()
+                time.sleep(0.1)
+        finally:
+            for fork in self.active:
+                fork.end()
+        return self.failed
+
+    def start(self, cell: Cell) -> None:
+        """Start a cell."""
+        log = cell.folder(self.comparison.work, self.comparison.code) / "cell.log"
+        self.active[Fork(lambda: self.comparison.finish(cell), log)] = cell
+
+    def take(self, fork: Fork, cell: Cell) -> None:
+        """Say how a cell ended."""
+        self.done += 1
+        where = f"[{self.done}/{self.total}] {cell.title}"
+        if fork.status:
+            self.failed[cell.title] = fork.reason().removeprefix("error: ")
+            print(f"{where}: failed: {self.failed[cell.title]}", flush=True)
+            return
+        result = self.comparison.result(cell) or {"sets": {}}
+        values = [
+            f"{name} {metric} {value:.2f}"
+            for name, scored in result["sets"].items()
+            for metric, value in scored["values"].items()
+        ]
+        print(f"{where}: {', '.join(values)} ({fork.seconds:.0f} s)", flush=True)
+
+    def show(self) -> None:
+        """Say now and then how far the cells at work are."""
+        if time.monotonic() - self.shown < SHOWN:
+            return
+        self.shown = time.monotonic()
+        for cell in self.active.values():
+            log = cell.folder(self.comparison.work, self.comparison.code) / "train.log"
+            known = TrainingLog()
+            for line in read_lines(log, "drop") if log.exists() else ():
+                known.read(line)
+            print(f"  {cell.title}: {known.newest or 'begins'}", flush=True)
+
+
+def status(comparison: Comparison) -> int:
+    """Print what is done, what failed and what is missing; returns 1 where something is."""
+    rows, failed = {}, []
+    for cell in comparison.cells:
+        row = rows.setdefault((cell.task.label, cell.scheme), [0, 0])
+        row[1] += 1
+        if comparison.result(cell) is not None:
+            row[0] += 1
+        elif reason := comparison.failure(cell):
+            failed.append(f"failed: {cell.title}: {reason}")
+    for (task, scheme), (done, total) in rows.items():
+        print(f"{task} / {scheme}: {done} of {total}")
+    print("\n".join(failed) or "none failed")
+    done, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
+    print(f"{done} of {total} cells done in {comparison.results} (code {comparison.code})")
+    return int(done < total)

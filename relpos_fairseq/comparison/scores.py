@@ -1,0 +1,150 @@
+"""Scores that are functions of sums over examples: any resample of the examples is scored at once.
+
+Every example has a row of statistics; `Metric.value` turns the rows' sum into the score.  Axes
+before the last are bootstrap draws, seeds: whatever a caller has.
+"""
+
+import base64
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ORDERS = 4  # of BLEU's n-grams
+CHRF_ORDERS, CHRF_BETA = 6, 2
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score.
+
+    Attributes:
+        name: as tables call it.
+        value: (..., K) sums of statistics -> (...) scores.
+        higher: whether more is better.
+        digits: decimals that a table prints.
+    """
+
+    name: str
+    value: Callable[[np.ndarray], np.ndarray]
+    higher: bool = True
+    digits: int = 1
+
+
+def share(sums: np.ndarray) -> np.ndarray:
+    """Return per cent: (..., 2) of (right ones, all)."""
+    return 100 * sums[..., 0] / sums[..., 1]
+
+
+def perplexity(sums: np.ndarray) -> np.ndarray:
+    """Return the perplexity: (..., 2) of (negative log-likelihood in nats, tokens)."""
+    return np.exp(np.minimum(sums[..., 0] / sums[..., 1], 700))
+
+
+def bleu(sums: np.ndarray) -> np.ndarray:
+    """Return BLEU as sacrebleu smooths it (NIST's `exp`).
+
+    Args:
+        sums: (..., 10): system's length, reference's length, matches and totals of 1- to 4-grams.
+    """
+    system, reference = sums[..., 0], sums[..., 1]
+    right, total = sums[..., 2 : 2 + ORDERS], sums[..., 2 + ORDERS :]
+    missed = (right == 0) & (total > 0)
+    smoothed = 1 / (2.0 ** np.cumsum(missed, -1))
+    precision = np.where(missed, smoothed, right) / np.maximum(total, 1)
+    with np.errstate(divide="ignore"):
+        logs = np.where(total > 0, np.log(np.maximum(precision, 1e-300)), -np.inf)
+    brevity = np.minimum(0, 1 - reference / np.maximum(system, 1e-300))
+    score = 100 * np.exp(logs.mean(-1) + brevity)
+    return np.where(right.any(-1) & (total > 0).all(-1), score, 0.0)
+
+
+def chrf(sums: np.ndarray) -> np.ndarray:
+    """Return chrF2: (..., 18) of (system's, reference's, matching) n-grams of 1 to 6 characters."""
+    system, reference, right = np.moveaxis(sums.reshape(*sums.shape[:-1], CHRF_ORDERS, 3), -1, 0)
+    known = (system > 0) & (reference > 0)
+    orders = np.maximum(known.sum(-1), 1)
+    precision = (np.where(known, right / np.maximum(system, 1), 0)).sum(-1) / orders
+    recall = (np.where(known, right / np.maximum(reference, 1), 0)).sum(-1) / orders
+    weight = CHRF_BETA**2
+    below = weight * precision + recall
+    return 100 * (1 + weight) * precision * recall / np.where(below > 0, below, 1)
+
+
+def f1(sums: np.ndarray) -> np.ndarray:
+    """Return F1 in per cent: (..., 3) of right positives, predicted and true ones."""
+    return 200 * sums[..., 0] / np.maximum(sums[..., 1] + sums[..., 2], 1e-300)
+
+
+def matthews(sums: np.ndarray) -> np.ndarray:
+    """Return Matthews' correlation, at most 100: (..., 4) of Σp, Σt, Σpt, n; p and t are 0 or 1."""
+    predicted, true, both, count = np.moveaxis(sums, -1, 0)
+    above = count * both - predicted * true
+    square = predicted * (count - predicted) * true * (count - true)
+    return 100 * above / np.where(square > 0, np.sqrt(np.maximum(square, 0)), np.inf)
+
+
+def correlation(sums: np.ndarray) -> np.ndarray:
+    """Return Pearson's correlation, 100 at most: (..., 6) of Σx, Σy, Σxx, Σyy, Σxy, n."""
+    x, y, xx, yy, xy, count = np.moveaxis(sums, -1, 0)
+    square = (count * xx - x * x) * (count * yy - y * y)
+    return 100 * (count * xy - x * y) / np.where(square > 0, np.sqrt(np.maximum(square, 0)), np.inf)
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("exact match", share),
+        Metric("accuracy", share),
+        Metric("BLEU", bleu),
+        Metric("chrF", chrf),
+        Metric("perplexity", perplexity, higher=False, digits=3),
+        Metric("F1", f1),
+        Metric("Matthews", matthews),
+        Metric("Pearson", correlation),
+        Metric("Spearman", correlation),  # of ranks in the whole set
+    )
+}
+
+
+def matches(right: Sequence[bool]) -> np.ndarray:
+    """Return statistics (N, 2) of examples that are right or wrong."""
+    return np.stack([np.asarray(right, np.int64), np.ones(len(right), np.int64)], 1)
+
+
+def of_translations(
+    system: list[str], reference: list[str], tokenize: str
+) -> dict[str, np.ndarray]:
+    """Return BLEU's and chrF's statistics of every sentence.
+
+    Args:
+        system: translations.
+        reference: one reference each.
+        tokenize: sacrebleu's name of BLEU's tokeniser.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    metrics = {"BLEU": BLEU(tokenize=tokenize, force=True), "chrF": CHRF()}
+    return {
+        name: np.asarray(metric._extract_corpus_statistics(system, [reference]), np.int64)
+        for name, metric in metrics.items()
+    }
+
+
+def pack(array: np.ndarray) -> dict:
+    """Return an array as JSON, in few bytes; whole numbers stay exact, others have 32 bits."""
+    array = np.asarray(array)
+    if np.issubdtype(array.dtype, np.floating):
+        array = array.astype("<f4")
+    else:
+        kinds = ("u1", "<i2", "<i4", "<i8")
+        array = array.astype(next(k for k in kinds if (array.astype(k) == array).all()))
+    data = base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
+    return {"type": array.dtype.str, "shape": list(array.shape), "zlib": data}
+
+
+def unpack(packed: dict) -> np.ndarray:
+    """Return the array of `pack`, as float64."""
+    data = zlib.decompress(base64.b64decode(packed["zlib"]))
+    return np.frombuffer(data, packed["type"]).reshape(packed["shape"]).astype(np.float64)

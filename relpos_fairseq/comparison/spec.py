@@ -1,0 +1,164 @@
+"""A comparison as a YAML file: schemes x seeds x tasks.
+
+    title: What the report is called
+    baseline: shaw                    # differences are to it; default: the first scheme
+    pairs: baseline                   # or all, or a list of [scheme, scheme]: what is tested
+    seeds: 6                          # 1 to 6, or a list
+    schemes: [none, t5]               # or, with flags of fairseq-train:
+      near: {position-scheme: shaw, position-clip-distance: 4}
+    train: {max-update: 500}          # flags of all trainings
+    generate: {beam: 1}               # flags of fairseq-generate, where the task uses it
+    tasks:
+      copying: {kind: copy, symbols: 20, train: {max-update: 800}}
+    slurm: {timeout_min: 60}          # submitit's parameters, for --executor slurm
+
+Paths count from the folder in which the command runs.
+"""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+from relpos_fairseq.comparison.tasks import make_task
+from relpos_fairseq.comparison.tasks.base import Task
+from relpos_fairseq.engine.errors import PreparationError
+
+KEYS = ("title", "baseline", "pairs", "seeds", "schemes", "train", "generate", "tasks", "slurm")
+SCHEME = "position-scheme"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is compared.
+
+    Attributes:
+        name: of its folders.
+        title: of its report.
+        schemes: label to flags of fairseq-train.
+        seeds: every scheme's.
+        tasks: by label.
+        baseline: label of the scheme that the others are compared with.
+        pairs: (scheme, other) that are tested.
+        slurm: submitit's parameters.
+    """
+
+    name: str
+    title: str
+    schemes: dict[str, dict]
+    seeds: tuple[int, ...]
+    tasks: dict[str, Task]
+    baseline: str
+    pairs: tuple[tuple[str, str], ...]
+    slurm: dict = field(default_factory=dict)
+
+
+def read_spec(path: Path) -> Spec:
+    """Read a specification.
+
+    Raises:
+        PreparationError: what is wrong with it.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise PreparationError(f"there is no file {path}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PreparationError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return make_spec(path.stem, content)
+    except ValueError as error:
+        raise PreparationError(f"{path}: {error}") from None
+
+
+def make_spec(name: str, content: object) -> Spec:
+    """Return a specification.
+
+    Args:
+        name: of its folders.
+        content: as in YAML.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    mapping(content, "a comparison")
+    check_keys(content, KEYS, "a comparison")
+    schemes = schemes_of(content.get("schemes"))
+    baseline = str(content.get("baseline") or next(iter(schemes)))
+    shared = {name: mapping(content.get(name) or {}, name) for name in ("train", "generate")}
+    given = mapping(content.get("tasks"), "tasks")
+    tasks = {
+        str(label): make_task(str(label), mapping(options, f"task {label}"), shared)
+        for label, options in given.items()
+    }
+    for label in (*schemes, *tasks):
+        if not label or set(label) & set("/\\\0") or label.startswith("."):
+            raise ValueError(f"{label!r} cannot be the name of a folder: choose another label")
+    return Spec(
+        name=name,
+        title=str(content.get("title") or name),
+        schemes=schemes,
+        seeds=seeds_of(content.get("seeds", 6)),
+        tasks=tasks,
+        baseline=baseline,
+        pairs=pairs_of(content.get("pairs", "baseline"), baseline, list(schemes)),
+        slurm=dict(mapping(content.get("slurm") or {}, "slurm")),
+    )
+
+
+def mapping(value: object, what: str) -> dict:
+    """Return a value that must be a mapping with content or {}."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a mapping, got {value!r}")
+    return value
+
+
+def check_keys(content: dict, known: tuple[str, ...], what: str) -> None:
+    """Refuse keys that mean nothing."""
+    if unknown := [str(key) for key in content if key not in known]:
+        raise ValueError(f"{what} has no {', '.join(unknown)}; known: {', '.join(known)}")
+
+
+def schemes_of(given: object) -> dict[str, dict]:
+    """Return flags by label; a name alone is a scheme's."""
+    if isinstance(given, list):
+        given = {str(name): {SCHEME: str(name)} for name in given}
+    schemes = {}
+    for label, flags in mapping(given, "schemes").items():
+        flags = {} if flags is None else mapping(flags, f"scheme {label}")
+        named = any(str(flag).endswith((SCHEME, "arch", "from-model")) for flag in flags)
+        schemes[str(label)] = flags if named else {SCHEME: str(label), **flags}
+    if not schemes:
+        raise ValueError("schemes is empty: name at least one")
+    return schemes
+
+
+def seeds_of(given: object) -> tuple[int, ...]:
+    """Return seeds: a number counts from 1."""
+    seeds = tuple(range(1, given + 1)) if type(given) is int else given
+    if not isinstance(seeds, list | tuple) or not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"seeds must be a number above 0 or a list of different ones, got {given!r}"
+        )
+    if not all(type(seed) is int and seed > 0 for seed in seeds):
+        raise ValueError(f"seeds must be whole numbers above 0, got {given!r}")
+    return tuple(seeds)
+
+
+def pairs_of(given: object, baseline: str, labels: list[str]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of schemes that are tested: (scheme, other)."""
+    if baseline not in labels:
+        raise ValueError(f"baseline {baseline} is none of the schemes: {', '.join(labels)}")
+    if given == "baseline":
+        return tuple((label, baseline) for label in labels if label != baseline)
+    if given == "all":
+        return tuple((second, first) for first, second in combinations(labels, 2))
+    pairs = given if isinstance(given, list) else []
+    if not pairs or any(
+        not isinstance(p, list) or len(p) != 2 or set(p) - set(labels) for p in pairs
+    ):
+        raise ValueError(
+            f"pairs must be baseline, all, or a list of two schemes each, got {given!r}"
+        )
+    return tuple((str(first), str(second)) for first, second in pairs)

@@ -1,0 +1,212 @@
+"""What a task is, and a run of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relpos_fairseq.comparison.commands import as_arguments, computing, device, fairseq
+from relpos_fairseq.engine.files import atomic_folder, read_json, sha256_of, write_json
+from relpos_fairseq.engine.forks import in_fork
+from relpos_fairseq.engine.stages import locked
+from relpos_fairseq.engine.tools import USER_DIR, key_of
+
+KINDS: dict[str, type[Task]] = {}
+# Of every training; a resumed one sees the same batches as one that never stopped.
+TRAIN = {
+    "optimizer": "relpos_adam",
+    "adam-betas": "(0.9, 0.98)",
+    "clip-norm": 1.0,
+    "lr": 1e-3,
+    "lr-scheduler": "polynomial_decay",
+    "warmup-updates": 100,
+    "max-update": 1000,
+    "max-tokens": 2048,
+    "save-interval-updates": 500,
+    "keep-interval-updates": 1,
+    "no-epoch-checkpoints": None,
+    "update-epoch-batch-itr": "True",
+    "num-workers": 0,
+    "distributed-world-size": 1,
+    "log-format": "json",
+    "log-interval": 20,
+}
+
+
+def kind(name: str) -> Callable[[type], type]:
+    """Register a class of tasks under the name that specifications use."""
+
+    def register(cls: type) -> type:
+        KINDS[name] = cls
+        cls.kind = name
+        return cls
+
+    return register
+
+
+@dataclass
+class Scored:
+    """What a run scored on a test set.
+
+    Attributes:
+        lengths: (N,) of the examples, in `Task.unit`.
+        statistics: metric to (N, K), as `scores.METRICS` sums them up.
+        notes: other numbers of the run.
+    """
+
+    lengths: np.ndarray
+    statistics: dict[str, np.ndarray]
+    notes: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Data, the commands that train on them, and scores of every example.
+
+    Attributes:
+        label: as the specification calls it.
+        train: flags of fairseq-train.
+        generate: flags of fairseq-generate.
+    """
+
+    kind: ClassVar[str] = ""
+    unit: ClassVar[str] = "tokens"  # of lengths
+    checkpoint: ClassVar[str] = "last"  # or best, by the validation loss
+    default: ClassVar[dict] = {}  # flags of fairseq-train
+    logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_ppl")  # kept of every validation
+
+    label: str
+    train: dict = field(default_factory=dict)
+    generate: dict = field(default_factory=dict)
+
+    def sets(self) -> tuple[str, ...]:
+        """Return the names of the test sets."""
+        raise NotImplementedError
+
+    def make(self, folder: Path) -> None:
+        """Write text to `folder/raw` and what fairseq reads to `folder/bin`."""
+        raise NotImplementedError
+
+    def score(self, name: str, run: Run) -> Scored:
+        """Score a trained run on a test set, and write its outputs into the run's folder."""
+        raise NotImplementedError
+
+    def inputs(self) -> list[Path]:
+        """Return the user's files and folders that the data are made of."""
+        return []
+
+    def options(self) -> dict[str, Any]:
+        """Return what the data depend on beside `inputs`, as JSON."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        named = [name for name, value in own.items() if isinstance(value, Path)]
+        left_out = ("label", "train", "generate", *named)
+        return {"kind": self.kind} | {k: v for k, v in own.items() if k not in left_out}
+
+    def data_key(self) -> str:
+        """Return a hash of what the data are made of, read once."""
+        return self._data_key
+
+    @cached_property
+    def _data_key(self) -> str:
+        """Return a hash of what the data are made of: options, inputs, the code that makes them."""
+        code = [Path(inspect.getfile(cls)) for cls in type(self).__mro__ if issubclass(cls, Task)]
+        missing = [str(path) for path in self.inputs() if not path.exists()]
+        if missing:
+            raise ValueError(f"task {self.label} needs what is not there: {', '.join(missing)}")
+        hashes = [sha256_of(path) for path in self.inputs()]
+        return key_of([self.options(), hashes], sorted(set(code)))
+
+    def data_folder(self, work: Path) -> Path:
+        """Return where the data go."""
+        return work / "data" / f"{self.label}-{self.data_key()}"
+
+    def prepare(self, work: Path) -> Path:
+        """Make the data, or find them made; returns their folder."""
+        folder = self.data_folder(work)
+        with locked(work / "data", wait=True):
+            if not folder.exists():
+                print(f"data of {self.label}: {folder}", flush=True)
+                with atomic_folder(folder) as partial:
+                    self.make(partial)
+                    text = partial / ("raw" if (partial / "raw").is_dir() else "bin")
+                    write_json(partial / "data.json", {"sha256": sha256_of(text)})
+        return folder
+
+    def flags(self, scheme: dict, seed: int) -> dict:
+        """Return all flags of fairseq-train but those that name folders."""
+        flags = TRAIN | self.default | self.train | scheme | {"seed": seed}
+        if flags["lr-scheduler"] == "polynomial_decay" and "total-num-update" not in flags:
+            flags["total-num-update"] = flags["max-update"]
+        return flags
+
+
+@dataclass
+class Run:
+    """A cell at work.
+
+    Attributes:
+        task: what it runs.
+        data: the folder of its data.
+        folder: its own.
+        threads: to compute with.
+    """
+
+    task: Task
+    data: Path
+    folder: Path
+    threads: int = 1
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where training leaves models."""
+        return self.folder / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The checkpoint that is scored."""
+        return self.checkpoints / f"checkpoint_{self.task.checkpoint}.pt"
+
+    def manifest(self) -> dict:
+        """Return the data's manifest."""
+        return read_json(self.data / "data.json") or {}
+
+    def call(self, tool: str, log: str, *arguments: object, flags: dict | None = None) -> Any:
+        """Run a command of fairseq on the data; returns its fork."""
+        given = [self.data / "bin", "--user-dir", USER_DIR, *arguments]
+        given += [*as_arguments(flags or {}), *device()]
+        return fairseq(tool, given, self.folder / log, self.threads)
+
+    def apart(self, name: str, work: Callable[[], object]) -> None:
+        """Score a test set in a child of this process, with the run's threads."""
+
+        def child() -> None:
+            computing(self.threads)
+            work()
+
+        in_fork(child, self.folder / f"{name}.log", f"scoring {name}")
+
+
+def binarise(folder: Path, texts: Mapping[str, object], to: str = "bin") -> None:
+    """Run fairseq-preprocess on text of one side.
+
+    Args:
+        folder: of the data.
+        texts: the file of `train`, `valid` and `test`; several of one by commas.
+        to: folder inside it.
+    """
+    given = [part for split, path in texts.items() for part in (f"--{split}pref", path)]
+    given += ["--only-source", "--destdir", folder / to, "--workers", 1]
+    fairseq("preprocess", given, folder / "prepare.log")
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    """Write a file of lines, in a folder that is renamed when whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

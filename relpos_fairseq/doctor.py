@@ -1,0 +1,177 @@
+"""One screen about an installation: versions, what serves attention here, what is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from relpos_fairseq.attention import AttentionInputs, api, cache, native, triton
+from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.triton import forms, proof, trial
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.schemes import scheme_class, scheme_names
+from relpos_fairseq.version import __version__
+
+SETS = ("sse4_2", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+LENGTHS = (1, 65)  # of the self-check, before CHECKED
+CHECKED, HEADS, DIM = 130, 2, 16
+SHOWN = (32, 512)  # tokens for which backends are named
+Line = tuple[str, str, bool]  # heading, what is said, whether it is wrong
+
+
+def examine(quick: bool = False) -> int:
+    """Print the screen, wrong lines marked; returns 1 where there are any, else 0."""
+    logging.disable(logging.WARNING)  # what `auto` would warn of is said here
+    wrong = 0
+    try:
+        for heading, said, is_wrong in lines(quick):
+            print(f"{heading:12} {'WRONG: ' * is_wrong}{said}", flush=True)
+            wrong += is_wrong
+    finally:
+        logging.disable(logging.NOTSET)
+    print(f"{wrong} of these lines must be mended" if wrong else "nothing is wrong")
+    return int(wrong > 0)
+
+
+def lines(quick: bool) -> Iterator[Line]:
+    """What there is to say, in order."""
+    python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield "python", python, sys.version_info < (3, 10)
+    yield "relpos", f"{__version__}, {Path(__file__).resolve().parent}", False
+    yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads", False
+    yield _fairseq()
+    yield _processor()
+    yield _kernel()
+    if not quick and build.problem() is None:
+        yield _self_check()
+    yield from _gpus()
+    yield from _cache()
+    for tokens in SHOWN:
+        yield f"{tokens} tokens", _chosen(tokens, "cpu"), False
+
+
+def _fairseq() -> Line:
+    if find_spec("fairseq") is None:
+        return "fairseq", "not installed beside this Python: run scripts/install.sh", True
+    try:
+        fairseq = importlib.import_module("fairseq")
+    except Exception as error:  # an old release fails in many ways
+        said = f"does not import: {type(error).__name__}: {error}; run scripts/install.sh"
+        return "fairseq", said, True
+    return "fairseq", f"{fairseq.__version__}, {Path(fairseq.__file__).parent}", False
+
+
+def _processor() -> Line:
+    text = ""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
+    name = re.search(r"model name\s*: (.*)", text)
+    flags = set(re.findall(r"\w+", text))
+    has = [each for each in SETS if each in flags]
+    said = f"{name[1] if name else platform.machine()}, {os.cpu_count()} CPUs, {' '.join(has)}"
+    asked = os.environ.get("RELPOS_ISA")
+    return "processor", said + (f"; RELPOS_ISA={asked}" if asked else ""), False
+
+
+def _kernel() -> Line:
+    for dtype in build.DEFINED:
+        problem = build.problem(dtype)
+        if problem is not None:
+            return "native", f"cannot evaluate {problem}", True
+    command = build.find_compiler()
+    version = build._version(command).splitlines()[0]
+    return "native", f"compiled for fp32 and fp64 by {' '.join(command)} ({version})", False
+
+
+def _self_check() -> Line:
+    """Hold the kernel against fp64: values and all gradients of every scheme."""
+    erred, count = [], 0
+    for number, name in enumerate(in_attention()):
+        inputs = call_of(name, CHECKED, causal=number % 2 == 1)
+        untried = any(term.decay is not None for term in inputs.terms)  # a trial has no gates
+        if untried or native.refusal_anywhere(inputs) is not None:
+            continue
+        count += 1
+        form = forms.trial_of(inputs, (), False)
+        erred += [f"{name}: {said}" for said in trial.problems(form, LENGTHS, native.attend)[:1]]
+    if erred:
+        return "self-check", "native errs: " + " | ".join(erred), True
+    return "self-check", f"native agrees with fp64: {count} schemes, values and gradients", False
+
+
+def _gpus() -> Iterator[Line]:
+    driver, count = proof.driver(), torch.cuda.device_count()
+    if count == 0:
+        blind = bool(driver) and torch.version.cuda is None
+        yield "gpu", f"{driver}, but this torch is for CPUs" if blind else "none", blind
+    for number in range(count):
+        facts = proof.machine(f"cuda:{number}") if find_spec("triton") else {"gpu": "?"}
+        yield "gpu", f"{facts['gpu']}; {driver}", False
+    call = call_of(in_attention()[-1], SHOWN[-1], device="cuda" if count else "cpu")
+    reasons = triton.reasons(call)
+    said = f"serves nothing here: {'; '.join(reasons)}" if reasons else "its kernels serve the GPU"
+    yield "triton", said + f" (RELPOS_TRITON={proof.switch() or 'unset'})", bool(reasons and count)
+    for path, verdict in proof.verdicts():
+        if verdict["erred"]:
+            erred = " | ".join(verdict["erred"])
+            yield "verdict", f"{verdict['gpu']}: {erred}: {verdict['call']} ({path})", True
+    proved = sum(not verdict["erred"] for _, verdict in proof.verdicts())
+    if proved:
+        yield "verdicts", f"{proved} forms of calls have proved themselves on GPUs", False
+
+
+def _cache() -> Iterator[Line]:
+    folder = cache.writable_folder()
+    kept = folder in list(cache.folders())
+    files = list(folder.glob("*.so"))
+    size = sum(path.stat().st_size for path in files) / 1e6
+    said = f"{folder}: {len(files)} compiled kernels, {size:.1f} MB"
+    remedy = "no folder takes files: name one in RELPOS_CACHE, or kernels are compiled each time"
+    yield "cache", said if kept else remedy, not kept
+
+
+def in_attention() -> list[str]:
+    """Names of the schemes that act on attention, in their order; those of decoders alone aside."""
+    acting = (n for n in scheme_names() if n == "none" or scheme_class(n).own_scale is not None)
+    return [name for name in acting if not scheme_class(name).causal_only]
+
+
+def call_of(name: str, tokens: int, causal: bool = False, device: str = "cpu") -> AttentionInputs:
+    """A training call of a scheme."""
+    shape = AttentionShape(embed_dim=HEADS * DIM, num_heads=HEADS, max_positions=tokens)
+    plan = resolve(PositionConfig(position_scheme=name), shape, "translation")
+    stack = Placement(plan).to(device)
+    layer = stack.layer_schemes(0).to(device)
+    positions = Positions(tokens, tokens, device=torch.device(device))
+    context = stack.context(positions)
+    terms = context.shared + layer.terms(layer.prepare(positions), positions)
+    terms += layer.gated(torch.zeros(tokens, 1, HEADS * DIM, device=device))
+    q, k, v = (torch.zeros(1, HEADS, tokens, DIM, device=device).requires_grad_() for _ in "qkv")
+    rotated = {}
+    if context.rotation is not None:
+        scheme, prepared = context.rotation
+        rotated["content_q"] = scheme.transform_query(q, prepared, 0)
+        rotated["content_k"] = scheme.transform_key(k, prepared, 0)
+    return AttentionInputs(q, k, v, terms, positions, plan.scale, causal=causal, **rotated)
+
+
+def _chosen(tokens: int, device: str) -> str:
+    """Say what `auto` takes for each scheme."""
+    by_backend: dict[str, list[str]] = {}
+    for name in in_attention():
+        by_backend.setdefault(api.choose(call_of(name, tokens, device=device)), []).append(name)
+    parts = (f"{backend}: {', '.join(names)}" for backend, names in by_backend.items())
+    return "auto takes " + "; ".join(parts)

@@ -1,0 +1,201 @@
+"""A translation checkpoint as a folder of CTranslate2's, compared with the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sacrebleu.metrics import BLEU
+from torch import Tensor, nn
+
+from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
+from relpos_fairseq.engine.progress import progress
+from relpos_fairseq.export.ct2_spec import engine, transformer_spec
+from relpos_fairseq.export.ct2_translator import BLANK, REPORT
+from relpos_fairseq.export.extras import ExportError
+from relpos_fairseq.export.sentences import (
+    BEAM,
+    MAX_LENGTH,
+    load_translation,
+    padded,
+    sentences,
+    translate,
+)
+from relpos_fairseq.inference.beside import copy_text
+from relpos_fairseq.inference.card import write_export_card
+from relpos_fairseq.inference.checkpoints.loading import longest
+
+TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
+LOGITS, LEAST_STEPS = 32, 16  # sentences whose logits are compared, and steps of each
+SUPPRESSED = -1e30  # what the engine sets a symbol to that may not be chosen lies below
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far an exported model is from its checkpoint.
+
+    Args:
+        text: what was translated.
+        logits: largest difference of a logit, teacher-forced on the engine's own greedy search.
+        steps: number of tokens whose logits were compared.
+        same: sentences whose translations are equal.
+        sentences: of so many.
+        bleu: of the engine's translations against ours.
+    """
+
+    text: str
+    logits: float
+    steps: int
+    same: int
+    sentences: int
+    bleu: float
+
+    def line(self) -> str:
+        """Say it."""
+        return (
+            f"{self.text}: logits of {self.steps:,} steps differ by at most {self.logits:.1e}; "
+            f"{self.same:,} of {self.sentences:,} translations (beam {BEAM}) are equal, BLEU of "
+            f"one against the other {self.bleu:.2f}"
+        )
+
+
+def export(
+    checkpoint: Path, out: Path, quantization: str | None, data: Path | None, count: int
+) -> Comparison:
+    """Write the folder, once it agrees with the checkpoint.
+
+    Args:
+        checkpoint: of a `relpos_transformer`.
+        out: new folder.
+        quantization: `int8` and so on, as CTranslate2 names them, or None for fp32.
+        data: folder of its data; None: the one that it was trained on.
+        count: sentences to compare.
+
+    Raises:
+        ExportError: what CTranslate2 cannot hold, or a difference in logits.
+    """
+    if out.exists():
+        raise ExportError(f"{out} exists: remove it, or name another folder")
+    engine()
+    model, task = load_translation(checkpoint, data)
+    with atomic_folder(out) as folder:
+        write(model, task.source_dictionary, task.target_dictionary, folder, None)
+        compared = compare(folder, model, task, count)
+        print(f"fp32: {compared.line()}", flush=True)
+        if not compared.logits < TOLERANCE:
+            raise ExportError(
+                f"{checkpoint}: CTranslate2's logits differ by {compared.logits:.1e} (allowed: "
+                f"{TOLERANCE:.0e}), so nothing was written; relpos export onnx exports it"
+            )
+        if quantization:
+            write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
+            compared = compare(folder, model, task, count)
+            print(f"{quantization}: {compared.line()}", flush=True)
+        limit = longest(model.encoder.max_positions())
+        facts = {
+            "checkpoint": {"name": checkpoint.name, "sha256": sha256_of(checkpoint)},
+            "positions": {
+                name: getattr(model, name).positions.plan.describe()
+                for name in ("encoder", "decoder")
+            },
+            "quantization": quantization or "float32",
+            "ctranslate2": engine().__version__,
+            "comparison": asdict(compared),
+            "languages": [task.cfg.source_lang, task.cfg.target_lang],
+            "longest": None if limit is None else limit - 1,  # without </s>
+        }
+        write_json(folder / REPORT, facts)
+        copy_text(Path(task.cfg.data.split(":")[0]), folder)
+        write_export_card(checkpoint, folder, "CTranslate2", card_of(facts))
+    return compared
+
+
+def card_of(facts: dict) -> dict[str, object]:
+    """Return the rows of a model card."""
+    rows = {name: facts[name] for name in ("quantization", "ctranslate2")}
+    rows |= {f"{side}: position scheme": said for side, said in facts["positions"].items()}
+    rows |= {f"comparison: {name}": value for name, value in facts["comparison"].items()}
+    return rows | {"checkpoint's sha256": facts["checkpoint"]["sha256"]}
+
+
+def write(
+    model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None
+) -> None:
+    """Write the engine's own files."""
+    spec = transformer_spec(model, source, target)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+
+
+def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison:
+    """Compare the engine's logits and translations with the model's."""
+    rows, text = sentences(task, count)
+    words = task.source_dictionary
+    symbols = [[words[index] for index in row[:-1]] for row in rows]
+    translator = engine().Translator(
+        str(folder), device="cpu", intra_threads=torch.get_num_threads()
+    )
+    difference, steps = compare_logits(
+        translator, model, task.target_dictionary, words, rows[:LOGITS]
+    )
+    ours = translate(model, task, rows)
+    theirs = search(translator, symbols)
+    same = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    joined = [[" ".join(line) or "-" for line in system] for system in (theirs, ours)]
+    bleu = BLEU(tokenize="none", force=True).corpus_score(joined[0], [joined[1]]).score
+    return Comparison(text, difference, steps, same, len(rows), bleu)
+
+
+@torch.inference_mode()
+def compare_logits(
+    translator: Any, model: nn.Module, target: Any, source: Any, rows: Sequence[Tensor]
+) -> tuple[float, int]:
+    """Return the largest difference of logits along the engine's greedy search, and its steps.
+
+    The engine decodes with its cache, token by token; ours reads what it chose in one pass.
+    """
+    symbols = [[source[index] for index in row[:-1]] for row in rows]
+    found = translator.translate_batch(
+        symbols,
+        beam_size=1,
+        min_decoding_length=LEAST_STEPS,
+        max_decoding_length=MAX_LENGTH,
+        return_logits_vocab=True,
+        return_end_token=True,
+        suppress_sequences=[[BLANK]],
+    )
+    largest, steps = 0.0, 0
+    for row, result in zip(rows, found, strict=True):
+        theirs = np.array(result.logits[0]).reshape(len(result.logits[0]), -1)
+        chosen = [target.index(word) for word in result.hypotheses[0]]
+        before = torch.tensor([[target.eos(), *chosen]])[:, : len(theirs)]
+        ours = model(padded([row], source.pad(), left=True), None, before)[0][0].float().numpy()
+        largest = max(largest, float(np.abs(ours - theirs)[theirs > SUPPRESSED].max()))
+        steps += len(theirs)
+    return largest, steps
+
+
+def search(
+    translator: Any, symbols: Sequence[list[str]], beam: int = BEAM, rows: int = 64
+) -> list[list[str]]:
+    """Translate as fairseq's search does: the symbols of each sentence's best hypothesis."""
+    found: list[list[str]] = []
+    with progress(total=len(symbols), description="CTranslate2", unit="sentences") as bar:
+        for start in range(0, len(symbols), 8 * rows):
+            part = symbols[start : start + 8 * rows]
+            results = translator.translate_batch(
+                part,
+                beam_size=beam,
+                max_batch_size=rows,
+                max_decoding_length=MAX_LENGTH,
+                length_penalty=1.0,
+                suppress_sequences=[[BLANK]],
+            )
+            found += [result.hypotheses[0] for result in results]
+            bar.update(len(part))
+    return found

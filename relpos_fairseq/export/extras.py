@@ -1,0 +1,36 @@
+"""Packages that an export needs and `pip install relpos_fairseq` alone does not bring."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class ExportError(ValueError):
+    """What cannot be exported, in one line: input, value and remedy."""
+
+
+def require(module: str, extra: str, least: str = "") -> ModuleType:
+    """Import an optional package.
+
+    Args:
+        module: what is imported.
+        extra: the extra of this package that installs it.
+        least: the oldest version that is right.
+
+    Raises:
+        ExportError: it is absent, or older; names the extra.
+    """
+    remedy = f"pip install 'relpos_fairseq[{extra}]'"
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ExportError(f"this needs {module} ({error}): {remedy}") from None
+    version = getattr(found, "__version__", "0")
+    if least and _numbers(version) < _numbers(least):
+        raise ExportError(f"{module} {version} is too old, {least} or newer is needed: {remedy}")
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())

@@ -1,0 +1,280 @@
+"""The kinds of model that have graphs: which, from which example, and how they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.export.extras import ExportError
+from relpos_fairseq.export.graphs import (
+    Encoder,
+    Graph,
+    MemoryStep,
+    Step,
+    WholeModel,
+    free,
+    scores_of,
+)
+
+EXAMPLE = (3, 7)  # rows and tokens that are traced
+SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
+SPECIALS = 4  # <s>, <pad>, </s>, <unk>
+Runs = dict[str, Callable[..., list[np.ndarray]]]
+Pairs = Iterator[tuple[Tensor, np.ndarray]]
+
+
+class Kind(Protocol):
+    """A kind of model."""
+
+    def graphs(self) -> list[Graph]:
+        """Return its graphs."""
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Return rows and tokens that the model is compared at."""
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Yield the model's outputs, and those of its graphs."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what whoever runs the graphs must know."""
+
+
+def kind_of(model: nn.Module) -> Kind:
+    """Return a model's kind.
+
+    Raises:
+        ExportError: it is no model of this package.
+    """
+    if hasattr(model, "span_heads"):
+        return Roberta(model)
+    decoder = getattr(model, "decoder", None)
+    if not hasattr(decoder, "positions"):
+        raise ExportError(f"a {type(model).__name__} has no graphs: give a relpos model")
+    if hasattr(decoder, "mem_len"):
+        return WithMemory(model)
+    return Translation(model) if hasattr(model, "encoder") else LanguageModel(model)
+
+
+def random_tokens(words: int, rows: int, length: int, seed: int = 1) -> Tensor:
+    """Draw (rows, length) tokens, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(SPECIALS, words, (rows, length), generator=generator)
+
+
+class _Base:
+    """What kinds have in common."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval()
+        stack = self.stack
+        self.words = len(stack.dictionary)
+        self.pad, self.eos = stack.dictionary.pad(), stack.dictionary.eos()
+        self.batch = free("batch")
+
+    @property
+    def stack(self) -> Any:
+        """The decoder."""
+        return self.model.decoder
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens that positions reach, or None."""
+        return self.stack.positions.plan.longest
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Return those of SIZES that positions reach."""
+        return [size for size in SIZES if self.longest is None or size[1] <= self.longest]
+
+    def facts(self) -> dict[str, Any]:
+        """Return symbols' numbers and positions."""
+        return {
+            "positions": self.stack.positions.plan.describe(),
+            "longest": self.longest,
+            "vocabulary": self.words,
+            "pad": self.pad,
+            "eos": self.eos,
+        }
+
+    def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
+        """Tokens that end in eos; the second row has padding."""
+        tokens = random_tokens(self.words, rows, length)
+        tokens[:, -1] = self.eos
+        if rows > 1 and length > 2:
+            tokens[1, slice(2) if left else slice(-2, None)] = self.pad
+        return tokens
+
+
+class Roberta(_Base):
+    """One graph: features, logits of the LM head, and logits of every other head."""
+
+    @property
+    def stack(self) -> Any:
+        """The encoder."""
+        return self.model.encoder.sentence_encoder
+
+    def _inputs(self, rows: int, length: int) -> dict[str, Tensor]:
+        plan, tokens = self.stack.positions.plan, self.padded(rows, length)
+        if plan.segment_encoding == "none":
+            return {"tokens": tokens}
+        halves = (torch.arange(length) * plan.num_segments // length).expand(rows, -1)
+        return {"tokens": tokens, "segments": halves.contiguous()}
+
+    def graphs(self) -> list[Graph]:
+        """One."""
+        module, inputs = WholeModel(self.model), self._inputs(*EXAMPLE)
+        sizes = {0: self.batch, 1: free("length", 1, self.longest)}
+        outputs = ("features", *(f"logits_{name}" for name in module.heads))
+        return [Graph("model", module, inputs, dict.fromkeys(inputs, sizes), outputs)]
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Every output; those at padding are nobody's."""
+        inputs = self._inputs(rows, length)
+        real = inputs["tokens"] != self.pad
+        every = zip(WholeModel(self.model)(**inputs), runs["model"](**inputs), strict=True)
+        for ours, theirs in every:
+            yield (ours[real], theirs[real.numpy()]) if ours.dim() == 3 else (ours, theirs)
+
+
+class _Stepping(_Base):
+    """What decodes a token at a time and keeps something of each."""
+
+    reads_source = False
+
+    def _kept(self) -> dict[str, Tensor]:
+        """What every layer keeps a token, by name: (B, H, 1, ...) of a first step."""
+        state: dict = {}
+        source = self.model.encoder(self.padded(1, 2)) if self.reads_source else None
+        self.stack(torch.tensor([[self.eos]]), source, incremental_state=state)
+        cache = self.stack.layers[0].self_attn._get_input_buffer(state)  # noqa: SLF001
+        return {name: part[:, :, :1] for name, part in cache.buffers().items()}
+
+    def past(self, rows: int, tokens: int) -> dict[str, Tensor]:
+        """What is kept of so many tokens (layers, B, H, P, ...), as zeros."""
+        layers = len(self.stack.layers)
+        return {
+            f"past_{name}": part.new_zeros(layers, rows, part.size(1), tokens, *part.shape[3:])
+            for name, part in self._kept().items()
+        }
+
+    def step_graph(self, source: dict[str, Tensor], sizes: dict[str, dict]) -> Graph:
+        """Return the graph of a step, given what it reads of a source."""
+        rows, length = EXAMPLE
+        past, longest = self.past(rows, length), self.stack.positions.plan.longest
+        before = free("past", 0, longest and longest - 1)
+        names = [name.removeprefix("past_") for name in past]
+        inputs = {"tokens": random_tokens(self.words, rows, length + 1), **source, **past}
+        sizes = {"tokens": {0: self.batch, 1: before + 1}, **sizes}
+        sizes |= dict.fromkeys(past, {1: self.batch, 3: before})
+        module = Step(self.model, names, self.reads_source)
+        outputs = ("scores", *(f"present_{name}" for name in names))
+        return Graph("step", module, inputs, sizes, outputs, {"scores": module.scores})
+
+    def stepped(self, runs: Runs, tokens: Tensor, **source: Any) -> Iterator[np.ndarray]:
+        """Yield the scores (B, V) after each of the tokens (B, T)."""
+        past = self.past(len(tokens), 0)
+        for stop in range(1, tokens.size(1) + 1):
+            scores, *present = runs["step"](tokens=tokens[:, :stop], **source, **past)
+            past = dict(zip(past, present, strict=True))
+            yield scores
+
+    def prefix(self, rows: int, length: int) -> Tensor:
+        """Tokens that a decoder reads, the first of them eos."""
+        tokens = random_tokens(self.words, rows, length, seed=2)
+        tokens[:, 0] = self.eos
+        return tokens
+
+
+class LanguageModel(_Stepping):
+    """One graph, of a step."""
+
+    def graphs(self) -> list[Graph]:
+        """One."""
+        return [self.step_graph({}, {})]
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """The scores after every token, ours in one pass."""
+        tokens = self.prefix(rows, length)
+        ours = Step.of_all(self.model, tokens).unbind(1)
+        yield from zip(ours, self.stepped(runs, tokens), strict=True)
+
+
+class Translation(_Stepping):
+    """Two graphs: an encoder, and a step of the decoder."""
+
+    reads_source = True
+
+    def graphs(self) -> list[Graph]:
+        """Encoder and step."""
+        tokens, longest = (
+            self.padded(*EXAMPLE, left=True),
+            self.model.encoder.positions.plan.longest,
+        )
+        length = free("length", 1, longest)
+        encoder = Encoder(self.model)
+        kept = dict(zip(Encoder.OUTPUTS, encoder(tokens), strict=True))
+        sizes = {name: {1: self.batch, 3: length} for name in kept}
+        sizes["source_padding"] = {0: self.batch, 1: length}
+        first = {"source": {0: self.batch, 1: length}}
+        return [
+            Graph("encoder", encoder, {"source": tokens}, first, Encoder.OUTPUTS),
+            self.step_graph(kept, sizes),
+        ]
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens that both sides reach, or None."""
+        plans = (self.model.encoder.positions.plan, self.stack.positions.plan)
+        return min((plan.longest for plan in plans if plan.longest), default=None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return those of both sides."""
+        encoder = self.model.encoder.positions.plan.describe()
+        return super().facts() | {"encoder_positions": encoder}
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """The scores after every token, ours in one pass."""
+        source, tokens = self.padded(rows, length, left=True), self.prefix(rows, length + 3)
+        if self.longest is not None:
+            tokens = tokens[:, : self.longest]
+        kept = dict(zip(Encoder.OUTPUTS, runs["encoder"](source=source), strict=True))
+        ours = Step.of_all(self.model, tokens, self.model.encoder(source)).unbind(1)
+        yield from zip(ours, self.stepped(runs, tokens, **kept), strict=True)
+
+
+class WithMemory(_Base):
+    """One graph: a segment that reads memory and leaves one."""
+
+    def _memory(self, rows: int) -> dict[str, Tensor]:
+        decoder = self.stack
+        states = torch.zeros(len(decoder.layers), decoder.mem_len, rows, decoder.embed_dim)
+        return {"states": states, "valid": torch.zeros(rows, decoder.mem_len, dtype=torch.bool)}
+
+    def graphs(self) -> list[Graph]:
+        """One.
+
+        Raises:
+            ExportError: the model has no memory.
+        """
+        if not self.stack.mem_len:
+            raise ExportError("this model evaluates without memory (--mem-len 0): it has no graph")
+        module, memory = MemoryStep(self.model), self._memory(EXAMPLE[0])
+        inputs = {"tokens": random_tokens(self.words, *EXAMPLE), **memory}
+        sizes = {"tokens": {0: self.batch, 1: free("length")}}
+        sizes |= {"states": {2: self.batch}, "valid": {0: self.batch}}
+        outputs = ("scores", "new_states", "new_valid")
+        return [Graph("segment", module, inputs, sizes, outputs, {"scores": module.scores})]
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Three segments, each after the memory of the one before; ours with memory as it grows."""
+        tokens = random_tokens(self.words, rows, 3 * length)
+        memory, ours = self._memory(rows), None
+        for segment in tokens.split([length, 1, 2 * length - 1], dim=1):
+            output, extra = self.model.decoder(segment, memory=ours)
+            ours = extra["memory"]
+            scores, states, valid = runs["segment"](tokens=segment, **memory)
+            memory = {"states": states, "valid": valid}
+            yield scores_of(self.stack, output), scores

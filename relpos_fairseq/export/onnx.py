@@ -1,0 +1,150 @@
+"""A checkpoint as ONNX graphs, compared with the checkpoint at sizes that were not traced."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
+from relpos_fairseq.engine.progress import progress
+from relpos_fairseq.export.extras import ExportError, require
+from relpos_fairseq.export.graphs import Graph
+from relpos_fairseq.export.kinds import Kind, kind_of
+from relpos_fairseq.inference.card import write_export_card
+from relpos_fairseq.pictures.model import load
+
+TOLERANCE = 1e-3  # of logits, in fp32
+ONE_FILE = 1_500_000_000  # bytes of weights, beyond which they lie beside the graph: protobuf's end
+REPORT = "relpos.json"
+Run = Callable[..., list[np.ndarray]]
+
+
+def export(checkpoint: Path, out: Path, data: Path | None) -> float:
+    """Write a folder of graphs, once they agree with the checkpoint.
+
+    Args:
+        checkpoint: of any relpos model.
+        out: new folder.
+        data: folder of its dictionaries; None: dictionaries of the right size stand in.
+
+    Returns:
+        The largest difference of a logit.
+
+    Raises:
+        ExportError: a model that has no graphs, or one whose graphs differ.
+    """
+    if out.exists():
+        raise ExportError(f"{out} exists: remove it, or name another folder")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, "onnx")
+    model, _ = load(checkpoint, data)
+    kind = kind_of(model.float().eval())
+    with atomic_folder(out) as folder:
+        runs, facts = {}, {}
+        for graph in progress(kind.graphs(), description="export", unit="graphs"):
+            path = folder / f"{graph.name}.onnx"
+            write(graph, path)
+            runs[graph.name] = runner(path)
+            facts[path.name] = {
+                "inputs": {name: described(graph, name) for name in graph.inputs},
+                "outputs": list(graph.outputs),
+                **graph.about,
+            }
+        largest, text = compare(kind, runs)
+        print(f"onnxruntime and the checkpoint: {text}: largest difference {largest:.1e}")
+        if not largest < TOLERANCE:
+            raise ExportError(
+                f"{checkpoint}: the graphs' logits differ by {largest:.1e} (allowed: "
+                f"{TOLERANCE:.0e}), so nothing was written"
+            )
+        about = {"name": checkpoint.name, "sha256": sha256_of(checkpoint)}
+        compared = {"text": text, "largest_difference": largest}
+        told = {"checkpoint": about, "graphs": facts, "comparison": compared, **kind.facts()}
+        write_json(folder / REPORT, told)
+        write_export_card(checkpoint, folder, "ONNX", card_of(told))
+    return largest
+
+
+def card_of(facts: dict[str, Any]) -> dict[str, object]:
+    """Return the rows of a model card."""
+    rows: dict[str, object] = {"graphs": ", ".join(facts["graphs"])}
+    for package in ("onnx", "onnxruntime"):
+        rows[package] = require(package, "onnx").__version__
+    known = ("encoder_positions", "positions", "longest")
+    rows |= {name: facts[name] for name in known if facts.get(name) is not None}
+    rows |= {f"comparison: {name}": value for name, value in facts["comparison"].items()}
+    return rows | {"checkpoint's sha256": facts["checkpoint"]["sha256"]}
+
+
+def described(graph: Graph, name: str) -> list[int | str]:
+    """Return the sizes of an input; those that are free by name."""
+    sizes = graph.free.get(name, {})
+    axes = enumerate(graph.inputs[name].shape)
+    return [str(getattr(sizes[axis], "__name__", sizes[axis])) if axis in sizes else size
+            for axis, size in axes]  # fmt: skip
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep the exporter's own reports to itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def write(graph: Graph, path: Path) -> None:
+    """Write a graph; weights beyond what one file holds lie beside it."""
+    with silence():
+        program = torch.onnx.export(
+            graph.exported(),
+            dynamo=True,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            verbose=False,
+        )
+        weights = sum(part.nbytes for part in graph.module.state_dict().values())
+        program.save(str(path), external_data=weights > ONE_FILE)
+
+
+def runner(path: Path) -> Run:
+    """Return a function from tensors by name to a graph's outputs."""
+    ort = require("onnxruntime", "onnx")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    wanted = [part.name for part in session.get_inputs()]  # what no output needs is left out
+
+    def run(**inputs: Tensor | np.ndarray) -> list[np.ndarray]:
+        return session.run(None, {name: np.asarray(inputs[name]) for name in wanted})
+
+    return run
+
+
+@torch.inference_mode()
+def compare(kind: Kind, runs: dict[str, Run]) -> tuple[float, str]:
+    """Return the largest difference at sizes that were not traced, and which those are."""
+    largest, sizes = 0.0, []
+    for rows, length in kind.sizes():
+        sizes.append(f"{rows} x {length}")
+        for ours, theirs in kind.compared(runs, rows, length):
+            found = float(np.abs(ours.double().numpy() - theirs.astype(np.float64)).max())
+            largest = max(largest, found if found == found else float("inf"))
+    return largest, f"rows x tokens {', '.join(sizes)}"
+
+
+def export_program(model: nn.Module) -> dict[str, Any]:
+    """Return a model's `torch.export.ExportedProgram`s by name: what its graphs are made of."""
+    return {graph.name: graph.exported() for graph in kind_of(model).graphs()}

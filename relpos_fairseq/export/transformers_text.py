@@ -1,0 +1,245 @@
+"""A tokenizer that AutoTokenizer loads and that gives the ids of the checkpoint's own dictionary.
+
+Byte-level BPE (GPT-2's too) and WordPiece become a tokenizer.json whose pieces are numbered as
+dict.txt numbers them.  All other text (sentencepiece, Moses with subword-nmt, words, characters,
+bytes, symbols) is read by this package's own code, through `RelPosTokenizer`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizer
+
+from relpos_fairseq.data.dictionary import EOS, SPECIAL, UNK, read_dictionary
+from relpos_fairseq.data.tokenizers import MASK
+from relpos_fairseq.data.tokenizers.base import FROM_BERT
+from relpos_fairseq.data.tokenizers.library import (
+    LibraryTokenizer,
+    import_library,
+    single_and_pair,
+)
+from relpos_fairseq.engine.files import read_json, write_json
+from relpos_fairseq.export.extras import ExportError
+from relpos_fairseq.inference.beside import FOLDER, PARTS
+from relpos_fairseq.inference.text import Text, TokenizerText, read_text
+
+FACTS = "relpos_text.json"
+NAMES = {"bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>"}
+# Sentences whose ids are compared: accents, other scripts, numbers, spaces, what no model has seen.
+TRIED = ("A man, a plan: 3.14 canals!", "Où est-il né ?  Zürich", "北京 — привет", "ab\u0301c 😀x")
+
+
+def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
+    """Return the symbol of each of a model's rows.
+
+    Raises:
+        ExportError: no dictionary, or another model's.
+    """
+    name = f"dict.{language}.txt" if language else "dict.txt"
+    path = next((text / p / name for p in PARTS[:2] if (text / p / name).is_file()), None)
+    if path is None:
+        raise ExportError(f"{text} has no {name}: name the model's data folder with --data")
+    symbols = [*SPECIAL, *read_dictionary(path)]
+    if rows == len(symbols) + 1 and MASK not in symbols:  # tasks that mask add it
+        symbols.append(MASK)
+    if len(symbols) != rows:
+        raise ExportError(
+            f"{path} makes {len(symbols)} rows, and the model has {rows}: it is another model's; "
+            f"name its own data folder with --data"
+        )
+    return symbols
+
+
+class RelPosTokenizer(PreTrainedTokenizer):
+    """Text as the checkpoint's data has it; `text/` of the folder says how.
+
+    Args:
+        facts_file: relpos_text.json; `text/` lies beside it.
+        rest: transformers' own.
+    """
+
+    vocab_files_names = {"facts_file": FACTS}
+    model_input_names = ["input_ids", "attention_mask"]
+
+    def __init__(self, facts_file: str, **rest: Any) -> None:
+        self.facts = read_json(facts_file)
+        self.folder = Path(facts_file).parent / FOLDER
+        self.texts, self.symbols, self.numbers = [], [], []
+        sides = list(zip(self.facts["languages"], self.facts["rows"], strict=True))
+        for language, rows in sides:
+            self.texts.append(read_text(self.folder, language))
+            self.symbols.append(symbols_of(self.folder, rows, language))
+            self.numbers.append({symbol: n for n, symbol in enumerate(self.symbols[-1])})
+        self.side = 0  # of input; the last one is the output's
+        for name, symbol in NAMES.items():
+            rest.setdefault(f"{name}_token", symbol)
+        if MASK in self.numbers[0]:
+            rest.setdefault("mask_token", MASK)
+        if self.facts["segments"]:
+            self.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+        super().__init__(**rest)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's input."""
+        return len(self.symbols[0])
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by symbol."""
+        return dict(self.numbers[self.side])
+
+    def _tokenize(self, text: str, **unused: Any) -> list[str]:
+        return self.texts[self.side].encode(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.numbers[self.side].get(token, UNK)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.symbols[-1][index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The text of symbols, of the output's language."""
+        return self.texts[-1].decode(tokens)
+
+    def _switch_to_input_mode(self) -> None:
+        self.side = 0
+
+    def _switch_to_target_mode(self) -> None:
+        self.side = len(self.texts) - 1
+
+    def build_inputs_with_special_tokens(self, first, second=None) -> list[int]:
+        """Ids as the model was trained on them."""
+        if self.facts["form"] == "translation":
+            return [*first, *(second or []), EOS]
+        if self.facts["form"] == "language model":
+            return [EOS, *first, *(second or [])]
+        ids = [0, *first, EOS]
+        return ids if second is None else [*ids, *[EOS] * self.facts["separators"], *second, EOS]
+
+    def create_token_type_ids_from_sequences(self, first, second=None) -> list[int]:
+        """Segments; a separator belongs to the text that follows it."""
+        length = len(self.build_inputs_with_special_tokens(first))
+        whole = len(self.build_inputs_with_special_tokens(first, second))
+        return [0] * length + [1] * (whole - length)
+
+    def get_special_tokens_mask(self, first, second=None, already_has_special_tokens=False):
+        """1 at special symbols."""
+        ids = first if already_has_special_tokens else self.build_inputs_with_special_tokens(
+            first, second
+        )  # fmt: skip
+        return [int(number in self.all_special_ids) for number in ids]
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple:
+        """Write relpos_text.json and text/."""
+        path = Path(save_directory, FACTS)
+        write_json(path, self.facts)
+        if path.parent.resolve() != self.folder.parent.resolve():
+            shutil.copytree(self.folder, path.parent / FOLDER, dirs_exist_ok=True)
+        return (str(path),)
+
+
+def numbered(tokenizer: LibraryTokenizer, symbols: list[str], separators: int) -> Any | None:
+    """Return a tokenizer of the `tokenizers` library with the ids of `symbols`.
+
+    Returns:
+        None where the library's file cannot say it: another kind of model, or pieces that the
+        dictionary lacks.
+    """
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    described = json.loads(tokenizer.model.to_str())
+    model = described["model"]
+    if model["type"] not in ("BPE", "WordPiece") or set(tokenizer.symbols) - numbers.keys():
+        return None
+    vocabulary = {}
+    for piece, number in model["vocab"].items():
+        name = piece if tokenizer.ids_as_symbols else FROM_BERT.get(piece, piece)
+        symbol = str(number) if tokenizer.ids_as_symbols else name
+        if symbol in numbers:
+            vocabulary[name] = numbers[symbol]
+    special = [name for name in (*SPECIAL, MASK) if name in numbers]
+    model["vocab"] = vocabulary | {name: numbers[name] for name in special}
+    if model["type"] == "WordPiece":
+        model["unk_token"] = SPECIAL[UNK]
+    described["added_tokens"] = [
+        {"id": numbers[name], "content": name, "lstrip": name == MASK, "special": True}
+        | dict.fromkeys(("single_word", "rstrip", "normalized"), False)
+        for name in special
+    ]
+    made = import_library().Tokenizer.from_str(json.dumps(described))
+    made.post_processor = single_and_pair(numbers, separators)
+    return made
+
+
+def write_tokenizer(
+    folder: Path,
+    form: str,
+    sides: list[tuple[str | None, int]],
+    separators: int = 0,
+    segments: bool = False,
+    longest: int | None = None,
+) -> str:
+    """Write the tokenizer of a folder whose `text/` is there.
+
+    Args:
+        folder: of the export.
+        form: `roberta`, `translation` or `language model`.
+        sides: language (None: one dict.txt) and rows of input and output.
+        separators: </s> between a pair's texts beside the first text's own.
+        segments: whether the model reads them.
+        longest: input that the model takes.
+
+    Returns:
+        What it is, in words.
+
+    Raises:
+        ExportError: dictionaries of another model, or ids that differ from the checkpoint's.
+    """
+    text = folder / FOLDER
+    symbols, own = symbols_of(text, sides[0][1], sides[0][0]), read_text(text, sides[0][0])
+    settings: dict[str, Any] = {f"{name}_token": symbol for name, symbol in NAMES.items()}
+    if MASK in symbols:
+        settings["mask_token"] = MASK
+    if longest is not None:
+        settings["model_max_length"] = longest
+    made = None
+    if form == "roberta" and isinstance(own, TokenizerText):
+        if isinstance(own.tokenizer, LibraryTokenizer):
+            made = numbered(own.tokenizer, symbols, separators)
+    if made is not None:
+        made.save(str(folder / "tokenizer.json"))
+        second = ["token_type_ids"] * segments
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        settings["model_input_names"] = ["input_ids", *second, "attention_mask"]
+        settings["clean_up_tokenization_spaces"] = False
+    else:
+        languages, rows = zip(*sides, strict=True)
+        facts = {"form": form, "languages": languages, "rows": rows}
+        write_json(folder / FACTS, facts | {"separators": separators, "segments": segments})
+        settings["tokenizer_class"] = RelPosTokenizer.__name__
+        settings["auto_map"] = {"AutoTokenizer": ["relpos_code.RelPosTokenizer", None]}
+        settings["clean_up_tokenization_spaces"] = False
+    write_json(folder / "tokenizer_config.json", settings)
+    compare_ids(folder, form, own, symbols)
+    kind = "tokenizer.json" if made is not None else f"{type(own).__name__} of this package"
+    return f"{kind}, ids of {len(TRIED)} sentences equal the checkpoint's"
+
+
+def compare_ids(folder: Path, form: str, own: Text, symbols: list[str]) -> None:
+    """Compare what AutoTokenizer loads with the checkpoint's own text and dictionary.
+
+    Raises:
+        ExportError: ids differ.
+    """
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    before = {"roberta": [0], "language model": [EOS]}.get(form, [])
+    after = [] if form == "language model" else [EOS]
+    for line in TRIED:
+        ids = [*before, *(numbers.get(symbol, UNK) for symbol in own.encode(line)), *after]
+        found = loaded(line)["input_ids"]
+        if list(found) != ids:
+            raise ExportError(f"the tokenizer gives {found} for {line!r}, the checkpoint's {ids}")

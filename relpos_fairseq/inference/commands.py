@@ -1,0 +1,168 @@
+"""What the commands have in common: lines of a file or of standard input, and what is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import open_text_out
+from relpos_fairseq.engine.lines import BOM, LONGEST_LINE, decode, read_lines
+from relpos_fairseq.inference.translator import (
+    Batching,
+    Search,
+    Translated,
+    Translator,
+    translate,
+)
+
+
+def lines_of(path: Path | None) -> Iterator[str]:
+    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`).
+
+    Raises:
+        PreparationError: no such file, or a line that is not UTF-8.
+    """
+    if path is not None and str(path) != "-":
+        yield from read_lines(path)
+        return
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        raw = raw.removeprefix(BOM) if number == 1 else raw
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        yield decode("standard input", number, raw, LONGEST_LINE, "fail")
+
+
+@contextmanager
+def writer(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Give a function that writes a line: to standard output at once, or to a whole file."""
+    if path is None:
+        yield lambda line: print(line, flush=True)
+        return
+    with open_text_out(path) as file:
+        yield lambda line: file.write(f"{line}\n")
+
+
+def as_json(value: Any) -> str:
+    """A JSON object in a line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def quietly() -> None:
+    """Leave fairseq's reports of loading out of what a user reads; warnings stay."""
+    for name in ("fairseq", "relpos_fairseq"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def translate_file(args: Any, open_translator: Callable[..., Translator]) -> None:
+    """Run `relpos translate`.
+
+    Args:
+        args: its arguments.
+        open_translator: returns what translates, given `args.model`, `args.data` and `args.cpu`.
+    """
+    quietly()
+    names = ("beam", "nbest", "lenpen", "unkpen", "max_len_a", "max_len_b", "no_repeat_ngram_size")
+    search = Search(**{name: getattr(args, name) for name in names})
+    typed = args.file is None and sys.stdin.isatty()
+    batching = Batching(
+        max_tokens=args.max_tokens,
+        buffer=args.buffer or (1 if typed else Batching.buffer),
+        cut=args.on_long_line == "cut",
+    )
+    show = _show_json if args.jsonl else _show_scores if args.scores or args.nbest > 1 else _show
+    translator = open_translator(args.model, args.data, args.cpu)
+    with writer(args.out) as write:
+        for one in translate(translator, lines_of(args.file), search, batching):
+            for line in show(one):
+                write(line)
+
+
+def _show(one: Translated) -> Iterator[str]:
+    yield one.texts[0]
+
+
+def _show_scores(one: Translated) -> Iterator[str]:
+    for text, score in zip(one.texts, one.scores, strict=True):
+        yield f"{one.number}\t{score:.4f}\t{text}"
+
+
+def _show_json(one: Translated) -> Iterator[str]:
+    found = [{"text": t, "score": s} for t, s in zip(one.texts, one.scores, strict=True)]
+    yield as_json({"line": one.number, "source": one.source, "hypotheses": found})
+
+
+def sample_text(args: Any) -> None:
+    """Run `relpos sample`."""
+    quietly()
+    from relpos_fairseq.inference.checkpoints import sampling
+
+    for name in ("tokens", "samples", "lines"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be >= 1, got {value}")
+    choice = sampling.Choice(args.top_k, args.top_p, args.temperature, args.seed)
+    trained = sampling.open_model(args.checkpoint, args.data, args.cpu)
+    prompt = "\n".join(lines_of(args.prompt_file)) if args.prompt_file else args.prompt
+    start = sampling.Continuation(trained, args.samples, args.mem_len, args.context)
+    streams = args.samples == 1 and not args.jsonl
+    if streams:
+        print(prompt, end="", flush=True)
+    for sample in sampling.texts(trained, start, prompt, args.tokens, args.lines, choice, streams):
+        if args.jsonl:
+            print(as_json(sample))
+        elif not streams:
+            print(f"== {sample['sample']} ==\n{prompt}{sample['text']}", flush=True)
+
+
+def fill_lines(args: Any) -> None:
+    """Run `relpos fill`."""
+    quietly()
+    from relpos_fairseq.inference.checkpoints.understanding import fill, open_masked
+
+    hub = open_masked(args.checkpoint, args.data, args.cpu)
+    with writer(args.out) as write:
+        for number, line in enumerate(lines_of(args.file), start=1):
+            found = fill(hub, line, number, args.top_k)
+            if args.jsonl:
+                write(as_json({"line": number, "source": line, "filled": found}))
+                continue
+            for one in found:
+                write(f"{number}\t{one['probability']:.4f}\t{one['piece']}\t{one['text']}")
+
+
+def answer_questions(args: Any) -> None:
+    """Run `relpos answer`."""
+    quietly()
+    context = _context(args.context)
+    questions = [*args.questions, *(read_lines(args.file) if args.file else [])]
+    if not questions:
+        raise PreparationError("give a QUESTION, or --file with one a line")
+    from relpos_fairseq.inference.checkpoints.understanding import answer, open_answering
+
+    trained = open_answering(args.checkpoint, args.data, args.cpu)
+    with writer(args.out) as write:
+        for one in answer(trained, context, questions, args.no_answer, args.nbest):
+            if args.jsonl:
+                write(as_json(one))
+                continue
+            for best in one["answers"] if args.nbest > 1 else one["answers"][:1]:
+                shown = f"{best['probability']:.4f}\t" if args.nbest > 1 else ""
+                write(f"{shown}{best['text']}")
+
+
+def _context(given: str) -> str:
+    """The text of a file, of standard input, or as it was given.
+
+    Raises:
+        PreparationError: one word, and no such file.
+    """
+    if given == "-" or Path(given).is_file():
+        return "\n".join(lines_of(Path(given)))
+    if not any(char.isspace() for char in given):
+        raise PreparationError(f"{given} is no file, and one word is no context")
+    return given

@@ -1,0 +1,68 @@
+"""Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate (arXiv:2503.02130).
+
+    e_ij = q_i . k_j / sqrt(d) + sum_{l = j+1..i} log f_l,   f_l = sigmoid(w . x_l + b)      eq. 6-8
+
+x_l is the layer's input at token l (after the layer norm of a pre-norm layer, as q and k see it),
+w -> `gate_weight`, b -> `gate_bias`, a head each.  A gate is formed of its own token alone and kept
+with the token's key.  As in the released code, w starts at N(0, 0.02) and b at 0, and there is no
+other position; `fox+rope` adds the rotation of its variant.
+
+The paper is causal.  In an encoder keys after the query have gates of their own, counted as
+x-transformers does: sum_{l = i+1..j} log g_l for j > i.  With w = 0 it is ALiBi, of slopes -log f.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from relpos_fairseq.options import SCALE
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    PositionScheme,
+    SchemeCard,
+    SchemeOptions,
+    register_scheme,
+)
+from relpos_fairseq.tables import Table
+from relpos_fairseq.takeover import Takeover
+
+
+def _from_slopes(source: Takeover) -> dict[str, Tensor]:
+    """Take w = 0 and log sigmoid(b) = -m, the fixed penalty of one step: b = -log(e^m - 1)."""
+    _, penalties = source.old.prepare(Positions(2, 2))  # (H, 3), of the distances -1, 0, 1
+    bias = -torch.expm1(-penalties[:, :1].double()).log()
+    weight = torch.zeros_like(source.new.gate_weight)
+    return {"gate_weight": weight, "gate_bias": bias.expand(source.new.gate_bias.shape)}
+
+
+@register_scheme("fox")
+class Fox(PositionScheme):
+    """A forget gate a token and head, whose logarithms add up between query and key."""
+
+    card = SchemeCard(
+        240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0"
+    )
+    takes = frozenset({SCALE})
+    default_share = "none"
+    reads_places = False
+    tables = {"gate_weight": Table(), "gate_bias": Table()}
+    never_neutral = "its gates stay below 1"
+    takes_over = {"alibi": _from_slopes}
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`gate_weight`: (H, sides, E); `gate_bias`: (H, sides); a decoder has one side."""
+        super().__init__(shape, options)
+        sides = 1 if shape.causal else 2
+        self.gate_weight = self.draw(shape.num_heads, sides, shape.embed_dim, std=0.02)
+        self.gate_bias = nn.Parameter(torch.zeros(shape.num_heads, sides))
+
+    def log_gates(self, source: Tensor) -> Tensor:
+        """Return log f of each token (B, H, S, sides)."""
+        heads, sides, _ = self.gate_weight.shape
+        gates = F.linear(source, self.gate_weight.flatten(0, 1))  # (S, B, H * sides)
+        exact = torch.promote_types(gates.dtype, torch.float32)
+        gates = gates.to(exact).unflatten(-1, (heads, sides)) + self.gate_bias
+        return F.logsigmoid(gates).permute(1, 2, 0, 3)

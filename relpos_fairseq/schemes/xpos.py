@@ -1,0 +1,109 @@
+"""Sun et al. 2022, A Length-Extrapolatable Transformer, xPos (arXiv:2212.10554), section 3.
+
+    e_ij = sum_c zeta_c^((i - j) / s) (R_i q_i)_c . (R_j k_j)_c / sqrt(d)
+
+    zeta_c = (2c/d + 0.4) / 1.4 of pair c, R as RoPE's;  s -> --position-xpos-base (torchscale: 512)
+
+Fast pairs forget what is far away.  The paper is causal; in an encoder a future key grows by what
+a past one decays, as in torchscale, which lets encoders have it.
+
+zeta^(i/s) multiplies queries and zeta^(-j/s) keys.  Slots are counted from the middle of the
+trained length, which changes no product and keeps both within what half precision holds
+(torchscale: from the middle of each input, which a cached key would not fit).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.options import SCALE, Number
+from relpos_fairseq.positions import Positions, is_captured
+from relpos_fairseq.rotation import BASE, PAIRS, Turns, rotate
+from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
+from relpos_fairseq.takeover import Takeover
+
+GAMMA = 0.4
+XPOS_BASE = Number(
+    name="xpos_base",
+    place=130,
+    help="tokens after which a pair's product decays by its zeta; 0: none does",
+    auto=512,
+)
+
+
+@dataclass(frozen=True)
+class Decaying:
+    """What queries and keys are multiplied by.
+
+    Args:
+        queries: turns of every slot.
+        keys: likewise.
+    """
+
+    queries: Turns
+    keys: Turns
+
+
+def _from_rotations(source: Takeover) -> dict[str, Tensor]:
+    """Say what decay adds to rotations."""
+    old, new = source.old.options, source.new.options
+    alike = all(getattr(old, part.name) == getattr(new, part.name) for part in (BASE, PAIRS))
+    plain = getattr(old, "rope_share", 1.0) == 1.0
+    if not (alike and plain and getattr(old, "xpos_base", 0) == new.xpos_base):
+        source.report.lose(f"{source.old.name}: other rotations, or decay over {new.xpos_base}")
+    return source.params
+
+
+@register_scheme("xpos")
+class XPos(PositionScheme):
+    """Rotations of query and key by their slots, and decay."""
+
+    card = SchemeCard(195, "Sun 2022 §3", "Σ_c ζ_c^((i-j)/s) (Rᵢq)_c·(Rⱼk)_c/√d", "fixed")
+    takes = frozenset({SCALE, BASE, PAIRS, XPOS_BASE})
+    rotates = True
+    never_neutral = "it has no parameter, and rotates q and k"
+    takes_over = {"rope": _from_rotations, "xpos": _from_rotations}
+
+    def prepare(self, positions: Positions) -> Decaying:
+        """Return what every slot is multiplied by."""
+        slot = positions.places().double()
+        pairs = self.shape.head_dim // 2
+        share = torch.arange(pairs, device=positions.device, dtype=torch.float64) / max(pairs, 1)
+        angle = slot[:, None] * self.options.rope_base**-share
+        if not self.options.xpos_base:
+            turns = Turns(angle)
+            return Decaying(turns, turns)
+        exponent = (slot - self._middle)[:, None] / self.options.xpos_base
+        size = ((share + GAMMA) / (1 + GAMMA)) ** exponent
+        return Decaying(Turns(angle, size), Turns(angle, 1 / size))
+
+    @property
+    def _middle(self) -> int:
+        return self.shape.max_positions // 2
+
+    def transform_query(self, q: Tensor, prepared: Decaying, start: int) -> Tensor:
+        """Rotate each row by its slot, and let it decay."""
+        return self._multiply(q, prepared.queries, start)
+
+    def transform_key(self, k: Tensor, prepared: Decaying, start: int) -> Tensor:
+        """Rotate each row by its slot, and let it grow."""
+        return self._multiply(k, prepared.keys, start)
+
+    def _multiply(self, x: Tensor, turns: Turns, start: int) -> Tensor:
+        stop, base = start + x.size(2), self.options.xpos_base
+        if is_captured():
+            turn = turns.of(x.dtype, start, stop)
+            return rotate(x, turn, self.options.rope_pairs == "halves")
+        furthest = max(self._middle - start, stop - 1 - self._middle)
+        growth = furthest * math.log((1 + GAMMA) / GAMMA) / base if base else 0.0
+        if growth > math.log(torch.finfo(x.dtype).max) / 2:
+            raise ValueError(
+                f"xpos multiplies by e^{growth:.0f} at slot {stop - 1}, which {x.dtype} does not "
+                f"hold: use bf16 or fp32, a larger {XPOS_BASE.flag} or shorter inputs"
+            )
+        turn = turns.of(x.dtype, start, stop)
+        return rotate(x, turn, self.options.rope_pairs == "halves")

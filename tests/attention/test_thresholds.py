@@ -1,0 +1,50 @@
+"""Every threshold of `auto` agrees with what was measured for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from relpos_fairseq.attention import AttentionInputs, thresholds
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped, Segments
+from relpos_fairseq.terms import PositionTerms
+
+NEAR = 1.15  # the other processor's number, or a sample's noise
+
+
+@pytest.mark.parametrize("key", thresholds.LEAST, ids=str)
+def test_grounds(key: tuple[str, bool, bool]) -> None:
+    """Below the number the kernel is not faster, from it on it is: on each processor, nearly."""
+    least = thresholds.LEAST[key]
+    below = [row for row in least.grounds if row.tokens < least.tokens]
+    above = [row for row in least.grounds if row.tokens >= least.tokens]
+    assert any(row.without < row.kernel for row in below) or key[0] == "vectors"
+    assert all(row.without < row.kernel * NEAR for row in below)
+    assert above and all(row.kernel <= row.without for row in above)
+
+
+def test_what_a_call_is() -> None:
+    """Its dearest term decides, and what is left out, dropped, learnt."""
+    q, k, v = (torch.randn(1, 1, 8, 4) for _ in range(3))
+    scalars = PositionTerms(Clipped(1, 1), static=torch.zeros(1, 3))
+    segments = PositionTerms(Segments(2), static=torch.zeros(1, 4))
+    vectors = PositionTerms(Clipped(1, 1), key_vectors=torch.zeros(1, 3, 4))
+    one = AttentionInputs(q, k, v, (), Positions(8, 8), 1.0)
+    for terms, both, half in (
+        ((), 128, 64),
+        ((PositionTerms(),), 128, 64),
+        ((scalars,), 128, 64),
+        ((segments, scalars), 256, 96),
+        ((scalars, segments), 256, 96),
+        ((segments, vectors), 24, 24),
+    ):
+        given = replace(one, terms=terms)
+        assert thresholds.of(given) == both
+        assert thresholds.of(replace(given, causal=True)) == half
+        assert thresholds.of(replace(given, dropout=0.1)) == half
+        with torch.no_grad():
+            assert thresholds.of(replace(given, dropout=0.1)) == half, "a layer formed again"
+            assert thresholds.of(given) < both or both == 24

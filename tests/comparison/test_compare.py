@@ -1,0 +1,350 @@
+"""`relpos compare`: specifications, cells, resuming, reports."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from relpos_fairseq.cli.main import main as relpos
+from relpos_fairseq.comparison import cell as cells
+from relpos_fairseq.comparison.runs import Comparison, Options
+from relpos_fairseq.comparison.spec import make_spec
+from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.forks import Fork, in_fork
+
+SMALL = {
+    "seeds": 2,
+    "schemes": {"none": None, "near": {"position-scheme": "shaw", "position-clip-distance": 2}},
+    "train": {"max-update": 12, "log-interval": 5, "save-interval-updates": 5, "max-tokens": 400},
+    "tasks": {
+        "copying": {"kind": "copy", "longest": 4, "beyond": 6, "examples": 200, "each": 2},
+        "pairs": {"kind": "even_pairs", "longest": 6, "beyond": 12, "examples": 60, "test": 20},
+        "scan": {"cutoff": 26, "valid": 20, "test": 12},
+        "text": {"kind": "characters", "text": "text.txt", "context": 16, "predictions": 64},
+        "corpus": {
+            "kind": "built_in",
+            "pairs_train": 3000,
+            "pairs_valid": 10,
+            "pairs_test": 8,
+            "pairs_test_long": 4,
+            "generate": {"beam": 1},
+        },
+    },
+}
+
+
+def write(path: Path, content: dict) -> Path:
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "relpos_fairseq.cli", "compare", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def fake_results(comparison: Comparison) -> None:
+    """Write results as if every cell had run."""
+    import numpy as np
+
+    from relpos_fairseq.comparison.tasks.base import Scored
+
+    for number, cell in enumerate(comparison.cells):
+        generator = np.random.default_rng(number)
+        level = 0.3 + 0.5 * (cell.scheme != "none")
+        sets = {}
+        for name in cell.task.sets():
+            right = (generator.random(60) < level).astype(int)
+            rows = np.stack([right, np.ones(60, int)], 1)
+            scored = Scored(np.arange(60) % 20 + 1, {"exact match": rows})
+            sets[name] = cells.described(scored) | {"seconds": 1.0}
+        result = {
+            "scheme": cell.scheme,
+            "task": cell.task.label,
+            "seed": cell.seed,
+            "data": "d" * 64,
+            "code": comparison.code,
+            "settings": cell.settings,
+            "versions": {"numpy": "2"},
+            "unit": "symbols",
+            "parameters": 1234,
+            "tokens_per_second": 100,
+            "seconds": 3.5,
+            "processor_seconds": 3.0,
+            "megabytes": 400,
+            "sets": sets,
+            "validations": [{"updates": n, "valid_loss": 5 / n} for n in (5, 10, 12)],
+        }
+        place = cell.place(comparison.results, comparison.code)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(result))
+
+
+@pytest.fixture
+def reported(tmp_path) -> Path:
+    """A folder with the report of eight seeds."""
+    content = {**SMALL, "title": "Which <scheme>?", "seeds": 8}
+    content["schemes"] = [*SMALL["schemes"], "t5"]
+    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
+    content["schemes"] = ["none", "t5", "alibi"]
+    spec = write(tmp_path / "small.yaml", content)
+    fake_results(Comparison.of(Options(spec)))
+    assert relpos(["compare", "report", str(spec)]) == 0
+    return tmp_path / "small"
+
+
+def test_the_report_has_everything(reported, capsys):
+    document = (reported / "report.md").read_text()
+    assert "# Which <scheme>?" in document
+    bold = r"\*\*\+\d+\.\d \[\d+\.\d, \d+\.\d\]\*\*"
+    assert re.search(rf"\| t5 .*\| {bold} .*\| 0\.008 +\|", document)
+    assert "| cells" in document and "24 of 24 done" in document
+    rows = (reported / "report.csv").read_text().splitlines()
+    # two sets; a line a scheme and a line a difference to the baseline
+    assert len(rows) == 1 + 2 * (3 + 2)
+    page = (reported / "report.html").read_text()
+    assert "<script" not in page and "http" not in page and "Which &lt;scheme&gt;?" in page
+    assert page.count("<svg") == 2 and page.count("<polyline") == 6
+
+
+def test_few_seeds_are_warned_of(tmp_path, capsys):
+    content = {**SMALL, "seeds": 3, "schemes": ["none", "t5"]}
+    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
+    spec = write(tmp_path / "few.yaml", content)
+    comparison = Comparison.of(Options(spec))
+    fake_results(comparison)
+    comparison.cells[-1].place(comparison.results, comparison.code).unlink()
+    assert relpos(["compare", "report", str(spec)]) == 0
+    said = capsys.readouterr().out
+    assert "Not finished: 5 of 6 cells" in said
+    assert "2 seeds are too few" in said and "6 seeds would be needed" in said
+    assert relpos(["compare", "status", str(spec)]) == 1
+    assert "copying / t5: 2 of 3" in capsys.readouterr().out
+
+
+def test_results_of_other_code_count_if_asked(tmp_path, capsys):
+    content = {**SMALL, "seeds": 1, "schemes": ["none"]}
+    content["tasks"] = {"text": {"kind": "characters", "context": 16}}
+    spec = write(tmp_path / "small.yaml", content)
+    comparison = Comparison.of(Options(spec))
+    comparison.code = "older"
+    fake_results(comparison)
+    assert relpos(["compare", "status", str(spec)]) == 1
+    assert relpos(["compare", "status", str(spec), "--any-code"]) == 0
+    write(spec, {**content, "train": {"lr": 0.5}})
+    assert relpos(["compare", "status", str(spec), "--any-code"]) == 1
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_in_a_browser(reported, tmp_path, width):
+    """Chromium draws it; nothing but tables that scroll by themselves is wider than the window."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium: Debian's package of that name has it")
+    page = (reported / "report.html").read_text()
+    said = (
+        "document.title = [document.documentElement.scrollWidth, innerWidth, "
+        "document.querySelectorAll('svg').length].join()"
+    )
+    measured = page.replace("</body>", f"<script>{said}</script></body>")
+    frame = (
+        f'<iframe width="{width}" height="1800" src="inner.html" onload="document.title = '
+        'this.contentDocument.title"></iframe>'
+    )
+    (tmp_path / "inner.html").write_text(measured)
+    (tmp_path / "outer.html").write_text(frame)
+    outer = f"file://{tmp_path}/outer.html"
+    run = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--allow-file-access-from-files",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    done = subprocess.run(
+        [*run, "--dump-dom", outer], capture_output=True, text=True, timeout=120, check=True
+    )
+    found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", done.stdout)
+    assert found, done.stdout[:2000] + done.stderr[-2000:]
+    assert int(found[1]) <= int(found[2]) == width and int(found[3]) == 2
+    picture = tmp_path / f"{width}.png"
+    subprocess.run(
+        [*run, f"--screenshot={picture}", f"--window-size={max(width + 20, 500)},1820", outer],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert picture.stat().st_size > 20_000
+
+
+def test_wrong_specifications(tmp_path, capsys):
+    for content, message in (
+        ({"scheme": ["none"]}, "a comparison has no scheme; known: title, baseline"),
+        ({**SMALL, "schemes": []}, "schemes is empty"),
+        ({**SMALL, "seeds": 0}, "seeds must be a number above 0"),
+        ({**SMALL, "seeds": [1, 1]}, "a list of different ones"),
+        ({**SMALL, "baseline": "t5"}, "baseline t5 is none of the schemes: none, near"),
+        ({**SMALL, "pairs": [["none", "t5"]]}, "pairs must be baseline, all, or a list"),
+        ({**SMALL, "tasks": {"a/b": {"kind": "copy"}}}, "'a/b' cannot be the name of a folder"),
+        ({**SMALL, "tasks": {"x": {}}}, "task x: there is no kind 'x'"),
+    ):
+        assert relpos(["compare", "run", str(write(tmp_path / "wrong.yaml", content))]) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(error.strip().splitlines()) == 1
+    (tmp_path / "wrong.yaml").write_text("a: [")
+    assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
+    assert "is not YAML" in capsys.readouterr().err
+    assert relpos(["compare", "status", str(tmp_path / "none.yaml")]) == 2
+
+
+def test_cells_are_named_by_all_that_they_depend_on(tmp_path):
+    """Scheme's flags, task, shared flags, seed, code; a checkpoint counts by its content."""
+
+    def names(content, code="c") -> set[str]:
+        return {cell.name(code) for cell in cells.cells_of(make_spec("s", content))}
+
+    small = {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}}
+    assert len(names(small)) == 4 and names(small) == names({**small, "title": "other"})
+    for changed in (
+        {**small, "train": {**SMALL["train"], "lr": 0.5}},
+        {**small, "tasks": {"copying": {**small["tasks"]["copying"], "symbols": 7}}},
+    ):
+        assert not names(small) & names(changed)
+    assert not names(small) & names(small, "d")
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("same")
+    flags = [{"x": {"finetune-from-model": str(tmp_path / name)}} for name in ("one", "two")]
+    assert names({**small, "schemes": flags[0]}) == names({**small, "schemes": flags[1]})
+
+
+def test_cut_checkpoints_are_not_resumed(tmp_path):
+    import torch
+
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "checkpoint_last.pt")
+    assert cells.resumable(tmp_path)
+    whole = (tmp_path / "checkpoint_last.pt").read_bytes()
+    (tmp_path / "checkpoint_best.pt").write_bytes(whole[:-30])
+    assert not cells.resumable(tmp_path)
+    assert not cells.resumable(tmp_path / "none")
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    spec = write(tmp_path / "small.yaml", {**SMALL, "tasks": {"copying": {"kind": "copy"}}})
+    comparison = Comparison.of(Options(spec, work=tmp_path / "work"))
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device", "checkpoint_last.pt")
+
+    monkeypatch.setattr(cells.Cell, "finish", full)
+    with pytest.raises(SystemExit):
+        comparison.finish(comparison.cells[0])
+    assert "No space left on device" in comparison.failure(comparison.cells[0])
+    assert comparison.failure(comparison.cells[1]) is None
+
+
+def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    closed = logging.StreamHandler((tmp_path / "closed").open("w"))
+    closed.stream.close()
+    monkeypatch.setattr(logging.root, "handlers", [closed])
+
+    def fails():
+        print("some words")
+        raise ValueError("no")
+
+    with pytest.raises(ToolError, match="it: ValueError: no .its whole output: .*log"):
+        in_fork(fails, log, "it")
+    assert "some words" in log.read_text()
+    with pytest.raises(ToolError, match="it: killed by SIGKILL"):
+        in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL), log, "it")
+    fork = in_fork(lambda: bytearray(80 << 20), log, "it")
+    assert fork.status == 0 and fork.megabytes > 80
+    full = Fork(lambda: print("no room"), Path("/dev/full"))
+    while full.poll() is None:
+        time.sleep(0.01)
+    assert full.status == 1
+    slow = Fork(lambda: time.sleep(60), log)
+    assert slow.poll() is None
+    slow.end()
+    assert slow.status == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_comparison_survives_a_kill(tmp_path):
+    """Killed in the middle it goes on; one bad scheme is named and stops no other."""
+    content = {**SMALL, "seeds": 1}
+    content["schemes"] = ["none", "nonsense"]
+    (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 60)
+    spec = write(tmp_path / "small.yaml", content)
+    given = command("run", spec, "--workers", 2, "--work", tmp_path / "work")
+    first = subprocess.Popen(
+        given, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    for line in first.stdout:
+        if line.startswith("[3/10]"):
+            break
+    first.kill()
+    first.wait()
+    time.sleep(1.5)  # children notice within half a second
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(spec) not in left
+    results = sorted((tmp_path / "small").rglob("*.json"))
+    kept = {path: path.read_text() for path in results}
+    assert kept
+    done = subprocess.run(given, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"10 cells, {10 - len(kept)} to do" in done.stdout
+    assert all(path.read_text() == text for path, text in kept.items())
+    assert len(list((tmp_path / "small").rglob("*.json"))) == 5
+    failed = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == 5 and all("unknown position scheme" in line for line in failed)
+    one = json.loads(next((tmp_path / "small" / "corpus").glob("*.json")).read_text())
+    assert set(one["sets"]["test"]["values"]) == {"BLEU", "chrF"} and one["parameters"] > 10**6
+    assert one["megabytes"] > 100 and one["validations"][-1]["updates"] == 12
+    assert not list((tmp_path / "work").rglob("*.pt"))
+    # the same cells on another machine: nothing to do but the failed ones
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "small", moved / "small")
+    shutil.copy(tmp_path / "text.txt", moved)
+    write(moved / "small.yaml", {**content, "schemes": ["none"]})
+    status = subprocess.run(
+        command("status", "small.yaml"),
+        cwd=moved,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert status.returncode == 0 and "5 of 5 cells done" in status.stdout
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster(tmp_path):
+    """Submitit's local processes in place of Slurm's."""
+    pytest.importorskip("submitit")
+    from relpos_fairseq.comparison.slurm import submit
+
+    content = {**SMALL, "seeds": 1, "schemes": ["none", "nonsense"], "slurm": {"timeout_min": 5}}
+    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
+    spec = write(tmp_path / "small.yaml", content)
+    comparison = Comparison.of(Options(spec, work=tmp_path / "work"))
+    assert submit(comparison, "local") == 1
+    done = [comparison.result(cell) is not None for cell in comparison.cells]
+    assert done == [True, False] and "nonsense" in comparison.failure(comparison.cells[1])

@@ -1,0 +1,134 @@
+"""Tasks: their data against the papers' own facts, and exact match against fairseq's generator."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from relpos_fairseq.comparison.tasks import kinds, make_task
+from relpos_fairseq.comparison.tasks.scan import commands
+
+NO_FLAGS = {"train": {}, "generate": {}}
+
+
+def task(kind: str, **options):
+    return make_task("one", {"kind": kind, **options}, NO_FLAGS)
+
+
+def test_scan_is_the_published_set():
+    """Counts of Lake and Baroni 2018, and lines of their tasks.txt and length split."""
+    every = commands()
+    assert len(every) == 20910
+    lengths = Counter(map(len, every.values()))
+    assert max(lengths) == 48 and min(lengths) == 1
+    assert sum(n for length, n in lengths.items() if length <= 22) == 16990
+    assert sum(n for length, n in lengths.items() if length >= 24) == 3920
+    assert Counter(word for command in every for word in command.split()).keys() == set(
+        "walk look run jump turn left right opposite around twice thrice and after".split()
+    )
+    around = "I_TURN_RIGHT I_JUMP " * 4
+    for command, actions in {
+        "jump opposite right thrice": "I_TURN_RIGHT I_TURN_RIGHT I_JUMP " * 3,
+        "turn right twice and turn opposite right": "I_TURN_RIGHT " * 4,
+        "run opposite left after walk right": "I_TURN_RIGHT I_WALK I_TURN_LEFT I_TURN_LEFT I_RUN",
+        "jump around right after look": f"I_LOOK {around}",
+        "turn around left": "I_TURN_LEFT " * 4,
+    }.items():
+        assert every[command] == actions.split(), command
+
+
+@pytest.mark.parametrize("cutoff", [22, 26, 40])
+def test_scan_splits_by_length(cutoff):
+    pairs = task("scan", cutoff=cutoff, valid=100).pairs()
+    assert sum(map(len, pairs.values())) == 20910
+    sources = [source for some in pairs.values() for source, _ in some]
+    assert len(set(sources)) == 20910
+    for name, some in pairs.items():
+        longer = {len(actions.split()) > cutoff for _, actions in some}
+        assert longer == {name == "longer"}
+    assert len(task("scan", cutoff=cutoff, test=50).pairs()["longer"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("copy", {}, lambda prompt: prompt),
+        ("reverse", {}, lambda prompt: prompt[::-1]),
+        ("power", {"answers": "b"}, lambda prompt: ["b"] * len(prompt)),
+        ("power", {"answers": "a a"}, lambda prompt: ["a"] * (2 * len(prompt))),
+    ],
+)
+def test_prompts_and_answers(kind, options, expected):
+    made = task(kind, longest=5, beyond=9, examples=300, each=3, symbols=4, **options).lines()
+    assert len(made["train"]) == 300 and len(made["inside"]) == 15 and len(made["longer"]) == 12
+    for name, lines in made.items():
+        lengths = set()
+        for line in lines:
+            prompt, answer = (part.split() for part in line.split(">"))
+            assert answer == expected(prompt)
+            lengths.add(len(prompt))
+        assert lengths == (set(range(6, 10)) if name == "longer" else set(range(1, 6)))
+
+
+def test_labels():
+    generator = random.Random(3)
+    even, missing = task("even_pairs"), task("missing_duplicate")
+    for length in [*range(2, 30)] * 5:
+        sequence, label = even.example(length, generator)
+        joined = "".join(sequence)
+        odd = sum(joined[n : n + 2] in ("ab", "ba") for n in range(length)) % 2
+        assert len(sequence) == length and label == str(odd) == str(int(joined[0] != joined[-1]))
+        sequence, label = missing.example(length, generator)
+        half = len(sequence) // 2
+        assert half == length // 2 and sequence.count("?") == 1
+        place = sequence.index("?")
+        assert label == sequence[(place + half) % (2 * half)]
+
+
+def test_published_files(tmp_path):
+    for name in ("train", "dev", "test", "gen"):
+        (tmp_path / f"{name}.tsv").write_text(f"A {name} ran .\trun ( x _ 1 )\tprimitive\n")
+    pairs = task("cogs", data=tmp_path).pairs()
+    assert (
+        pairs["gen"] == [("A gen ran .", "run ( x _ 1 )")] and pairs["valid"][0][0] == "A dev ran ."
+    )
+    (tmp_path / "gen.tsv").write_text("A gen ran .\trun\n")
+    with pytest.raises(ValueError, match="gen.tsv, line 1: 2 columns, COGS has 3"):
+        task("cogs", data=tmp_path).pairs()
+    for name, count in (("train", 30), ("test", 4)):
+        lines = [f"copy {n} , {n}" for n in range(count)]
+        (tmp_path / f"{name}.src").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{name}.tgt").write_text("\n".join(lines) + "\n")
+    pairs = task("pcfg_set", data=tmp_path, test=3).pairs()
+    assert {name: len(some) for name, some in pairs.items()} == {"train": 27, "valid": 3, "test": 3}
+    with pytest.raises(ValueError, match="one needs what is not there: .*train.tsv"):
+        task("cogs", data=tmp_path / "none").data_key()
+
+
+def test_wrong_options():
+    wrong = {
+        "there is no kind 'scam'; known: ": ("scam", {}),
+        "kind scan has no cut; known: cutoff, valid, test": ("scan", {"cut": 3}),
+        "cutoff must be 1 to 47": ("scan", {"cutoff": 48}),
+        "beyond must be above longest, 20, got 20": ("copy", {"beyond": 20}),
+        "longest must be 2 to beyond": ("even_pairs", {"longest": 300}),
+        "context must be >= 2": ("characters", {"context": 1}),
+    }
+    for message, (kind, options) in wrong.items():
+        with pytest.raises(ValueError, match=message.replace("(", "\\(")):
+            task(kind, **options)
+    assert len(kinds()) >= 11
+
+
+def test_data_are_named_by_what_they_are_made_of(tmp_path):
+    """Options, files' contents; not labels, flags or places."""
+    one = task("copy", symbols=5)
+    other = make_task("two", {"kind": "copy", "symbols": 5, "train": {"lr": 1}}, NO_FLAGS)
+    assert one.data_key() == other.data_key() != task("copy", symbols=6).data_key()
+    (tmp_path / "text").write_text("ab\n")
+    (tmp_path / "same").write_text("ab\n")
+    keys = [task("characters", text=tmp_path / name).data_key() for name in ("text", "same")]
+    (tmp_path / "same").write_text("abc\n")
+    assert keys[0] == keys[1] != task("characters", text=tmp_path / "same").data_key()

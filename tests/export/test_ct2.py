@@ -1,0 +1,234 @@
+"""Exports to CTranslate2: its own engine decodes what our models compute."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from types import SimpleNamespace
+
+import ctranslate2
+import numpy as np
+import pytest
+import torch
+
+from helpers.commands import relpos, train, write_corpus
+from helpers.models import small_model, small_task
+from relpos_fairseq.engine.files import read_json
+from relpos_fairseq.export import ct2
+from relpos_fairseq.export.extras import ExportError, require
+from relpos_fairseq.schemes import REGISTER, scheme_names
+
+HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi kerple".split()
+OTHERS = [
+    *({"position_scheme": name, "position_share": "both"} for name in ("shaw", "t5", "kerple")),
+    {"position_scheme": "t5", "position_share": "none"},
+    {"position_scheme": "shaw", "position_clip_distance": "2"},
+    {"position_scheme": "rel_scalar", "position_clip_distance": "0"},
+    {"position_scheme": "t5", "position_scale": "3"},
+    {"position_scheme": "t5", "position_buckets": "6", "position_max_distance": "9"},
+    {"position_scheme": "t5+kerple"},
+    {"position_scheme": "rope", "position_rope_pairs": "halves", "position_rope_base": "500"},
+    {"position_scheme": "rope", "position_rope_scaling": "linear", "position_rope_factor": "3"},
+    {"position_scheme": "rope+rel_scalar"},
+    {"encoder_position_scheme": "t5", "decoder_position_scheme": "rope"},
+    {"encoder_position_scheme": "learned", "decoder_position_scheme": "shaw_keys"},
+    {
+        "position_scheme": "shaw",
+        "encoder_normalize_before": True,
+        "decoder_normalize_before": True,
+        "layernorm_embedding": True,
+        "activation_fn": "gelu",
+    },
+    {"position_scheme": "kerple", "encoder_embed_dim": 24, "encoder_attention_heads": 4},
+]
+REFUSED = {
+    "m1": "gate",
+    "m4": "key_vectors",
+    "m4m": "key_vectors",
+    "tupe": "static_factors",
+    "transformer_xl": "query_offset",
+    "learned+t5": "input",
+    "rope+shaw": "vectors beside a rotation",
+    "shaw+rel_scalar": "vectors beside a bias",
+    "none/t5": "a bias in some of its layers",
+}
+
+
+def trained(**values):
+    """A small model whose tables and biases are far from where they start."""
+    model = small_model(**values)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "position" in name or name.endswith("bias"):
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return model
+
+
+def difference(model, folder, lengths=(1, 3, 40)) -> float:
+    """Largest difference of logits; the lengths lie on both sides of tables' ends."""
+    words = small_task().source_dictionary
+    ct2.write(model, words, words, folder, None)
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(4, len(words), (n,), generator=generator) for n in lengths]
+    rows = [torch.cat([row, torch.tensor([2])]) for row in rows]
+    engine = ctranslate2.Translator(str(folder), intra_threads=1)
+    largest, steps = ct2.compare_logits(engine, model, words, words, rows)
+    assert steps >= ct2.LEAST_STEPS * len(lengths)
+    return largest
+
+
+@pytest.mark.parametrize("values", [{"position_scheme": name} for name in HELD] + OTHERS, ids=str)
+def test_logits_are_the_models(values, tmp_path):
+    assert difference(trained(**values), tmp_path) < 2e-5
+
+
+@pytest.mark.parametrize("name", sorted(set(scheme_names()) - set(HELD)))
+def test_what_is_not_held_is_refused(name, tmp_path):
+    """Every other scheme is refused by name, with the way out, or it is exported rightly."""
+    side = "decoder_" if REGISTER[name].causal_only else ""
+    values = {"encoder_position_scheme": "none"} if side else {}
+    try:
+        model = trained(**values | {f"{side}position_scheme": name})
+        assert difference(model, tmp_path) < 2e-5
+    except ExportError as error:
+        assert f"position scheme {name}: it has " in str(error)
+        assert "relpos export onnx" in str(error)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_reason_is_named(name, tmp_path):
+    with pytest.raises(ExportError, match=REFUSED[name]):
+        difference(trained(position_scheme=name), tmp_path)
+
+
+def test_tables_of_each_head_are_refused(tmp_path):
+    with pytest.raises(ExportError, match="query_vectors of each head"):
+        difference(trained(position_scheme="shaw", position_share="none"), tmp_path)
+    with pytest.raises(ExportError, match="channels that are not rotated"):
+        odd = {"encoder_embed_dim": 10, "decoder_embed_dim": 10}
+        difference(trained(position_scheme="rope", **odd), tmp_path)
+
+
+def test_other_parts_are_refused(tmp_path):
+    with pytest.raises(ExportError, match="no cross-attention"):
+        difference(trained(position_scheme="none", no_cross_attention=True), tmp_path)
+    with pytest.raises(ExportError, match="no relpos_transformer"):
+        ct2.write(SimpleNamespace(decoder=None), None, None, tmp_path, None)
+
+
+def test_an_absent_or_old_package_names_the_extra(monkeypatch):
+    with pytest.raises(ExportError, match=re.escape("pip install 'relpos_fairseq[ct2]'")):
+        require("no_such_package", "ct2")
+    monkeypatch.setattr(ctranslate2, "__version__", "4.8.2")
+    with pytest.raises(ExportError, match="4.8.2 is too old, 4.8.3 or newer"):
+        ct2.engine()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    train(corpus, folder, "--position-scheme", "shaw", "--max-update", "20")
+    return folder / "checkpoint_last.pt"
+
+
+def test_the_command_compares_what_it_wrote(checkpoint, tmp_path, capsys):
+    out = tmp_path / "served"
+    assert relpos("export", "ct2", checkpoint, out) == 0
+    printed = capsys.readouterr().out
+    assert "29 sentences of the validation set" in printed
+    assert "29 of 29 translations (beam 4) are equal" in printed
+    facts = read_json(out / ct2.REPORT)
+    assert facts["comparison"]["logits"] < 1e-5
+    assert facts["positions"]["decoder"].startswith("shaw ")
+    translator = ctranslate2.Translator(str(out), intra_threads=1)
+    assert translator.translate_batch([["w1", "w2"]])[0].hypotheses[0]
+    assert relpos("export", "ct2", checkpoint, out) == 2
+    assert f"{out} exists" in capsys.readouterr().err
+
+
+def test_translate_runs_an_export(checkpoint, corpus, tmp_path, capsys):
+    """The same lines, texts and scores as the checkpoint's, n-best and empty lines included."""
+    out = tmp_path / "served"
+    assert relpos("export", "ct2", checkpoint, out) == 0
+    lines = ["", *corpus.lines("test", "src")[:9]]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    options = [tmp_path / "in.txt", "--nbest", "2", "--max-len-b", "14", "--jsonl", "--cpu"]
+    found = []
+    for model in (checkpoint, out):
+        capsys.readouterr()
+        assert relpos("translate", model, *options) == 0
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    for ours, theirs in zip(found[0][1:], found[1][1:], strict=True):
+        assert (ours["line"], ours["source"]) == (theirs["line"], theirs["source"])
+        pairs = list(zip(ours["hypotheses"], theirs["hypotheses"], strict=True))
+        for one, other in pairs:
+            assert one["text"] == other["text"]
+            # The engine's softmax leaves out what may not be chosen, so its scores are higher.
+            assert one["score"] < other["score"] < 0.9 * one["score"]
+    assert len(pairs) == 2 and found[0][0] == found[1][0]  # the empty line
+    card = (out / "MODEL_CARD.md").read_text()
+    assert "comparison: logits" in card and "# The checkpoint" in card
+    assert relpos("translate", out, tmp_path / "in.txt", "--unkpen", "1") == 2
+    assert "--unkpen 1.0: CTranslate2 has none; leave it out" in capsys.readouterr().err
+    (out / ct2.REPORT).unlink()
+    assert relpos("translate", out, tmp_path / "in.txt") == 2
+    assert "export the checkpoint again" in capsys.readouterr().err
+
+
+def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, tmp_path, capsys):
+    """Without the data: random sentences are compared, and the export has its dictionaries."""
+    state = torch.load(checkpoint, weights_only=True)
+    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    torch.save(state, moved / "model.pt")
+    assert relpos("export", "ct2", moved / "model.pt", tmp_path / "none") == 2
+    said = capsys.readouterr().err
+    assert "no text/ beside" in said and "gone" in said and not (tmp_path / "none").exists()
+    shutil.copytree(checkpoint.parent / "text", moved / "text")
+    assert relpos("export", "ct2", moved / "model.pt", tmp_path / "served") == 0
+    assert "32 random sentences" in capsys.readouterr().out
+    for name in ("dict.src.txt", "dict.tgt.txt"):
+        ours, theirs = corpus.binary / name, tmp_path / "served" / "text" / name
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_quantized_weights_are_smaller(checkpoint, tmp_path, capsys):
+    sizes = []
+    for name, more in (("fp32", ()), ("int8", ("--quantization", "int8"))):
+        assert relpos("export", "ct2", checkpoint, tmp_path / name, *more) == 0
+        sizes.append((tmp_path / name / "model.bin").stat().st_size)
+    assert sizes[1] < 0.6 * sizes[0]
+    assert read_json(tmp_path / "int8" / ct2.REPORT)["comparison"]["logits"] > 1e-5
+    assert "int8: 29 sentences" in capsys.readouterr().out
+
+
+def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch, capsys):
+    fused = ct2.transformer_spec
+
+    def wrong(*args):
+        spec = fused(*args)
+        attention = spec.encoder.layer[1].self_attention
+        attention.relative_position_keys = np.roll(attention.relative_position_keys, 3, 0) * 30
+        return spec
+
+    monkeypatch.setattr(ct2, "transformer_spec", wrong)
+    assert relpos("export", "ct2", checkpoint, tmp_path / "served") == 2
+    assert "CTranslate2's logits differ by" in capsys.readouterr().err
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.slow
+def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys):
+    assert relpos("benchmark", "serving", checkpoint, corpus.binary, "--rounds", "1") == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
+    bleu = [float(row.strip(" |").split("|")[-1]) for row in rows]
+    assert len(rows) == 4
+    assert bleu[0] == bleu[1] == bleu[2]  # the same search of the same model

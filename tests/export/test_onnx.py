@@ -1,0 +1,177 @@
+"""ONNX graphs: onnxruntime computes what our models compute, at sizes that were not traced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import onnx as onnx_format
+import pytest
+import torch
+
+from cases import randomize
+from helpers import roberta
+from helpers.commands import relpos, train, write_corpus
+from helpers.lm_models import RELATIVE, lm_config
+from helpers.models import small_model, small_task
+from relpos_fairseq.engine.files import read_json
+from relpos_fairseq.export import kinds, onnx
+from relpos_fairseq.export.extras import ExportError
+from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
+from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
+from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+from relpos_fairseq.schemes import REGISTER, scheme_names
+
+TWO_SIDED = [name for name in scheme_names() if not REGISTER[name].causal_only]
+SIDES = ("encoder_layers", "decoder_layers")
+
+
+def build(kind: str, scheme: str, **values) -> torch.nn.Module:
+    """A model in fp32 of one layer, or a layer a scheme; every table far from neutral."""
+    torch.manual_seed(1)
+    layers = scheme.count("/") + 1
+    if kind == "roberta":
+        task = roberta.small_task(longest=64)
+        model = roberta.small_roberta(
+            task=task, position_scheme=scheme, encoder_layers=layers, **values
+        )
+        model.register_classification_head("pairs", num_classes=3)
+        model.register_question_answering_head("answers")
+    elif kind == "translation":
+        model = small_model(position_scheme=scheme, **dict.fromkeys(SIDES, layers), **values)
+    else:
+        base, of = {
+            "lm": (RelPosTransformerLMConfig, RelPosTransformerLanguageModel),
+            "xl": (RelPosTransformerXLConfig, RelPosTransformerXLModel),
+        }[kind]
+        memory = {"mem_len": 6} if kind == "xl" else {}
+        config = lm_config(base, position_scheme=scheme, decoder_layers=layers, **memory, **values)
+        model = of.build_model(config, small_task())
+    for name, module in model.named_modules():
+        if name.endswith((".position", ".positions")):
+            randomize(module, len(name))
+    return model.float().eval()
+
+
+@torch.no_grad()
+def difference(model, folder) -> float:
+    """Largest difference of an output of onnxruntime's."""
+    kind = kinds.kind_of(model)
+    runs = {}
+    for graph in kind.graphs():
+        onnx.write(graph, folder / f"{graph.name}.onnx")
+        onnx_format.checker.check_model(str(folder / f"{graph.name}.onnx"))
+        runs[graph.name] = onnx.runner(folder / f"{graph.name}.onnx")
+    largest, text = onnx.compare(kind, runs)
+    assert "1 x 1" in text and "5 x 19" in text
+    return largest
+
+
+# Writing a graph takes seconds, and one more scheme in it little: in hybrids each scheme meets
+# every kind of model.  RELPOS_ONNX=full writes a graph for each scheme alone too.
+HYBRIDS = {
+    "none": {},
+    "rope+shaw+m1+m4+t5": {},
+    "learned+m4m+rel_scalar+kerple": {},
+    "fox": {},  # with m4m onnxruntime errs: relpos_fairseq/export/README.md
+    "sinusoidal+m3+transformer_xl+alibi+cope": {},
+    "deberta+tupe+shaw_keys+m2+fire+xpos": {"position_scale": "2"},
+    "sentence+tupe_a+abs_scalar+tupe_released": {"position_scale": "3"},
+    "deberta_released+pope": {"position_scale": "3"},
+}
+OPTIONS = [
+    ("roberta", "learned+m4+t5", {"segment_encoding": "head", "position_reset_cls": "on"}),
+    ("xl", "transformer_xl", {"same_length": True}),
+    ("roberta", "m4", {"segment_encoding": "input", "num_segments": "3"}),
+    ("lm", "m4m", {"adaptive_softmax_cutoff": "8,16"}),
+    # A scheme a layer; and positions drawn at random, which training alone does.
+    ("translation", "rope/none", {}),
+    ("xl", "m4/none", {}),
+    ("lm", "m4/none/t5", {"position_random_range": "64"}),
+]
+TAKEN = {"roberta": TWO_SIDED, "translation": TWO_SIDED, "lm": scheme_names(), "xl": RELATIVE}
+
+
+def graphs() -> Iterator[tuple[str, str, dict]]:
+    """Kind, scheme and options of every model whose graphs are run."""
+    yield from OPTIONS
+    for kind, taken in TAKEN.items():
+        if os.environ.get("RELPOS_ONNX") == "full":
+            yield from ((kind, name, {}) for name in taken)
+        for hybrid, values in HYBRIDS.items():
+            if part := "+".join(name for name in hybrid.split("+") if name in taken):
+                yield kind, part, values
+
+
+def test_every_scheme_meets_every_kind():
+    met = {(kind, name) for kind, scheme, _ in graphs() for name in scheme.split("+")}
+    assert met >= {(kind, name) for kind, taken in TAKEN.items() for name in taken}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "scheme", "values"), graphs())
+def test_every_scheme(kind, scheme, values, tmp_path):
+    assert difference(build(kind, scheme, **values), tmp_path) < 2e-5
+
+
+def test_torch_export_takes_any_size():
+    """Without ONNX: the program is the model at other sizes, and on either side of padding."""
+    model = build("roberta", "m4+tupe", position_scale="2")
+    graph = kinds.kind_of(model).graphs()[0]
+    program = graph.exported().module()
+    tokens = roberta.tokens(4, 23)
+    for one in (tokens, tokens.flip(1), tokens[:1, :2]):
+        real = one != 1
+        with torch.no_grad():
+            ours, theirs = graph.module(one)[1], program(one)[1]
+        torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
+
+
+def test_jit_says_what_to_call_instead():
+    model = build("roberta", "m4")
+    with pytest.raises(RuntimeError, match="call torch.export.export"):
+        torch.jit.trace(lambda tokens: model(tokens)[0], roberta.tokens(), check_trace=False)
+
+
+def test_t5s_buckets_are_the_same_in_a_graph(monkeypatch):
+    from relpos_fairseq import relations
+
+    distance = torch.arange(-300, 301)
+    for both in (True, False):
+        for size, reach in ((32, 128), (6, 9), (10, 300), (64, 77)):
+            relation = relations.Bucketed(size, reach, both)
+            eager = relation.of_distance(distance)
+            with monkeypatch.context() as patch:
+                patch.setattr(relations, "is_exported", lambda: True)
+                assert torch.equal(relation.of_distance(distance), eager), (size, reach, both)
+
+
+def test_other_models_are_refused():
+    with pytest.raises(ExportError, match="a Linear has no graphs"):
+        kinds.kind_of(torch.nn.Linear(2, 2))
+    with pytest.raises(ExportError, match="without memory"):
+        kinds.kind_of(build("xl", "m4", eval_mem_len=0)).graphs()
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, monkeypatch, capsys):
+    corpus = write_corpus(tmp_path / "corpus")
+    train(corpus, tmp_path / "saved", "--position-scheme", "m4m", "--max-update", "5")
+    checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "graphs"
+    assert relpos("export", "onnx", checkpoint, out) == 0
+    assert "largest difference" in capsys.readouterr().out
+    facts = read_json(out / onnx.REPORT)
+    assert facts["graphs"]["step.onnx"]["inputs"]["tokens"] == ["batch", "past + 1"]
+    assert facts["positions"].startswith("m4m ")
+    assert facts["comparison"]["largest_difference"] < 1e-4
+    card = (out / "MODEL_CARD.md").read_text()
+    assert (
+        card.startswith("# Model card: ONNX of checkpoint_last.pt\n") and "# The checkpoint" in card
+    )
+    assert "| encoder.onnx, step.onnx" in card and facts["checkpoint"]["sha256"] in card
+    assert "comparison: largest_difference" in card and "| encoder_positions" in card
+    monkeypatch.setattr(onnx, "TOLERANCE", 0.0)
+    assert relpos("export", "onnx", checkpoint, tmp_path / "other") == 2
+    assert "the graphs' logits differ by" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

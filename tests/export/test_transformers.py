@@ -1,0 +1,66 @@
+"""Folders for transformers: its Auto classes load them, train them and save them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from helpers import roberta
+from helpers.commands import relpos
+from helpers.conversion import config, random_state
+from relpos_fairseq.conversion.writer import build, checkpoint_of
+from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
+from relpos_fairseq.schemes import REGISTER, scheme_names
+
+
+def exported(folder, scheme, **values):
+    """A checkpoint's model, and the folder that was exported of it."""
+    source = config(scheme, **values)
+    state = {
+        name: part.float() if part.is_floating_point() else part
+        for name, part in random_state(source).items()
+    }
+    torch.save(checkpoint_of(source, state, {}), folder / "model.pt")
+    assert relpos("export", "transformers", folder / "model.pt", folder / "out") == 0
+    return build(source, state), folder / "out"
+
+
+@pytest.mark.parametrize("scheme", [n for n in scheme_names() if not REGISTER[n].causal_only])
+def test_logits_are_the_models(scheme, tmp_path):
+    model, folder = exported(tmp_path, scheme)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
+    tokens = roberta.tokens() % 20
+    tokens[1, -2:] = 1
+    found = loaded.eval()(tokens, attention_mask=(tokens != 1).long()).logits
+    torch.testing.assert_close(found, model(tokens)[0].float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_every_auto_class_saves_and_loads(name, tmp_path):
+    _, folder = exported(tmp_path, "m4")
+    auto = getattr(transformers, name)
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    model.save_pretrained(tmp_path / "again")
+    again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    assert not list((tmp_path / "again").glob("*.bin"))
+    saved = again.state_dict()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, saved[key]), key
+    tokens = torch.randint(4, 20, (2, 6))
+    torch.testing.assert_close(again(tokens)[0], model(tokens)[0], rtol=0, atol=1e-5)
+
+
+def test_heads_learn(tmp_path):
+    _, folder = exported(tmp_path, "t5")
+    model = RelPosForSequenceClassification.from_pretrained(folder, num_labels=3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    tokens, labels = torch.randint(4, 20, (6, 8)), torch.tensor([0, 1, 2, 0, 1, 2])
+    losses = []
+    for _ in range(15):
+        loss = model(tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.3 * losses[0]

@@ -1,0 +1,216 @@
+"""generate() of exported models: greedy and beam search choose what fairseq's generator chooses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from fairseq.sequence_generator import SequenceGenerator
+
+from helpers.commands import relpos, train, write_corpus
+from helpers.exported import fairseqs
+from helpers.lm_models import lm_config, randomized, small_xl
+from helpers.models import small_config, small_task
+from relpos_fairseq.export import transformers_decoders as decoders
+from relpos_fairseq.export.extras import ExportError
+from relpos_fairseq.export.transformers_generation import (
+    RelPosForCausalLM,
+    RelPosForSeq2SeqLM,
+    RelPosLanguageConfig,
+    RelPosTranslationConfig,
+)
+from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.schemes import REGISTER, scheme_names
+
+LONGEST = 30
+SEEDS = range(1, 9)  # of models, until one of them ends a sentence
+SEARCH = {
+    "suppress_tokens": [1],
+    "min_new_tokens": 1,
+    "early_stopping": True,
+    "do_sample": False,
+    "max_new_tokens": LONGEST,
+    "output_scores": True,
+    "return_dict_in_generate": True,
+}
+EVERY = [*scheme_names(), "rope+m4", "rope+t5/t5+m4"]
+
+
+def values_of(config) -> dict:
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+def translation(scheme: str, seed: int):
+    """A small model, of which most let sentences end, and its twin for transformers."""
+    one_way = scheme in REGISTER and REGISTER[scheme].causal_only
+    sides = {"position_scheme": scheme}
+    if one_way:
+        sides = {"position_scheme": "none", "decoder_position_scheme": scheme}
+    config = small_config(max_source_positions=64,
+                          max_target_positions=64, **sides)  # fmt: skip
+    torch.manual_seed(seed)
+    model = RelPosTransformerModel.build_model(config, small_task())
+    model = ending(randomized(model))
+    twin = RelPosForSeq2SeqLM(
+        RelPosTranslationConfig(values_of(config), 24, source_rows=24, eos_token_id=2)
+    )
+    return model, loaded(twin, model)
+
+
+def language(scheme: str, seed: int):
+    """The same for a language model."""
+    config = lm_config(RelPosTransformerLMConfig, position_scheme=scheme)
+    torch.manual_seed(seed)
+    model = RelPosTransformerLanguageModel.build_model(config, small_task())
+    model = ending(randomized(model))
+    twin = RelPosForCausalLM(RelPosLanguageConfig(values_of(config), 24))
+    return model, loaded(twin, model)
+
+
+@torch.no_grad()
+def ending(model):
+    """Let tokens depend on what is before them, and </s> be as likely as the best of others."""
+    draw = torch.Generator().manual_seed(7)
+    decoder = model.decoder
+    decoder.embed_tokens.weight[4:] = 1.5 * torch.randn(20, 16, generator=draw).double()
+    rows = 0.5 * torch.randn(24, 16, generator=draw).double()
+    tokens = torch.randint(4, 24, (8, 12), generator=draw)
+    encoded = model.encoder(tokens) if hasattr(model, "encoder") else None
+    features = decoder.extract_features(tokens, encoded)[0].flatten(0, 1)
+    common = features.mean(0)
+    rows -= (rows @ common)[:, None] * common / common.square().sum()
+    likely = (features @ rows.T).amax(-1).mean()
+    rows[2] = 0.5 * rows[2] + 0.9 * likely * common / common.square().sum()
+    decoder.output_projection.weight.copy_(rows)
+    return model
+
+
+def loaded(twin, model):
+    twin.double().eval().model.load_state_dict(model.state_dict())
+    return twin
+
+
+def until_end(row) -> list[int]:
+    """Tokens up to the first </s>, which is one of them."""
+    tokens = row.tolist()
+    return tokens[: tokens.index(2) + 1] if 2 in tokens else tokens
+
+
+def compare(ours, theirs, scores, before: int, longest: int = LONGEST) -> int:
+    """Compare best hypotheses; returns how many ended before they had to."""
+    ended = 0
+    for row, found in enumerate(theirs):
+        mine = ours[row][0]["tokens"].tolist()
+        other = until_end(found[before:])
+        if max(len(one["tokens"]) for one in ours[row]) > longest:
+            continue  # fairseq adds </s> to what it cuts, transformers leaves it open
+        ended += 1
+        assert other == mine
+        if scores is not None:
+            assert abs(float(scores[row]) - float(ours[row][0]["score"])) < 1e-6
+    return ended
+
+
+FEW = ("m4", "rope", "tupe")
+
+
+def marked(schemes):
+    """All, the others than a few only in long runs."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=() if name in FEW else slow) for name in schemes]
+
+
+@pytest.mark.parametrize("scheme", marked(EVERY))
+def test_translations_are_fairseqs(scheme):
+    assert any(translations_end(*translation(scheme, seed)) for seed in SEEDS)
+
+
+def translations_end(model, twin) -> bool:
+    """Compare; returns whether any ended by itself."""
+    draw = torch.Generator().manual_seed(5)
+    source = torch.randint(4, 24, (6, 9), generator=draw)
+    source[:, -1], source[1, :3], source[2, :6] = 2, 1, 1
+    sample = {"net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}}
+    ended = 0
+    for beam in (1, 4):
+        words = small_task().target_dictionary
+        ours = SequenceGenerator([model], words, beam_size=beam, max_len_b=LONGEST).generate(
+            [model], sample
+        )
+        mask = (source != 1).long()
+        theirs = twin.generate(source, attention_mask=mask, num_beams=beam, **SEARCH)
+        ended += compare(ours, theirs.sequences, theirs.get("sequences_scores"), 1)
+    return ended > 0
+
+
+@pytest.mark.parametrize("scheme", marked(EVERY))
+def test_continuations_are_fairseqs(scheme):
+    """Fairseq counts the prompt's scores and symbols too, so scores are not divided by lengths."""
+    assert any(continuations_end(*language(scheme, seed)) for seed in SEEDS)
+
+
+def continuations_end(model, twin) -> bool:
+    """Compare; returns whether any ended by itself."""
+    prompt = torch.randint(4, 24, (6, 4), generator=torch.Generator().manual_seed(6))
+    sample = {"net_input": {"src_tokens": prompt, "src_lengths": prompt.new_full((6,), 4)}}
+    begun = torch.cat([prompt.new_full((6, 1), 2), prompt], dim=1)
+    search, ended = SEARCH | {"min_new_tokens": None, "length_penalty": 0.0}, 0
+    for beam in (1, 4):
+        words = small_task().target_dictionary
+        generator = SequenceGenerator(
+            [model], words, beam_size=beam, max_len_b=LONGEST + 4, normalize_scores=False
+        )
+        ours = generator.generate([model], sample, prefix_tokens=prompt, bos_token=2)
+        theirs = twin.generate(begun, num_beams=beam, **search).sequences
+        ended += compare(ours, theirs, None, 1, LONGEST + 4)
+    # Rows of different lengths, padded on the left, are as if each were alone.
+    left = torch.cat([begun.new_full((6, 2), 1), begun[:, :3]], dim=1)
+    both, mask = torch.cat([begun, left]), torch.cat([begun, left]).ne(1).long()
+    together = twin.generate(both, attention_mask=mask, num_beams=1, **search).sequences
+    alone = twin.generate(begun[:, :3], num_beams=1, **search).sequences
+    for row in range(6):
+        assert until_end(together[6 + row, 5:]) == until_end(alone[row, 3:])
+    return ended > 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A corpus, and a translation model of one update on it."""
+    folder = tmp_path_factory.mktemp("trained")
+    corpus = write_corpus(folder)
+    train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
+    return folder / "model" / "checkpoint_last.pt"
+
+
+@torch.no_grad()
+def test_a_checkpoint_becomes_a_folder(trained, tmp_path):
+    """Text in, text out; saved again and loaded again; the card says what is known."""
+    assert relpos("export", "transformers", trained, tmp_path / "out") == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    auto = transformers.AutoModelForSeq2SeqLM
+    model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    source = tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt")
+    assert source["input_ids"][1].tolist()[1:] == [2, 1, 1]
+    found = model.generate(**source, num_beams=3, max_new_tokens=8)
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in found]
+    assert texts == fairseqs(trained, source["input_ids"])
+    model.save_pretrained(tmp_path / "again")
+    again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    labels = source["input_ids"].masked_fill(source["input_ids"] == 1, -100)
+    before, after = (one(**source, labels=labels) for one in (model, again))
+    torch.testing.assert_close(after.logits, before.logits, rtol=0, atol=1e-5)
+    assert before.loss > 0 and not list((tmp_path / "again").glob("*.bin"))
+    assert "decoder: position scheme" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
+def test_memory_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(decoders, "load", lambda *unused: (small_xl(position_scheme="m4"), None))
+    given = {"load_checkpoint_to_cpu": lambda path: {"cfg": None}}
+    monkeypatch.setattr(decoders, "checkpoint_utils", SimpleNamespace(**given))
+    with pytest.raises(ExportError, match="RelPosTransformerXLModel, which keeps memory"):
+        decoders.export(tmp_path / "xl.pt", tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,124 @@
+"""Exported folders in the oldest and the newest transformers, each in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers import ROOT
+from helpers.commands import relpos, train, write_corpus
+from helpers.exported import fairseqs, hub_of, write_checkpoint
+
+RELEASES = ("4.44.2", "5.23.0")
+SCRIPT = Path(__file__).with_name("use_in_transformers.py")
+ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
+TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0,
+        "separator_token": 2, "num_classes": 3}  # fmt: skip
+
+
+def interpreter(folder: Path, release: str) -> Path:
+    """Python with a release of transformers and, below it, this environment's packages."""
+    home = Path(os.environ.get(ENVIRONMENTS, folder)) / f"transformers-{release}"
+    python = home / "bin" / "python"
+    if not python.is_file():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        [packages] = home.glob("lib/python*/site-packages")
+        (packages / "below.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    wanted = (f"transformers=={release}", "accelerate==1.15.0")
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "-q", "--no-compile", *wanted],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=600,
+    )
+    if done.returncode:
+        pytest.skip(f"pip cannot install {' '.join(wanted)}: {done.stderr.strip()[-200:]}")
+    return python
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The three folders' checkpoints' models and hubs."""
+    models = {}
+    for name, more in (
+        ("masked", {}),
+        ("classified", {"classes": 3, "task": TASK}),
+        ("answering", {"spans": True, "scheme": "t5"}),
+    ):
+        folder = tmp_path_factory.mktemp(name)
+        model, checkpoint = write_checkpoint(folder, "bpe", **more)
+        assert relpos("export", "transformers", checkpoint, folder / "out") == 0
+        models[name] = folder / "out", model, hub_of(folder, model, "bpe")
+    return models
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory):
+    """A translation model's checkpoint, and its folder."""
+    folder = tmp_path_factory.mktemp("translated")
+    corpus = write_corpus(folder)
+    train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
+    checkpoint = folder / "model" / "checkpoint_last.pt"
+    assert relpos("export", "transformers", checkpoint, folder / "out") == 0
+    return checkpoint, folder / "out"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", RELEASES)
+@torch.no_grad()
+def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
+    python = interpreter(tmp_path, release)
+    (tmp_path / "translated").symlink_to(translated[1])
+    for name, (folder, _, _) in exported.items():
+        (tmp_path / name).symlink_to(folder)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [python, SCRIPT, tmp_path], env=environment, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["transformers"] == release
+
+    for name, (_, model, hub) in exported.items():
+        rows = [hub.encode("the old house"), hub.encode("a mouse hears")]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, True, 1)
+        how = {"classified": {"classification_head_name": "mine"},
+               "answering": {"span_head_name": "spans"}}.get(name, {})  # fmt: skip
+        ours = model(tokens, **how)[0]
+        ours = ours[..., 0] if name == "answering" else ours
+        theirs = torch.tensor(found[name])
+        if name == "classified":
+            torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+        else:
+            real = tokens != 1
+            torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(translated[1], trust_remote_code=True)
+    source = tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt")["input_ids"]
+    assert found["translated"] == fairseqs(translated[0], source)
+
+    hub = exported["masked"][2]
+    filled = {row["token"]: row["score"] for row in found["fill-mask"]}
+    before, _, mask = hub._around_mask("the old <mask> hears")
+    tokens = torch.tensor([[0, *hub._ids(before), mask, *hub._ids("hears"), 2]])
+    probabilities = hub.model(tokens)[0][0, 1 + len(hub._ids(before))].softmax(-1)
+    assert len(filled) > 50
+    for token, score in filled.items():
+        assert abs(probabilities[token] - score) < 1e-5
+    model, hub = exported["classified"][1:]
+    expected = hub.predict("mine", hub.encode("the old")).exp()[0].tolist()
+    given = {row["label"]: row["score"] for row in found["text-classification"]}
+    assert given == pytest.approx(dict(zip(("yes", "no", "perhaps"), expected, strict=True)), 1e-4)
+    assert ("question-answering" in found) == release.startswith("4")
+    if "question-answering" in found:
+        assert found["question-answering"]["answer"] in "a new mouse makes the old house"
+    assert found["trained"]["last"] < 0.5 * found["trained"]["first"], found["trained"]
+    assert found["trained"]["accuracy"] == 1.0

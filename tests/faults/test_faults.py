@@ -1,0 +1,482 @@
+"""A campaign of faults: kills, full disks, clocks, two processes at once, caches, bad input.
+
+Small by default. The full numbers take hours:
+
+    RELPOS_FAULTS=full bash scripts/test.sh tests/faults
+
+Jobs run in forks of this process, so that a kill costs no start. After each fault the same job runs
+again undisturbed, and what it makes must be equal to what it makes without a fault.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers import commands as cli
+from helpers import segment_corpus, wmt_text
+from helpers.commands import relpos
+from helpers.folders import contents
+from helpers.glue_data import write_glue, write_tokenizer
+from helpers.questions import make_data, make_file
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
+from relpos_fairseq.engine.command import run_command
+
+pytestmark = pytest.mark.slow
+FULL = os.environ.get("RELPOS_FAULTS") == "full"
+KILLS = 20 if FULL else 2  # of each job
+MALFORMED = 1250 if FULL else 25  # of each kind of input
+UPDATES = 8
+# Logs, what fairseq leaves of a killed save, and files that name the folder they lie in.
+NOT_COMPARED = (".log", ".tmp", "conversion.json", "MODEL_CARD.md")
+TRAINING = ("--save-interval-updates", "2", "--no-epoch-checkpoints", "--disable-validation")
+TRAINING += ("--update-epoch-batch-itr", "True")  # fairseq shuffles otherwise after a resume
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the jobs read."""
+
+    wmt: Path
+    translation: Path
+    packed: Path
+    stream: Path
+    glue: Path
+    tokenizer: Path
+    questions: Path
+    text: Path
+    checkpoint: Path
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Inputs:
+    folder = tmp_path_factory.mktemp("inputs")
+    text = folder / "text.txt"
+    segment_corpus.write_lines(text, 400, 1, words=True)
+    packed = write_packed(folder / "packed")
+    roberta = ("--tokens-per-sample", "24", "--max-update", "2", "--save-dir", folder / "roberta")
+    cli.call("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING, *roberta)
+    return Inputs(
+        wmt=wmt_text.write_texts(folder / "wmt"),
+        translation=cli.write_corpus(folder / "translation").binary,
+        packed=packed,
+        stream=segment_corpus.write_corpus(folder / "stream"),
+        glue=write_glue(folder / "glue", train=200),
+        tokenizer=write_tokenizer(folder / "tokenizer"),
+        questions=make_data(folder / "questions", unanswerable=True),
+        text=text,
+        checkpoint=folder / "roberta" / "checkpoint_last.pt",
+    )
+
+
+def training(tool: Callable[[Inputs, Path], list]) -> Callable[[Inputs, Path], int]:
+    """A job that trains, as fairseq-train does."""
+
+    def job(inputs: Inputs, out: Path) -> int:
+        def main(argv: object) -> None:
+            cli.call("train", *tool(inputs, out))
+
+        return run_command(main)
+
+    return job
+
+
+def _translation(inputs: Inputs, out: Path) -> list:
+    corpus = cli.Corpus(inputs.translation.parent / "raw", inputs.translation)
+    return cli.train_arguments(corpus, out, "--max-update", str(UPDATES), *TRAINING)
+
+
+def _language_model(arch: str, *more: str) -> Callable[[Inputs, Path], list]:
+    def arguments(inputs: Inputs, out: Path) -> list:
+        flags = segment_corpus.arguments(inputs.stream, out, "--max-update", str(UPDATES))
+        flags[flags.index("--arch") + 1] = arch
+        return [flag for flag in flags if flag not in more]
+
+    return arguments
+
+
+def _roberta(inputs: Inputs, out: Path) -> list:
+    data = (inputs.packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING)
+    return [*data, "--tokens-per-sample", "24", "--max-update", str(UPDATES), "--save-dir", out]
+
+
+LM = ("--mem-len", "10", "--init-std", "0.3")
+JOBS: dict[str, Callable[[Inputs, Path], int]] = {
+    "train translation": training(_translation),
+    "train xl": training(_language_model("relpos_transformer_xl_tiny")),
+    "train lm": training(_language_model("relpos_transformer_lm_tiny", *LM)),
+    "train roberta": training(_roberta),
+    "prepare lm": lambda i, out: relpos(
+        *("prepare", "lm", "--text", i.text, "--split", "0.8,0.1,0.1", "--level", "char"),
+        *("--out", out, "--workers", "1"),
+    ),
+    "prepare mlm": lambda i, out: relpos(
+        *("prepare", "mlm", "--train", i.text, "--hold-out", "0.2", "--documents", "line"),
+        *("--vocab-size", "300", "--tokens-per-sample", "24", "--out", out, "--workers", "1"),
+    ),
+    "prepare glue": lambda i, out: relpos(
+        "prepare", "glue", i.glue, "--tokenizer", i.tokenizer, "--out", out, "--workers", "1"
+    ),
+    "prepare qa": lambda i, out: relpos(
+        *("prepare", "qa", "--train", i.questions / "train.json", "--train-articles", "30"),
+        *("--train-tokenizer", "wordpiece", "--vocab-size", "200", "--out", out),
+    ),
+    "prepare wmt": lambda i, out: relpos(
+        *("prepare", "wmt", "en-de", "--from-dir", i.wmt, "--out", out, "--vocab-size", "60"),
+        *("--workers", "1"),
+    ),
+    "convert": lambda i, out: relpos(
+        "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
+    ),
+    "average": lambda i, out: relpos(
+        "average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"
+    ),
+    "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
+}
+QUICK = [name for name in JOBS if name != "prepare wmt"]  # which starts fairseq-preprocess
+KILLED = list(JOBS) if FULL else QUICK
+
+
+def started(job: Callable[[], int], log: Path, before: Callable[[], None] | None = None) -> int:
+    """Run a job in a fork with its output in a log; returns the fork's process id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 99
+    try:
+        os.setsid()
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (pytest's are this process's)
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        if before:
+            before()
+        status = job()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def ended(child: int) -> int:
+    """Wait for a fork; returns its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def finished(job: Callable[[], int], log: Path) -> int:
+    return ended(started(job, log))
+
+
+def made(out: Path) -> dict[str, object]:
+    """What a job made: bytes, and of checkpoints the tensors."""
+    found: dict[str, object] = {}
+    for name, content in contents(out, ".stages").items():
+        if name.endswith(".pt"):
+            found[name] = torch.load(out / name, map_location="cpu", weights_only=True)["model"]
+        elif not name.endswith(NOT_COMPARED):
+            found[name] = content
+    return found
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    """Compare what two runs made."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, bytes):
+            assert found[name] == value, name
+            continue
+        assert found[name].keys() == value.keys(), name
+        for key, tensor in value.items():
+            assert torch.equal(found[name][key], tensor), (name, key)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs, tmp_path_factory) -> Callable[[str], tuple[dict, float]]:
+    """What a job makes without a fault, and how long it takes."""
+    known: dict[str, tuple[dict, float]] = {}
+
+    def run(name: str) -> tuple[dict, float]:
+        if name not in known:
+            out = tmp_path_factory.mktemp("undisturbed") / "out"
+            out.mkdir()
+            log, start = out.parent / "log", time.monotonic()
+            assert finished(lambda: JOBS[name](inputs, out), log) == 0, log.read_text()[-3000:]
+            known[name] = made(out), time.monotonic() - start
+        return known[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_kills_at_random_moments(inputs, undisturbed, tmp_path, name):
+    """Nothing is lost, and the same command makes the same."""
+    expected, seconds = undisturbed(name)
+    chance = random.Random(name)
+    for number in range(KILLS):
+        out = tmp_path / str(number)
+        out.mkdir()
+        log = tmp_path / f"{number}.log"
+        for _ in range(1 + chance.randrange(2)):
+            if is_whole(name, out):
+                break
+            child = started(lambda out=out: JOBS[name](inputs, out), log)
+            time.sleep(chance.random() * seconds)
+            os.killpg(child, signal.SIGKILL) if ahead(child) else os.kill(child, signal.SIGKILL)
+            ended(child)
+        if not is_whole(name, out):
+            assert finished(lambda out=out: JOBS[name](inputs, out), log) == 0, log.read_text()
+        assert_equal(made(out), expected)
+
+
+def is_whole(name: str, out: Path) -> bool:
+    """Whether a job came to its end before its kill, and would not do the same again.
+
+    A conversion never writes over a result, and fairseq goes on for an update after the last one.
+    """
+    if name == "convert":
+        return (out / "new").exists()
+    path = out / "checkpoint_last.pt"
+    if not name.startswith("train") or not path.exists():
+        return False
+    return cli.load(path)["optimizer_history"][-1]["num_updates"] == UPDATES
+
+
+def ahead(child: int) -> bool:
+    """Whether a fork leads a group of its own by now."""
+    try:
+        return os.getpgid(child) == child
+    except ProcessLookupError:
+        return False
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of few kilobytes, where this machine lets one be mounted."""
+    place, mounted = tmp_path / "disk", []
+
+    def mount(kilobytes: int) -> Path:
+        place.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("a tmpfs cannot be mounted here")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK if not name.startswith("train")])
+def test_a_full_disk_is_one_line_and_no_loss(inputs, undisturbed, tmp_path, small_disk, name):
+    expected, _ = undisturbed(name)
+    chance, disk = random.Random(name), small_disk(4)
+    sizes = [4, *(chance.randrange(8, 200) for _ in range(10 if FULL else 1))]
+    log = tmp_path / "log"
+    for kilobytes in sorted(sizes):
+        grow(disk, kilobytes)
+        if is_whole(name, disk / "out"):
+            break
+        log.unlink(missing_ok=True)
+        status = finished(lambda: JOBS[name](inputs, disk / "out"), log)
+        said = log.read_text()
+        assert status in (0, 2) and "Traceback" not in said, said[-3000:]
+        if status:
+            errors = [line for line in said.splitlines() if line.startswith("error: ")]
+            assert len(errors) == 1 and "space" in errors[0], said[-3000:]
+    grow(disk, 200_000)
+    if not is_whole(name, disk / "out"):
+        (disk / "out").mkdir(exist_ok=True)
+        assert finished(lambda: JOBS[name](inputs, disk / "out"), log) == 0, log.read_text()
+    assert_equal(made(disk / "out"), expected)
+
+
+def grow(disk: Path, kilobytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("name", ["prepare lm", "prepare mlm", "prepare glue", "prepare qa"])
+def test_a_clock_that_jumps_back(inputs, undisturbed, tmp_path, name):
+    """Halfway it is a year ago; what was made lies in the future, and stays."""
+    expected, seconds = undisturbed(name)
+    out, log = tmp_path / "out", tmp_path / "log"
+    out.mkdir()
+    child = started(lambda: JOBS[name](inputs, out), log)
+    time.sleep(seconds / 2)
+    os.kill(child, signal.SIGKILL)
+    ended(child)
+    later = time.time() + 3e7
+    for path in out.rglob("*"):
+        os.utime(path, (later, later))
+
+    def back() -> None:
+        real = time.time
+        time.time = lambda: real() - 3e7
+
+    assert ended(started(lambda: JOBS[name](inputs, out), log, back)) == 0, log.read_text()
+    assert_equal(made(out), expected)
+
+
+@pytest.mark.parametrize("name", ["prepare lm", "prepare mlm", "prepare glue", "prepare qa"])
+def test_two_processes_on_one_output(inputs, undisturbed, tmp_path, name):
+    """One makes it, the other waits or is refused in a line."""
+    expected, _ = undisturbed(name)
+    for number in range(10 if FULL else 2):
+        out = tmp_path / str(number)
+        logs = [tmp_path / f"{number}{part}.log" for part in "ab"]
+        children = [started(lambda out=out: JOBS[name](inputs, out), log) for log in logs]
+        statuses = [ended(child) for child in children]
+        said = "".join(log.read_text() for log in logs)
+        assert 0 in statuses and set(statuses) <= {0, 2} and "Traceback" not in said, said
+        assert 2 not in statuses or "another process is preparing" in said, said
+        assert_equal(made(out), expected)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    """The kernel goes elsewhere, or a slower backend serves; nobody sees a traceback."""
+    program = (
+        "import torch\n"
+        "from relpos_fairseq.attention import native, AttentionInputs, attend\n"
+        "from relpos_fairseq.positions import Positions\n"
+        "q = torch.randn(1, 2, 200, 8)\n"
+        "inputs = AttentionInputs(q, q, q, (), Positions(200, 200), 1.0, dropout=0.1)\n"
+        "print('shape', tuple(attend(inputs)[0].shape))\n"
+    )
+    for variable in ("RELPOS_CACHE", "XDG_CACHE_HOME"):
+        said = cli.command("python", "-c", program, **{variable: "/proc/nowhere"})
+        assert "shape (1, 2, 200, 8)" in said and "Traceback" not in said
+
+
+# Malformed inputs.
+
+
+@st.composite
+def damaged(draw, content: bytes) -> bytes:
+    """A valid file with some of its bytes cut, changed, repeated or replaced."""
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(content) - 1, 0)))
+        upto = min(len(content), at + draw(st.integers(1, 40)))
+        how = draw(st.sampled_from(("cut", "leave out", "put in", "replace", "repeat")))
+        new = draw(st.binary(max_size=12) | st.sampled_from(TOKENS))
+        if how == "cut":
+            content = content[:at]
+        elif how == "repeat":
+            content = content[:upto] + content[at:upto] + content[upto:]
+        else:
+            middle = {"leave out": b"", "put in": new + content[at:upto], "replace": new}[how]
+            content = content[:at] + middle + content[upto:]
+    return content
+
+
+TOKENS = [b"null", b"[]", b"{}", b'"', b"\t", b"\n", b"\r", b"-1", b"1e999", b"\0", b"\xff\xfe",
+          "\ufeff \u2028 é 日".encode(), b"true", b"<unk>", b"</s>", b",", b":"]  # fmt: skip
+
+
+def assert_one_line(capsys, status: object, *names: str) -> None:
+    """A command succeeded, or ended in one line that names its input."""
+    said = capsys.readouterr()
+    assert status in (0, 2), said.err
+    if status:
+        lines = [line for line in said.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1 and "Traceback" not in said.err, said.err
+        assert any(name in lines[0] for name in names), lines
+
+
+def _fuzzed(content: bytes):
+    health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    limits = settings(max_examples=MALFORMED, deadline=None, suppress_health_check=health,
+                      derandomize=not FULL, database=None)  # fmt: skip
+    return lambda test: limits(given(damaged(content))(test))
+
+
+def test_malformed_json(inputs, tmp_path, capsys):
+    questions = make_file(tmp_path / "q.json", 3, 1)
+    answers = tmp_path / "a.json"
+    good = b'{"0-0": "red", "0-1": "", "1-0": "the cat"}'
+
+    @_fuzzed(questions.read_bytes())
+    def read(content: bytes) -> None:
+        path = tmp_path / "bad.json"
+        path.write_bytes(content)
+        answers.write_bytes(good)
+        status = relpos("evaluate", "qa", path, "--predictions", answers)
+        assert_one_line(capsys, status, "bad.json", "a.json")
+
+    @_fuzzed(good)
+    def read_answers(content: bytes) -> None:
+        answers.write_bytes(content)
+        status = relpos("evaluate", "qa", questions, "--predictions", answers)
+        assert_one_line(capsys, status, "a.json")
+
+    read()
+    read_answers()
+
+
+def test_malformed_tables_and_dictionaries(inputs, tmp_path, capsys):
+    from relpos_fairseq.preparation.glue.reading import TableFile, read_examples
+    from relpos_fairseq.preparation.glue.tasks import GLUE
+    from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary
+
+    def one_line(job: Callable[[], object], name: str) -> None:
+        assert_one_line(capsys, run_command(lambda argv: job() and None), name)
+
+    def fuzz_table(task: str) -> None:
+        path = tmp_path / "train.tsv"
+        source = TableFile(path, GLUE[task].columns)
+
+        @_fuzzed((inputs.glue / task / "train.tsv").read_bytes()[:600])
+        def read(content: bytes) -> None:
+            path.write_bytes(content)
+            one_line(lambda: list(read_examples(source, GLUE[task])), "train.tsv")
+
+        read()
+
+    def fuzz_tokenizer(name: str) -> None:
+        folder = tmp_path / "tokenizer"
+
+        @_fuzzed((inputs.tokenizer / name).read_bytes()[:4000])
+        def load(content: bytes) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(inputs.tokenizer, folder)
+            (folder / name).write_bytes(content)
+            one_line(lambda: Vocabulary(folder), "tokenizer")
+
+        load()
+
+    for task in ("RTE", "STS-B", "CoLA"):
+        fuzz_table(task)
+    for name in ("dict.txt", "tokenizer.json"):
+        fuzz_tokenizer(name)
+
+
+def test_malformed_checkpoints(inputs, tmp_path, capsys):
+    path = tmp_path / "bad.pt"
+    small = {"model": {"a": torch.zeros(3)}, "cfg": {"model": {"_name": "x"}}, "extra_state": {}}
+    torch.save(small, path)
+
+    @_fuzzed(path.read_bytes())
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        status = relpos("average", "--inputs", path, path, "--output", tmp_path / "mean.pt")
+        assert_one_line(capsys, status, "bad.pt")
+        status = relpos("convert", path, "--to", "m4", "--out", tmp_path / "out")
+        assert_one_line(capsys, status, "bad.pt")
+
+    read()

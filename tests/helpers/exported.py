@@ -1,0 +1,79 @@
+"""Checkpoints with text beside them, to be exported."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.sequence_generator import SequenceGenerator
+
+from helpers.conversion import config, random_state
+from relpos_fairseq.conversion.writer import build, checkpoint_of
+from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
+from relpos_fairseq.models.roberta.hub import RelPosRobertaHub
+from relpos_fairseq.pictures.model import load
+
+TEXTS = [f"the {a} {b}s a {c}, née Zoë." for a in ("old", "new") for b in ("see", "hear", "make")
+         for c in ("house", "horse", "mouse", "hearse")]  # fmt: skip
+
+
+def write_text(folder, kind: str) -> int:
+    """A checkpoint's text/; returns the rows of its model."""
+    if kind == "symbols":
+        folder.mkdir()
+        (folder / "dict.txt").write_text("the 1\nold 1\nhouse 1\n", encoding="utf-8")
+    else:
+        name = "bpe" if kind == "gpt2" else kind
+        train_tokenizer(name, folder, vocab_size=300 if name == "bpe" else 60, texts=TEXTS)
+    if kind == "gpt2":
+        model = json.loads((folder / "tokenizer.json").read_text())["model"]
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        (folder / "encoder.json").write_text(json.dumps(model["vocab"]))
+        (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+        (folder / "tokenizer.json").unlink()
+        numbers = sorted(model["vocab"].values(), reverse=True)  # by count: another order
+        (folder / "dict.txt").write_text("".join(f"{n} 1\n" for n in numbers))
+    return len((folder / "dict.txt").read_text(encoding="utf-8").splitlines()) + 5
+
+
+def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, task=None, **values):
+    """A checkpoint with text/ beside it, and its model."""
+    rows = write_text(folder / "text", kind)
+    source = config(scheme, activation_fn="gelu", **values)
+    state = {n: v.float() if v.is_floating_point() else v for n, v in random_state(source).items()}
+    draw = torch.Generator().manual_seed(3)
+    for name in ("sentence_encoder.embed_tokens", "lm_head"):
+        state[f"encoder.{name}.weight"] = torch.randn(rows, 16, generator=draw)
+    state["encoder.lm_head.weight"] = state["encoder.sentence_encoder.embed_tokens.weight"]
+    state["encoder.lm_head.bias"] = torch.randn(rows, generator=draw)
+    if classes:
+        for name, shape in (("dense", (16, 16)), ("out_proj", (classes, 16))):
+            state[f"classification_heads.mine.{name}.weight"] = torch.randn(shape, generator=draw)
+            state[f"classification_heads.mine.{name}.bias"] = torch.randn(shape[0], generator=draw)
+        (folder / "text" / "label").mkdir()
+        (folder / "text" / "label" / "dict.txt").write_text("yes 5\nno 3\nperhaps 1\n")
+    if spans:
+        state["span_heads.spans.out_proj.weight"] = torch.randn(2, 16, generator=draw)
+        state["span_heads.spans.out_proj.bias"] = torch.randn(2, generator=draw)
+    checkpoint = checkpoint_of(source, state, {}, task)
+    torch.save(checkpoint, folder / "model.pt")
+    return build(source, state), folder / "model.pt"
+
+
+def hub_of(folder, model, kind):
+    """The checkpoint's own text."""
+    dictionary = Dictionary.load(str(folder / "text" / "dict.txt"))
+    dictionary.add_symbol("<mask>")
+    task = type("Task", (), {"source_dictionary": dictionary, "cfg": {}})
+    tokenizer = None if kind == "symbols" else load_tokenizer(folder / "text")
+    return RelPosRobertaHub(None, task, model, tokenizer)
+
+
+def fairseqs(checkpoint, source) -> list[str]:
+    """What fairseq's beam search makes of source tokens, as far as eight symbols go."""
+    loaded, task = load(checkpoint, checkpoint.parent / "text")
+    words = task.target_dictionary
+    search = SequenceGenerator([loaded], words, beam_size=3, max_len_b=8)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}}
+    return [words.string(best[0]["tokens"][:8]) for best in search.generate([loaded], sample)]

@@ -1,0 +1,332 @@
+"""`relpos translate` and `sample`, and the hub: raw text, from the checkpoint's folder alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers.commands import QUIET, call, relpos
+from helpers.commands import train as train_translation
+from helpers.folders import prepare
+from helpers.lm_models import randomized, small_lm, small_xl
+from helpers.segment_corpus import train as train_lm
+from helpers.segment_corpus import write_lines
+from helpers.wmt_text import write_texts
+from relpos_fairseq.export.engines import open_translator
+from relpos_fairseq.inference.checkpoints import sampling
+from relpos_fairseq.inference.text import SymbolText
+from relpos_fairseq.inference.translator import Batching, Search, batches
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory, prepare_wmt):
+    """(checkpoint, raw text, fairseq-generate's output), after the data is gone."""
+    folder = tmp_path_factory.mktemp("translation")
+    raw = write_texts(folder / "raw")
+    prepare_wmt(raw, folder / "data")
+    data = folder / "data" / "data-bin"
+    train_translation(SimpleNamespace(binary=data), folder / "checkpoints", "--max-update", "60")
+    checkpoint = folder / "checkpoints" / "checkpoint_last.pt"
+    options = ["--beam", "3", "--nbest", "2", "--max-len-b", "20", "--batch-size", "2", *QUIET]
+    generated = call("generate", data, "--path", checkpoint, *options)
+    (folder / "data").rename(folder / "moved")
+    return checkpoint, raw, generated
+
+
+def lines_of(capsys, *arguments) -> list[str]:
+    """What a command that succeeds writes to standard output."""
+    capsys.readouterr()
+    status = relpos(*arguments, "--cpu")
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    return said.out.splitlines()
+
+
+def test_translations_are_fairseqs(translation) -> None:
+    """The same symbols and scores, whatever stands beside a sentence in its batch."""
+    checkpoint, raw, generated = translation
+    found = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", generated, re.MULTILINE)
+    wanted = [[one for one in found if int(one[0]) == n] for n in range(9)]
+    translator = open_translator(checkpoint, None, True)
+    encoded = [
+        translator.source.encode(line) for line in (raw / "test.en").read_text().splitlines()
+    ]
+    search = Search(beam=3, nbest=2, max_len_b=20)
+    for row, hypotheses in zip(wanted, translator.translate(encoded, search), strict=True):
+        assert [text for _, _, text in row] == [" ".join(one.symbols) for one in hypotheses]
+        for (_, score, _), one in zip(row, hypotheses, strict=True):
+            assert one.score == pytest.approx(float(score) * 0.6931472, abs=2e-4)
+
+
+def test_lines_keep_their_order(translation, capsys, monkeypatch, tmp_path) -> None:
+    """Empty lines too, through buffers smaller than the text, from standard input and a file."""
+    checkpoint, raw, _ = translation
+    lines = ["", *(raw / "test.en").read_text().splitlines(), "", "a tree"]
+    options = ["--beam", "2", "--max-len-b", "20"]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    whole = lines_of(capsys, "translate", checkpoint, tmp_path / "in.txt", *options)
+    assert len(whole) == 12 and whole[0] == whole[10] == "" and all(whole[1:10])
+    alone = [lines_of(capsys, "translate", checkpoint, tmp_path / "in.txt", *options,
+                      "--buffer", "5", "--max-tokens", "30", "--jsonl")]  # fmt: skip
+    objects = [json.loads(line) for line in alone[0]]
+    assert [one["hypotheses"][0]["text"] for one in objects] == whole
+    assert [(one["line"], one["source"]) for one in objects] == list(enumerate(lines, start=1))
+    typed = SimpleNamespace(
+        buffer=io.BytesIO("\ufeffa tree\r\n\nthe dog".encode()), isatty=lambda: False
+    )
+    monkeypatch.setattr(sys, "stdin", typed)
+    scored = lines_of(capsys, "translate", checkpoint, *options, "--nbest", "2")
+    cells = [line.split("\t") for line in scored]
+    assert [cell[0] for cell in cells] == ["1", "1", "2", "3", "3"]
+    assert cells[0][2] == whole[11] and float(cells[0][1]) >= float(cells[1][1])
+
+
+def test_batches_hold_every_sentence_once() -> None:
+    lengths = [3, 0, 9, 1, 4, 9, 2, 30]
+    for max_tokens, most in ((20, 9), (1, 9), (100, 2)):
+        found = list(batches(lengths, Batching(max_tokens, most)))
+        assert sorted(number for batch in found for number in batch) == [0, 2, 3, 4, 5, 6, 7]
+        for batch in found:
+            widest = 1 + max(lengths[number] for number in batch)
+            assert len(batch) == 1 or (len(batch) * widest <= max_tokens and len(batch) <= most)
+
+
+def test_what_cannot_be_translated(translation, capsys, tmp_path) -> None:
+    checkpoint, _, _ = translation
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
+    alone = tmp_path / checkpoint.name
+    alone.symlink_to(checkpoint)
+    for arguments, said in (
+        (("translate", tmp_path), "is a folder: name the checkpoint in it"),
+        (("translate", tmp_path / "no.pt"), "no.pt is not a file"),
+        (("sample", checkpoint), "is of task translation, which relpos sample does not run: use "),
+        (("translate", checkpoint, tmp_path / "bad.txt"), "bad.txt, line 2: invalid UTF-8"),
+        (("translate", checkpoint, "--nbest", "6"), "--nbest 6 needs --beam 6, got 5"),
+        (("translate", alone), "no text/ beside"),
+    ):
+        assert relpos(*arguments) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert said in error and error.startswith("error: ")
+
+
+def test_a_reader_that_leaves_ends_the_command(translation, monkeypatch, tmp_path, capsys) -> None:
+    """`relpos translate ... | head -1`: no traceback, and the status of SIGPIPE."""
+    checkpoint, raw, _ = translation
+
+    def print_nothing(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("builtins.print", print_nothing)
+    with (tmp_path / "out").open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert relpos("translate", checkpoint, raw / "test.en", "--beam", "1") == 141
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_hub_speaks_text(translation) -> None:
+    """Of fairseq's own class, without naming data or units."""
+    from fairseq.models.transformer import TransformerModel
+
+    checkpoint, raw, _ = translation
+    hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
+    translator = open_translator(checkpoint, None, True)
+    lines = (raw / "test.en").read_text().splitlines()[:3]
+    encoded = [translator.source.encode(line) for line in lines]
+    wanted = translator.translate(encoded, Search(beam=2, max_len_b=20))
+    texts = [translator.target.decode(one[0].symbols) for one in wanted]
+    assert hub.translate(lines, beam=2, max_len_b=20) == texts
+    assert hub.decode(hub.encode(lines[0])) == lines[0]
+
+
+def trained_like(model, tokens_per_sample: int) -> SimpleNamespace:
+    """What sampling reads of a trained model."""
+    from helpers.models import small_task
+
+    cfg = SimpleNamespace(task=SimpleNamespace(tokens_per_sample=tokens_per_sample))
+    device = torch.device("cpu")
+    return SimpleNamespace(
+        model=model, cfg=cfg, task=small_task(), device=device, source=SymbolText()
+    )
+
+
+@pytest.mark.parametrize("prompt", [1, 4, 11])
+def test_memory_is_that_of_evaluation(prompt) -> None:
+    """Against segments of 4 read in order with memory, each token after those before it."""
+    model = randomized(small_xl(position_scheme="transformer_xl", mem_len=6))
+    ids = torch.randint(4, 24, (17,), generator=torch.Generator().manual_seed(2))
+    expected, memory = [], None
+    for start in range(0, 17, 4):
+        logits, extra = model(ids[None, start : start + 4], memory=memory)
+        expected.append(logits[0].log_softmax(-1))
+        memory = extra["memory"]
+    expected = torch.cat(expected).float()
+    expected[:, :2] = -torch.inf
+    reader = sampling.Continuation(trained_like(model, 4), rows=2)
+    found = [reader.read(ids[:prompt].tolist())]
+    found += [reader.add(ids[n].expand(2)) for n in range(prompt, 17)]
+    for number, scores in enumerate(found, start=prompt - 1):
+        torch.testing.assert_close(scores, expected[number].expand(2, -1), rtol=0, atol=1e-6)
+
+
+def test_without_memory_the_newer_half_stays() -> None:
+    model = randomized(small_lm(position_scheme="m4"))
+    ids = torch.randint(4, 24, (9,), generator=torch.Generator().manual_seed(2))
+    reader = sampling.Continuation(trained_like(model, 6))
+    found = [reader.read(ids[:1].tolist())] + [reader.add(ids[n : n + 1]) for n in range(1, 9)]
+    for end, scores in enumerate(found, start=1):
+        seen = ids[0 if end <= 6 else 3 : end]  # full at 6: the newer 3 stay
+        expected = model(seen[None])[0][0, -1].log_softmax(-1).float()
+        torch.testing.assert_close(scores[0, 2:], expected[2:], rtol=0, atol=1e-6)
+
+
+def test_draws_are_among_the_likeliest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
+    scores = probs.log().expand(4000, -1)
+    cases = (
+        (sampling.Choice(top_k=2), {1: 4 / 7, 3: 3 / 7}),
+        (sampling.Choice(top_p=0.7), {1: 4 / 7, 3: 3 / 7}),  # 0.4 + 0.3 reach it
+        (sampling.Choice(top_p=0.71), {1: 0.4 / 0.85, 3: 0.3 / 0.85, 2: 0.15 / 0.85}),
+        (sampling.Choice(top_k=3, top_p=0.6, temperature=0.5), {1: 0.64, 3: 0.36}),
+        (sampling.Choice(temperature=0), {1: 1.0}),
+    )
+    for choice, shares in cases:
+        drawn = choice.draw(scores, generator).bincount(minlength=5) / 4000
+        expected = torch.zeros(5)
+        for number, share in shares.items():
+            expected[number] = share
+        torch.testing.assert_close(drawn, expected, rtol=0, atol=0.03)
+        assert not drawn[expected == 0].any()
+
+
+@pytest.fixture(scope="module")
+def characters(tmp_path_factory):
+    """A character model with memory, after its data is gone."""
+    folder = tmp_path_factory.mktemp("characters")
+    write_lines(folder / "text.txt", 30, 1)
+    options = ["--split", "0.8,0.2", "--level", "char", "--workers", "1"]
+    prepare("lm", ["--text", folder / "text.txt", "--out", folder / "data", *options])
+    train_lm(folder / "data", folder / "checkpoints", "--max-update", "20")
+    (folder / "data").rename(folder / "moved")
+    return folder / "checkpoints" / "checkpoint_last.pt"
+
+
+def test_a_character_model_continues_text(characters, capsys) -> None:
+    """Drawn or streamed, by one seed; what is drawn has the probability that it is said to have."""
+    options = ["--prompt", "a_b_c\na", "--tokens", "30", "--mem-len", "40", "--top-k", "5"]
+    streamed = "\n".join(lines_of(capsys, "sample", characters, *options))
+    [one] = map(json.loads, lines_of(capsys, "sample", characters, *options, "--jsonl"))
+    assert streamed.rstrip("\n") == (one["prompt"] + one["text"]).rstrip("\n")
+    assert one["symbols"] == len(one["text"]) == 30
+    trained = sampling.open_model(characters, None, True)
+    words, model = trained.task.source_dictionary, trained.model.double()
+    symbols = trained.source.encode(one["prompt"] + one["text"])
+    ids = torch.tensor([words.eos(), *map(words.index, symbols)])
+    model.mem_len, memory, nats = 40, None, 0.0
+    for start in range(0, len(ids) - 1, 8):
+        part = ids[start : start + 9]
+        logits, extra = model(part[None, :8], memory=memory)
+        scores = logits[0].log_softmax(-1)[torch.arange(len(part) - 1), part[1:]]
+        nats -= float(scores[max(0, 7 - start) :].sum())  # the first 7 are the prompt's
+        memory = extra["memory"]
+    assert nats == pytest.approx(one["nats"], abs=0.05)
+    several = lines_of(capsys, "sample", characters, *options, "--samples", "3", "--lines", "1")
+    assert sum(line.startswith("== ") for line in several) == 3
+    assert relpos("sample", characters, "--context", "9") == 2
+    assert "--context is for models without memory: give --mem-len" in capsys.readouterr().err
+
+
+def test_the_hub_is_prompted_with_characters_and_memory(characters) -> None:
+    """Memory of all the text before gives what the text itself would have given."""
+    from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+
+    hub = RelPosTransformerXLModel.from_pretrained(str(characters.parent), characters.name)
+    hub.models[0].mem_len = 60
+    before, prompt = "a_b_c b_c_d\nc_d_e", "a_b"
+    assert hub.decode(hub.encode(prompt)) == prompt
+    options = {"beam": 2, "min_len": 12, "max_len_b": 12}
+    memory = hub.read(before)
+    alone, remembered = (
+        hub.generate([hub.encode(prompt)], memory=given, **options)[0][0]["tokens"]
+        for given in (None, memory)
+    )
+    assert alone.tolist()[:3] == remembered.tolist()[:3] == hub.encode(prompt).tolist()[:-1]
+    hypothesis = hub.generate([hub.encode(prompt)], memory=memory, beam=1, max_len_b=12)[0][0]
+    whole = torch.cat([hub.encode(before).roll(1), hub.encode(prompt).roll(1)])
+    for token in hypothesis["tokens"][3:-1]:  # the last may be forced
+        logits = hub.models[0](whole[None])[0][0, -1]
+        logits[[0, 1]] = -torch.inf
+        assert int(token) == int(logits.argmax())
+        whole = torch.cat([whole, token[None]])
+    texts = hub.sample([prompt, "b"], beam=1, memory=memory.reorder(torch.tensor([0, 0])))
+    assert texts[0] == hub.decode(hypothesis["tokens"]) or len(hypothesis["tokens"]) >= 12
+    with pytest.raises(ValueError, match="memory has 2 rows, and there are 3 sentences"):
+        hub.generate([hub.encode("a")] * 3, memory=memory.reorder(torch.tensor([0, 0])))
+
+
+def test_interactive_takes_raw_characters(characters) -> None:
+    from relpos_fairseq.inference.checkpoints.fairseq_bpe import FolderText
+
+    bpe = FolderText(SimpleNamespace(tokenizer_folder=str(characters.parent / "text")))
+    assert bpe.encode("a b_c") == "a ▁ b _ c" and bpe.decode("a ▁ b") == "a b"
+    with pytest.raises(ValueError, match="--mask-whole-words needs a tokenizer"):
+        bpe.is_beginning_of_word("a")
+    with pytest.raises(ValueError, match=r"has no tokenizer, and no manifest\.json"):
+        FolderText(SimpleNamespace(tokenizer_folder=str(characters.parent)))
+
+
+def test_training_says_what_it_could_not_copy(translation, monkeypatch, tmp_path) -> None:
+    """A checkpoint that was saved is worth more than its text: training goes on."""
+    from relpos_fairseq.inference.checkpoints import saving
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "copy_text", refuse)
+    data = translation[0].parent.parent / "moved" / "data-bin"
+    said = train_translation(SimpleNamespace(binary=data), tmp_path, "--max-update", "1")
+    assert (tmp_path / "checkpoint_last.pt").is_file()
+    assert "text or its card was not written beside" in said
+
+
+def test_the_card_says_what_is_known(translation, characters) -> None:
+    """Its numbers are the checkpoint's and the manifest's."""
+    checkpoint = translation[0]
+    card = (checkpoint.parent / "MODEL_CARD.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) +\| ([^|]+?) +\|$", card, re.MULTILINE))
+    state = torch.load(checkpoint, weights_only=True)
+    known = open_translator(checkpoint, None, True).trained.model
+    assert rows["parameters"] == f"{sum(one.numel() for one in known.parameters()):,}"
+    assert rows["updates"] == "60" and rows["architecture"] == "relpos_transformer_tiny"
+    assert rows["encoder: position scheme"] == known.encoder.positions.plan.describe()
+    assert float(rows["valid loss, checkpoint_last.pt"]) == state["extra_state"]["val_loss"]
+    manifest = json.loads((checkpoint.parent / "text" / "manifest.json").read_text())
+    for one in (*manifest["inputs"].values(), *manifest["outputs"].values()):
+        assert f"`{one['sha256']}`" in card
+    assert manifest["command"] in card and str(torch.__version__) in card
+    assert "checkpoint_best" not in (characters.parent / "MODEL_CARD.md").read_text()  # no score
+
+
+def test_an_averages_folder_is_enough(translation, capsys, tmp_path) -> None:
+    checkpoint, raw, _ = translation
+    out = tmp_path / "average" / "avg.pt"
+    assert relpos("average", "--inputs", checkpoint, "--output", out) == 0
+    options = [raw / "test.en", "--beam", "1", "--max-len-b", "20"]
+    found = [lines_of(capsys, "translate", path, *options) for path in (out, checkpoint)]
+    assert found[0] == found[1] and len(found[0]) == 9
+
+
+def test_an_exports_card_holds_the_checkpoints(translation, tmp_path) -> None:
+    from relpos_fairseq.inference.card import write_export_card
+
+    write_export_card(translation[0], tmp_path, "CTranslate2", {"quantization": "a|b"})
+    card = (tmp_path / "MODEL_CARD.md").read_text()
+    assert card.startswith("# Model card: CTranslate2 of checkpoint_last.pt\n")
+    assert "a\\|b" in card and "| relpos_transformer_tiny" in card
+    assert card.count("# Model card") == 1

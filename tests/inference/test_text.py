@@ -1,0 +1,155 @@
+"""Raw text to symbols and back, at every level, and what lies beside a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.folders import contents, prepare
+from helpers.wmt_text import write_texts
+from relpos_fairseq.data.dictionary import read_dictionary
+from relpos_fairseq.data.tokenizers import train_tokenizer
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.files import write_json
+from relpos_fairseq.inference import beside
+from relpos_fairseq.inference.text import LevelText, SymbolText, TokenizerText, read_text
+
+LINES = ["the house , a tree", "an old man  sees", "x«y» 5 % über", "a child & a dog\tsee it"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@settings(max_examples=60)
+def test_characters_and_bytes_are_the_text(text: str) -> None:
+    for level in ("char", "byte"):
+        given = LevelText(level)
+        symbols = given.encode(text)
+        assert not any(set(symbol) & set(" \n\t\u3000") for symbol in symbols)
+        assert symbols.count("</s>") == text.count("\n")
+        assert given.decode(symbols) == text
+
+
+@pytest.fixture(scope="module", params=["word", "sentencepiece", "char", "byte"])
+def corpus(request, tmp_path_factory):
+    """(level, data folder, its text) of a language model."""
+    folder = tmp_path_factory.mktemp(request.param)
+    text = folder / "text.txt"
+    text.write_text("\n".join(LINES * 8) + "\n")
+    more = ["--vocab-size", "34"] if request.param == "sentencepiece" else []
+    level = ["--level", request.param, "--out", folder / "data", *more]
+    prepare("lm", ["--text", text, "--split", "0.8,0.2", *level, "--workers", "1"])
+    return request.param, folder / "data", text.read_text()
+
+
+def test_symbols_are_those_of_the_binarised_text(corpus) -> None:
+    """Against what `prepare lm` wrote, which fairseq reads; and text comes back."""
+    from fairseq.data import Dictionary, data_utils
+
+    level, data, text = corpus
+    words = Dictionary.load(str(data / "dict.txt"))
+    split = data_utils.load_indexed_dataset(str(data / "train"), words)
+    ids = [number for n in range(len(split)) for number in split[n].tolist()]
+    given = read_text(data)
+    symbols = given.encode(text)
+    assert [words.index(symbol) for symbol in symbols][: len(ids)] == ids
+    back = given.decode(symbols)
+    exact = level in ("char", "byte")
+    assert back == (text if exact else "\n".join(" ".join(one.split()) for one in text.split("\n")))
+
+
+def test_a_text_that_is_streamed_is_the_decoded_one(corpus) -> None:
+    _, data, text = corpus
+    given = read_text(data)
+    symbols, stream = given.encode(text), given.stream()
+    parts = [stream(symbol) for symbol in symbols]
+    assert "".join(parts) + stream(None) == given.decode(symbols)
+
+
+def test_pieces_of_bytes_are_text(tmp_path) -> None:
+    """Sentencepiece's own decoder is the oracle, a character in several byte pieces included."""
+    (tmp_path / "text.txt").write_text("\n".join(LINES * 8))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "sentencepiece"),
+        vocab_size=300, byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    model = tmp_path / "sentencepiece.model"
+    given = LevelText("sentencepiece", model)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    for line in ("the 猫 sees 🐈 über", "  a tree ", "猫"):
+        symbols = given.encode(line)
+        assert any(symbol.startswith("<0x") for symbol in symbols) == ("猫" in line)
+        assert given.decode(symbols) == library.decode(symbols) == " ".join(line.split())
+
+
+@pytest.fixture(scope="module", params=["subword-nmt", "sentencepiece"])
+def parallel(request, tmp_path_factory, prepare_wmt):
+    """(folder of `prepare wmt`, its raw text)."""
+    folder = tmp_path_factory.mktemp("wmt")
+    raw = write_texts(folder / "raw")
+    for path in raw.iterdir():  # what normalising and tokenising change
+        path.write_text(path.read_text().replace(".\n", ", “five” & so-so.\n", 3))
+    prepare_wmt(raw, folder / "out", "--bpe", request.param, "--tokenizer", "moses")
+    return folder / "out", raw
+
+
+def test_sentences_are_cut_as_the_test_set_was(parallel, tmp_path) -> None:
+    """From the folder that training copies, after the data is gone; and they come back."""
+    out, raw = parallel
+    copied = beside.copy_text(out / "data-bin", tmp_path)
+    moved = out.rename(tmp_path / "moved")
+    try:
+        for language in ("en", "de"):
+            given = read_text(copied, language)
+            wanted = (moved / "units" / f"test.{language}").read_text().splitlines()
+            lines = (raw / f"test.{language}").read_text().splitlines()
+            assert [" ".join(given.encode(line)) for line in lines] == wanted
+            plain = [line.replace("“", '"').replace("”", '"') for line in lines]
+            assert [given.decode(units.split()) for units in wanted] == plain
+        with pytest.raises(PreparationError, match=r"is of en and de, and the model asks for cs"):
+            read_text(copied, "cs")
+    finally:
+        moved.rename(out)
+
+
+def test_what_is_copied_is_whole_and_new(parallel, tmp_path) -> None:
+    out, _ = parallel
+    copied = beside.copy_text(out / "data-bin", tmp_path)
+    assert {"manifest.json", "dict.en.txt", "dict.de.txt"} < set(contents(copied))
+    (copied / "dict.cs.txt").write_text("left by another training 1\n")
+    assert beside.copy_text(out / "data-bin", tmp_path) == copied
+    assert "dict.cs.txt" not in contents(copied)
+    inode = copied.stat().st_ino
+    beside.copy_text(out / "data-bin", tmp_path)
+    assert copied.stat().st_ino == inode  # the same is left alone
+    assert beside.copy_text(copied, tmp_path) == copied  # a training on its own text/
+
+
+def test_a_tokenizer_that_lies_there_is_taken(tmp_path) -> None:
+    train_tokenizer("wordpiece", tmp_path / "data", texts=LINES * 4, vocab_size=80)
+    (tmp_path / "data" / "input0").mkdir()
+    for path in (tmp_path / "data").glob("*.*"):
+        shutil.copy(path, tmp_path / "data" / "input0")
+    copied = beside.copy_text(tmp_path / "data" / "input0", tmp_path)
+    given = read_text(copied)
+    assert isinstance(given, TokenizerText)
+    assert given.decode(given.encode(LINES[1])) == "an old man sees"
+    assert set(given.encode(LINES[0])) <= set(read_dictionary(copied / "dict.txt"))
+    assert "input0/dict.txt" in contents(beside.copy_text(tmp_path / "data", tmp_path / "glue"))
+
+
+def test_without_a_word_about_it_text_is_symbols(tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").write_text("a 1\n")
+    write_json(tmp_path / "manifest.json", {"level": "byte", "outputs": {"other": {}}})
+    assert isinstance(read_text(tmp_path / "data"), SymbolText)  # the manifest is another folder's
+    write_json(tmp_path / "manifest.json", {"level": "byte", "outputs": {"data": {}}})
+    assert read_text(tmp_path / "data").encode("ab") == ["97", "98"]
+    checkpoint = tmp_path / "checkpoints" / "checkpoint_best.pt"
+    with pytest.raises(PreparationError, match=r"no text/ beside .* with --data \(it was data/x\)"):
+        beside.text_folder(checkpoint, None, "data/x")
+    with pytest.raises(PreparationError, match=r"--data .* has no dict.txt"):
+        beside.text_folder(checkpoint, tmp_path, "")
+    assert beside.text_folder(checkpoint, tmp_path / "data", "") == tmp_path / "data"

@@ -1,0 +1,96 @@
+"""torch.compile(fullgraph=True): a model with any scheme is one graph, which equals eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.lm_models import RELATIVE, small_lm, small_xl, stream
+from helpers.models import batch, small_model
+from helpers.roberta import small_roberta, tokens
+from relpos_fairseq.attention import api, native
+from relpos_fairseq.schemes import scheme_names
+
+PADDING = 1
+COUNTS_BACK = ("cope",)  # which no encoder has
+
+
+def translation(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
+    """A model, its inputs, and where its output counts."""
+    sides = {"position_scheme": scheme}
+    if scheme in COUNTS_BACK:
+        sides = {"encoder_position_scheme": "none", "decoder_position_scheme": scheme}
+    source, target = batch()
+    return small_model(**sides), (source, None, target), target.ne(PADDING)
+
+
+def language_model(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
+    """The same of a decoder alone."""
+    return small_lm(position_scheme=scheme), (stream(),), stream().ne(PADDING)
+
+
+def recurrent(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
+    """The same with memory."""
+    return small_xl(position_scheme=scheme), (stream(),), stream().ne(PADDING)
+
+
+def roberta(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
+    """The same of an encoder alone."""
+    ids = tokens()
+    return small_roberta(position_scheme=scheme), (ids,), ids.ne(PADDING)
+
+
+MODELS = (translation, language_model, recurrent, roberta)
+EVERY = [
+    (make, scheme)
+    for scheme in scheme_names()
+    for make in MODELS
+    if not (make is recurrent and scheme not in RELATIVE)
+    and not (make is roberta and scheme in COUNTS_BACK)
+]
+FEW = EVERY[::13]
+
+
+def held(make: Callable, scheme: str, backend: str = "eager") -> None:
+    """Hold a compiled model's output and gradients against the same model, not compiled."""
+    torch._dynamo.reset()
+    model, inputs, counts = make(scheme)
+    model = model.double()
+    found = []
+    for run in (model, torch.compile(model, backend=backend, fullgraph=True)):
+        model.zero_grad()
+        out = run(*inputs)[0][counts]
+        out.square().mean().backward()
+        found.append([out, *(part.grad for part in model.parameters())])
+    for number, (right, got) in enumerate(zip(*found, strict=True)):
+        assert (right is None) == (got is None), number
+        if right is not None:
+            torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(("make", "scheme"), FEW)
+def test_one_graph(make: Callable, scheme: str) -> None:
+    """By the reference, as in any short input."""
+    held(make, scheme)
+
+
+@pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
+@pytest.mark.parametrize("scheme", ["m4", "t5"])
+def test_one_graph_with_the_kernel(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel in C, which the graph has as an operation."""
+    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    taken, honest = [], native.attend
+    monkeypatch.setattr(native, "attend", lambda inputs: taken.append(1) or honest(inputs))
+    held(language_model, scheme, "aot_eager")
+    assert len(taken) == 4  # two layers, once eager and once as the graph is made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_every_scheme_with_the_kernel(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `auto` takes it from some tokens on."""
+    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    held(translation, scheme)

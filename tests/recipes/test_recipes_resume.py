@@ -1,0 +1,241 @@
+"""Every shipped recipe trains, and killed at any update it resumes to the same checkpoint.
+
+They train in forks of this process, shrunken to one layer and a few updates, with tasks,
+criterions, optimizers, schedules, positions and savings of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import relpos_fairseq  # noqa: F401  registers the models
+from helpers import ROOT, USER_DIR, recipes
+from helpers.commands import captured, load, write_corpus
+from helpers.questions import make_data
+from helpers.roberta import write_packed, write_pairs
+from helpers.segment_corpus import write_corpus as write_stream
+
+EXAMPLES = ROOT / "examples"
+PATHS = sorted(
+    path
+    for path in EXAMPLES.glob("*/config/**/*.yaml")
+    if "ot launched itself" not in path.read_text()
+)
+NAMES = [str(path.relative_to(EXAMPLES).with_suffix("")) for path in PATHS]
+UPDATES = 7
+SHAPE = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2}
+SIDES = ("encoder", "decoder")
+SIDES_OF = {"translation": SIDES, "language_modeling": SIDES[1:]}
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+POSITIONS = {
+    "model.position_scheme": "shaw",
+    "model.position_clip_distance": 3,
+    "model.position_share": "heads",
+    "model.attention_backend": "reference",
+}
+SMALL = [
+    *("++common.cpu=true", "++common.fp16=false", "++common.bf16=false"),
+    *("++dataset.num_workers=0", f"++common.user_dir={USER_DIR}"),
+    f"++optimization.max_update={UPDATES}",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, Path]:
+    """A small data folder for every kind of task."""
+    folder = tmp_path_factory.mktemp("recipes")
+    packed = write_packed(folder / "packed")
+    symbols = len((packed / "dict.txt").read_text().splitlines()) + 4
+    (packed / "word_starts.txt").write_text("1\n" * symbols)
+    return {
+        "translation": write_corpus(folder / "translation").binary,
+        "masked_lm": packed,
+        "sentence_prediction": write_pairs(folder / "pairs"),
+        "regression": write_pairs(folder / "scores", regression=True),
+        "question_answering": make_data(folder / "qa", unanswerable=True),
+        "segment_language_modeling": write_stream(folder / "stream"),
+    }
+
+
+def shrunken(name: str, data: dict[str, Path]) -> list[str]:
+    """The overrides that make a recipe small; a model's shape needs no `++`."""
+    path = EXAMPLES / f"{name}.yaml"
+    known = OmegaConf.to_container(recipes.composed(path.parent, path.stem))
+    task = known["task"]["_name"]
+    regression = task == "sentence_prediction" and known["criterion"]["regression_target"]
+    more = [f"++task.data={data['regression' if regression else task]}", *SMALL]
+    sides = SIDES_OF.get(name.split("/")[0], SIDES[:1])
+    more += [f"model.{side}_{key}={value}" for side in sides for key, value in SHAPE.items()]
+    more += [f"++lr_scheduler.warmup_updates={2 if task != 'segment_language_modeling' else 0}"]
+    if "total_num_update" in known["lr_scheduler"]:
+        more.append(f"++lr_scheduler.total_num_update={UPDATES}")
+    if (known["checkpoint"].get("save_interval_updates") or 0) > 0:
+        more.append("++checkpoint.save_interval_updates=2")
+    if "finetune_from_model" in known["checkpoint"]:
+        more.append("++checkpoint.finetune_from_model=null")
+    if "max_epoch" in known["optimization"]:
+        more.append("++optimization.max_epoch=9")
+    if (known["optimization"].get("update_freq") or [1])[0] > 1:
+        more.append("++optimization.update_freq=[2]")
+    return more + OF_TASK[task](name, known)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_takes_what_one_changes(name):
+    """Without `++`."""
+    path = EXAMPLES / f"{name}.yaml"
+    part = name.split("/")[0]
+    changed = {
+        f"model.{side}_{key}": value
+        for side in SIDES_OF.get(part, SIDES[:1])
+        for key, value in SHAPE.items()
+    }
+    changed |= dict.fromkeys((f"model.{key}" for key in DROPOUTS), 0.25) | POSITIONS
+    if part == "translation":
+        changed |= {"task.eval_bleu": True, "task.eval_bleu_remove_bpe": "sentencepiece"}
+    cfg = recipes.composed(path.parent, path.stem, *(f"{k}={v}" for k, v in changed.items()))
+    assert {key: OmegaConf.select(cfg, key) for key in changed} == changed
+
+
+OF_TASK = {
+    "translation": lambda name, known: [
+        *("++task.source_lang=src", "++task.target_lang=tgt", "++dataset.max_tokens=500"),
+    ],
+    "masked_lm": lambda name, known: [
+        *("++task.tokens_per_sample=24", "++dataset.batch_size=6", "++dataset.max_tokens=null"),
+    ],
+    "sentence_prediction": lambda name, known: [
+        *("++dataset.batch_size=16", "++dataset.valid_subset=valid", "++task.max_positions=24"),
+        *([] if known["criterion"]["regression_target"] else ["++task.num_classes=2"]),
+    ],
+    "question_answering": lambda name, known: [
+        *("++dataset.batch_size=40", "++task.tokens_per_sample=48", "++task.doc_stride=12"),
+        "++task.max_query_length=12",
+    ],
+    "segment_language_modeling": lambda name, known: [
+        *("++task.tokens_per_sample=8", "++model.mem_len=8", "++dataset.batch_size=2"),
+        *(f"++model.adaptive_{s}_cutoff='6,9'" for s in ("input", "softmax") if "wt103" in name),
+    ],
+}
+
+
+def in_fork(
+    name: str, overrides: list[str], at: int | None = None, do: Callable[[], object] | None = None
+) -> int:
+    """Train a recipe in a fork, which does something as an update begins, if asked for."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        from fairseq.trainer import Trainer
+        from fairseq_cli.hydra_train import _hydra_main
+
+        step = Trainer.train_step
+
+        def counted(self, *args, **kwargs):
+            if self.get_num_updates() == at:
+                do()
+            return step(self, *args, **kwargs)
+
+        Trainer.train_step = counted
+        path = EXAMPLES / f"{name}.yaml"
+        with captured():
+            _hydra_main(recipes.composed(path.parent, path.stem, *overrides))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def assert_same(found, expected, where: str = "") -> None:
+    """Compare parts of checkpoints, bit by bit."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key in expected:
+            assert_same(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list | tuple):
+        for number, pair in enumerate(zip(found, expected, strict=True)):
+            assert_same(*pair, f"{where}[{number}]")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    else:
+        assert found == expected, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_recipe_resumes_to_the_same_checkpoint(data, tmp_path, name):
+    """What a kill would leave is copied while the recipe trains; the copy goes on from there."""
+    overrides, whole, parts = shrunken(name, data), tmp_path / "whole", tmp_path / "parts"
+    kill_at = random.Random(name).randrange(3, UPDATES)
+    copy = partial(shutil.copytree, whole, parts)
+    assert in_fork(name, [*overrides, f"checkpoint.save_dir={whole}"], kill_at, copy) == 0
+    assert parts.exists()
+    assert in_fork(name, [*overrides, f"checkpoint.save_dir={parts}"]) == 0
+    once, twice = (load(part / "checkpoint_last.pt") for part in (whole, parts))
+    for found in (once, twice):
+        assert found["optimizer_history"][-1]["num_updates"] == UPDATES
+        model = found["cfg"]["model"]
+        assert 16 in (model.get("encoder_embed_dim"), model.get("decoder_embed_dim"))
+    for part in ("model", "last_optimizer_state"):
+        assert_same(twice[part], once[part], part)
+    assert_same(twice["extra_state"]["train_iterator"], once["extra_state"]["train_iterator"])
+
+
+# Stands for fairseq-train: the script's own flags, then smaller ones; dies where it is told to.
+TRAINER = """#!{python}
+import os, signal, sys
+from fairseq.trainer import Trainer
+step = Trainer.train_step
+def counted(self, *args, **kwargs):
+    if str(self.get_num_updates()) == os.environ.get("KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args, **kwargs)
+Trainer.train_step = counted
+sys.argv += "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16".split()
+sys.argv += "--decoder-attention-heads 2 --save-interval-updates 2 --warmup-updates 2".split()
+from fairseq_cli.train import cli_main
+cli_main()
+"""
+PYTHON = '#!/bin/sh\ncase "$1" in *evaluate_length.py) exit 0 ;; *) exec {python} "$@" ;; esac\n'
+
+
+@pytest.mark.slow
+def test_a_killed_script_resumes_to_the_same_checkpoint(tmp_path):
+    """shakespeare.sh; the quickstart's stages are tested with it."""
+    for name, text in (("fairseq-train", TRAINER), ("python", PYTHON)):
+        (tmp_path / name).write_text(text.format(python=sys.executable))
+        (tmp_path / name).chmod(0o755)
+    draw = random.Random(1)
+    words = "the king of a land had three sons and gold".split()
+    lines = (" ".join(draw.choices(words, k=8)) for _ in range(900))
+    (tmp_path / "book.txt").write_text("\n".join(lines) + "\n")
+
+    def run(out: str, **more: str) -> int:
+        script = EXAMPLES / "language_modeling" / "shakespeare.sh"
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "UPDATES": "7"}
+        command = ["bash", script, tmp_path / "book.txt", tmp_path / out, "alibi"]
+        return subprocess.run(command, env=environment | more, stdout=subprocess.DEVNULL).returncode
+
+    assert run("whole") == 0
+    assert run("parts", KILL_AT="5") != 0
+    assert run("parts") == 0
+    once, twice = (
+        load(tmp_path / part / "alibi-7" / "checkpoint_last.pt") for part in ("whole", "parts")
+    )
+    for part in ("model", "last_optimizer_state"):
+        assert_same(twice[part], once[part], part)

@@ -1,0 +1,87 @@
+"""install.sh and test.sh take the Python that they are told to, or say in a line why not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers import ROOT
+
+# Tells its version, and makes no environment: what follows would take minutes and gigabytes.
+PYTHON = """#!/bin/sh
+case "$1" in
+  -c) echo {version} ;;
+  --version) echo Python {version}.9 ;;
+  *) echo "$0 $@" >>{log}; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def pythons(tmp_path) -> Path:
+    """A root with the scripts, and a folder of Pythons that are 3.11, 3.12 and 3.13."""
+    for name in ("install.sh", "test.sh"):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    for name, version in (("python3", "3.11"), ("python3.12", "3.12"), ("other", "3.13")):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PYTHON.format(version=version, log=tmp_path / "log"))
+        path.chmod(0o755)
+    return tmp_path
+
+
+def run(root: Path, script: str, *arguments: str, **more: str) -> str:
+    """The last line of a script that must fail, and that makes no environment."""
+    (root / "log").unlink(missing_ok=True)
+    environment = {"PATH": f"{root / 'bin'}:/usr/bin:/bin", **more}
+    done = subprocess.run(
+        ["bash", root / "scripts" / script, *arguments],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and not list(root.glob(".venv*"))
+    return done.stderr.splitlines()[-1]
+
+
+def asked(root: Path) -> list[str]:
+    """The command that was to make an environment."""
+    return (root / "log").read_text().split()
+
+
+@pytest.mark.parametrize("script", ["install.sh", "test.sh"])
+@pytest.mark.parametrize("given", [("--python", "3.12"), ("--python=3.12",)])
+def test_the_python_that_is_named_gets_an_environment_of_its_own(pythons, script, given):
+    more = ("-k", "m4") if script == "test.sh" else ()
+    assert "could not make" in run(pythons, script, *given, *more)
+    place = pythons / ".venv-3.12"
+    assert asked(pythons) == [f"{pythons}/bin/python3.12", "-m", "venv", "--clear", str(place)]
+
+
+def test_without_a_name_all_is_as_it_was(pythons):
+    run(pythons, "test.sh")
+    assert asked(pythons)[0].endswith("bin/python3") and asked(pythons)[-1] == f"{pythons}/.venv"
+
+
+def test_an_interpreter_of_that_version_may_be_named(pythons):
+    other = str(pythons / "bin" / "other")
+    run(pythons, "install.sh", "--python", "3.13", PYTHON=other)
+    assert asked(pythons)[0] == other and asked(pythons)[-1] == f"{pythons}/.venv-3.13"
+    assert "no Python 3.12 among" in run(pythons, "install.sh", "--python", "3.12", PYTHON=other)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--python",), "--python needs a version, as in --python 3.12"),
+        (("--python", "4"), "--python must be a version as 3.12, got 4"),
+        (("--python", "3.9"), "--python must be 3.10 or newer, got 3.9"),
+        (("--python", "3.14"), "no Python 3.14 among python3.14 python3 python; name one: PYTHON="),
+    ],
+)
+def test_what_cannot_be_is_one_line(pythons, given, said):
+    for script in ("install.sh", "test.sh"):
+        assert f"[install] error: {said}" in run(pythons, script, *given)
+    assert not (pythons / "log").exists()
