@@ -32,9 +32,15 @@ from relpos_fairseq.benchmarks.published import LAYER
 from relpos_fairseq.benchmarks.report import machine, progress, write_section
 from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
 from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
-from relpos_fairseq.benchmarks.settings import EVERY_LENGTH, PLAIN, AttentionSetting, in_attention
+from relpos_fairseq.benchmarks.settings import (
+    EVERY_LENGTH,
+    PLAIN,
+    AttentionSetting,
+    in_attention,
+    schemes_for,
+)
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
-from relpos_fairseq.schemes import parse_hybrid, scheme_names
+from relpos_fairseq.schemes import parse_hybrid
 
 OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
 FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most
@@ -108,7 +114,7 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
     args.lengths = list(EVERY_LENGTH) if every else lengths_of(args.lengths, ", or all")
     args.modes = chosen_of("modes", args.modes, MODES)
     args.backends = chosen_of("backends", args.backends, OURS)
-    args.schemes = schemes_of(args.schemes, [name for name in scheme_names() if in_attention(name)])
+    args.schemes = schemes_of(args.schemes, schemes_for(args.causal, attention=True))
     args.clip = 0 if args.unclipped else args.clip
     if args.tokens is None:
         args.tokens = 2048 if args.device == "cpu" else 16384

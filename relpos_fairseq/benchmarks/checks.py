@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.benchmarks.settings import label_of
-from relpos_fairseq.schemes import parse_hybrid, scheme_names
+from relpos_fairseq.benchmarks.settings import label_of, schemes_for
+from relpos_fairseq.schemes import parse_hybrid
 
 
 def chosen_of(flag: str, text: str, known: Sequence[str]) -> list[str]:
@@ -75,7 +75,7 @@ def set_labels(args: argparse.Namespace) -> None:
     Raises:
         ValueError: an unknown scheme or backend.
     """
-    args.schemes = schemes_of(args.schemes, scheme_names())
+    args.schemes = schemes_of(args.schemes, schemes_for())
     args.backends = chosen_of("backends", args.backends, BACKENDS)
     args.labels = [label_of(name, backend) for name in args.schemes for backend in args.backends]
 

@@ -69,11 +69,10 @@ def check_arguments(args: argparse.Namespace) -> None:
 def compile_all(args: argparse.Namespace) -> tuple[Compiler, list[tuple[str, ...]]]:
     """Compile the kernels of every call; return them and the calls' labels."""
     from relpos_fairseq.benchmarks.checks import schemes_of
-    from relpos_fairseq.benchmarks.settings import in_attention
-    from relpos_fairseq.schemes import scheme_names
+    from relpos_fairseq.benchmarks.settings import schemes_for
 
     # An unknown one is refused before minutes of compiling.
-    names = schemes_of(args.schemes, [name for name in scheme_names() if in_attention(name)])
+    names = schemes_of(args.schemes, schemes_for(attention=True))
     compiler, labels = Compiler(args.capability), []
     for name in names:
         for dtype in args.dtypes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.options import CLIP_DISTANCE
-from relpos_fairseq.schemes import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
 PLAIN = "none"  # attention without positions, evaluated by this package
@@ -29,6 +29,18 @@ def scheme_and_backend(label: str) -> tuple[str, str]:
 def in_attention(name: str) -> bool:
     """Tell whether a scheme is evaluated in attention; others act on the input alone."""
     return any(member.own_scale is not None for member in parse_hybrid(name))
+
+
+def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
+    """Return the schemes that `all` stands for.
+
+    Args:
+        causal: a decoder's calls, in which every scheme is defined; else without those that are
+            defined for decoders alone.
+        attention: only those that are evaluated in attention.
+    """
+    names = [name for name in scheme_names() if causal or not scheme_class(name).causal_only]
+    return [name for name in names if in_attention(name) or not attention]
 
 
 def takes_clip(name: str) -> bool:

@@ -96,7 +96,7 @@ def test_the_backend_is_the_rows() -> None:
         (("translation", "m4, blocked", "generate", 16), 1.0),
         (("translation", "none", "train", 16), None),
         (("translation", "fairseq", "train", 16), None),
-        (("layers", "m3", "forward 512", 16), 1.15),
+        (("layers", "m3", "forward 512", 16), 1.1),
         (("layers", "m3+shaw", "train 512", 16), 1.05),
         (("layers", "m4", "train 512", 0), None),
         (("layers", "m4", "train 128", 16), None),

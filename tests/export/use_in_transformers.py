@@ -44,11 +44,12 @@ def train(folder: Path, out: Path) -> dict:
     texts = [f"{a} {b} {c}" for a in ("the", "a") for b in ("old", "new", "née")
              for c in ("house", "horse", "mouse", "hearse")]  # fmt: skip
     rows = [tokenizer(text) | {"labels": int(text[0] == "t")} for text in texts]
+    transformers.set_seed(1)  # the head is drawn
     model = AUTO["classified"].from_pretrained(
         folder, num_labels=2, ignore_mismatched_sizes=True, **TRUST
     )
     args = TrainingArguments(
-        str(out), num_train_epochs=12, learning_rate=1e-2, per_device_train_batch_size=8, seed=1,
+        str(out), num_train_epochs=24, learning_rate=5e-3, per_device_train_batch_size=8, seed=1,
         logging_steps=3, use_cpu=True, report_to=[], save_strategy="epoch", save_total_limit=1,
         disable_tqdm=True,
     )  # fmt: skip
