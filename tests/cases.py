@@ -24,13 +24,13 @@ from relpos_fairseq.terms import PositionTerms
 RENAMED = {"theta": ("theta1", "theta2")}
 ADDITIVE = (
     "shaw", "shaw_keys", "transformer_xl", "t5", "m4", "deberta", "tupe", "tupe_a", "abs_scalar",
-    "rel_scalar", "alibi", "kerple",
+    "rel_scalar", "alibi", "kerple", "transformer_xl_learned",
 )  # fmt: skip
 CLIPPED = ("shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar",
-           "deberta_released")  # fmt: skip
+           "deberta_released", "transformer_xl_learned")  # fmt: skip
 SHARED = (
     "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m", "deberta", "tupe",
-    "tupe_a", "abs_scalar", "rel_scalar", "kerple",
+    "tupe_a", "abs_scalar", "rel_scalar", "kerple", "transformer_xl_learned",
 )  # fmt: skip
 INPUT = ("sinusoidal", "learned", "sentence")
 

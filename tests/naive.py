@@ -213,6 +213,14 @@ def transformer_xl(pair: Pair, p: Params, o: Options) -> Parts:
     return Parts(content_bias=dot(u, pair.k), scaled=dot(pair.q, r) + dot(v, r))
 
 
+def transformer_xl_learned(pair: Pair, p: Params, o: Options) -> Parts:
+    """The released code's attn_type 1: e_ij = (q.k + q.a_r + u.k + s_r) / sqrt(d)."""
+    a = clipped(of_head(p["key_table"], pair.head), pair.distance)
+    s = clipped(of_head(p["bias_table"], pair.head), pair.distance)
+    u = of_head(p["content_bias"], pair.head)
+    return Parts(content_bias=dot(u, pair.k), scaled=dot(pair.q, a) + s)
+
+
 def t5_bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
     """Raffel 2019's relative_position_bucket, for distance = j - i, in exact integers.
 
@@ -635,6 +643,7 @@ SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = {
     "shaw": shaw,
     "shaw_keys": shaw_keys,
     "transformer_xl": transformer_xl,
+    "transformer_xl_learned": transformer_xl_learned,
     "t5": t5,
     "m1": m1,
     "m2": m2,

@@ -4,8 +4,9 @@
 
 SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
 or a Hugging Face folder of BERT, RoBERTa, XLM-R or `relpos export transformers` (config.json,
-safetensors or bin, in one file or several).  SCHEME: a position scheme or hybrid, `same`, or
-`hf-bert`, `hf-roberta` for the way back.
+safetensors or bin, in one file or several), or `model.pt` of Transformer-XL's released PyTorch code
+(attn_type 0 or 1; with --to same, and --data the folder of its cache.pt).  SCHEME: a position
+scheme or hybrid, `same`, or `hf-bert`, `hf-roberta` for the way back.
 
 The conversion is exact where the algebra nests, or refused; --approximate converts all the same.
 Afterwards both models are run on random input, and the largest difference of their logits is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from relpos_fairseq.conversion import ConversionError
@@ -15,8 +15,11 @@ from relpos_fairseq.conversion.job import (
     to_ours,
 )
 from relpos_fairseq.conversion.reading import check_destination
+from relpos_fairseq.conversion.released_xl.job import convert_released
+from relpos_fairseq.conversion.released_xl.model import is_released
 from relpos_fairseq.engine.files import atomic_folder, atomic_path
 
+Writer = Callable[[Path], None]
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 
 
@@ -36,10 +39,11 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet():
-        _convert(job, path, out, data)
+        write = convert_released(job, path, data, print) if is_released(path) else None
+        _write(write or _convert(job, path, data), out)
 
 
-def _convert(job: Job, path: Path, out: Path, data: Path | None) -> None:
+def _convert(job: Job, path: Path, data: Path | None) -> Writer:
     source = read_job_source(path, data)
     for line in (
         f"source    {source.kind}: {source.path}",
@@ -47,11 +51,13 @@ def _convert(job: Job, path: Path, out: Path, data: Path | None) -> None:
     ):
         print(line, flush=True)
     if job.to in HUGGING_FACE:
-        write = to_huggingface(job, source, print)
-    else:
-        if job.head:
-            raise ConversionError("--head chooses what goes into a Hugging Face folder alone")
-        write = to_ours(job, source, print)
+        return to_huggingface(job, source, print)
+    if job.head:
+        raise ConversionError("--head chooses what goes into a Hugging Face folder alone")
+    return to_ours(job, source, print)
+
+
+def _write(write: Writer, out: Path) -> None:
     if out.suffix == ".pt":
         with atomic_path(out) as making:
             write(making)

@@ -113,6 +113,20 @@ def checkpoint_of(
         if cfg.task._name == "sentence_prediction":
             for name in ("classification_head_name", "regression_target"):
                 cfg.criterion[name] = cfg.task[name]
+    return fairseq_checkpoint(cfg, state, about, "MaskedLmLoss")
+
+
+def fairseq_checkpoint(
+    cfg: Any, state: State, about: dict[str, Any], criterion: str
+) -> dict[str, Any]:
+    """What fairseq saves of a model that was trained for no update.
+
+    Args:
+        cfg: fairseq's config, with the model's, task's and criterion's own.
+        state: the tensors.
+        about: where the model comes from; kept under `conversion`.
+        criterion: name of the criterion's class.
+    """
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -120,7 +134,7 @@ def checkpoint_of(
         "criterion": {},
         "optimizer_history": [
             {
-                "criterion_name": "MaskedLmLoss",
+                "criterion_name": criterion,
                 "optimizer_name": "none",
                 "lr_scheduler_state": {},
                 "num_updates": 0,

@@ -132,6 +132,7 @@ class TransformerXL(PositionScheme):
         {SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT}
     )
     default_share = "none"
+    elsewhere = {"transformer-xl": "attn_type 0"}
     tables = {
         "projection": Table(neutral=0.0, grows=WITH_K, flat_heads=True),
         "content_bias": Table(neutral=0.0, grows=WITH_Q, meaning="u"),

@@ -30,8 +30,9 @@ pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C
 DOUBLE, SINGLE = torch.float64, torch.float32
 TYPES = pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=["fp64", "fp32"])
 SCHEMES = (
-    "none", "rope", "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m",
-    "deberta", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi", "kerple",
+    "none", "rope", "shaw", "shaw_keys", "transformer_xl", "transformer_xl_learned", "t5", "m1",
+    "m2", "m3", "m4", "m4m", "deberta", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi",
+    "kerple",
 )  # fmt: skip
 HYBRIDS = (
     "shaw+t5", "m1+m4", "m4m+m4", "rope+shaw", "transformer_xl+m2", "m2+m4m+shaw", "rope+m4m",

@@ -24,6 +24,7 @@ from relpos_fairseq.schemes import scheme_class, scheme_names
 from relpos_fairseq.tables import reread
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
+NEUTRAL += ["transformer_xl_learned"]
 REFUSED = "m4m rope xpos pope alibi kerple abs_scalar fox".split()
 CLOSE = 1e-10
 

@@ -107,6 +107,36 @@ def test_equals_the_paper(pre_norm: bool, flags: dict, rules: dict) -> None:
                 torch.testing.assert_close(one, torch.tensor(other, dtype=torch.float64), **EXACT)
 
 
+@pytest.mark.parametrize(
+    "adaptive", [{}, {"tie_adaptive_weights": True, "tie_adaptive_proj": True}, None]
+)
+def test_outputs_have_biases(adaptive: dict | None) -> None:
+    """They move scores by themselves, those of a tied adaptive softmax within each band."""
+    bands = {f"adaptive_{side}_cutoff": "8" for side in ("input", "softmax")}
+    flags = {} if adaptive is None else bands | {"adaptive_input": True} | adaptive
+    plain, biased = (small_xl(output_bias=on, **flags).double() for on in (False, True))
+    biased.load_state_dict(biased.state_dict() | {
+        name.replace(".head.", ".head.0."): value for name, value in plain.state_dict().items()
+    })  # fmt: skip
+    shift = torch.randn(24, dtype=torch.float64)
+    tokens = stream()
+    probs = [model.get_normalized_probs(model(tokens), True) for model in (plain, biased)]
+    torch.testing.assert_close(probs[0], probs[1])
+    with torch.no_grad():
+        softmax = biased.decoder.adaptive_softmax
+        if softmax is None:
+            biased.decoder.output_projection.bias.copy_(shift)
+            wanted = (plain(tokens)[0] + shift).log_softmax(-1)
+        else:
+            softmax.tail[0][-1].bias.copy_(shift[8:])
+            tail = (probs[0][..., 8:] + shift[8:]).log_softmax(-1)
+            wanted = torch.cat(
+                [probs[0][..., :8], tail + probs[0][..., 8:].logsumexp(-1, True)], -1
+            )
+    found = biased.get_normalized_probs(biased(tokens), True)
+    torch.testing.assert_close(found, wanted.to(found), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("scheme", CARRYING)
 def test_memory_is_one_longer_sequence(scheme: str, pre_norm: bool) -> None:

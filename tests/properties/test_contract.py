@@ -27,6 +27,7 @@ CONTRACT = {
     "shaw": ("heads", 16, "any", 2 * 12 * 1023 * 64),
     "shaw_keys": ("heads", 16, "any", 12 * 1023 * 64),
     "transformer_xl": ("none", None, "any", 12 * (768 * 768 + 2 * 768)),
+    "transformer_xl_learned": ("none", 16, "any", 12 * 12 * (1023 * 65 + 64)),
     "t5": ("layers", None, "any", 32 * 12),
     "m1": ("heads", None, "any", 12 * 512),
     "m2": ("heads", 128, "any", 12 * 1023),

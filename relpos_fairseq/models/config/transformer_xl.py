@@ -31,6 +31,7 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
     no_attention_bias: bool = help_text(
         False, "projections of attention without biases, as in the paper's released code"
     )
+    output_bias: bool = help_text(False, "a bias for each output, as in the paper's released code")
     init_std: float = help_text(0.02, "standard deviation of initial weights")
     proj_init_std: float = help_text(0.01, "the same for the projections of adaptive embeddings")
 

@@ -9,7 +9,8 @@ decoder itself keeps none.  Positions are the scheme's, over slots M memory + T 
 
 As the released code: dropout also after the last layer, its initial values (initial_values.py),
 and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it projections
-of attention have biases, as everywhere in fairseq: --no-attention-bias does without.
+of attention have biases, as everywhere in fairseq, and outputs have none: --no-attention-bias
+and --output-bias.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from relpos_fairseq.models.config.transformer_xl import check_mem_len, check_mem
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
 from relpos_fairseq.models.transformer_xl.initial_values import drop_biases, initialise
 from relpos_fairseq.models.transformer_xl.memory_positions import memory_positions
+from relpos_fairseq.models.transformer_xl.output_bias import add_output_bias
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
 from relpos_fairseq.placement import encode_text
@@ -48,6 +50,8 @@ class RelPosXLDecoder(RelPosLMDecoder):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
         if cfg.no_attention_bias:
             drop_biases(self.layers)
+        if cfg.output_bias:
+            add_output_bias(self)
         self.same_length = cfg.same_length
         evaluated = cfg.mem_len if cfg.eval_mem_len is None else cfg.eval_mem_len
         self._mem_lens = {"training": cfg.mem_len, "evaluation": evaluated}

@@ -1,0 +1,83 @@
+"""The released code's vocabulary as fairseq's dictionary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos_fairseq.conversion.released_xl.inert import Inert, read_inert
+from relpos_fairseq.conversion.report import ConversionError
+
+CACHE, TEXT = "cache.pt", "vocab.txt"
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+TAKEN = {"<eos>": "</s>", "<unk>": "<unk>", "<UNK>": "<unk>"}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Types in fairseq's order.
+
+    Attributes:
+        words: the types after fairseq's own four.
+        rows: of every type of ours the released one; -1: it is new.
+    """
+
+    words: list[str]
+    rows: list[int]
+
+    @property
+    def added(self) -> int:
+        """How many types are new."""
+        return self.rows.count(-1)
+
+    @classmethod
+    def of(cls, symbols: list[str], path: Path) -> Vocabulary:
+        """Put the end of a line and the unknown word where fairseq has them.
+
+        Raises:
+            ConversionError: a symbol occurs twice, or is one of fairseq's own.
+        """
+        known = {TAKEN[symbol]: row for row, symbol in enumerate(symbols) if symbol in TAKEN}
+        own = [(row, symbol) for row, symbol in enumerate(symbols) if symbol not in TAKEN]
+        words = [symbol for _, symbol in own]
+        often = Counter([*SPECIALS, *words])
+        wrong = [word for word in words if often[word] > 1 or word.split() != [word]]
+        if wrong:
+            raise ConversionError(f"{path}: {wrong[0]!r} cannot be a word of fairseq's dictionary")
+        first = [known.get(special, -1) for special in SPECIALS]
+        return cls(words, first + [row for row, _ in own])
+
+    def dictionary(self) -> str:
+        """Return dict.txt; the released file's counts are of no use to fairseq's tools."""
+        return "".join(f"{word} 1\n" for word in self.words)
+
+
+def read_vocabulary(folder: Path, types: int) -> Vocabulary:
+    """Read `cache.pt`, the corpus that the released code keeps beside its data, or `vocab.txt`.
+
+    Args:
+        folder: where it is.
+        types: how many there must be.
+
+    Raises:
+        ConversionError: there is none, or it is another model's.
+    """
+    path = next((folder / n for n in (CACHE, TEXT) if (folder / n).is_file()), None)
+    if path is None:
+        raise ConversionError(
+            f"{folder} has neither {CACHE} nor {TEXT}: give --data, the folder of the data that "
+            f"the model was trained on ({CACHE}: the released code's; {TEXT}: a type a line)"
+        )
+    if path.name == TEXT:
+        symbols = path.read_text(encoding="utf-8").split("\n")
+        symbols = symbols[:-1] if not symbols[-1] else symbols
+    else:
+        corpus = read_inert(path, "corpus of the released code")
+        inner = getattr(corpus, "vocab", None)
+        symbols = getattr(inner, "idx2sym", None) if isinstance(inner, Inert) else None
+        if not isinstance(symbols, list):
+            raise ConversionError(f"{path} holds no vocabulary of the released code")
+    if len(symbols) != types:
+        raise ConversionError(f"{path} has {len(symbols):,} types, and the model {types:,}")
+    return Vocabulary.of([str(symbol) for symbol in symbols], path)

@@ -1,0 +1,119 @@
+"""`relpos convert` of Transformer-XL's released `model.pt`, beside its formula written anew."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from helpers import released_xl
+from helpers.commands import load, relpos
+from relpos_fairseq.conversion.released_xl.inert import Inert, read_inert
+
+SYMBOLS = ["<eos>", "the", "of", "<unk>", *(f"w{number}" for number in range(16))]
+CASES = [
+    ({}, {}),
+    ({"attn_type": 1}, {}),
+    ({"attn_type": 1, "clamp_len": 3, "pre_lnorm": True}, {}),
+    ({"clamp_len": 3, "pre_lnorm": True, "embed": 4}, {"pickle_protocol": 4}),
+    ({"same_length": True, "cutoffs": (6, 11)}, {"_use_new_zipfile_serialization": False}),
+    ({"cutoffs": (6, 11), "div_val": 2, "tied": False}, {}),
+    ({"cutoffs": (6, 11), "div_val": 2, "attn_type": 1, "mem_len": 0}, {}),
+]
+
+
+def converted(folder, out, *more: object) -> int:
+    return relpos("convert", folder / "model.pt", "--to", "same", "--out", out, *more)
+
+
+def segments() -> list[list[int]]:
+    drawn = torch.randint(len(SYMBOLS), (3, 5), generator=torch.Generator().manual_seed(2))
+    return drawn.tolist()
+
+
+@pytest.mark.parametrize(("options", "saved"), CASES)
+def test_every_released_model_is_the_same_here(tmp_path, capsys, options, saved):
+    """Log-probabilities over three segments with memory; the file's own code is not there."""
+    from fairseq import checkpoint_utils
+
+    theirs = released_xl.model(len(SYMBOLS), **options)
+    released_xl.save(theirs, tmp_path / "model.pt", **saved)
+    released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt", **saved)
+    assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
+    out = tmp_path / "out"
+    (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(out / "model.pt")], arg_overrides={"data": str(out)}
+    )
+    model = model.double().eval()
+    model.load_state_dict(load(out / "model.pt")["model"])  # fairseq loads fp32
+    places = [task.dictionary.index(word.replace("<eos>", "</s>")) for word in SYMBOLS]
+    memory = None
+    for segment, wanted in zip(segments(), released_xl.run(theirs, segments()), strict=True):
+        output = model(torch.tensor([[places[one] for one in segment]]), memory=memory)
+        memory = output[1]["memory"]
+        softmax = model.decoder.adaptive_softmax
+        found = output[0] if softmax is None else softmax.get_log_prob(output[0], None)
+        found = found[0].log_softmax(-1)
+        torch.testing.assert_close(found[:, places], wanted, rtol=0, atol=1e-10)
+        new = [place for place in range(len(task.dictionary)) if place not in places]
+        assert found[:, new].exp().sum() == 0
+
+
+def test_a_state_dict_is_read_too(tmp_path, capsys):
+    """It says neither memory nor segment, and the command says so."""
+    theirs = released_xl.model(len(SYMBOLS))
+    torch.save(theirs.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in SYMBOLS))
+    assert converted(tmp_path, tmp_path / "out") == 0
+    assert "a state_dict says neither memory" in capsys.readouterr().out
+
+
+class Harmful:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch harmed",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_nothing_of_a_file_is_run(tmp_path, monkeypatch, capsys, zipped):
+    monkeypatch.chdir(tmp_path)
+    theirs = released_xl.model(len(SYMBOLS))
+    theirs.harm = Harmful()
+    released_xl.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt")
+    assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
+    assert isinstance(read_inert(tmp_path / "model.pt").harm, Inert)
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attn_type": 2}, "attn_type 2, which no scheme of ours is"),
+        ({"attn_type": 3}, "attn_type 3, which no scheme of ours is"),
+    ],
+)
+def test_what_is_not_converted_is_said(tmp_path, capsys, options, said):
+    released_xl.save(released_xl.model(len(SYMBOLS), **options), tmp_path / "model.pt")
+    assert converted(tmp_path, tmp_path / "out") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_other_errors_are_one_line(tmp_path, capsys):
+    released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
+    (tmp_path / "vocab.txt").write_text("one\ntwo\n")
+    for more, said in (
+        ((), "vocab.txt has 2 types, and the model 20"),
+        (("--data", tmp_path / "none"), "neither cache.pt nor vocab.txt"),
+        (("--positions", 9), "give --to same and no other option"),
+    ):
+        assert converted(tmp_path, tmp_path / "out", *more) == 2
+        assert said in capsys.readouterr().err
+    (tmp_path / "vocab.txt").write_text("the\n" * len(SYMBOLS))
+    assert converted(tmp_path, tmp_path / "out") == 2
+    assert "'the' cannot be a word" in capsys.readouterr().err
+    torch.save({"word_emb": torch.zeros(1)}, tmp_path / "model.pt")
+    assert converted(tmp_path, tmp_path / "out") == 2
+    assert "is no whole released Transformer-XL" in capsys.readouterr().err
