@@ -12,7 +12,7 @@ data sets that are not given are left out; what is done is kept, and the same co
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relpos_fairseq.cli import evaluate_qa
@@ -41,23 +41,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"fine-tuned on English questions{trials}",
     )
     add("--qa-data", type=Path, help="its data folder (default: the one it was trained on)")
+    add_questions(add)
+    add("--cpu", action="store_true", help="no GPU")
+    add("--force", action="store_true", help="repeat what is done")
+
+
+def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    from relpos_fairseq.evaluation.xtreme.languages import Options, evaluate
+
+    evaluate(Options(**vars(args), answering=answering_of(args.qa_flags)))
+
+
+def answering_of(flags: str) -> object:
+    """Return the options of answering that flags of `relpos evaluate qa` say."""
+    from relpos_fairseq.evaluation.questions import Options
+
+    parser = Parser(prog="--qa-flags", add_help=False)
+    evaluate_qa.add_arguments(parser)
+    return Options(**vars(parser.parse_args(["every file", *shlex.split(flags)])))
+
+
+def add_questions(add: Callable[..., object]) -> None:
+    """Add the folders of questions in other languages, and how they are answered."""
+    for name in ("XQuAD", "MLQA", "TyDiQA"):
+        add(f"--{name.lower()}", type=Path, metavar="FOLDER", help=f"{name}'s files")
     add(
         "--qa-flags",
         default="",
         metavar="'--FLAG ...'",
         help="more of `relpos evaluate qa`: --qa-flags='--on-long-question truncate'",
     )
-    for name in ("XQuAD", "MLQA", "TyDiQA"):
-        add(f"--{name.lower()}", type=Path, metavar="FOLDER", help=f"{name}'s files")
-    add("--cpu", action="store_true", help="no GPU")
-    add("--force", action="store_true", help="repeat what is done")
-
-
-def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    from relpos_fairseq.evaluation.questions import Options as QuestionOptions
-    from relpos_fairseq.evaluation.xtreme.languages import Options, evaluate
-
-    parser = Parser(prog="--qa-flags", add_help=False)
-    evaluate_qa.add_arguments(parser)
-    given = parser.parse_args(["every file", *shlex.split(args.qa_flags)])
-    evaluate(Options(**vars(args), answering=QuestionOptions(**vars(given))))

@@ -9,7 +9,7 @@ each has tasks or models of its own.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HELP = "fine-tune pre-trained models on GLUE by a published protocol"
@@ -28,6 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or 10 epochs, 1e-5 to 4e-5, median of five runs' best checkpoints (default: %(default)s)",
     )
     add("--tasks", help="separated by commas (default: those in DATA)")
+    add_training(add)
+    add(
+        "--predictions",
+        action="store_true",
+        help="let the models that the table reports predict all sets: OUT/predictions, and for "
+        "GLUE's server OUT/submission; keeps the models",
+    )
+    add("--keep-models", action="store_true", help="keep each run's model")
+
+
+def add_training(add: Callable[..., object]) -> None:
+    """Add what every fine-tuning by a protocol takes."""
     add("--lr", type=float, nargs="+", help="other learning rates than the protocol's")
     add("--epochs", type=int, nargs="+", help="other numbers of epochs")
     add("--seeds", type=int, nargs="+", help="other seeds")
@@ -44,13 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'--FLAG ...'",
         help="further ones of fairseq-train: --train-flags=--fp16",
     )
-    add(
-        "--predictions",
-        action="store_true",
-        help="let the models that the table reports predict all sets: OUT/predictions, and for "
-        "GLUE's server OUT/submission; keeps the models",
-    )
-    add("--keep-models", action="store_true", help="keep each run's model")
     add("--threads", type=int, default=1, help="threads of a run (default: %(default)s)")
 
 

@@ -39,6 +39,7 @@ COMMANDS = {
     "evaluate qa": "evaluate_qa",
     "evaluate xtreme": "evaluate_xtreme",
     "finetune glue": "finetune_glue",
+    "finetune xtreme": "finetune_xtreme",
     "export ct2": "export_ct2",
     "export onnx": "export_onnx",
     "export transformers": "export_transformers",

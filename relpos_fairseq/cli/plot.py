@@ -2,6 +2,7 @@
 
     relpos plot CHECKPOINT --data DATA_BIN --out DIR
     relpos plot --curves LOG... --out DIR
+    relpos plot --scores runs/glue/chen.json runs/xtreme/xtreme.json --out DIR
 
 Writes a PNG and a CSV of the same numbers for every stack (encoder, decoder) and
 - every table over distance: scalars by head; vectors by head and channel (000 Fig. 4), and norm;
@@ -9,11 +10,12 @@ Writes a PNG and a CSV of the same numbers for every stack (encoder, decoder) an
 - position logits without content (004 Fig. 4), with segments, and their softmax (004 Fig. 6);
 - ranks of content and position logits on the sentence, or on a batch (004 Fig. 2);
 - cosine similarity of absolute positions, and its distribution (004 Fig. 5).
-What the checkpoint's scheme does not have is left out, and a line says so. Bars of scores by scheme
-(004 Fig. 1) are in the report of `relpos compare`.
+What the checkpoint's scheme does not have is left out, and a line says so.
 
 With --curves, learning curves of what fairseq-train printed (--log-format json or simple): the
-training and validation loss by update, a line a log.
+training and validation loss by update, a line a log. With --scores, bars of the models' scores on
+natural language inference (004 Fig. 1: MNLI and XNLI; or others, by --on), out of what `relpos
+finetune glue` and `relpos finetune xtreme` write.
 
 000: Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings.
 004: Chen et al. 2021, Demystifying the Better Performance of Position Encoding Variants.
@@ -47,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = "segments of equal length in segment logits (%(default)s)"
     add("checkpoint", nargs="?", type=Path, help="a .pt file of fairseq-train")
     add("--curves", nargs="+", type=Path, metavar="LOG", help="draw these logs' curves instead")
+    add("--scores", nargs="+", type=Path, metavar="JSON", help="draw these tables' bars instead")
+    add("--on", default="MNLI,XNLI", help="with --scores: data sets, by commas (%(default)s)")
     add("--measure", default="loss", help="with --curves: loss, nll_loss, ppl, ... (%(default)s)")
     add("--out", type=Path, required=True, help="folder for PNG and CSV files")
     add("--data", type=Path, help=data)
@@ -66,6 +70,10 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         from relpos_fairseq.pictures.curves import draw_curves
 
         return draw_curves(args.curves, args.measure, args.out)
+    if args.scores:
+        from relpos_fairseq.pictures.bars import draw_bars
+
+        return draw_bars(args.scores, args.on.split(","), args.out)
     from relpos_fairseq.pictures.checkpoint import draw_checkpoint
 
     draw_checkpoint(args)

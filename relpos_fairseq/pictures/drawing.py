@@ -29,6 +29,7 @@ from relpos_fairseq.engine.files import atomic_path
 
 # Okabe and Ito's palette, without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+GRAPHS = ("lines", "dots", "bars")  # the other kinds are images
 MARKERS = ("o", "s", "^", "D")
 ABSENT = "#e6e6e6"
 MOST_TOKENS = 40  # more are not named on the axes
@@ -88,7 +89,7 @@ class Picture:
         name: file name without its suffix.
         title: what is drawn.
         detail: of which stack and scheme, and how, below the title.
-        kind: `lines`, `dots`, `signed` or `positive` (images).
+        kind: `lines`, `dots`, `bars`, `signed` or `positive` (images).
         panels: in reading order.
         row: what rows are, in one word (a CSV column).
         column: what columns are, in one word (a CSV column's prefix).
@@ -147,29 +148,35 @@ def draw(picture: Picture) -> Figure:
     width, height = panel_size(picture, across)
     size = (max(width * across, 3.0) + 1.2, height * down + 1.1)
     figure, axes = plt.subplots(
-        down, across, figsize=size, squeeze=False, layout="constrained", sharex=True, sharey=True
-    )
+        down, across, figsize=size, squeeze=False, layout="constrained", sharex=True,
+        sharey=picture.kind != "bars",
+    )  # fmt: skip
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     used = list(axes.flat[:count])
-    if picture.kind in ("lines", "dots"):
+    if picture.kind == "bars":
+        draw_bars(figure, used, picture)
+    elif picture.kind in GRAPHS:
         draw_lines(figure, used, picture)
     else:
         draw_images(figure, used, picture)
     lines = [picture.title, *textwrap.wrap(picture.detail, int(size[0] * 12))]
     figure.suptitle("\n".join(lines), parse_math=False)
     for index, ax in enumerate(used):
-        ax.tick_params(labelbottom=index + across >= count, labelleft=index % across == 0)
-        if picture.kind in ("lines", "dots") and index + across >= count:
+        ax.tick_params(
+            labelbottom=index + across >= count,
+            labelleft=picture.kind == "bars" or index % across == 0,
+        )
+        if picture.kind in GRAPHS and index + across >= count:
             ax.set_xlabel(picture.axes[0])
-    if picture.kind not in ("lines", "dots"):
+    if picture.kind not in GRAPHS:
         figure.supxlabel(picture.axes[0], fontsize=9)
     return figure
 
 
 def panel_size(picture: Picture, across: int) -> tuple[float, float]:
     """Width and height of a panel in inches."""
-    if picture.kind in ("lines", "dots"):
+    if picture.kind in GRAPHS:
         return (3.4, 2.3) if across <= 3 else (2.6, 1.9)
     panel = picture.panels[0]
     if panel.tokens and len(panel.tokens) <= MOST_TOKENS:
@@ -179,6 +186,20 @@ def panel_size(picture: Picture, across: int) -> tuple[float, float]:
         return (3.2, 2.4) if across <= 2 else (1.9, 1.5)
     side = 2.4 if across <= 2 else 1.9 if across <= 6 else 1.3
     return side, side
+
+
+def draw_bars(figure: Figure, axes: list[Axes], picture: Picture) -> None:
+    """A bar with its number for every row; the axis begins a little below the lowest."""
+    for ax, panel in zip(axes, picture.panels, strict=True):
+        scores = panel.values[:, 0]
+        places = np.arange(len(scores))
+        bars = ax.bar(places, np.nan_to_num(scores), color=COLOURS[0], width=0.7)
+        ax.bar_label(bars, ["" if np.isnan(s) else f"{s:.1f}" for s in scores], fontsize=7)
+        low, high = np.nanmin(scores), np.nanmax(scores)
+        ax.set_ylim(max(0.0, low - (high - low) - 1), high + 0.15 * (high - low) + 1)
+        ax.set_xticks(places, panel.rows, rotation=45, ha="right", fontsize=7, parse_math=False)
+        ax.set_title(panel.title)
+    figure.supylabel(picture.axes[2], fontsize=9)
 
 
 def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:

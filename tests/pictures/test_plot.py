@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from argparse import Namespace
@@ -504,3 +505,36 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "run fairseq-preprocess again" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_bars_of_scores(tmp_path, capsys):
+    """004's Figure 1 of what both commands of fine-tuning write; a model may lack a data set."""
+    glue = {
+        "mine/MNLI": {"values": {"accuracy": 81.5, "valid1_accuracy": 82.0}, "runs": 5},
+        "shaw/MNLI": {"values": {"accuracy": 83.0}},
+        "shaw/RTE": {"values": {"accuracy": 60.0}},
+    }
+    xtreme = {"mine": {"XNLI": 67.0, "XQuAD": [66.0, 49.9], "MLQA": None}}
+    paths = [tmp_path / "chen.json", tmp_path / "xtreme.json"]
+    for path, content in zip(paths, (glue, xtreme), strict=True):
+        path.write_text(json.dumps(content))
+    assert relpos("plot", "--scores", *paths, "--out", tmp_path / "out") == 0
+    assert (tmp_path / "out" / "scores.png").stat().st_size > 5000
+    rows = list(csv.reader((tmp_path / "out" / "scores.csv").open()))
+    assert rows == [
+        ["data", "model", "score_0"],
+        ["MNLI", "mine", "81.5"],
+        ["MNLI", "shaw", "83"],
+        ["XNLI", "mine", "67"],
+        ["XNLI", "shaw", ""],
+    ]
+    given = ("plot", "--scores", *paths, "--out", tmp_path / "two", "--on", "XQuAD,QNLI")
+    assert relpos(*given) == 0
+    assert "left out: QNLI" in capsys.readouterr().out
+    assert "XQuAD,mine,66" in (tmp_path / "two" / "scores.csv").read_text()
+    assert relpos(*given[:-1], "QNLI") == 2
+    assert "--on QNLI: the tables have MNLI, RTE, XNLI, XQuAD" in capsys.readouterr().err
+    for content in ("[]", "{}{", '{"a": 3}'):
+        paths[0].write_text(content)
+        assert relpos("plot", "--scores", paths[0], "--out", tmp_path / "three") == 2
+        assert "chen.json is no table of relpos finetune" in capsys.readouterr().err

@@ -6,8 +6,10 @@
 - `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to
   4e-5, warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the
   median of each run's best checkpoint.
+- `xtreme` (the same, section 4.2 and Table 7): 3 epochs, 1e-5 to 4e-5, five trials, for which
+  `relpos finetune xtreme` reports medians; learning rates are chosen on English.
 
-The first two count a run's last checkpoint.  What a paper does not say is BERT's (Devlin et al.
+All but `chen` count a run's last checkpoint.  What a paper does not say is BERT's (Devlin et al.
 2018): Adam with betas 0.9 and 0.999, weight decay 0.01, linear decay to zero; and Chen's warm-up.
 """
 
@@ -47,6 +49,7 @@ class Protocol:
 PROTOCOLS = {
     "huang": Protocol("huang", (3e-5,), (3,), (1,), "last"),
     "multiplicative": Protocol("multiplicative", (2e-5, 3e-5, 4e-5), (3,), (1,), "last"),
+    "xtreme": Protocol("xtreme", (1e-5, 2e-5, 3e-5, 4e-5), (3,), (1, 2, 3, 4, 5), "last"),
     "chen": Protocol("chen", (1e-5, 2e-5, 3e-5, 4e-5), (5, 10), (1, 2, 3, 4, 5), "best", 3500),
 }
 

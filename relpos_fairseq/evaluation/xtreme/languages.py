@@ -77,18 +77,23 @@ class Options:
                 raise PreparationError(f"there is no checkpoint {path}")
 
 
-def evaluate(options: Options) -> None:
+def evaluate(options: Options) -> dict[str, list[dict]]:
     """Evaluate every model on every data set; print and write the table.
+
+    Returns:
+        The results of every trial by data set.
 
     Raises:
         ValueError: what is wrong with the options, a model or a file.
     """
     options.check()
     results = run_stages(stages(options), options.out, force=options.force)
-    text = by_language(trials_of(results))
+    trials = trials_of(results)
+    text = by_language(trials)
     print(f"\n{text}")
     write_text(options.out / "xtreme.md", f"{text}\n")
     write_json(options.out / "xtreme.json", results)
+    return trials
 
 
 def stages(options: Options) -> list[Stage]:

@@ -1,0 +1,103 @@
+"""`relpos finetune xtreme`: English training, every language, one table; nothing twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers.commands import call, relpos, relpos_job
+from helpers.glue_data import write_xnli
+from helpers.questions import make_data, make_file
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
+from relpos_fairseq.comparison.glue.protocols import PROTOCOLS
+
+SHORT = ["--seeds", "1", "2", "--max-update", "3", "--train-flags=--num-workers 0"]
+SHORT += ["--squad-flags=--tokens-per-sample 64 --doc-stride 16"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Data of all kinds in the vocabulary of a masked language model of two updates."""
+    folder = tmp_path_factory.mktemp("xtreme")
+    squad = make_data(folder / "squad")
+    (folder / "questions").mkdir()
+    for number, name in enumerate(
+        ("xquad.en", "xquad.de", "test-context-de-question-de", "tydiqa.ar.dev")
+    ):
+        make_file(folder / "questions" / f"{name}.json", 2, number)
+    tokenizer = folder / "tokenizer"
+    shutil.copytree(squad, tokenizer, ignore=shutil.ignore_patterns("train.json", "valid.json"))
+    raw = write_xnli(folder / "raw", "xtreme")
+    given = ("--tokenizer", tokenizer, "--workers", "1")
+    relpos_job("prepare", "glue", raw, "--tasks", "XNLI", "--out", folder / "glue", *given)
+    text = folder / "text.txt"
+    text.write_text("".join(f"The red cat is in Paris {n} today.\n" for n in range(40)))
+    relpos_job(
+        *("prepare", "mlm", "--train", text, "--hold-out", "0.2", "--out", folder / "mlm"),
+        *("--documents", "line"),
+        *("--tokenizer-folder", tokenizer, "--tokens-per-sample", "64", "--workers", "1"),
+    )
+    call(
+        *("train", folder / "mlm" / "data-bin", *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
+        *("--tokens-per-sample", "64", "--position-scheme", "rel_scalar", "--save-dir", folder),
+    )
+    return folder
+
+
+def arguments(folder: Path, out: Path, *more: str) -> list:
+    asked = [part for name in ("xquad", "mlqa", "tydiqa")
+             for part in (f"--{name}", folder / "questions")]  # fmt: skip
+    given = ["--xnli", folder / "glue" / "XNLI", "--squad", folder / "squad", *asked]
+    return [f"mine={folder / 'checkpoint_last.pt'}", "--out", out, *given, *SHORT, *more]
+
+
+def test_the_protocol_is_the_papers():
+    """004, section 4.2 and Table 7."""
+    found = PROTOCOLS["xtreme"]
+    assert found.learning_rates == (1e-5, 2e-5, 3e-5, 4e-5) and found.epochs == (3,)
+    assert len(found.seeds) == 5 and found.checkpoint == "last"
+
+
+@pytest.mark.slow
+def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
+    """Two learning rates of two trials each; again, nothing is done anew."""
+    out = tmp_path / "out"
+    assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
+    said = capsys.readouterr().out
+    assert "8 cells, 8 to do" in said
+    found = json.loads((out / "xtreme.json").read_text())["mine"]
+    assert set(found) == {"XNLI", "XQuAD", "MLQA", "TyDiQA-GoldP"}
+    trials = json.loads((out / "evaluated" / "mine" / "xtreme.json").read_text())
+    assert set(trials) == {f"{name}-trial{number}" for name in found for number in (1, 2)}
+    both = [trials[f"XNLI-trial{number}"] for number in (1, 2)]
+    means = [sum(one.values()) / len(one) for one in both]
+    assert found["XNLI"] == pytest.approx(sum(means) / 2)  # the median of two
+    row = next(line for line in (out / "xtreme.md").read_text().splitlines() if "| mine" in line)
+    numbers = [found.pop("XNLI"), *(one for both in found.values() for one in both)]
+    assert f"{sum(numbers) / 7:.2f}" in row
+    before = (out / "xtreme.md").read_bytes()
+    assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
+    said = capsys.readouterr().out
+    assert "8 cells, 0 to do" in said and said.count("unchanged") == 8
+    assert (out / "xtreme.md").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "nothing to fine-tune on: give --xnli or --squad"),
+        (["--squad", "."], "--squad belongs together with one of --xquad"),
+        (["--xquad", "."], "--squad belongs together with one of --xquad"),
+        (["--xnli", "nowhere"], "there is no folder nowhere"),
+        (["--xnli", ".", "--lr", "0"], "--lr must be above 0, got [0.0]"),
+        (["--squad", ".", "--xquad", "."], "m: there is no checkpoint nothing.pt"),
+    ],
+)
+def test_wrong_commands_are_one_line(tmp_path, monkeypatch, capsys, more, said):
+    monkeypatch.chdir(tmp_path)
+    assert relpos("finetune", "xtreme", "m=nothing.pt", "--out", "out", *more) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and said in lines[0]
