@@ -4,8 +4,8 @@ Small by default. The full numbers take hours:
 
     RELPOS_FAULTS=full bash scripts/test.sh tests/faults
 
-Jobs run in forks of this process, so that a kill costs no start. After each fault the same job runs
-again undisturbed, and what it makes must be equal to what it makes without a fault.
+RELPOS_FAULTS=N kills each job N times. After each fault the same job runs again undisturbed, and
+what it makes must be equal to what it makes without a fault.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,161 +24,32 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import ROOT
 from helpers import commands as cli
-from helpers import segment_corpus, wmt_text
 from helpers.commands import relpos
+from helpers.fault_jobs import JOBS, UPDATES, Inputs, ended, finished, started, write_inputs
 from helpers.folders import contents
-from helpers.glue_data import write_glue, write_tokenizer
-from helpers.questions import make_data, make_file
-from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
+from helpers.questions import make_file
 from relpos_fairseq.engine.command import run_command
 
 pytestmark = pytest.mark.slow
-FULL = os.environ.get("RELPOS_FAULTS") == "full"
-KILLS = 20 if FULL else 2  # of each job
-MALFORMED = 1250 if FULL else 25  # of each kind of input
-UPDATES = 8
+SIZE = os.environ.get("RELPOS_FAULTS", "")
+FULL = SIZE == "full"
+KILLS = 20 if FULL else int(SIZE or 2)  # of each job
+MALFORMED = 1250 if FULL else 60 * KILLS if SIZE else 25  # of each kind of input
 # Logs, what fairseq leaves of a killed save, and files that name the folder they lie in.
 NOT_COMPARED = (".log", ".tmp", "conversion.json", "MODEL_CARD.md")
-TRAINING = ("--save-interval-updates", "2", "--no-epoch-checkpoints", "--disable-validation")
-TRAINING += ("--update-epoch-batch-itr", "True")  # fairseq shuffles otherwise after a resume
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What the jobs read."""
-
-    wmt: Path
-    translation: Path
-    packed: Path
-    stream: Path
-    glue: Path
-    tokenizer: Path
-    questions: Path
-    text: Path
-    checkpoint: Path
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Inputs:
-    folder = tmp_path_factory.mktemp("inputs")
-    text = folder / "text.txt"
-    segment_corpus.write_lines(text, 400, 1, words=True)
-    packed = write_packed(folder / "packed")
-    roberta = ("--tokens-per-sample", "24", "--max-update", "2", "--save-dir", folder / "roberta")
-    cli.call("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING, *roberta)
-    return Inputs(
-        wmt=wmt_text.write_texts(folder / "wmt"),
-        translation=cli.write_corpus(folder / "translation").binary,
-        packed=packed,
-        stream=segment_corpus.write_corpus(folder / "stream"),
-        glue=write_glue(folder / "glue", train=200),
-        tokenizer=write_tokenizer(folder / "tokenizer"),
-        questions=make_data(folder / "questions", unanswerable=True),
-        text=text,
-        checkpoint=folder / "roberta" / "checkpoint_last.pt",
-    )
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def training(tool: Callable[[Inputs, Path], list]) -> Callable[[Inputs, Path], int]:
-    """A job that trains, as fairseq-train does."""
-
-    def job(inputs: Inputs, out: Path) -> int:
-        def main(argv: object) -> None:
-            cli.call("train", *tool(inputs, out))
-
-        return run_command(main)
-
-    return job
-
-
-def _translation(inputs: Inputs, out: Path) -> list:
-    corpus = cli.Corpus(inputs.translation.parent / "raw", inputs.translation)
-    return cli.train_arguments(corpus, out, "--max-update", str(UPDATES), *TRAINING)
-
-
-def _language_model(arch: str, *more: str) -> Callable[[Inputs, Path], list]:
-    def arguments(inputs: Inputs, out: Path) -> list:
-        flags = segment_corpus.arguments(inputs.stream, out, "--max-update", str(UPDATES))
-        flags[flags.index("--arch") + 1] = arch
-        return [flag for flag in flags if flag not in more]
-
-    return arguments
-
-
-def _roberta(inputs: Inputs, out: Path) -> list:
-    data = (inputs.packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING)
-    return [*data, "--tokens-per-sample", "24", "--max-update", str(UPDATES), "--save-dir", out]
-
-
-LM = ("--mem-len", "10", "--init-std", "0.3")
-JOBS: dict[str, Callable[[Inputs, Path], int]] = {
-    "train translation": training(_translation),
-    "train xl": training(_language_model("relpos_transformer_xl_tiny")),
-    "train lm": training(_language_model("relpos_transformer_lm_tiny", *LM)),
-    "train roberta": training(_roberta),
-    "prepare lm": lambda i, out: relpos(
-        *("prepare", "lm", "--text", i.text, "--split", "0.8,0.1,0.1", "--level", "char"),
-        *("--out", out, "--workers", "1"),
-    ),
-    "prepare mlm": lambda i, out: relpos(
-        *("prepare", "mlm", "--train", i.text, "--hold-out", "0.2", "--documents", "line"),
-        *("--vocab-size", "300", "--tokens-per-sample", "24", "--out", out, "--workers", "1"),
-    ),
-    "prepare glue": lambda i, out: relpos(
-        "prepare", "glue", i.glue, "--tokenizer", i.tokenizer, "--out", out, "--workers", "1"
-    ),
-    "prepare qa": lambda i, out: relpos(
-        *("prepare", "qa", "--train", i.questions / "train.json", "--train-articles", "30"),
-        *("--train-tokenizer", "wordpiece", "--vocab-size", "200", "--out", out),
-    ),
-    "prepare wmt": lambda i, out: relpos(
-        *("prepare", "wmt", "en-de", "--from-dir", i.wmt, "--out", out, "--vocab-size", "60"),
-        *("--workers", "1"),
-    ),
-    "convert": lambda i, out: relpos(
-        "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
-    ),
-    "average": lambda i, out: relpos(
-        "average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"
-    ),
-    "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
-}
-QUICK = [name for name in JOBS if name != "prepare wmt"]  # which starts fairseq-preprocess
-KILLED = list(JOBS) if FULL else QUICK
-
-
-def started(job: Callable[[], int], log: Path, before: Callable[[], None] | None = None) -> int:
-    """Run a job in a fork with its output in a log; returns the fork's process id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 99
-    try:
-        os.setsid()
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (pytest's are this process's)
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-        if before:
-            before()
-        status = job()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def ended(child: int) -> int:
-    """Wait for a fork; returns its exit status, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def finished(job: Callable[[], int], log: Path) -> int:
-    return ended(started(job, log))
+# Of these the small campaign leaves out the kills: they start programs, or take seconds.
+SLOW = ("prepare wmt", "train xl on two", "evaluate length", "evaluate xtreme")
+QUICK = [name for name in JOBS if name not in SLOW]
+KILLED = list(JOBS) if SIZE else QUICK
 
 
 def made(out: Path) -> dict[str, object]:
@@ -480,3 +348,22 @@ def test_malformed_checkpoints(inputs, tmp_path, capsys):
         assert_one_line(capsys, status, "bad.pt")
 
     read()
+
+
+def test_malformed_specifications(tmp_path, capsys):
+    """YAML that is none, and YAML that says something else than a comparison."""
+    from relpos_fairseq.comparison.spec import read_spec
+
+    path = tmp_path / "bad.yaml"
+
+    def fuzz(content: bytes) -> None:
+        @_fuzzed(content)
+        def read(damaged: bytes) -> None:
+            path.write_bytes(damaged)
+            status = run_command(lambda argv: read_spec(path) and None)
+            assert_one_line(capsys, status, "bad.yaml")
+
+        read()
+
+    for name in ("scalars.yaml", "ablations.yaml"):
+        fuzz((ROOT / "examples" / "comparison" / name).read_bytes())
