@@ -25,13 +25,13 @@ def run_ddp_on_cpu() -> None:
         cfg.distributed_init_method = "env://"
         cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
         cfg.distributed_rank = int(os.environ["RANK"])
-        if cfg.distributed_backend == "nccl":  # the default, which needs GPUs
-            cfg.distributed_backend = "gloo"
         cfg.device_id = 0
         cfg.distributed_no_spawn = True
 
     @replaces(distributed, "distributed_main")
-    def leaving_together(original, *args, **kwargs):
-        original(*args, **kwargs)  # ends at a barrier
+    def together(original, i, main, cfg, kwargs):
+        if cfg.distributed_training.distributed_backend == "nccl":  # the default needs GPUs
+            cfg.distributed_training.distributed_backend = "gloo"
+        original(i, main, cfg, kwargs)  # ends at a barrier
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # its threads must not outlive Python
