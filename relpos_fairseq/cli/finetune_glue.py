@@ -22,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="folder of the runs and the table")
     add(
         "--protocol",
-        choices=("huang", "multiplicative", "chen"),
+        choices=("huang", "multiplicative", "chen", "xtreme"),
         default="huang",
         help="huang: 3 epochs, 3e-5; multiplicative: 3 epochs, best of 2e-5, 3e-5, 4e-5; chen: 5 "
-        "or 10 epochs, 1e-5 to 4e-5, median of five runs' best checkpoints (default: %(default)s)",
+        "or 10 epochs, 1e-5 to 4e-5, median of five runs' best checkpoints; xtreme: its XNLI, "
+        "3 epochs (default: %(default)s)",
     )
     add("--tasks", help="separated by commas (default: those in DATA)")
     add_training(add)

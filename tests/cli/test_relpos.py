@@ -34,6 +34,7 @@ print(json.dumps(found))
 # Commands that are younger than the scripts.
 WITHOUT_SCRIPT = {
     "doctor",
+    "finetune xtreme",
     "evaluate lm",
     "export ct2",
     "export onnx",

@@ -49,8 +49,8 @@ class Protocol:
 PROTOCOLS = {
     "huang": Protocol("huang", (3e-5,), (3,), (1,), "last"),
     "multiplicative": Protocol("multiplicative", (2e-5, 3e-5, 4e-5), (3,), (1,), "last"),
-    "xtreme": Protocol("xtreme", (1e-5, 2e-5, 3e-5, 4e-5), (3,), (1, 2, 3, 4, 5), "last"),
     "chen": Protocol("chen", (1e-5, 2e-5, 3e-5, 4e-5), (5, 10), (1, 2, 3, 4, 5), "best", 3500),
+    "xtreme": Protocol("xtreme", (1e-5, 2e-5, 3e-5, 4e-5), (3,), (1, 2, 3, 4, 5), "last"),
 }
 
 
