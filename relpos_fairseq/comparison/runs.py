@@ -152,6 +152,7 @@ class Pool:
         self.active: dict[Fork, Cell] = {}
         self.failed: dict[str, str] = {}
         self.done, self.shown = 0, time.monotonic()
+        self.said: dict[str, str] = {}  # by a cell's title, its newest line
 
     def run(self) -> dict[str, str]:
         """Run all of them; returns why some failed, by title."""
@@ -199,7 +200,10 @@ class Pool:
             known = TrainingLog()
             for line in read_lines(log, "drop") if log.exists() else ():
                 known.read(line)
-            print(f"  {cell.title}: {known.newest or 'begins'}", flush=True)
+            line = f"  {cell.title}: {known.newest or 'begins'}"
+            if self.said.get(cell.title) != line:  # a loaded machine says nothing twice
+                print(line, flush=True)
+            self.said[cell.title] = line
 
 
 def status(comparison: Comparison) -> int:

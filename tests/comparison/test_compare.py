@@ -20,6 +20,7 @@ from conftest import ROOT
 
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.comparison import cell as cells
+from relpos_fairseq.comparison import runs
 from relpos_fairseq.comparison.runs import Comparison, Options
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.engine.errors import ToolError
@@ -285,6 +286,23 @@ def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
     assert slow.poll() is None
     slow.end()
     assert slow.status == -signal.SIGKILL
+
+
+def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "SHOWN", 0.0)
+    spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
+    comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
+    pool = runs.Pool(comparison, [])
+    cell = pool.active[None] = comparison.cells[0]
+    log = cell.folder(comparison.work, comparison.code) / "train.log"
+    log.parent.mkdir(parents=True)
+    pool.show()
+    for loss in ("2.5", "2.5", "1.5"):
+        values = {"num_updates": 5, "loss": loss, "wps": "9"}
+        log.write_text(f"x | INFO | train_inner | {json.dumps(values)}\n")
+        pool.show()
+    ends = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert ends == ["begins", *(f"update 5, training loss {loss}" for loss in ("2.5", "1.5"))]
 
 
 @pytest.mark.slow
