@@ -32,6 +32,7 @@ def mend_fairseq() -> None:
         noisy_warnings,
         numpy_names,
         one_line_errors,
+        swish,
         task_state,
         whole_copies,
         whole_words,
@@ -39,6 +40,7 @@ def mend_fairseq() -> None:
 
     noisy_warnings.quiet_warnings()
     numpy_names.restore_numpy_names()
+    swish.make_swish_a_function()
     checkpoint_types.allow_checkpoint_types()
     last_batch.keep_last_batch()
     filtered_lengths.explain_filtered_lengths()

@@ -3,10 +3,11 @@
     relpos convert SRC --to SCHEME --out DST
 
 SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
-or a Hugging Face folder of BERT, RoBERTa, XLM-R or `relpos export transformers` (config.json,
-safetensors or bin, in one file or several), or `model.pt` of Transformer-XL's released PyTorch code
-(attn_type 0 or 1; with --to same, and --data the folder of its cache.pt).  SCHEME: a position
-scheme or hybrid, `same`, or `hf-bert`, `hf-roberta` for the way back.
+or a Hugging Face folder of BERT, RoBERTa, XLM-R, DeBERTa, Marian or `relpos export transformers`
+(config.json, safetensors or bin, in one file or several), or OpenNMT-py's checkpoint, or `model.pt`
+of Transformer-XL's released PyTorch code (attn_type 0 or 1; --data is the folder of its cache.pt).
+Models that generate are converted --to same.  SCHEME: a position scheme or hybrid, `same`, or
+`hf-bert`, `hf-roberta` for the way back.
 
 The conversion is exact where the algebra nests, or refused; --approximate converts all the same.
 Afterwards both models are run on random input, and the largest difference of their logits is

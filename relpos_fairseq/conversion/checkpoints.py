@@ -44,6 +44,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ConversionError: it is absent, truncated, or another kind of file.
     """
+    checkpoint = read_file(path)
+    if not isinstance(checkpoint.get("model"), dict):
+        raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
+    return checkpoint
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a dictionary that torch saved, safely.
+
+    Raises:
+        ConversionError: it is absent, truncated, or another kind of file.
+    """
     if not path.is_file():
         raise ConversionError(f"{path} does not exist: give a checkpoint or a Hugging Face folder")
     allow_checkpoint_types()
@@ -51,7 +63,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a broken file
         raise ConversionError(unreadable(path, error)) from None
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+    if not isinstance(checkpoint, dict):
         raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
     return checkpoint
 

@@ -94,7 +94,7 @@ def to_ours(job: Job, source: SourceModel, say: Say) -> Callable[[Path], None]:
     for line in done.report.lines():
         say(line)
     after = outputs_of(build(values, done.state), probe.tokens, probe.segments)
-    measured = _measure(before, after, probe, done, say)
+    measured = measure(before, after, probe, done, say)
     return _checkpoint_writer(source, values, done, measured)
 
 
@@ -130,7 +130,12 @@ def _probe(job: Job, source: SourceModel, values: dict[str, Any]) -> Probe:
     return Probe.draw(rows, longest, segments, job.seed)
 
 
-def _measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say) -> Fidelity:
+def measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say) -> Fidelity:
+    """Compare the outputs of source and result, and say how far they are apart.
+
+    Raises:
+        ConversionError: they differ though the conversion should be exact.
+    """
     measured = compare(before, after, probe)
     for line in measured.lines():
         say(line)
@@ -226,7 +231,7 @@ def to_huggingface(job: Job, source: SourceModel, say: Say) -> Callable[[Path], 
     if "logits" in after:
         before["logits"] = before["logits"][..., rows >= 0]
         after["logits"] = after["logits"][..., rows[rows >= 0]]
-    _measure(before, _same_names(after, before), probe, Conversion({}, report), say)
+    measure(before, _same_names(after, before), probe, Conversion({}, report), say)
 
     def write(folder: Path) -> None:
         save(folder, config, weights)

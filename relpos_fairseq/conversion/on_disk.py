@@ -17,6 +17,7 @@ from relpos_fairseq.conversion.job import (
 from relpos_fairseq.conversion.reading import check_destination
 from relpos_fairseq.conversion.released_xl.job import convert_released
 from relpos_fairseq.conversion.released_xl.model import is_released
+from relpos_fairseq.conversion.translation.job import convert_generating
 from relpos_fairseq.engine.files import atomic_folder, atomic_path
 
 Writer = Callable[[Path], None]
@@ -44,6 +45,9 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
 
 
 def _convert(job: Job, path: Path, data: Path | None) -> Writer:
+    generating = convert_generating(job, path, print)
+    if generating is not None:
+        return generating
     source = read_job_source(path, data)
     for line in (
         f"source    {source.kind}: {source.path}",

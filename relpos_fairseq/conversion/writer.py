@@ -7,6 +7,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.roberta import RobertaModel
 from fairseq.tasks.masked_lm import MaskedLMConfig
@@ -31,7 +32,7 @@ def build(values: dict[str, Any], state: State) -> nn.Module:
     """
     task = _task(state, values)
     model = RelPosRobertaModel.build_model(namespace(values), task)
-    return _loaded(model, state)
+    return load_tensors(model, state, state[f"{ENCODER}.embed_tokens.weight"].dtype)
 
 
 def build_fairseq(values: dict[str, Any], state: State) -> nn.Module:
@@ -39,7 +40,7 @@ def build_fairseq(values: dict[str, Any], state: State) -> nn.Module:
     options = namespace(values)
     options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
     model = RobertaModel.build_model(options, _task(state, values))
-    return _loaded(model, state)
+    return load_tensors(model, state, state[f"{ENCODER}.embed_tokens.weight"].dtype)
 
 
 def namespace(values: dict[str, Any]) -> Namespace:
@@ -73,9 +74,12 @@ def _task(state: State, values: dict[str, Any]) -> SimpleNamespace:
     return task_of(len(state[f"{ENCODER}.embed_tokens.weight"]), int(values["max_positions"]))
 
 
-def _loaded(model: nn.Module, state: State) -> nn.Module:
-    """Return the model with the tensors in it, on its own copy of them, in evaluation mode."""
-    dtype = state[f"{ENCODER}.embed_tokens.weight"].dtype
+def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Module:
+    """Return the model with the tensors in it, on its own copy of them, in evaluation mode.
+
+    Raises:
+        ConversionError: tensors are missing, unknown, or of another shape.
+    """
     try:
         model.to(dtype).load_state_dict({key: value.clone() for key, value in state.items()})
     except RuntimeError as error:
@@ -101,19 +105,24 @@ def checkpoint_of(
         about: where the model comes from; kept under `conversion`.
         task: options of the task that it was trained on, as far as they are known.
     """
+    task = _task_config(state, task or {}, int(values["max_positions"]))
+    criterion = {"_name": task._name}
+    if task._name == "masked_lm":
+        criterion["tpu"] = False
+    if task._name == "sentence_prediction":
+        for name in ("classification_head_name", "regression_target"):
+            criterion[name] = task[name]
+    model = OmegaConf.merge(RelPosRobertaConfig(), _known(values) | {"_name": "relpos_roberta"})
+    return fairseq_checkpoint(config_of(model, task, criterion), state, about, "MaskedLmLoss")
+
+
+def config_of(model: Any, task: Any, criterion: dict[str, Any]) -> Any:
+    """Return fairseq's config with a model's, a task's and a criterion's own."""
     cfg = OmegaConf.structured(FairseqConfig())
     with open_dict(cfg):
         OmegaConf.set_struct(cfg, False)
-        cfg.model = OmegaConf.merge(RelPosRobertaConfig(), _known(values))
-        cfg.model._name = "relpos_roberta"
-        cfg.task = _task_config(state, task or {}, int(values["max_positions"]))
-        cfg.criterion = {"_name": cfg.task._name}
-        if cfg.task._name == "masked_lm":
-            cfg.criterion.tpu = False
-        if cfg.task._name == "sentence_prediction":
-            for name in ("classification_head_name", "regression_target"):
-                cfg.criterion[name] = cfg.task[name]
-    return fairseq_checkpoint(cfg, state, about, "MaskedLmLoss")
+        cfg.model, cfg.task, cfg.criterion = model, task, criterion
+    return cfg
 
 
 def fairseq_checkpoint(

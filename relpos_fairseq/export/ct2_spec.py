@@ -46,7 +46,7 @@ def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
     spec.register_source_vocabulary(_words(source))
     spec.register_target_vocabulary(_words(target))
     spec.config.decoder_start_token = spec.config.eos_token
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = not model.encoder.skips_end
     spec.config.layer_norm_epsilon = decoder.layers[0].final_layer_norm.eps
     return spec
 
@@ -81,7 +81,7 @@ def _activation(layer: nn.Module) -> Any:
         "gelu": Activation.GELU,
         "gelu_accurate": Activation.GELUTanh,
         "gelu_fast": Activation.GELUTanh,
-        "swish": Activation.SWISH,
+        "silu": Activation.SWISH,
         "tanh": Activation.Tanh,
     }
     name = getattr(layer.activation_fn, "__name__", str(layer.activation_fn))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from relpos_fairseq.conversion.checkpoints import read_checkpoint
+from relpos_fairseq.conversion.translation.generating import plain_task, shared_names
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, sha256_of
 from relpos_fairseq.export.extras import ExportError
@@ -26,7 +27,6 @@ from relpos_fairseq.export.transformers_generation import (
     GENERATING,
     RelPosForCausalLM,
     RelPosForSeq2SeqLM,
-    shared_names,
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.beside import copy_text, text_folder
@@ -68,6 +68,11 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
         raise ExportError(
             f"{checkpoint} holds a {type(model).__name__}, which keeps memory: use relpos sample, "
             f"or relpos export onnx"
+        )
+    if getattr(getattr(model, "encoder", None), "skips_end", False):
+        raise ExportError(
+            f"{checkpoint}: its encoder skips </s>, and transformers' decoder would not: use "
+            f"relpos translate, relpos export ct2 or relpos export onnx"
         )
     languages = [options.task.get(f"{side}_lang") for side in ("source", "target")]
     parts = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
@@ -115,7 +120,8 @@ def config_of(kind: type, options: Any, model: nn.Module, rows: list[int]) -> An
     values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
     more = {"source_rows": rows[0]} if len(rows) > 1 else {}
     return kind.config_class(
-        json.loads(json.dumps(values)), rows[-1], architectures=[kind.__name__],
+        json.loads(json.dumps(values)), rows[-1], plain_task(options.task),
+        architectures=[kind.__name__],
         tie_word_embeddings=bool(shared_names(model)), **more,
     )  # fmt: skip
 

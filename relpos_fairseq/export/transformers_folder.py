@@ -15,6 +15,7 @@ from relpos_fairseq.conversion.huggingface.folder import HEAD, SPAN_HEAD
 from relpos_fairseq.conversion.huggingface.relpos import PREFIX, TIED
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.source import SourceModel
+from relpos_fairseq.conversion.translation.generating import plain_task
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
 from relpos_fairseq.engine.lines import read_lines
@@ -28,7 +29,6 @@ from relpos_fairseq.inference.text import TokenizerText, read_text
 CODE = "relpos_code.py"
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
 KINDS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}
-LEFT_BEHIND = ("data", "tokenizer_folder")  # options of a task that are paths
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,7 @@ def separators_of(source: SourceModel, text: Path | None) -> int:
 
 def config_of(source: SourceModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
     """Return config.json, the task's options among it."""
-    task = {
-        name: value
-        for name, value in source.task.items()
-        if name not in LEFT_BEHIND
-        and isinstance(value, str | int | float | bool | None)
-        and not str(value).startswith("${")
-    }
+    task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
     for old, new in heads.items():
         if new.startswith("span"):

@@ -9,7 +9,6 @@ hypothesis has one symbol at least.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,14 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from relpos_fairseq.conversion.writer import Rows
+from relpos_fairseq.conversion.translation.generating import build, shared_names
 from relpos_fairseq.export.graphs import scores_of
 from relpos_fairseq.export.transformers import PAD, RelPosConfig
 from relpos_fairseq.export.transformers_text import RelPosTokenizer
-from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig
-from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
-from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 
 EOS = 2
 
@@ -138,25 +133,6 @@ class _Generating(PreTrainedModel, transformers.GenerationMixin):
         return nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
 
 
-def shared_names(model: nn.Module) -> dict[str, str]:
-    """Return names of parameters that are others, by the name of which."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        before = first.setdefault(id(parameter), name)
-        if before != name:
-            found[name] = before
-    return found
-
-
-def flags(base: type, values: dict[str, Any]) -> Any:
-    """Return a flat config of ours with some values."""
-    config = base()
-    for name, value in values.items():
-        setattr(config, name, value)
-    return config
-
-
 class _Encoder:
     """An encoder as generate() calls it: padding by attention_mask, output (B, S, E)."""
 
@@ -182,12 +158,7 @@ class RelPosForSeq2SeqLM(_Generating):
     @staticmethod
     def build(config: RelPosTranslationConfig) -> nn.Module:
         """Our model."""
-        target = Rows(config.vocab_size)
-        same = config.source_rows == config.vocab_size
-        words = target if same else Rows(config.source_rows)
-        task = SimpleNamespace(source_dictionary=words, target_dictionary=target)
-        values = flags(RelPosTransformerConfig, config.values)
-        return RelPosTransformerModel.build_model(values, task)
+        return build("translation", config.values, (config.source_rows, config.vocab_size))
 
     def get_input_embeddings(self) -> nn.Module:
         """The source's embedding."""
@@ -250,10 +221,7 @@ class RelPosForCausalLM(_Generating):
     @staticmethod
     def build(config: RelPosLanguageConfig) -> nn.Module:
         """Our model."""
-        words = Rows(config.vocab_size)
-        task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-        values = flags(RelPosTransformerLMConfig, config.values)
-        return RelPosTransformerLanguageModel.build_model(values, task)
+        return build("language_modeling", config.values, (config.vocab_size,) * 2)
 
     def get_input_embeddings(self) -> nn.Module:
         """The tokens' embedding."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from relpos_fairseq.data.tokenizers import FILES
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import atomic_folder, copy_file
-from relpos_fairseq.inference.text import UNIT_FILES, manifest_of, unit_file
+from relpos_fairseq.inference.text import UNIT_FILES, manifest_of, piece_file, unit_file
 
 FOLDER = "text"
 OWN = (*FILES, *UNIT_FILES, "word_starts.txt")
@@ -29,6 +29,8 @@ def files_of(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
     for place in (data, *([tokenizer] if tokenizer else [])):
         for part in PARTS:
             for path in sorted((place / part).glob("dict*.txt")) if place == data else []:
+                found[str(Path(part, path.name))] = path
+            for path in sorted((place / part).glob(piece_file("*"))):
                 found[str(Path(part, path.name))] = path
             found |= {
                 str(Path(part, n)): place / part / n for n in OWN if (place / part / n).is_file()

@@ -8,6 +8,7 @@ a tokenizer.  Without any of these text is symbols of dict.txt, joined by spaces
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ from relpos_fairseq.engine.files import read_json
 END, UNKNOWN = SPECIAL[EOS], SPECIAL[UNK]
 UNIT_FILES = ("bpe.codes", "sentencepiece.model")  # of `prepare wmt`, in its folder units/
 EXACT = ("char", "byte")
+LANGUAGE_CODE = re.compile(">>.+<<")
 
 
 class Text(Protocol):
@@ -155,6 +157,28 @@ class TokenizerText:
         return self.tokenizer.decode(list(symbols))
 
 
+class PieceText:
+    """A side of a model converted from Marian's or OpenNMT-py's: sentencepiece's own pieces.
+
+    A text may begin with Marian's code of its target's language, such as >>fra<<.
+    """
+
+    def __init__(self, model: Path) -> None:
+        from relpos_fairseq.data.tokenizers.pieces import import_library
+
+        self.pieces = import_library().SentencePieceProcessor(model_file=str(model))
+
+    def encode(self, text: str) -> list[str]:
+        """Return the pieces of a sentence."""
+        code = LANGUAGE_CODE.match(text)
+        found = self.pieces.encode(text[code.end() :] if code else text, out_type=str)
+        return [code.group(), *found] if code else found
+
+    def decode(self, symbols: Iterable[str]) -> str:
+        """Return the sentence of pieces."""
+        return self.pieces.decode_pieces(list(symbols)).strip()
+
+
 class SymbolText:
     """Symbols of dict.txt joined by spaces: what nothing else is known of."""
 
@@ -177,6 +201,8 @@ def read_text(folder: Path, language: str | None = None) -> Text:
     Raises:
         PreparationError: a file that the manifest names is not there.
     """
+    if language and (pieces := folder / piece_file(language)).is_file():
+        return PieceText(pieces)
     manifest = manifest_of(folder)
     facts = read_json(manifest) if manifest else {}
     settings = facts.get("settings", {})
@@ -194,6 +220,11 @@ def read_text(folder: Path, language: str | None = None) -> Text:
         if any((place / name).is_file() for name in MODEL_FILES):
             return TokenizerText(place)
     return SymbolText()
+
+
+def piece_file(language: str) -> str:
+    """Return the name of a language's own sentencepiece model, as `relpos convert` writes it."""
+    return f"sentencepiece.{language}.model"
 
 
 def manifest_of(folder: Path) -> Path | None:

@@ -55,6 +55,7 @@ class RelPosEncoder(TransformerEncoderBase):
         self.positions = placement
         placement.check_before(self)
         self.eos_idx = dictionary.eos()
+        self.skips_end = getattr(cfg, "encoder_skips_end", False)
         initialize_projections(placement, self.layers)
 
     @staticmethod
@@ -76,6 +77,8 @@ class RelPosEncoder(TransformerEncoderBase):
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
         """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers."""
+        if self.skips_end:
+            src_tokens = src_tokens.masked_fill(src_tokens.eq(self.eos_idx), self.padding_idx)
         padding = src_tokens.eq(self.padding_idx)
         has_pads = is_captured() or bool(padding.any())
         added, context = self.positions.of(

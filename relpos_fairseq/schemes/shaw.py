@@ -96,7 +96,7 @@ class Shaw(ShawKeys):
     tables = ShawKeys.tables | {"value_table": Table(rows="distance", neutral=0.0)}
     takes = ShawKeys.takes | {KEYS}
     takes_over = {"shaw_keys": _from_keys_alone}
-    elsewhere = {}
+    elsewhere = {"OpenNMT-py": "max_relative_positions"}
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from helpers.commands import relpos, train, write_corpus
 from helpers.exported import fairseqs
 from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
+from relpos_fairseq.conversion.translation.generating import Generating, build
 from relpos_fairseq.export import transformers_decoders as decoders
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.transformers_generation import (
@@ -24,6 +26,7 @@ from relpos_fairseq.export.transformers_generation import (
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.pictures.model import load
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 LONGEST = 30
@@ -205,6 +208,44 @@ def test_a_checkpoint_becomes_a_folder(trained, tmp_path):
     torch.testing.assert_close(after.logits, before.logits, rtol=0, atol=1e-5)
     assert before.loss > 0 and not list((tmp_path / "again").glob("*.bin"))
     assert "decoder: position scheme" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["translation", "language_modeling"])
+@torch.no_grad()
+def test_the_way_back(kind, trained, tmp_path):
+    """What transformers saved again is a checkpoint of the same model, with its text."""
+    if kind == "translation":
+        auto, checkpoint, sides = transformers.AutoModelForSeq2SeqLM, trained, ("src", "tgt")
+    else:
+        auto, sides = transformers.AutoModelForCausalLM, (None,)
+        values = {"position_scheme": "shaw", "share_decoder_input_output_embed": True}
+        values |= {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2}
+        values |= {"decoder_attention_heads": 2, "tokens_per_sample": 20}
+        model = randomized(build(kind, values, (24, 24))).float()
+        task = {"_name": kind, "tokens_per_sample": 20}
+        made = Generating(kind, values, (24, 24), model.state_dict(), task)
+        (tmp_path / "text").mkdir()
+        text = "".join(f"w{number} 1\n" for number in range(20))
+        (tmp_path / "text" / "dict.txt").write_text(text)
+        checkpoint = tmp_path / "lm.pt"
+        torch.save(made.checkpoint({}), checkpoint)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    next(model.parameters()).add_(0.5)  # as a training does
+    model.save_pretrained(tmp_path / "saved")
+    shutil.copytree(tmp_path / "out" / "text", tmp_path / "saved" / "text")
+    assert relpos("convert", tmp_path / "saved", "--to", "same", "--out", tmp_path / "back") == 0
+    loaded, task = load(tmp_path / "back" / "model.pt", tmp_path / "back" / "text")
+    before, _ = load(checkpoint, None)
+    tokens = torch.tensor([[2, 5, 6, 7], [2, 9, 4, 8]])
+    given = {"input_ids": tokens, "decoder_input_ids": tokens} if len(sides) > 1 else {
+        "input_ids": tokens}  # fmt: skip
+    ours = loaded(*((tokens, None, tokens) if len(sides) > 1 else (tokens,)))[0]
+    torch.testing.assert_close(ours, model.eval()(**given).logits, rtol=0, atol=1e-5)
+    assert not torch.equal(*(next(one.parameters()) for one in (loaded, before)))
+    if len(sides) > 1:
+        assert (task.cfg.source_lang, task.cfg.target_lang) == sides
+    assert len(task.target_dictionary) == len(loaded.decoder.dictionary)
 
 
 def test_memory_is_refused(monkeypatch, tmp_path):

@@ -47,6 +47,15 @@ def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         TokenBlockDataset(*arguments)
 
 
+def test_swish_is_a_function() -> None:
+    """Without the mend a layer of fairseq's gets a module where it wants its input's image."""
+    from fairseq import utils
+
+    x = torch.linspace(-3, 3, 7)
+    assert torch.equal(utils.get_activation_fn("swish")(x), x * x.sigmoid())
+    assert not isinstance(utils.get_activation_fn.__wrapped__("swish")(x), torch.Tensor)
+
+
 def test_checkpoints_load_safely(tmp_path) -> None:
     """What fairseq saves beside tensors: options, meters' numbers, a state over several ranks."""
     path = tmp_path / "checkpoint.pt"

@@ -23,6 +23,7 @@ from fairseq.models.transformer.transformer_config import (
 from omegaconf import II, OmegaConf
 
 from relpos_fairseq.config import PositionConfig
+from relpos_fairseq.models.config.single_stack import ACTIVATIONS, help_text
 
 _NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Positions are ours to say; cross+self attention puts source and target on one line of slots.
@@ -37,6 +38,7 @@ _DROPPED = {
 }
 # fairseq reads Optional[...], not X | None, from a field.
 _RETYPED = {
+    "activation_fn": (ACTIVATIONS, "relu"),
     "decoder_input_dim": (Optional[int], None),  # noqa: UP045
     "decoder_output_dim": (Optional[int], None),  # noqa: UP045
     "encoder_layers_to_keep": (Optional[str], None),  # noqa: UP045
@@ -75,6 +77,10 @@ _Flat.__module__ = __name__
 @dataclass
 class RelPosTransformerConfig(_Flat):
     """Every option of fairseq's transformer and every option of positions."""
+
+    encoder_skips_end: bool = help_text(
+        False, "the encoder takes </s> for padding, as where sources were trained without it"
+    )
 
 
 def nested(cfg: Any) -> TransformerConfig:

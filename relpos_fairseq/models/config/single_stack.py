@@ -8,7 +8,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from relpos_fairseq.config import PositionConfig
 
-ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
+ACTIVATIONS = ChoiceEnum([*utils.get_available_activation_fns(), "swish"])  # of Marian's models
 # An encoder or a decoder alone: --position-scheme says all.
 _DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
 

@@ -1,0 +1,166 @@
+"""A foreign translation model as a `relpos_transformer`, exactly.
+
+Rows come into fairseq's order.  fairseq begins a target with </s>: in the decoder's embedding its
+row is that of the source's own first symbol.  </s> is no other input of a decoder, but an output:
+embeddings and output projection are three matrices.
+
+The output's bias c has no place in fairseq's projection W.  With z the normalised state, whose
+channels add to 0, and g, b the last layer norm, which become 1 and 1:
+
+    W' = W diag(g) + (W b + c - W g) 1^T / E,   W' (z + 1) = W (g z + b) + c
+
+A row that the source has not gets the logit NEVER.
+
+fairseq's layer norms have eps 1e-5.  Where they come before blocks, all that reads the residual
+stream is one, and norm_eps(x) = norm_1e-5(x sqrt(1e-5 / eps)): embeddings, positions and what
+blocks add are multiplied by that factor.
+
+What is added to the input is a table of `learned` positions; the one table of OpenNMT-py's relative
+positions serves as both of Shaw's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport
+from relpos_fairseq.conversion.translation.foreign import Foreign, Words
+from relpos_fairseq.conversion.translation.generating import Generating, build
+from relpos_fairseq.schemes import named_elsewhere
+
+EPSILON = 1e-5  # of fairseq's layer norms
+NEVER = -1e4  # the logit of a row that the source has not; its probability is 0 in every type
+END = 2
+ABSOLUTE = named_elsewhere("transformers")["absolute"]
+RELATIVE = named_elsewhere("OpenNMT-py")["max_relative_positions"]
+SIDES = ("encoder", "decoder")
+
+
+def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
+    """Return a foreign model as ours.
+
+    Args:
+        model: it.
+        length: positions that our model is built for.
+        report: told what is done.
+
+    Raises:
+        ConversionError: a layer norm after each block whose eps is not fairseq's.
+    """
+    form, state = model.form, dict(model.weights)
+    factor = math.sqrt(EPSILON / form.eps)
+    if form.eps != EPSILON:
+        if not form.pre_norm:
+            raise ConversionError(
+                f"{model.path}: layer norms after blocks have eps {form.eps:g}, and fairseq's "
+                f"{EPSILON:g}"
+            )
+        _widen(state, factor)
+        report.step(f"residual streams times {factor:.4g}: layer norms' eps becomes {EPSILON:g}")
+    state["encoder.embed_tokens.weight"] = _take(state["encoder.embed_tokens.weight"], model.source)
+    table = _take(state["decoder.embed_tokens.weight"], model.target)
+    table[END] = state["decoder.embed_tokens.weight"][form.start]
+    state["decoder.embed_tokens.weight"] = table
+    report.step("the decoder's </s> is the source's first symbol of a target")
+    _fold_bias(state, model)
+    report.step("the output's bias is folded into its matrix and the last layer norm")
+    values = _values(model, length) | _positions(state, length, report)
+    if not form.source_ends:
+        values["encoder_skips_end"] = True
+        report.step("the encoder takes </s> for padding, since no source had one")
+    rows = (len(model.source.rows), len(model.target.rows))
+    state = {name: value.float().contiguous() for name, value in state.items()}
+    ours = build("translation", values, rows).state_dict()
+    state |= {name: value for name, value in ours.items() if name.endswith("version")}
+    missing = {name: value for name, value in ours.items() if name not in state}
+    if any(not name.endswith(".bias") for name in missing):
+        raise ConversionError(f"{model.path} has no tensor for {min(missing)}")
+    state |= {name: torch.zeros_like(value) for name, value in missing.items()}
+    return Generating(
+        "translation", values, rows, state, task=_task(model, length), files=dict(model.files)
+    )
+
+
+def _take(table: Tensor, words: Words) -> Tensor:
+    """Rows (V, E) in fairseq's order; zeros where the source has none."""
+    rows = torch.tensor(words.rows)
+    taken = table.float()[rows.clamp(min=0)]
+    taken[rows < 0] = 0
+    return taken
+
+
+def _widen(state: State, factor: float) -> None:
+    """Multiply the residual streams, in place."""
+    added = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
+    for name in list(state):
+        if name.endswith(("embed_tokens.weight", ".positions", *added)):
+            state[name] = state[name].double() * factor
+
+
+def _fold_bias(state: State, model: Foreign) -> None:
+    """Make the output projection one without a bias, in place."""
+    last = model.form.layers[1] - 1
+    norm = "layer_norm" if model.form.pre_norm else f"layers.{last}.final_layer_norm"
+    gain, shift = (state[f"decoder.{norm}.{part}"].double() for part in ("weight", "bias"))
+    matrix = state.pop("output.weight").double()
+    bias = state.pop("output.bias", matrix.new_zeros(len(matrix))).double().flatten()
+    column = (matrix @ (shift - gain) + bias) / len(gain)
+    folded = matrix * gain + column[:, None]
+    rows = torch.tensor(model.target.rows)
+    taken = folded[rows.clamp(min=0)]
+    taken[rows < 0] = NEVER / len(gain)
+    state["decoder.output_projection.weight"] = taken
+    for part in ("weight", "bias"):
+        state[f"decoder.{norm}.{part}"] = torch.ones_like(gain)
+
+
+def _positions(state: State, length: int, report: ConversionReport) -> dict[str, Any]:
+    """Name the tables as ours, in place; returns the values of our config that they need."""
+    absolute = "encoder.positions" in state
+    tables = [name for name in state if name.endswith(".table")]
+    if absolute:
+        for side in SIDES:
+            table = state.pop(f"{side}.positions")
+            if len(table) < length:
+                raise ConversionError(f"--positions {length}: the source has {len(table)}")
+            state[f"{side}.positions.shared.0.table"] = table[:length]
+        report.limit(f"inputs of up to {length} tokens (--positions)")
+    clip = 0
+    for name in tables:
+        table, place = state.pop(name)[None], name.removesuffix(".table")
+        clip = table.size(1) // 2
+        for kind in ("key", "value"):
+            state[f"{place}.self_attn.position.0.{kind}_table"] = table.clone()
+    scheme = "+".join([ABSOLUTE] * absolute + [RELATIVE] * bool(tables))
+    return {"position_scheme": scheme} | ({"position_clip_distance": str(clip)} if tables else {})
+
+
+def _values(model: Foreign, length: int) -> dict[str, Any]:
+    form = model.form
+    values: dict[str, Any] = {
+        "activation_fn": form.activation,
+        "no_scale_embedding": form.scale == 1.0,
+        "max_source_positions": length,
+        "max_target_positions": length,
+    }
+    values |= zip(("dropout", "attention_dropout", "activation_dropout"), form.dropout, strict=True)
+    for number, side in enumerate(SIDES):
+        values |= {
+            f"{side}_embed_dim": model.weights[f"{side}.embed_tokens.weight"].size(1),
+            f"{side}_ffn_embed_dim": len(model.weights[f"{side}.layers.0.fc1.weight"]),
+            f"{side}_attention_heads": form.heads[number],
+            f"{side}_layers": form.layers[number],
+            f"{side}_normalize_before": form.pre_norm,
+        }
+    return values
+
+
+def _task(model: Foreign, length: int) -> dict[str, Any]:
+    source, target = model.languages
+    limits = dict.fromkeys(("max_source_positions", "max_target_positions"), length)
+    return {"_name": "translation", "source_lang": source, "target_lang": target} | limits
