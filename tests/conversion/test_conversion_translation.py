@@ -207,7 +207,7 @@ def test_what_is_no_transformer_of_ours_is_refused(tmp_path, convert):
     rotary = opennmt()
     rotary.opt.max_relative_positions = -1
     rotary.save(path)
-    assert "rotary positions" in convert(path, "--to", "same", *out)[1]
+    assert "positions -1 of OpenNMT-py is not converted" in convert(path, "--to", "same", *out)[1]
     opennmt().save(path)
     assert "with --to same alone" in convert(path, "--to", "m4", *out)[1]
     assert "--fill says nothing here" in convert(path, "--to", "same", "--fill", "tile", *out)[1]

@@ -68,10 +68,9 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
             )
     reach = int(options.get("max_relative_positions", 0))
     if reach < 0:
-        kind = {-1: "rotary", -2: "alibi"}.get(reach, "unknown")
         raise ConversionError(
-            f"{path}: --max_relative_positions {reach} of OpenNMT-py ({kind} positions) is not "
-            f"converted, only Shaw's (> 0) and --position_encoding"
+            f"{path}: --max_relative_positions {reach} of OpenNMT-py is not converted: only Shaw's "
+            f"(> 0) and --position_encoding are"
         )
     symbols = checkpoint["vocab"]
     if not isinstance(symbols, dict) or not all(

@@ -45,6 +45,7 @@ _RETYPED = {
     "decoder_layers_to_keep": (Optional[str], None),  # noqa: UP045
 }
 DEFAULT_LENGTH = 1024
+SKIPS_END = "the encoder takes </s> for padding, as where sources were trained without it"
 
 
 def _flat_fields() -> list[tuple[str, Any, Any]]:
@@ -67,6 +68,7 @@ def _flat_fields() -> list[tuple[str, Any, Any]]:
     for part in fields(PositionConfig):
         own = dataclasses.field(default=part.default, metadata=part.metadata)
         flat.append((part.name, str, own))
+    flat.append(("encoder_skips_end", bool, help_text(False, SKIPS_END)))
     return flat
 
 
@@ -77,10 +79,6 @@ _Flat.__module__ = __name__
 @dataclass
 class RelPosTransformerConfig(_Flat):
     """Every option of fairseq's transformer and every option of positions."""
-
-    encoder_skips_end: bool = help_text(
-        False, "the encoder takes </s> for padding, as where sources were trained without it"
-    )
 
 
 def nested(cfg: Any) -> TransformerConfig:
