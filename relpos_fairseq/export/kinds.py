@@ -81,6 +81,11 @@ class _Base:
         return self.model.decoder
 
     @property
+    def input_words(self) -> int:
+        """Rows of what `padded` draws."""
+        return self.words
+
+    @property
     def longest(self) -> int | None:
         """Most tokens that positions reach, or None."""
         return self.stack.positions.plan.longest
@@ -101,7 +106,7 @@ class _Base:
 
     def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
         """Tokens that end in eos; the second row has padding."""
-        tokens = random_tokens(self.words, rows, length)
+        tokens = random_tokens(self.input_words, rows, length)
         tokens[:, -1] = self.eos
         if rows > 1 and length > 2:
             tokens[1, slice(2) if left else slice(-2, None)] = self.pad
@@ -225,15 +230,25 @@ class Translation(_Stepping):
         ]
 
     @property
+    def input_words(self) -> int:
+        """Rows of the source's dictionary."""
+        return len(self.model.encoder.dictionary)
+
+    @property
     def longest(self) -> int | None:
         """Most tokens that both sides reach, or None."""
         plans = (self.model.encoder.positions.plan, self.stack.positions.plan)
         return min((plan.longest for plan in plans if plan.longest), default=None)
 
+    def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
+        """As for any model; so many tokens that the encoder reads."""
+        return super().padded(rows, length + self.model.encoder.skips_end, left)
+
     def facts(self) -> dict[str, Any]:
         """Return those of both sides."""
         encoder = self.model.encoder.positions.plan.describe()
-        return super().facts() | {"encoder_positions": encoder}
+        words = {"source_vocabulary": self.input_words}
+        return super().facts() | {"encoder_positions": encoder} | words
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
         """The scores after every token, ours in one pass."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from relpos_fairseq.options import SCALE
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.scheme import (
     AttentionShape,
     PositionScheme,
@@ -36,6 +36,11 @@ def _from_slopes(source: Takeover) -> dict[str, Tensor]:
     bias = -torch.expm1(-penalties[:, :1].double()).log()
     weight = torch.zeros_like(source.new.gate_weight)
     return {"gate_weight": weight, "gate_bias": bias.expand(source.new.gate_bias.shape)}
+
+
+def _log_sigmoid(x: Tensor) -> Tensor:
+    """As F.logsigmoid, which ONNX has as the log of a sigmoid: a small one has few digits."""
+    return x.clamp(max=0) - (-x.abs()).exp().log1p() if is_exported() else F.logsigmoid(x)
 
 
 @register_scheme("fox")
@@ -65,4 +70,4 @@ class Fox(PositionScheme):
         gates = F.linear(source, self.gate_weight.flatten(0, 1))  # (S, B, H * sides)
         exact = torch.promote_types(gates.dtype, torch.float32)
         gates = gates.to(exact).unflatten(-1, (heads, sides)) + self.gate_bias
-        return F.logsigmoid(gates).permute(1, 2, 0, 3)
+        return _log_sigmoid(gates).permute(1, 2, 0, 3)

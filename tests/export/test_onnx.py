@@ -13,15 +13,18 @@ from cases import randomize
 from helpers import roberta
 from helpers.commands import relpos, train, write_corpus
 from helpers.lm_models import RELATIVE, lm_config
-from helpers.models import small_model, small_task
+from helpers.models import small_config, small_model, small_task
+from relpos_fairseq.conversion.writer import Rows
 from relpos_fairseq.engine.files import read_json
 from relpos_fairseq.export import kinds, onnx
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
-from relpos_fairseq.schemes import REGISTER, scheme_names
+from relpos_fairseq.scheme import AttentionShape, SchemeOptions
+from relpos_fairseq.schemes import REGISTER, scheme_class, scheme_names
 
 TWO_SIDED = [name for name in scheme_names() if not REGISTER[name].causal_only]
 SIDES = ("encoder_layers", "decoder_layers")
@@ -73,8 +76,7 @@ def difference(model, folder) -> float:
 HYBRIDS = {
     "none": {},
     "rope+shaw+m1+m4+t5": {},
-    "learned+m4m+rel_scalar+kerple": {},
-    "fox": {},  # with m4m onnxruntime errs: relpos_fairseq/export/README.md
+    "learned+m4m+rel_scalar+kerple+fox": {},
     "sinusoidal+m3+transformer_xl+alibi+cope": {},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {"position_scale": "2"},
     "sentence+tupe_a+abs_scalar+tupe_released": {"position_scale": "3"},
@@ -132,6 +134,37 @@ def test_jit_says_what_to_call_instead():
     model = build("roberta", "m4")
     with pytest.raises(RuntimeError, match="call torch.export.export"):
         torch.jit.trace(lambda tokens: model(tokens)[0], roberta.tokens(), check_trace=False)
+
+
+@torch.no_grad()
+def test_closed_gates_are_the_same_in_a_graph(tmp_path):
+    """A small sigmoid of onnxruntime has few digits, and its logarithm fewer."""
+    scheme = scheme_class("fox").built(AttentionShape(1, 1, 8), SchemeOptions())
+    scheme.gate_weight.fill_(1)
+
+    class Gates(torch.nn.Module):
+        def forward(self, x):
+            return scheme.log_gates(x)
+
+    x = torch.linspace(-40, 40, 161)[:, None, None]
+    sizes = {"x": {0: kinds.free("length")}}
+    graph = onnx.Graph("gates", Gates(), {"x": x[:7]}, sizes, ("log_gates",))
+    onnx.write(graph, tmp_path / "gates.onnx")
+    [found] = onnx.runner(tmp_path / "gates.onnx")(x=x)
+    expected = scheme.double().log_gates(x.double())
+    assert abs(torch.from_numpy(found) - expected).max() < 2e-6
+
+
+@torch.no_grad()
+def test_a_source_has_a_dictionary_of_its_own(tmp_path):
+    """Sources are drawn from the encoder's rows, of which there may be fewer."""
+    task = small_task()
+    task.source_dictionary = Rows(9)
+    model = RelPosTransformerModel.build_model(small_config(position_scheme="none"), task).eval()
+    kind = kinds.kind_of(model)
+    assert kind.facts()["source_vocabulary"] == 9 and kind.facts()["vocabulary"] > 9
+    assert int(kind.padded(3, 50).max()) == 8
+    assert len(kind.graphs()) == 2
 
 
 def test_t5s_buckets_are_the_same_in_a_graph(monkeypatch):
