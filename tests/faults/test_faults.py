@@ -17,6 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import ROOT
+from helpers import ROOT, released_xl
 from helpers import commands as cli
 from helpers.commands import relpos
 from helpers.fault_jobs import JOBS, UPDATES, Inputs, ended, finished, started, write_inputs
@@ -270,11 +271,14 @@ def assert_one_line(capsys, status: object, *names: str) -> None:
         assert any(name in lines[0] for name in names), lines
 
 
-def _fuzzed(content: bytes):
+def _limited(test):
     health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    limits = settings(max_examples=MALFORMED, deadline=None, suppress_health_check=health,
-                      derandomize=not FULL, database=None)  # fmt: skip
-    return lambda test: limits(given(damaged(content))(test))
+    return settings(max_examples=MALFORMED, deadline=None, suppress_health_check=health,
+                    derandomize=not FULL, database=None)(test)  # fmt: skip
+
+
+def _fuzzed(content: bytes):
+    return lambda test: _limited(given(damaged(content))(test))
 
 
 def test_malformed_json(inputs, tmp_path, capsys):
@@ -353,6 +357,30 @@ def test_malformed_checkpoints(inputs, tmp_path, capsys):
     read()
 
 
+def test_malformed_released_models(tmp_path, capsys):
+    """Transformer-XL's model.pt, in both of torch's formats, and the vocabulary in its cache.pt."""
+    symbols = ["<eos>", "<unk>", *map(str, range(8))]
+    whole = released_xl.model(len(symbols))
+    convert = ("convert", tmp_path / "model.pt", "--to", "same", "--out", tmp_path / "out.pt")
+
+    def fuzz(name: str, content: bytes) -> None:
+        @_fuzzed(content)
+        def read(damaged: bytes) -> None:
+            (tmp_path / name).write_bytes(damaged)
+            assert_one_line(capsys, relpos(*convert), "model.pt", "cache.pt")
+            (tmp_path / "out.pt").unlink(missing_ok=True)
+
+        read()
+
+    cache = released_xl.save(released_xl.corpus(symbols), tmp_path / "cache.pt").read_bytes()
+    for zipped in (True, False):
+        options = {"_use_new_zipfile_serialization": zipped}
+        model = released_xl.save(whole, tmp_path / "model.pt", **options).read_bytes()
+        fuzz("model.pt", model)
+    (tmp_path / "model.pt").write_bytes(model)
+    fuzz("cache.pt", cache)
+
+
 def test_malformed_specifications(tmp_path, capsys):
     """YAML that is none, and YAML that says something else than a comparison."""
     from relpos_fairseq.comparison.spec import read_spec
@@ -370,3 +398,35 @@ def test_malformed_specifications(tmp_path, capsys):
 
     for name in ("scalars.yaml", "ablations.yaml"):
         fuzz((ROOT / "examples" / "comparison" / name).read_bytes())
+
+
+def test_malformed_options(capsys):
+    """Values of position options that a recipe or a command line may have."""
+    from relpos_fairseq.config import PositionConfig, resolve
+    from relpos_fairseq.scheme import AttentionShape
+
+    shape = AttentionShape(embed_dim=16, num_heads=2, max_positions=64, seed_name="test")
+    known = [part.name for part in fields(PositionConfig)]
+    values = st.sampled_from(VALUES) | st.text(max_size=8)
+
+    @_limited
+    @given(st.sampled_from(SCHEMES) | values, st.dictionaries(st.sampled_from(known), values))
+    def read(scheme: str, options: dict[str, str]) -> None:
+        config = PositionConfig(**{"position_scheme": scheme} | options)
+        status = run_command(lambda argv: resolve(config, shape, "translation") and None)
+        given = (value for value in (scheme, *options.values()))
+        fields_of = [name.removeprefix("position_") for name in options]
+        names = [
+            "position scheme",
+            *fields_of,
+            *(name.replace("_", "-") for name in fields_of),
+            *given,
+        ]
+        assert_one_line(capsys, status, *names)
+
+    read()
+
+
+VALUES = ["0", "-1", "1", "3", "2.5", "1e999", "nan", "-inf", "None", "[]", "auto", "none", "heads",
+          "layers", "both", "on", "off", "paper", "10**9", "é 日", "\0", " 3 ", "1_0"]  # fmt: skip
+SCHEMES = ["t5", "m4", "m4m", "rope", "tupe", "deberta+t5", "rope/none", "fire", "kerple", "fox"]

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import itertools
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from relpos_fairseq.conversion.released_xl.inert import read_inert, tensors_of
 from relpos_fairseq.conversion.report import ConversionError
 
 MARK = b"word_emb"  # the embedding's name, in a pickle of either kind
-HEAD = 1 << 22  # bytes of an old file that hold names; numbers follow them
+HEAD = 1 << 22  # bytes that hold names; numbers follow them
 REFUSED = {
     2: "it adds sinusoids to its input that count from each segment's end, and to its memory again "
     "in every segment",
@@ -95,11 +94,7 @@ def is_released(path: Path) -> bool:
     """Tell whether a file's pickle names the released model's tensors; nothing is unpickled."""
     if not path.is_file():
         return False
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            pickles = [n for n in archive.namelist() if n.endswith("/data.pkl")]
-            return any(MARK in archive.read(name) for name in pickles)
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # torch compresses no file of its archives
         return MARK in file.read(HEAD)
 
 
