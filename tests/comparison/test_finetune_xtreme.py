@@ -12,7 +12,8 @@ from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_xnli
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison.glue.protocols import PROTOCOLS
+from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, summarise
+from relpos_fairseq.comparison.xtreme.finetuning import trials_of
 
 SHORT = ["--seeds", "1", "2", "--max-update", "3", "--train-flags=--num-workers 0"]
 SHORT += ["--squad-flags=--tokens-per-sample 64 --doc-stride 16"]
@@ -59,6 +60,19 @@ def test_the_protocol_is_the_papers():
     found = PROTOCOLS["xtreme"]
     assert found.learning_rates == (1e-5, 2e-5, 3e-5, 4e-5) and found.epochs == (3,)
     assert len(found.seeds) == 5 and found.checkpoint == "last"
+
+
+def test_trials_are_of_the_chosen_settings(tmp_path):
+    """One a seed, in their order, whatever else was run."""
+    results = []
+    for rate, seed in ((1e-5, 2), (1e-5, 1), (2e-5, 1)):
+        folder = tmp_path / f"{rate}-{seed}"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "checkpoint_last.pt").touch()
+        values = ({"f1": 60.0 - 1e6 * rate},)
+        results.append(Result(rate, 3, seed, values, folder))
+    found = trials_of(results, summarise(results, "f1", "last"))
+    assert [path.parent.parent.name for path in found] == ["1e-05-1", "1e-05-2"]
 
 
 @pytest.mark.slow

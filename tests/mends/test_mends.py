@@ -105,20 +105,43 @@ def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):
     assert old.read_bytes() == b"newer" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_process_leaves_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gloo's threads that outlive Python's can abort a training that has ended well."""
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A process that meets no other; the backends that fairseq asks for."""
     import fairseq.distributed.utils as distributed
 
-    def join(cfg: object) -> int:
+    if torch.cuda.is_available():
+        pytest.skip("on a GPU the group is nccl's")
+    asked = []
+
+    def join(cfg: FairseqConfig) -> int:
+        asked.append(cfg.distributed_training.distributed_backend)
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         return 0
 
     monkeypatch.setattr(distributed, "distributed_init", join)
     monkeypatch.setattr(distributed, "get_global_group", lambda: None)
+    return asked
+
+
+def test_processes_on_cpus_take_gloo(alone: list[str]) -> None:
+    """However they meet, and not nccl, fairseq's default; what was chosen stays."""
+    from fairseq.distributed.utils import distributed_main
+
+    config = FairseqConfig()
+    assert config.distributed_training.distributed_backend == "nccl"
+    distributed_main(0, lambda cfg: None, config, {})
+    config.distributed_training.distributed_backend = "mpi"
+    distributed_main(0, lambda cfg: None, config, {})
+    assert alone == ["gloo", "mpi"]
+
+
+def test_a_process_leaves_its_group(alone: list[str]) -> None:
+    """Gloo's threads that outlive Python's can abort a training that has ended well."""
+    from fairseq.distributed.utils import distributed_main
+
     trained = []
-    if torch.cuda.is_available():
-        pytest.skip("on a GPU the group is nccl's")
-    distributed.distributed_main(0, trained.append, FairseqConfig(), {})
+    distributed_main(0, trained.append, FairseqConfig(), {})
     assert len(trained) == 1
     assert not torch.distributed.is_initialized()
