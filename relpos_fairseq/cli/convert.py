@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", type=Path, metavar="SRC", help="checkpoint or Hugging Face folder")
     add("--to", required=True, metavar="SCHEME", help="position scheme, same, hf-bert, hf-roberta")
     add("--out", type=Path, required=True, metavar="DST", help="new folder, or new file ending .pt")
-    add("--data", type=Path, metavar="DIR", help="dict.txt and tokenizer of SRC (beside it)")
+    add("--data", type=Path, metavar="DIR", help="of SRC's dict.txt and tokenizer, or cache.pt")
     add(
         "--approximate",
         action="store_true",

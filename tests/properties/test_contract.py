@@ -59,7 +59,7 @@ FLAGS = {
     "position_share": ("all but none,", "rope", "alibi"),
     "position_random_range": ("all but none, fox, cope",),
     "position_scale": ("all but sinusoidal, learned, sentence",),
-    "position_reset_cls": ("(shaw_keys, shaw, transformer_xl, t5, m4", "kerple, fire)"),
+    "position_reset_cls": ("(all but none, sinusoidal", "m4m, deberta_released, rope", "cope)"),
     "position_init": ("t5", "m4m", "deberta", "tupe", "transformer_xl"),
     "position_rank": ("(abs_scalar); auto: head_dim",),
     "position_projections": ("(transformer_xl, deberta, deberta_released, tupe_a, tupe); auto",),

@@ -23,6 +23,7 @@ from relpos_fairseq.engine.errors import unreadable
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _CALLED = {("torch._utils", name): getattr(torch._utils, name) for name in _REBUILD}
 _CALLED |= {("collections", "OrderedDict"): OrderedDict}
+_CALLED |= {("torch.nn.parameter", "Parameter"): torch.nn.Parameter}  # as torch 0.4.0 saves it
 _CALLED |= {(module, "set"): set for module in ("builtins", "__builtin__")}
 
 
