@@ -117,12 +117,16 @@ def needs_offset_table(inputs: AttentionInputs) -> bool:
 def _add_vectors(
     low: Lowered, term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype, apart: bool
 ) -> None:
-    exact = inputs.exact
+    exact, known = inputs.exact, {}
 
     def read(name: str, dtype: torch.dtype) -> Tensor:
-        table = getattr(term, name)  # its gradient is summed in the more exact of both types
-        table = table.to(torch.promote_types(table.dtype, dtype))
-        return over_window(table, term.relation, low.vectors, inputs.positions).to(dtype)
+        given = getattr(term, name)
+        if (id(given), dtype) not in known:  # one table may serve queries and keys
+            # Its gradient is summed in the more exact of both types.
+            table = given.to(torch.promote_types(given.dtype, dtype))
+            table = over_window(table, term.relation, low.vectors, inputs.positions).to(dtype)
+            known[id(given), dtype] = table
+        return known[id(given), dtype]
 
     if term.product:
         # A product of three passes what half precision holds.

@@ -1,11 +1,12 @@
 """What must be checked before the kernel runs, which has only addresses.
 
-An operand of another shape, or on another device, would be read past its end.
+An operand of another shape would be read past its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -21,32 +22,42 @@ _WORDS = {
 }
 
 
-def check(call: Numbers, operands: Mapping[str, Tensor]) -> None:
-    """Refuse operands that do not lie on the CPU, or have other lengths than the call says.
+def check(call: Numbers, operands: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse operands that have other lengths than the call says.
 
     Args:
         call: its numbers.
-        operands: by their names in call.h, tables over the call's windows.
+        operands: with their names in call.h, tables over the call's windows.
 
     Raises:
-        ValueError: names the operand, its shape or device, and what it must be.
+        ValueError: names the operand, its shape, and what it must be.
     """
     sizes = _sizes(call)
-    for name, operand in operands.items():
-        called = _WORDS.get(name, name)
+    for name, operand in operands:
         if operand.shape != sizes[name] and not _is_shared(name, operand.shape, sizes[name]):
             over = " over its window of distances" * (name in TABLES)
             raise ValueError(
                 f"attention of {call.batch} rows, {call.heads} heads, {call.tgt} queries and "
-                f"{call.src} keys: {called} must be {sizes[name]}{over}, got {tuple(operand.shape)}"
+                f"{call.src} keys: {_WORDS.get(name, name)} must be {sizes[name]}{over}, got "
+                f"{tuple(operand.shape)}"
             )
+
+
+def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse operands, given with their names, that lie elsewhere than the queries: on no CPU.
+
+    Raises:
+        ValueError: names the operand and its device.
+    """
+    for name, operand in operands:
         if not operand.is_cpu:
             raise ValueError(
-                f"attention on a CPU: {called} is on {operand.device}: move the model and its "
-                f"inputs to one device"
+                f"attention on a CPU: {_WORDS.get(name, name)} is on {operand.device}: move the "
+                f"model and its inputs to one device"
             )
 
 
+@functools.lru_cache
 def _sizes(call: Numbers) -> dict[str, tuple[int, ...]]:
     """Return the shape of each operand that all heads and rows of the batch have for themselves."""
     batch, heads, tgt, src = call.batch, call.heads, call.tgt, call.src

@@ -6,6 +6,7 @@ p of `PLACES` is among them.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,28 +23,28 @@ from relpos_fairseq.attention.native.call import (
     TENSORS,
     Call,
     Numbers,
-    Table,
 )
+from relpos_fairseq.attention.native.checks import check
 
-_TENSORS = tuple((place, name) for place, name in enumerate(TENSORS))
-_TABLES = tuple((place, name) for place, name in enumerate(OPERANDS) if name in TABLES)
 _GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
 CONTENT = ("q", "k", "v", "content_q", "content_k")
-_LIKE_OPERAND = tuple(name in CONTENT for name in OPERANDS)
+_IS_TABLE = frozenset(TABLES)
 _BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
 MASKS = ("first", "padding", "documents")
 PLACES = (*OPERANDS, *MASKS, "seed")
 AT_ONCE = 32 << 20  # bytes of gradients that the kernel writes apart, before they are summed
+_Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)  # a call's fields have 8 bytes each
+_WORD = {name: getattr(Call, name).offset // 8 for name, _ in Call._fields_}
 
 
 def forward(
     tensors: list[Tensor], kinds: int, numbers: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and the (2, N, T) largest logits and sums that its gradients need."""
-    given = _spread(tensors, kinds)
-    call = _described(given, numbers, scale)
+    plan = _plan_of(kinds, tuple(numbers), scale)
+    check(plan.numbers, zip(plan.names, tensors, strict=False))
     out, sums = results(tensors)
-    laid = _point(call, given[: len(OPERANDS)], out, sums)
+    call, laid = plan.call_of(tensors, out, sums)
     _run(calls.kernel(sums.dtype).relpos_forward, call)
     del laid  # not before: the call has the addresses alone
     return out, sums
@@ -60,18 +61,14 @@ def backward(
     wanted: int,
 ) -> list[Tensor]:
     """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
-    given = _spread(tensors, kinds)
-    call = _described(given, numbers, scale)
-    laid = _point(call, given[: len(OPERANDS)], out, sums)
+    plan = _plan_of(kinds, tuple(numbers), scale)
+    call, laid = plan.call_of(tensors, out, sums)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    call.dout = _tensor(dout)
-    wants = [False] * len(OPERANDS)
-    for number, place in enumerate(_places(kinds)):
-        if wanted >> number & 1:
-            wants[place] = True
-    grads = _gradients(call, laid, sums, wants)
-    return [grad for grad in grads if grad is not None]
+    _Words.from_buffer(call)[_WORD["dout"] : _WORD["dout"] + 4] = _place(dout)
+    asked = {n: name for n, name in enumerate(plan.names) if wanted >> n & 1}
+    grads = _gradients(call, laid, sums, asked)
+    return [grads[number] for number in asked]
 
 
 def results(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -89,88 +86,90 @@ def results(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
 def like_gradients(tensors: list[Tensor], kinds: int, wanted: int) -> list[Tensor]:
     """Return room for what `backward` returns."""
     found = []
-    for number, (place, operand) in enumerate(zip(_places(kinds), tensors, strict=True)):
+    for number, (name, operand) in enumerate(zip(_names(kinds), tensors, strict=True)):
         if wanted >> number & 1:
-            if _LIKE_OPERAND[place] and operand.stride(-1) == 1:
+            if name in CONTENT and operand.stride(-1) == 1:
                 found.append(torch.empty_like(operand))
             else:
                 found.append(operand.new_empty(operand.shape))
     return found
 
 
-def _spread(tensors: list[Tensor], kinds: int) -> list[Tensor | None]:
-    """Return a tensor or None for each of PLACES."""
-    given: list[Tensor | None] = [None] * len(PLACES)
-    for place, tensor in zip(_places(kinds), tensors, strict=True):
-        given[place] = tensor
-    return given
+def _names(kinds: int) -> tuple[str, ...]:
+    """Return the names of a call's tensors, in their order."""
+    return tuple(name for place, name in enumerate(PLACES) if kinds >> place & 1)
 
 
 @functools.lru_cache
-def _places(kinds: int) -> tuple[int, ...]:
-    """Return the places of a call's tensors, in their order."""
-    return tuple(place for place in range(len(PLACES)) if kinds >> place & 1)
+def _plan_of(kinds: int, numbers: tuple[int, ...], scale: float) -> _Plan:
+    """Return what all calls with these numbers have in common."""
+    named = Numbers(*numbers)
+    call = Call(**named._asdict(), scale=scale, all_heads=named.heads)
+    names = _names(kinds)
+    operands = tuple(name for name in names if name in OPERANDS)
+    return _Plan(named, call, operands, names[len(operands) :])
 
 
-@functools.lru_cache
-def _of_numbers(numbers: tuple[int, ...], scale: float) -> Call:
-    """Return a call's numbers as the kernel reads them, to be copied."""
-    call = Call(**dict(zip(Numbers._fields, numbers, strict=True)), scale=scale)
-    call.all_heads = call.heads
-    return call
+@dataclass(frozen=True)
+class _Plan:
+    """What calls that differ in tensors alone have in common.
 
-
-def _described(given: list[Tensor | None], numbers: list[int], scale: float) -> Call:
-    """Return the call but for its operands."""
-    call = Call.from_buffer_copy(_of_numbers(tuple(numbers), scale))
-    call.threads = torch.get_num_threads()
-    first, padding, documents, seed = given[len(OPERANDS) :]
-    for name, mask in (("first", first), ("padding", padding), ("documents", documents)):
-        if mask is not None:
-            setattr(call, name, mask.data_ptr())
-    if first is not None:
-        call.first_per_row = first.numel() > 1
-    if seed is not None:
-        call.seed = int(seed)
-    return call
-
-
-def _point(
-    call: Call, operands: Sequence[Tensor | None], out: Tensor, numbers: Tensor
-) -> list[Tensor | None]:
-    """Tell the call where operands and results lie; returns the operands as it reads them.
-
-    Their channels follow one another, and tables are without gaps.
+    Args:
+        numbers: of the call.
+        call: the same as the kernel reads them, to be copied.
+        names: of the operands, which come first among the tensors.
+        rest: names of the other tensors.
     """
-    laid = list(operands)
-    for place, name in _TENSORS:
-        operand = laid[place]
-        if operand is not None:
-            # Rows of the batch that read the same numbers share one gradient: of a batch of 1 only.
-            expanded = operand.stride(0) == 0 and operand.size(0) > 1 and name in FACTORS
-            if operand.stride(-1) != 1 or expanded:
-                laid[place] = operand = operand.contiguous()
-            setattr(call, name, _tensor(operand))
-    for place, name in _TABLES:
-        operand = laid[place]
-        if operand is not None:
-            laid[place] = operand = operand.contiguous()
-            stride = operand.stride(0) if operand.size(0) > 1 else 0
-            setattr(call, name, Table(operand.data_ptr(), stride))
-    top = numbers.data_ptr()
-    call.out, call.top = _tensor(out), top
-    call.mass = top + numbers.stride(0) * numbers.element_size()
-    return laid
+
+    numbers: Numbers
+    call: Call
+    names: tuple[str, ...]
+    rest: tuple[str, ...]
+
+    def call_of(
+        self, tensors: list[Tensor], out: Tensor, sums: Tensor
+    ) -> tuple[Call, list[Tensor]]:
+        """Tell a call where operands and results lie; return the operands too, as it reads them.
+
+        Their channels follow one another, and tables are without gaps.
+        """
+        call = Call.from_buffer_copy(self.call)
+        call.threads = torch.get_num_threads()
+        words, laid = _Words.from_buffer(call), []
+        for name, operand in zip(self.names, tensors, strict=False):
+            at = _WORD[name]
+            if name in _IS_TABLE:
+                operand = operand.contiguous()
+                stride = operand.stride(0) if operand.size(0) > 1 else 0
+                words[at : at + 2] = operand.data_ptr(), stride
+            else:
+                # Rows that read the same numbers share one gradient: of a batch of 1 only.
+                expanded = (
+                    name in FACTORS and operand.stride(0) == 0 and operand.size(0) > 1
+                )
+                if expanded or operand.stride(-1) != 1:
+                    operand = operand.contiguous()
+                words[at : at + 4] = _place(operand)
+            laid.append(operand)
+        for name, tensor in zip(self.rest, tensors[len(laid) :], strict=True):
+            words[_WORD[name]] = int(tensor) if name == "seed" else tensor.data_ptr()
+            if name == "first":
+                call.first_per_row = tensor.numel() > 1
+        top, at = sums.data_ptr(), _WORD["out"]
+        words[at : at + 4] = _place(out)
+        words[_WORD["top"]] = top
+        words[_WORD["mass"]] = top + sums.stride(0) * sums.element_size()
+        return call, laid
 
 
-def _tensor(x: Tensor) -> calls.Tensor:
+def _place(x: Tensor) -> tuple[int, int, int, int]:
     """Where (B|1, H|1, length, channels) lies; strides are 0 where it is broadcast."""
     batch, heads, rows, _ = x.stride()
     if x.size(0) == 1:
         batch = 0
     if x.size(1) == 1:
         heads = 0
-    return calls.Tensor(x.data_ptr(), batch, heads, rows)
+    return x.data_ptr(), batch, heads, rows
 
 
 @dataclass
@@ -187,36 +186,36 @@ class _Apart:
 
 
 def _gradients(
-    call: Call, laid: list[Tensor | None], numbers: Tensor, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """Gradients of the operands that want one.
+    call: Call, laid: Sequence[Tensor], sums: Tensor, asked: dict[int, str]
+) -> dict[int, Tensor]:
+    """Return the gradients of operands, by number, of those in `asked` by number and name.
 
     The kernel writes those of tables for each head of each row of the batch, those of factors for
     each head of the groups that rows are taken in.  Where these would take much memory before they
     are summed, some heads are evaluated at a time; which ones depends on shapes and the number of
     threads alone.
     """
-    grads: list[Tensor | None] = [None] * len(laid)
-    groups = calls.kernel(numbers.dtype).relpos_groups(call) if call.rank else call.batch
-    apart: dict[int, _Apart] = {}
-    for place, operand in enumerate(laid):
-        if operand is None or not wanted[place]:
-            continue
-        if _LIKE_OPERAND[place]:
-            grads[place] = grad = torch.empty_like(operand)
-            setattr(call, _GRADIENTS[place], _tensor(grad))
-        elif operand.dim() == 4:
-            apart[place] = _Apart(groups, operand.shape)
+    grads: dict[int, Tensor] = {}
+    groups = calls.kernel(sums.dtype).relpos_groups(call) if call.rank else call.batch
+    words, apart = _Words.from_buffer(call), {}
+    for number, name in asked.items():
+        operand = laid[number]
+        if name in CONTENT:
+            grads[number] = grad = torch.empty_like(operand)
+            at = _WORD[f"d{name}"]
+            words[at : at + 4] = _place(grad)
+        elif name in FACTORS:
+            apart[number] = _Apart(groups, operand.shape)
         else:
-            apart[place] = _Apart(call.batch, (1, *operand.shape))
-    for first, heads in _parts(call, apart.values(), numbers.element_size()):
-        for place, grad in _of_part(call, first, heads, numbers, apart).items():
+            apart[number] = _Apart(call.batch, (1, *operand.shape))
+    for first, heads in _parts(call, apart.values(), sums.element_size()):
+        for number, grad in _of_part(call, first, heads, sums, apart, asked).items():
             if heads == call.heads:
-                grads[place] = grad.view(laid[place].shape)
+                grads[number] = grad.view(laid[number].shape)
                 continue
-            if grads[place] is None:
-                grads[place] = laid[place].new_zeros(laid[place].shape)
-            own = grads[place].view(apart[place].shape)
+            if number not in grads:
+                grads[number] = laid[number].new_zeros(laid[number].shape)
+            own = grads[number].view(apart[number].shape)
             own = own[:, first : first + heads] if own.size(1) > 1 else own
             own += grad
     return grads
@@ -242,28 +241,33 @@ def _parts(call: Call, apart: Iterable[_Apart], element_size: int) -> Iterator[t
 
 
 def _of_part(
-    call: Call, first: int, heads: int, numbers: Tensor, apart: dict[int, _Apart]
+    call: Call,
+    first: int,
+    heads: int,
+    sums: Tensor,
+    apart: dict[int, _Apart],
+    asked: dict[int, str],
 ) -> dict[int, Tensor]:
     """Evaluate some heads; what they give to operands: (B|1, heads|1, ...)."""
     if heads < call.heads:
         call = Call.from_buffer_copy(call)
-        size = numbers.element_size()
+        size = sums.element_size()
         for name in _BY_HEAD:
             place = getattr(call, name)
             if place.data:
                 place.data += first * place.h * size
-        numbers = numbers.view(2, call.batch, call.heads, call.tgt)[:, :, first : first + heads]
-        numbers = numbers.contiguous()
-        call.top, call.mass = numbers[0].data_ptr(), numbers[1].data_ptr()
+        sums = sums.view(2, call.batch, call.heads, call.tgt)[:, :, first : first + heads]
+        sums = sums.contiguous()
+        call.top, call.mass = sums[0].data_ptr(), sums[1].data_ptr()
         call.heads, call.first_head = heads, first
-    found = {}
-    for place, grad in apart.items():
-        found[place] = numbers.new_empty((grad.rows, heads, *grad.shape[2:]))
-        setattr(call, _GRADIENTS[place], found[place].data_ptr())
-    _run(calls.kernel(numbers.dtype).relpos_backward, call)
-    for place, grad in apart.items():
+    found, words = {}, _Words.from_buffer(call)
+    for number, grad in apart.items():
+        found[number] = sums.new_empty((grad.rows, heads, *grad.shape[2:]))
+        words[_WORD[f"d{asked[number]}"]] = found[number].data_ptr()
+    _run(calls.kernel(sums.dtype).relpos_backward, call)
+    for number, grad in apart.items():
         own = (grad.shape[0], heads if grad.shape[1] > 1 else 1, *grad.shape[2:])
-        found[place] = found[place].sum_to_size(own)
+        found[number] = found[number].sum_to_size(own)
     return found
 
 

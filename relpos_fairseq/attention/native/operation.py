@@ -15,7 +15,7 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowering import Lowered
 from relpos_fairseq.attention.native import function
 from relpos_fairseq.attention.native.call import OVER_DISTANCES, Numbers
-from relpos_fairseq.attention.native.checks import check
+from relpos_fairseq.attention.native.checks import check_device
 from relpos_fairseq.attention.native.function import PLACES
 from relpos_fairseq.attention.native.operands import lower_for_c
 from relpos_fairseq.attention.once import differentiable_once
@@ -51,7 +51,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
     low = lower_for_c(inputs)
     numbers = describe(inputs, low)
-    check(numbers, low.tensors)
+    check_device(low.tensors.items())
     given = {**low.tensors, **_masks(inputs, low)}
     kinds, tensors = 0, []
     for place, name in enumerate(PLACES):
