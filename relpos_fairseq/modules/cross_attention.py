@@ -92,15 +92,16 @@ class CrossAttention(MultiheadAttention):
             raise ValueError("cross-attention takes no attn_mask and gives no logits")
         tgt_len, batch, _ = query.shape
         k, v, padding, beams = self._source(key, key_padding_mask, incremental_state, batch)
-        q = self.q_proj(query).view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
+        rows = self.q_proj(query.reshape(-1, self.embed_dim))  # (T B, E)
+        q = rows.view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
         q = q.permute(1, 3, 2, 0, 4).flatten(2, 3)  # (U, H, beams T, D)
         out, probs = self._attend(q, k, v, padding, need_weights or need_head_weights)
         by_row = (batch // beams, self.num_heads, beams, tgt_len, -1)
-        out = out.view(by_row).permute(3, 0, 2, 1, 4).reshape(tgt_len, batch, self.embed_dim)
+        out = out.view(by_row).permute(3, 0, 2, 1, 4).reshape(-1, self.embed_dim)
         if probs is not None:
             probs = probs.view(by_row).permute(1, 0, 2, 3, 4).flatten(1, 2)  # (H, B, T, S)
             probs = probs if need_head_weights else probs.mean(dim=0)
-        return self.out_proj(out), probs
+        return self.out_proj(out).view(tgt_len, batch, self.embed_dim), probs
 
     def _source(
         self, key: Tensor | None, padding: Tensor | None, state: dict | None, batch: int
@@ -112,7 +113,8 @@ class CrossAttention(MultiheadAttention):
             key = key[:, ::beams]
             if padding is not None:
                 padding = padding[::beams].bool()
-            k, v = (self._heads(projection(key)) for projection in (self.k_proj, self.v_proj))
+            rows = key.reshape(-1, key.size(-1))  # (S U, E')
+            k, v = (self._heads(own(rows), key.shape) for own in (self.k_proj, self.v_proj))
             if state is None:
                 return k, v, padding, beams
             cache = {"prev_key": k.contiguous(), "prev_value": v.contiguous(), "beams": beams}
@@ -125,9 +127,9 @@ class CrossAttention(MultiheadAttention):
             cache["beams"],
         )
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(S, U, E) to (U, H, S, D)."""
-        return x.view(*x.shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+    def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """(S U, E) to (U, H, S, D), for the shape (S, U, E')."""
+        return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, need_weights: bool

@@ -110,8 +110,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             inputs = self._step_inputs(query, context, key_padding_mask, cache)
         out, probs = attend(inputs, self.backend, need_weights)
         tgt_len, batch = query.shape[:2]
-        out = out.permute(2, 0, 1, 3).reshape(tgt_len, batch, self.embed_dim)
-        return self.out_proj(out), probs
+        rows = out.permute(2, 0, 1, 3).reshape(tgt_len * batch, self.embed_dim)
+        return self.out_proj(rows).view(tgt_len, batch, self.embed_dim), probs
 
     def _inputs(
         self, query: Tensor, context: PositionContext, key_padding: Tensor | None
@@ -170,12 +170,12 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         key_padding: Tensor | None,
     ) -> AttentionInputs:
         """Return the call of attention of the tokens (T, B, E) over `source` (S, B, E)."""
-        q = self._heads(self.q_proj(query))
-        k, v = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
+        rows = query.reshape(-1, self.embed_dim)  # once: a product of matrices, not of three axes
+        keys = rows if source is query else source.reshape(-1, self.embed_dim)
         inputs = AttentionInputs(
-            q=q,
-            k=k,
-            v=v,
+            q=self._heads(self.q_proj(rows), query.shape),
+            k=self._heads(self.k_proj(keys), source.shape),
+            v=self._heads(self.v_proj(keys), source.shape),
             terms=terms,
             positions=context.positions,
             scale=self.scale,
@@ -187,10 +187,9 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         )
         return _rotated(inputs, context)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(L, B, E) to (B, H, L, D)."""
-        length, batch, _ = x.shape
-        return x.view(length, batch, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+    def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """(L B, E) to (B, H, L, D), for the shape (L, B, E)."""
+        return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _cache(self, incremental_state: dict) -> DecodingCache:
         """Return this attention's own cache in fairseq's incremental state."""

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from helpers.native_calls import make_call, make_terms, parameters_of
 from helpers.native_formula import Formula, Libraries, use_formula
 from relpos_fairseq.attention import AttentionInputs, attend, native
+from relpos_fairseq.attention.native import operation
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -228,3 +229,22 @@ def test_a_reset_shared_in_one_of_its_numbers() -> None:
     held = replace(scalars, reset=replace(scalars.reset, row=row, column=column))
     inputs = make_call((held, free))
     torch.testing.assert_close(attend(inputs, "native")[0], attend(inputs, "reference")[0], **EXACT)
+
+
+@pytest.mark.parametrize("product", [False, True], ids=["added", "product"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_one_table_of_queries_and_keys(heads: int, product: bool, monkeypatch) -> None:
+    """The operation is given one tensor, and gives it one gradient: the sum of both parts."""
+    table = torch.randn(heads, 4, 4).double().requires_grad_()
+    term = PositionTerms(Clipped(2, 1), query_vectors=table, key_vectors=table, product=product)
+    inputs = make_call((term,))
+    forward, given = operation._forward, []
+    monkeypatch.setattr(
+        operation, "_forward", lambda *call: given.append(len(call[0])) or forward(*call)
+    )
+    found = [
+        torch.autograd.grad(attend(inputs, backend)[0].square().sum(), table)[0]
+        for backend in ("native", "reference")
+    ]
+    assert given == [4]  # q, k, v, table
+    torch.testing.assert_close(*found, **EXACT)

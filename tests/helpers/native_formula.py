@@ -80,14 +80,16 @@ class Formula:
         grads = torch.autograd.grad(
             out, list(given.values()), self.strided(call.dout, shape), allow_unused=True
         )
+        written = {}
         for (name, x), grad in zip(given.items(), grads, strict=True):
             place = getattr(call, f"d{name}")
             grad = torch.zeros_like(x) if grad is None else grad
             if name in CONTENT:
                 if place.data:
                     self.strided(place, x.shape).copy_(grad)
-            elif place:
-                self.at(place, x.shape).copy_(grad)
+            elif place:  # one table, one address
+                written[place] = grad + written.get(place, 0)
+                self.at(place, x.shape).copy_(written[place])
         return 0
 
     def operands(self, call: Call) -> dict[str, Tensor]:

@@ -73,7 +73,8 @@ typedef struct {
     const int64_t *documents;          /* (batch, src), or NULL */
     real *top, *mass;                  /* (N, tgt) largest logit, and sum of exp(logit - top) */
 
-    /* Gradients, all written whole; NULL where not wanted or where there is no such operand. */
+    /* Gradients, all written whole; NULL where not wanted or where there is no such operand.  Two tables
+     * that are one have one, at the same address: the sum. */
     Tensor dout;                                  /* given */
     Tensor dq, dk, dv, dcontent_q, dcontent_k;    /* as their operands */
     real *dquery_factors, *dkey_factors;          /* (groups * heads, tgt | src, rank) */

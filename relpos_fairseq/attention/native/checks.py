@@ -6,9 +6,9 @@ An operand of another shape would be read past its end.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.native.call import FACTORS, TABLES, Numbers
@@ -22,7 +22,7 @@ _WORDS = {
 }
 
 
-def check(call: Numbers, operands: Iterable[tuple[str, Tensor]]) -> None:
+def check(call: Numbers, operands: Iterable[tuple[Sequence[str], Tensor]]) -> None:
     """Refuse operands that have other lengths than the call says.
 
     Args:
@@ -32,13 +32,13 @@ def check(call: Numbers, operands: Iterable[tuple[str, Tensor]]) -> None:
     Raises:
         ValueError: names the operand, its shape, and what it must be.
     """
-    sizes = _sizes(call)
-    for name, operand in operands:
-        if operand.shape != sizes[name] and not _is_shared(name, operand.shape, sizes[name]):
+    fitting = _shapes(call)
+    for (name, *_), operand in operands:
+        if operand.shape not in fitting[name]:
             over = " over its window of distances" * (name in TABLES)
             raise ValueError(
                 f"attention of {call.batch} rows, {call.heads} heads, {call.tgt} queries and "
-                f"{call.src} keys: {_WORDS.get(name, name)} must be {sizes[name]}{over}, got "
+                f"{call.src} keys: {_WORDS.get(name, name)} must be {fitting[name][0]}{over}, got "
                 f"{tuple(operand.shape)}"
             )
 
@@ -58,12 +58,12 @@ def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
 
 
 @functools.lru_cache
-def _sizes(call: Numbers) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each operand that all heads and rows of the batch have for themselves."""
+def _shapes(call: Numbers) -> dict[str, list[tuple[int, ...]]]:
+    """Return the shapes that each operand may have: of its own for each head of each row first."""
     batch, heads, tgt, src = call.batch, call.heads, call.tgt, call.src
     query, key = (batch, heads, tgt, call.dim), (batch, heads, src, call.dim)
     vectors, scalars = (heads, call.width, call.dim), (heads, tgt + src - 1)
-    return {
+    whole = {
         "q": query,
         "k": key,
         "v": (batch, heads, src, call.value_dim),
@@ -82,13 +82,11 @@ def _sizes(call: Numbers) -> dict[str, tuple[int, ...]]:
         "gate": scalars,
         "reset": (heads, 2),
     }
+    return {name: _or_shared(name, shape) for name, shape in whole.items()}
 
 
-def _is_shared(name: str, shape: torch.Size, whole: tuple[int, ...]) -> bool:
-    """Return whether an operand is one for all heads (factors: or rows of the batch), and fits."""
+def _or_shared(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return a shape, and those of an operand that heads (factors: or rows of the batch) share."""
     leading = 2 if name in FACTORS else 1 if name in TABLES else 0
-    if len(shape) != len(whole) or shape[leading:] != whole[leading:]:
-        return False
-    return all(
-        one in (1, all_of) for one, all_of in zip(shape[:leading], whole[:leading], strict=True)
-    )
+    kept = itertools.product(*((size, 1) for size in shape[:leading]))
+    return [(*sizes, *shape[leading:]) for sizes in kept]

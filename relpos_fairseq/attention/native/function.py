@@ -1,7 +1,7 @@
 """The kernel's forward and backward pass over tensors, as operations of torch call them.
 
 A call's tensors come as a list of those that there are; bit p of `kinds` says that the one at place
-p of `PLACES` is among them.
+p of `PLACES` is among them, the bits after these that a pair of `ONE_TABLE` is one tensor.
 """
 
 from __future__ import annotations
@@ -32,9 +32,24 @@ _IS_TABLE = frozenset(TABLES)
 _BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
 MASKS = ("first", "padding", "documents")
 PLACES = (*OPERANDS, *MASKS, "seed")
+ONE_TABLE = (("query_vectors", "key_vectors"), ("product_query", "product_key"))
 AT_ONCE = 32 << 20  # bytes of gradients that the kernel writes apart, before they are summed
 _Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)  # a call's fields have 8 bytes each
 _WORD = {name: getattr(Call, name).offset // 8 for name, _ in Call._fields_}
+
+
+def arranged(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
+    """Return a call's tensors, given by their names, as `kinds` and the list that it describes."""
+    kinds, tensors = 0, []
+    for place, name in enumerate(PLACES):
+        if name in given:
+            kinds |= 1 << place
+            tensors.append(given[name])
+    for bit, (first, second) in enumerate(ONE_TABLE, len(PLACES)):
+        if first in given and given[first] is given.get(second):
+            kinds ^= 1 << bit | 1 << PLACES.index(second)
+            del tensors[(kinds & ((1 << PLACES.index(second)) - 1)).bit_count()]
+    return kinds, tensors
 
 
 def forward(
@@ -66,7 +81,7 @@ def backward(
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     _Words.from_buffer(call)[_WORD["dout"] : _WORD["dout"] + 4] = _place(dout)
-    asked = {n: name for n, name in enumerate(plan.names) if wanted >> n & 1}
+    asked = {n: names for n, names in enumerate(plan.names) if wanted >> n & 1}
     grads = _gradients(call, laid, sums, asked)
     return [grads[number] for number in asked]
 
@@ -86,18 +101,20 @@ def results(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
 def like_gradients(tensors: list[Tensor], kinds: int, wanted: int) -> list[Tensor]:
     """Return room for what `backward` returns."""
     found = []
-    for number, (name, operand) in enumerate(zip(_names(kinds), tensors, strict=True)):
+    for number, (names, operand) in enumerate(zip(_names(kinds), tensors, strict=True)):
         if wanted >> number & 1:
-            if name in CONTENT and operand.stride(-1) == 1:
+            if names[0] in CONTENT and operand.stride(-1) == 1:
                 found.append(torch.empty_like(operand))
             else:
                 found.append(operand.new_empty(operand.shape))
     return found
 
 
-def _names(kinds: int) -> tuple[str, ...]:
-    """Return the names of a call's tensors, in their order."""
-    return tuple(name for place, name in enumerate(PLACES) if kinds >> place & 1)
+def _names(kinds: int) -> list[tuple[str, ...]]:
+    """Return the names of each of a call's tensors, in their order."""
+    both = {pair[0]: pair for bit, pair in enumerate(ONE_TABLE, len(PLACES)) if kinds >> bit & 1}
+    there = (name for place, name in enumerate(PLACES) if kinds >> place & 1)
+    return [both.get(name, (name,)) for name in there]
 
 
 @functools.lru_cache
@@ -106,8 +123,8 @@ def _plan_of(kinds: int, numbers: tuple[int, ...], scale: float) -> _Plan:
     named = Numbers(*numbers)
     call = Call(**named._asdict(), scale=scale, all_heads=named.heads)
     names = _names(kinds)
-    operands = tuple(name for name in names if name in OPERANDS)
-    return _Plan(named, call, operands, names[len(operands) :])
+    operands = sum(found[0] in OPERANDS for found in names)
+    return _Plan(named, call, names[:operands], [name for (name,) in names[operands:]])
 
 
 @dataclass(frozen=True)
@@ -117,14 +134,14 @@ class _Plan:
     Args:
         numbers: of the call.
         call: the same as the kernel reads them, to be copied.
-        names: of the operands, which come first among the tensors.
+        names: of each operand; they come first among the tensors.
         rest: names of the other tensors.
     """
 
     numbers: Numbers
     call: Call
-    names: tuple[str, ...]
-    rest: tuple[str, ...]
+    names: list[tuple[str, ...]]
+    rest: list[str]
 
     def call_of(
         self, tensors: list[Tensor], out: Tensor, sums: Tensor
@@ -136,20 +153,19 @@ class _Plan:
         call = Call.from_buffer_copy(self.call)
         call.threads = torch.get_num_threads()
         words, laid = _Words.from_buffer(call), []
-        for name, operand in zip(self.names, tensors, strict=False):
-            at = _WORD[name]
+        for names, operand in zip(self.names, tensors, strict=False):
+            name = names[0]
             if name in _IS_TABLE:
                 operand = operand.contiguous()
-                stride = operand.stride(0) if operand.size(0) > 1 else 0
-                words[at : at + 2] = operand.data_ptr(), stride
+                place = operand.data_ptr(), operand.stride(0) if operand.size(0) > 1 else 0
+                for name in names:
+                    words[_WORD[name] : _WORD[name] + 2] = place
             else:
                 # Rows that read the same numbers share one gradient: of a batch of 1 only.
-                expanded = (
-                    name in FACTORS and operand.stride(0) == 0 and operand.size(0) > 1
-                )
+                expanded = name in FACTORS and operand.stride(0) == 0 and operand.size(0) > 1
                 if expanded or operand.stride(-1) != 1:
                     operand = operand.contiguous()
-                words[at : at + 4] = _place(operand)
+                words[_WORD[name] : _WORD[name] + 4] = _place(operand)
             laid.append(operand)
         for name, tensor in zip(self.rest, tensors[len(laid) :], strict=True):
             words[_WORD[name]] = int(tensor) if name == "seed" else tensor.data_ptr()
@@ -186,9 +202,9 @@ class _Apart:
 
 
 def _gradients(
-    call: Call, laid: Sequence[Tensor], sums: Tensor, asked: dict[int, str]
+    call: Call, laid: Sequence[Tensor], sums: Tensor, asked: dict[int, tuple[str, ...]]
 ) -> dict[int, Tensor]:
-    """Return the gradients of operands, by number, of those in `asked` by number and name.
+    """Return the gradients of operands, by number, of those in `asked` by number and names.
 
     The kernel writes those of tables for each head of each row of the batch, those of factors for
     each head of the groups that rows are taken in.  Where these would take much memory before they
@@ -198,7 +214,7 @@ def _gradients(
     grads: dict[int, Tensor] = {}
     groups = calls.kernel(sums.dtype).relpos_groups(call) if call.rank else call.batch
     words, apart = _Words.from_buffer(call), {}
-    for number, name in asked.items():
+    for number, (name, *_) in asked.items():
         operand = laid[number]
         if name in CONTENT:
             grads[number] = grad = torch.empty_like(operand)
@@ -246,7 +262,7 @@ def _of_part(
     heads: int,
     sums: Tensor,
     apart: dict[int, _Apart],
-    asked: dict[int, str],
+    asked: dict[int, tuple[str, ...]],
 ) -> dict[int, Tensor]:
     """Evaluate some heads; what they give to operands: (B|1, heads|1, ...)."""
     if heads < call.heads:
@@ -263,7 +279,8 @@ def _of_part(
     found, words = {}, _Words.from_buffer(call)
     for number, grad in apart.items():
         found[number] = sums.new_empty((grad.rows, heads, *grad.shape[2:]))
-        words[_WORD[f"d{asked[number]}"]] = found[number].data_ptr()
+        for name in asked[number]:
+            words[_WORD[f"d{name}"]] = found[number].data_ptr()
     _run(calls.kernel(sums.dtype).relpos_backward, call)
     for number, grad in apart.items():
         own = (grad.shape[0], heads if grad.shape[1] > 1 else 1, *grad.shape[2:])

@@ -221,6 +221,11 @@ static void room(Arena *arena, Head *group, int member, const Call *c, int backw
     x->dvector_q = reals(arena, rows * x->dim);
     x->dquery_factors = rank ? reals(arena, rows * x->rank) : NULL;
     x->delta = reals(arena, rows);
+    /* One table of queries and keys has one gradient. */
+    if (c->dquery_vectors && c->dkey_vectors == c->dquery_vectors)
+        x->key_vectors.grad = x->query_vectors.grad;
+    if (c->dproduct_query && c->dproduct_key == c->dproduct_query)
+        x->product_key.grad = x->product_query.grad;
     if (c->trilinear.data) {
         x->dk_channels = reals(arena, c->dim * x->k_length);
         x->dtrilinear_channels = reals(arena, c->dim * x->trilinear_length);

@@ -16,7 +16,6 @@ from relpos_fairseq.attention.lowering import Lowered
 from relpos_fairseq.attention.native import function
 from relpos_fairseq.attention.native.call import OVER_DISTANCES, Numbers
 from relpos_fairseq.attention.native.checks import check_device
-from relpos_fairseq.attention.native.function import PLACES
 from relpos_fairseq.attention.native.operands import lower_for_c
 from relpos_fairseq.attention.once import differentiable_once
 
@@ -52,12 +51,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     low = lower_for_c(inputs)
     numbers = describe(inputs, low)
     check_device(low.tensors.items())
-    given = {**low.tensors, **_masks(inputs, low)}
-    kinds, tensors = 0, []
-    for place, name in enumerate(PLACES):
-        if name in given:
-            kinds |= 1 << place
-            tensors.append(given[name])
+    kinds, tensors = function.arranged({**low.tensors, **_masks(inputs, low)})
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # which the function refuses
         out = _Attention.apply(kinds, numbers, inputs.scale, *tensors)
     else:
