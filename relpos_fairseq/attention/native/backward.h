@@ -274,6 +274,7 @@ static void begin_backward(Head *x, Chunk *at, int64_t first)
         zero(x->dright_q, x->rows * x->dim);
     }
     for (int64_t r = 0; r < at->count; r++) {
+        prefetch(rows_at(&c->out, x, first + r + AHEAD), c->value_dim);
         x->delta[r] = dot(x->dout + r * x->value_dim, rows_at(&c->out, x, first + r), c->value_dim);
         x->top[r] = c->top[x->n * c->tgt + first + r];
         x->mass[r] = c->mass[x->n * c->tgt + first + r];
