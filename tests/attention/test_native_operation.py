@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,13 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from helpers.attention_calls import same
 from helpers.native_calls import make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
+from helpers.operations import check_operations
 from relpos_fairseq.attention import AttentionInputs, api, attend
-from relpos_fairseq.attention.native import operation
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 @pytest.fixture(autouse=True)
@@ -35,39 +33,15 @@ def with_masks(kind: str) -> AttentionInputs:
     return make_call(make_terms(kind), key_padding=padding, documents=documents, dropout=0.25)
 
 
-def operands(inputs: AttentionInputs, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What both operations are given in a training call."""
-    seen = []
-
-    def watch(operation_of: Callable) -> Callable:
-        def call(*given):
-            detached = [x.detach() if isinstance(x, Tensor) else x for x in given]
-            place = next(n for n, part in enumerate(given) if isinstance(part, (list, tuple)))
-            detached[place] = [x.detach() for x in given[place]]
-            seen.append((operation_of, tuple(detached)))
-            return operation_of(*given)
-
-        return call
-
-    for name in ("_forward", "_backward"):
-        monkeypatch.setattr(operation, name, watch(getattr(operation, name)))
-    out, _ = attend(inputs, "native")
-    out.square().sum().backward()
-    return seen
-
-
 @pytest.mark.parametrize("kind", ["product", "reset of a term and not of its like"])
-def test_they_are_operations(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_operations(kind: str) -> None:
     """Schemas, shapes and strides without numbers, and dispatch are as torch wants them."""
     inputs = with_masks(kind)
     inputs = replace(inputs, q=inputs.q.requires_grad_(), v=inputs.v.requires_grad_())
-    both = operands(inputs, monkeypatch)
-    assert [str(each) for each, _ in both] == [
-        "relpos.attend.default",
-        "relpos.attend_backward.default",
-    ]
-    for each, given in both:
-        torch.library.opcheck(each, given, test_utils=CHECKS)
+    check_operations(
+        lambda: attend(inputs, "native")[0].square().sum().backward(),
+        ["attend", "attend_backward"],
+    )
 
 
 def test_first_and_second_derivative() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention import operation
 from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.call import (
     FACTORS,
@@ -40,21 +41,16 @@ _WORD = {name: getattr(Call, name).offset // 8 for name, _ in Call._fields_}
 
 def arranged(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
     """Return a call's tensors, given by their names, as `kinds` and the list that it describes."""
-    kinds, tensors = 0, []
-    for place, name in enumerate(PLACES):
-        if name in given:
-            kinds |= 1 << place
-            tensors.append(given[name])
+    alike = 0
     for bit, (first, second) in enumerate(ONE_TABLE, len(PLACES)):
         if first in given and given[first] is given.get(second):
-            kinds ^= 1 << bit | 1 << PLACES.index(second)
-            del tensors[(kinds & ((1 << PLACES.index(second)) - 1)).bit_count()]
-    return kinds, tensors
+            alike |= 1 << bit
+            given = {name: tensor for name, tensor in given.items() if name != second}
+    kinds, tensors = operation.arranged(PLACES, given)
+    return kinds | alike, tensors
 
 
-def forward(
-    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float
-) -> tuple[Tensor, Tensor]:
+def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
     """Return the output, and the (2, N, T) largest logits and sums that its gradients need."""
     plan = _plan_of(kinds, tuple(numbers), scale)
     check(plan.numbers, zip(plan.names, tensors, strict=False))
@@ -62,13 +58,12 @@ def forward(
     call, laid = plan.call_of(tensors, out, sums)
     _run(calls.kernel(sums.dtype).relpos_forward, call)
     del laid  # not before: the call has the addresses alone
-    return out, sums
+    return [out, sums]
 
 
 def backward(
-    dout: Tensor,
-    out: Tensor,
-    sums: Tensor,
+    grads: list[Tensor],
+    results: list[Tensor],
     tensors: list[Tensor],
     kinds: int,
     numbers: list[int],
@@ -76,18 +71,19 @@ def backward(
     wanted: int,
 ) -> list[Tensor]:
     """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
+    (dout,), (out, sums) = grads, results
     plan = _plan_of(kinds, tuple(numbers), scale)
     call, laid = plan.call_of(tensors, out, sums)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     _Words.from_buffer(call)[_WORD["dout"] : _WORD["dout"] + 4] = _place(dout)
     asked = {n: names for n, names in enumerate(plan.names) if wanted >> n & 1}
-    grads = _gradients(call, laid, sums, asked)
-    return [grads[number] for number in asked]
+    found = _gradients(call, laid, sums, asked)
+    return [found[number] for number in asked]
 
 
-def results(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return room for the output, (2, N, T) largest logits and sums."""
+def results(tensors: list[Tensor], *rest) -> list[Tensor]:
+    """Return room for what `forward` returns."""
     q, v = tensors[0], tensors[2]
     if q.size(-1) != v.size(-1):
         out = v.new_empty(*q.shape[:3], v.size(-1))
@@ -95,10 +91,12 @@ def results(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(q)
     else:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return out, q.new_empty((2, q.size(0) * q.size(1), q.size(2)))
+    return [out, q.new_empty((2, q.size(0) * q.size(1), q.size(2)))]
 
 
-def like_gradients(tensors: list[Tensor], kinds: int, wanted: int) -> list[Tensor]:
+def gradients(
+    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int
+) -> list[Tensor]:
     """Return room for what `backward` returns."""
     found = []
     for number, (names, operand) in enumerate(zip(_names(kinds), tensors, strict=True)):

@@ -1,0 +1,105 @@
+"""A kernel as two operations of torch, and their derivative.
+
+Torch's compilers and tracers see `relpos::NAME` and `relpos::NAME_backward`, which they can order,
+move and record, but not read; what surrounds them is theirs.  A function of autograd calls them:
+`torch.library.register_autograd` would take 0.2 ms more of a call of the two passes.
+
+A kernel's tensors come as a list of those that there are.  Bit p of `kinds` says which ones, and
+`numbers` and `scale` are all else that it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from relpos_fairseq.attention.once import differentiable_once
+
+_CALL = "Tensor[] tensors, int kinds, SymInt[] numbers, float scale"
+_library = torch.library.Library("relpos", "FRAGMENT")
+
+
+class Kernel(Protocol):
+    """The passes, and room for what they return: of the same shapes, types and strides.
+
+    What `forward` returns begins with the outputs; the rest is kept for `backward`, which returns
+    the gradients of the tensors whose bits `wanted` has, in their order.
+    """
+
+    def forward(self, tensors, kinds, numbers, scale) -> list[Tensor]: ...
+
+    def results(self, tensors, kinds, numbers, scale) -> list[Tensor]: ...
+
+    def backward(self, grads, results, tensors, kinds, numbers, scale, wanted) -> list[Tensor]: ...
+
+    def gradients(self, tensors, kinds, numbers, scale, wanted) -> list[Tensor]: ...
+
+
+def define(
+    name: str, kernel: Kernel, devices: Sequence[str], refusal: tuple[str, str]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Define a kernel's operations, and return what calls them.
+
+    Args:
+        name: of the operation.
+        kernel: the passes.
+        devices: torch's names of those that it runs on.
+        refusal: what has no second derivative, and what to do instead.
+
+    Returns:
+        A function of the number of outputs, kinds, numbers, scale and tensors; it returns outputs.
+    """
+    back = f"{name}_backward"
+    _library.define(f"{name}({_CALL}) -> Tensor[]")
+    _library.define(f"{back}(Tensor[] grads, Tensor[] results, {_CALL}, int wanted) -> Tensor[]")
+    for device in devices:
+        _library.impl(name, kernel.forward, device)
+        _library.impl(back, kernel.backward, device)
+    torch.library.register_fake(f"relpos::{name}", kernel.results, lib=_library)
+    torch.library.register_fake(
+        f"relpos::{back}", lambda grads, results, *call: kernel.gradients(*call), lib=_library
+    )
+    forward, backward = (getattr(torch.ops.relpos, each).default for each in (name, back))
+
+    class Attention(torch.autograd.Function):
+        """The operations; keeps their tensors and results."""
+
+        @staticmethod
+        def forward(ctx, outputs: int, kinds: int, numbers, scale: float, *tensors: Tensor):
+            results = forward(tensors, kinds, numbers, scale)
+            ctx.call, ctx.kept = (kinds, numbers, scale), len(results)
+            ctx.save_for_backward(*results, *tensors)
+            return results[0] if outputs == 1 else tuple(results[:outputs])
+
+        @staticmethod
+        @differentiable_once(*refusal)
+        def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            saved, wanted = ctx.saved_tensors, 0
+            wants = ctx.needs_input_grad[4:]
+            for number, want in enumerate(wants):
+                wanted |= want << number
+            results, tensors = saved[: ctx.kept], saved[ctx.kept :]
+            found = iter(backward(grads, results, tensors, *ctx.call, wanted))
+            return None, None, None, None, *(next(found) if want else None for want in wants)
+
+    def call(outputs: int, kinds: int, numbers, scale: float, tensors: list[Tensor]):
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # which the function refuses
+            found = Attention.apply(outputs, kinds, numbers, scale, *tensors)
+            return (found,) if outputs == 1 else found
+        return tuple(forward(tensors, kinds, numbers, scale)[:outputs])
+
+    return call
+
+
+def arranged(places: Sequence[str], given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
+    """Return the tensors that are given by names of `places`, as `kinds` and the list of them."""
+    kinds, tensors = 0, []
+    for place, name in enumerate(places):
+        if name in given:
+            kinds |= 1 << place
+            tensors.append(given[name])
+    return kinds, tensors
