@@ -21,6 +21,7 @@ def test_grounds(key: tuple[str, bool, bool]) -> None:
     least = thresholds.LEAST[key]
     below = [row for row in least.grounds if row.tokens < least.tokens]
     above = [row for row in least.grounds if row.tokens >= least.tokens]
+    assert {row.processor for row in above} == {thresholds.AVX2, thresholds.AVX512}
     assert any(row.without < row.kernel for row in below) or key[0] == "vectors"
     assert all(row.without < row.kernel * NEAR for row in below)
     assert above and all(row.kernel <= row.without for row in above)
@@ -34,12 +35,12 @@ def test_what_a_call_is() -> None:
     vectors = PositionTerms(Clipped(1, 1), key_vectors=torch.zeros(1, 3, 4))
     one = AttentionInputs(q, k, v, (), Positions(8, 8), 1.0)
     for terms, both, half in (
-        ((), 128, 64),
-        ((PositionTerms(),), 128, 64),
+        ((), 128, 48),
+        ((PositionTerms(),), 128, 48),
         ((scalars,), 128, 64),
         ((segments, scalars), 256, 96),
         ((scalars, segments), 256, 96),
-        ((segments, vectors), 24, 24),
+        ((segments, vectors), 8, 8),
     ):
         given = replace(one, terms=terms)
         assert thresholds.of(given) == both
@@ -47,4 +48,4 @@ def test_what_a_call_is() -> None:
         assert thresholds.of(replace(given, dropout=0.1)) == half
         with torch.no_grad():
             assert thresholds.of(replace(given, dropout=0.1)) == half, "a layer formed again"
-            assert thresholds.of(given) < both or both == 24
+            assert thresholds.of(given) < both or both == 8
