@@ -103,3 +103,9 @@ def arranged(places: Sequence[str], given: dict[str, Tensor]) -> tuple[int, list
             kinds |= 1 << place
             tensors.append(given[name])
     return kinds, tensors
+
+
+def named(places: Sequence[str], kinds: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return what `arranged` was given, in its order."""
+    there = (name for place, name in enumerate(places) if kinds >> place & 1)
+    return dict(zip(there, tensors, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,6 +25,68 @@ _BY_VECTORS = (
     "content_band",
 )
 _BY_SCALARS = ("static", "gate")
+MASKS = ("first", "padding", "documents")  # tensors without gradients
+
+
+class Numbers(NamedTuple):
+    """What the kernels are told beside tensors, as an operation of torch takes it: whole numbers.
+
+    Windows of distances are given by their lowest and highest: `outer`, outside of which nothing at
+    all changes, that of vectors, that of scalars, and the distances of visible pairs.
+    """
+
+    start: int
+    outer_low: int
+    outer_high: int
+    vector_low: int
+    vector_high: int
+    scalar_low: int
+    scalar_high: int
+    lowest: int
+    highest: int
+    causal: int
+    window: int
+    drop: int
+    reset_kinds: int
+    values: int
+    rest: int
+    static_grad: int
+    gate_grad: int
+    tf32: int
+
+
+def describe(inputs: AttentionInputs, low: Operands) -> Numbers:
+    """Return the numbers of a lowered call.
+
+    Args:
+        inputs: the call.
+        low: the same, lowered.
+    """
+    tensors, outer = low.tensors, _outer(low, inputs.causal)
+    grads = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    learns = {name: name in tensors and tensors[name].requires_grad for name in _BY_SCALARS}
+    return Numbers(
+        start=inputs.positions.query_start,
+        outer_low=outer.low,
+        outer_high=outer.high,
+        vector_low=low.vectors.low,
+        vector_high=low.vectors.high,
+        scalar_low=low.scalars.low,
+        scalar_high=low.scalars.high,
+        lowest=low.reach.lowest,
+        highest=low.reach.highest,
+        causal=int(inputs.causal),
+        window=inputs.window or 0,
+        drop=round(inputs.dropout * 65536),
+        reset_kinds=low.reset_kinds,
+        values=int(low.value_vectors is not None),
+        # Where probabilities are peaked, a gradient is the difference of a probability's own and
+        # their mean, which the output gives: its rounding to half precision would be all of it.
+        rest=int(grads and inputs.q.dtype in (torch.float16, torch.bfloat16)),
+        static_grad=int(learns["static"]),
+        gate_grad=int(learns["gate"]),
+        tf32=int(torch.backends.cuda.matmul.allow_tf32),  # fp32 products are as torch's own
+    )
 
 
 @dataclass(frozen=True)
@@ -45,7 +108,7 @@ class Call:
     scalars: Window
     numbers: dict[str, int]
     flags: dict
-    masks: dict[str, Tensor | None]
+    masks: dict[str, Tensor]
     launches: dict[str, Launch]
 
     @property
@@ -54,18 +117,17 @@ class Call:
         return 65536 / (65536 - self.flags["DROP"])
 
 
-def make_call(inputs: AttentionInputs, low: Operands, seed: int) -> Call:
-    """Describe a lowered call.
+def make_call(tensors: dict[str, Tensor], given: Numbers, scale: float) -> Call:
+    """Return a call as the kernels' arguments.
 
     Args:
-        inputs: the call.
-        low: the same, lowered.
-        seed: of dropout.
+        tensors: operands and masks by name.
+        given: its numbers.
+        scale: factor of the content and of the vector products.
     """
-    tensors = low.tensors
-    outer = _outer(low, inputs.causal)
-    flags = _flags(inputs, low, outer)
-    work = _work(tensors["q"].dtype, flags)
+    q, first = tensors["q"], tensors.get("first")
+    flags = _flags(tensors, given, scale)
+    work = _work(q.dtype, flags)
     launches = {kernel: launch.launch_of(kernel, work) for kernel in launch.KERNELS}
     if flags["WIDE_Q"] or flags["WIDE_K"]:
         both = flags["WIDE_Q"] and flags["WIDE_K"]
@@ -73,29 +135,32 @@ def make_call(inputs: AttentionInputs, low: Operands, seed: int) -> Call:
             kernel: launch.wide_launch_of(kernel, work.dtype, work.dim, work.rank, both)
             for kernel in (*launch.KERNELS, "diagonals")
         }
-    padding = inputs.key_padding
-    masks = {
-        "first": low.first,
-        "documents": inputs.documents,
-        "padding": None if padding is None else padding.to(torch.uint8).contiguous(),
-    }
     numbers = {
-        "heads": tensors["q"].size(1),
-        "tgt_len": tensors["q"].size(2),
+        "heads": q.size(1),
+        "tgt_len": q.size(2),
         "src_len": tensors["k"].size(2),
-        "start": inputs.positions.query_start,
-        "low": outer.low,
-        "high": outer.high,
-        "vector_low": low.vectors.low,
-        "width": low.vectors.width,
-        "scalar_low": low.scalars.low,
-        "scalar_width": low.scalars.width,
-        "seed": seed,
-        "wide_low": low.reach.lowest,
-        "wide_width": low.reach.highest - low.reach.lowest + 1,
-        "first_b": int(low.first is not None and low.first.size(0) > 1),
+        "start": given.start,
+        "low": given.outer_low,
+        "high": given.outer_high,
+        "vector_low": given.vector_low,
+        "width": given.vector_high - given.vector_low + 1,
+        "scalar_low": given.scalar_low,
+        "scalar_width": given.scalar_high - given.scalar_low + 1,
+        # Always of 64 bits, so that one compiled kernel serves all seeds.
+        "seed": int(tensors["seed"]) if "seed" in tensors else 1 << 40,
+        "wide_low": given.lowest,
+        "wide_width": given.highest - given.lowest + 1,
+        "first_b": int(first is not None and first.size(0) > 1),
     }
-    return Call(inputs.exact, outer, low.scalars, numbers, flags, masks, launches)
+    return Call(
+        torch.promote_types(q.dtype, torch.float32),
+        Window(given.outer_low, given.outer_high),
+        Window(given.scalar_low, given.scalar_high),
+        numbers,
+        flags,
+        {name: tensors[name] for name in MASKS if name in tensors},
+        launches,
+    )
 
 
 def power(size: int) -> int:
@@ -116,45 +181,40 @@ def _outer(low: Operands, causal: bool) -> Window:
     return Window(low.reach.lowest - 2, low.reach.lowest - 1)  # all keys are right of it
 
 
-def _flags(inputs: AttentionInputs, low: Operands, outer: Window) -> dict:
-    tensors, reach = low.tensors, low.reach
+def _flags(tensors: dict[str, Tensor], given: Numbers, scale: float) -> dict:
     dim = tensors["q"].size(-1)
     rank = tensors["query_factors"].size(-1) if "query_factors" in tensors else 1
-    grads = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
-    learns = {name: name in tensors and tensors[name].requires_grad for name in _BY_SCALARS}
     return {
         "D": dim,
         "DP": power(dim),
         "RANK": rank,
         "RP": power(rank),
-        "ACC": _ACCUMULATORS.get(inputs.q.dtype, tl.float32),
-        "SCALE": float(inputs.scale),
-        "CAUSAL": inputs.causal,
-        "PADDING": inputs.key_padding is not None,
-        "WINDOW": inputs.window or 0,
-        "DOCUMENTS": inputs.documents is not None,
-        "DROP": round(inputs.dropout * 65536),
+        "ACC": _ACCUMULATORS.get(tensors["q"].dtype, tl.float32),
+        "SCALE": scale,
+        "CAUSAL": bool(given.causal),
+        "PADDING": "padding" in tensors,
+        "WINDOW": given.window,
+        "DOCUMENTS": "documents" in tensors,
+        "DROP": given.drop,
         "ADD_Q": "query_products" in tensors,
         "ADD_K": "key_products" in tensors,
         "WIDE_Q": "query_vectors" in tensors,
         "WIDE_K": "key_vectors" in tensors,
         "PRODUCT": "query_multipliers" in tensors,
         "REPLACED": "content_band" in tensors,
-        "VALUES": low.value_vectors is not None,
+        "VALUES": bool(given.values),
         "STATIC": "static" in tensors,
         "GATE": "gate" in tensors,
         "FACTORS": "query_factors" in tensors,
-        "RESET": low.reset_kinds,
-        "LEFT": low.vectors.low >= reach.lowest,
-        "RIGHT": low.vectors.high <= reach.highest,
-        "FAR_LEFT": outer.low >= reach.lowest,
-        "FAR_RIGHT": outer.high <= reach.highest,
-        "STATIC_GRAD": learns["static"],
-        "GATE_GRAD": learns["gate"],
-        # Where probabilities are peaked, a gradient is the difference of a probability's own and
-        # their mean, which the output gives: its rounding to half precision would be all of it.
-        "REST": grads and inputs.q.dtype in (torch.float16, torch.bfloat16),
-        "PRECISION": precision(),
+        "RESET": given.reset_kinds,
+        "LEFT": given.vector_low >= given.lowest,
+        "RIGHT": given.vector_high <= given.highest,
+        "FAR_LEFT": given.outer_low >= given.lowest,
+        "FAR_RIGHT": given.outer_high <= given.highest,
+        "STATIC_GRAD": bool(given.static_grad),
+        "GATE_GRAD": bool(given.gate_grad),
+        "REST": bool(given.rest),
+        "PRECISION": "tf32" if given.tf32 else "ieee",
     }
 
 
@@ -169,8 +229,3 @@ def _work(dtype: torch.dtype, flags: dict) -> launch.Work:
         scalars=flags["STATIC_GRAD"] or flags["GATE_GRAD"],
         gate=flags["GATE_GRAD"],
     )
-
-
-def precision() -> str:
-    """How fp32 products are formed: as torch's own matrix products are."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

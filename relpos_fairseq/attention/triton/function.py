@@ -1,18 +1,19 @@
-"""The kernels' forward and backward pass as one function of autograd."""
+"""The kernels' forward and backward pass over tensors, as an operation of torch calls them."""
 
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 import triton
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.once import differentiable_once
+from relpos_fairseq.attention.operation import arranged, define, named
 from relpos_fairseq.attention.triton.backward_keys import keys_kernel
 from relpos_fairseq.attention.triton.backward_rows import rows_kernel
-from relpos_fairseq.attention.triton.call import Call, make_call
+from relpos_fairseq.attention.triton.call import MASKS, Call, Numbers, describe, make_call
 from relpos_fairseq.attention.triton.delta import delta_kernel
 from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
@@ -23,73 +24,122 @@ NAMES = (  # operands with gradients, see `operands`
     "key_multipliers", "content_band", "static", "gate", "query_factors", "key_factors", "reset",
     "wide_q", "wide_k", "query_vectors", "key_vectors",
 )  # fmt: skip
+LAID_OUT = (  # whose gradients have their strides
+    "q", "k", "v", "right_q", "wide_q", "wide_k", "query_products", "key_products",
+    "query_multipliers", "key_multipliers", "content_band",
+)  # fmt: skip
+PLACES = (*NAMES, *MASKS, "seed")
 Tensors = dict[str, Tensor | None]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, D) of inputs that `refusal` does not refuse."""
     low = operands_of(inputs)
-    seed = 1 << 40
+    given = dict(low.tensors)
+    if low.first is not None:
+        given["first"] = low.first
+    if inputs.documents is not None:
+        given["documents"] = inputs.documents
+    if inputs.key_padding is not None:
+        given["padding"] = inputs.key_padding.to(torch.uint8).contiguous()
     if inputs.dropout:
-        # Always of 64 bits, so that one compiled kernel serves all seeds.
-        seed = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
-    call = make_call(inputs, low, seed)
-    out, probs = _Attention.apply(call, *(low.tensors.get(name) for name in NAMES))
-    if low.value_vectors is not None:
-        out = out + multiply(probs, low.value_vectors.transpose(-1, -2))
-    return out
+        given["seed"] = torch.randint(1 << 40, 1 << 62, (), dtype=torch.long)
+    kinds, tensors = arranged(PLACES, given)
+    outputs = 1 if low.value_vectors is None else 2
+    found = _kernels(outputs, kinds, describe(inputs, low), float(inputs.scale), tensors)
+    if low.value_vectors is None:
+        return found[0]
+    out, probs = found  # of the band, tails summed: (B, H, T, W)
+    return out + multiply(probs, low.value_vectors.transpose(-1, -2))
 
 
-class _Attention(torch.autograd.Function):
-    """Output, and where values have vectors the band's probabilities (B, H, T, W), tails summed."""
+def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+    """Return room for what `forward` returns."""
+    given = Numbers(*numbers)
+    q = _laid_out(named(PLACES, kinds, tensors))["q"]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    width = given.vector_high - given.vector_low + 1
+    found = [torch.empty_like(q)]
+    found += [q.new_empty((*q.shape[:3], width))] * given.values
+    found += [q.new_empty(q.shape[:3], dtype=exact) for _ in range(2)]
+    return [*found, torch.empty_like(q)] if given.rest else found
 
-    @staticmethod
-    def forward(ctx, call: Call, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        given = _laid_out(dict(zip(NAMES, tensors, strict=True)))
-        q = given["q"]
-        out = torch.empty_like(q)
-        top, mass = (q.new_empty(q.shape[:3], dtype=call.exact) for _ in range(2))
-        logits = probs = None
-        if call.flags["VALUES"]:
-            logits = top.new_full((*top.shape, call.numbers["width"]), -math.inf)
-        rest = torch.empty_like(out) if call.flags["REST"] else None
-        made = {"out": out, "rest": rest, "top": top, "mass": mass, "value": logits}
-        _run("forward", forward_kernel, call, given, made)
-        if logits is not None:
-            logits -= top[..., None]
-            logits -= mass[..., None] * math.log(2)
-            probs = (logits.exp_() * call.inverse).to(q.dtype)
-        ctx.call = call
-        ctx.save_for_backward(out, rest, top, mass, probs, *given.values())
-        return out, probs
 
-    @staticmethod
-    @differentiable_once("attention by kernels", "use --attention-backend reference")
-    def backward(ctx, dout: Tensor, dprobs: Tensor | None) -> tuple:
-        call = ctx.call
-        out, rest, top, mass, probs, *tensors = ctx.saved_tensors
-        given = dict(zip(NAMES, tensors, strict=True))
-        if dout.stride() != out.stride():
-            dout = torch.empty_like(out).copy_(dout)
-        made = {"out": out, "rest": rest, "dout": dout, "top": top, "mass": mass}
-        made["delta"] = torch.empty_like(top)
-        if dprobs is not None:
-            made |= {"probs": probs, "dprobs": dprobs.contiguous()}
-        _run("delta", delta_kernel, call, given, made)
-        made |= _room(call, given)
-        _run("rows", rows_kernel, call, given, made)
-        _run("keys", keys_kernel, call, given, made)
-        made |= _of_scalars(call, made)
-        if given["query_vectors"] is not None or given["key_vectors"] is not None:
-            made |= _of_vectors(call, given, made)
-        grads = [None if given[n] is None else _fitted(made.get(f"d{n}"), given[n]) for n in NAMES]
-        return None, *grads
+def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+    """Return the output, probabilities where values have vectors, and what gradients need."""
+    tensors = named(PLACES, kinds, tensors)
+    call, given = make_call(tensors, Numbers(*numbers), scale), _laid_out(tensors)
+    q = given["q"]
+    out = torch.empty_like(q)
+    top, mass = (q.new_empty(q.shape[:3], dtype=call.exact) for _ in range(2))
+    logits, probs = None, []
+    if call.flags["VALUES"]:
+        logits = top.new_full((*top.shape, call.numbers["width"]), -math.inf)
+    rest = [torch.empty_like(out)] if call.flags["REST"] else []
+    made = {"out": out, "rest": rest[0] if rest else None, "top": top, "mass": mass}
+    _run("forward", forward_kernel, call, given, made | {"value": logits})
+    if logits is not None:
+        logits -= top[..., None]
+        logits -= mass[..., None] * math.log(2)
+        probs = [(logits.exp_() * call.inverse).to(q.dtype)]
+    return [out, *probs, top, mass, *rest]
+
+
+def backward(
+    grads: list[Tensor],
+    results: list[Tensor],
+    tensors: list[Tensor],
+    kinds: int,
+    numbers: list[int],
+    scale: float,
+    wanted: int,
+) -> list[Tensor]:
+    """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
+    tensors = named(PLACES, kinds, tensors)
+    call, given = make_call(tensors, Numbers(*numbers), scale), _laid_out(tensors)
+    dout, *dprobs = grads
+    out, *probs = results[: len(grads)]
+    top, mass, *rest = results[len(grads) :]
+    if dout.stride() != out.stride():
+        dout = torch.empty_like(out).copy_(dout)
+    made = {"out": out, "rest": rest[0] if rest else None, "dout": dout, "top": top, "mass": mass}
+    made["delta"] = torch.empty_like(top)
+    if dprobs:
+        made |= {"probs": probs[0], "dprobs": dprobs[0].contiguous()}
+    _run("delta", delta_kernel, call, given, made)
+    made |= _room(call, given)
+    _run("rows", rows_kernel, call, given, made)
+    _run("keys", keys_kernel, call, given, made)
+    made |= _of_scalars(call, made)
+    if given["query_vectors"] is not None or given["key_vectors"] is not None:
+        made |= _of_vectors(call, given, made)
+    names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
+    return [_fitted(made[f"d{name}"], name, given[name]) for name in names]
+
+
+def gradients(
+    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int
+) -> list[Tensor]:
+    """Return room for what `backward` returns."""
+    tensors = named(PLACES, kinds, tensors)
+    given = _laid_out(tensors)
+    names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
+    return [_like(name, given[name]) for name in names]
+
+
+_kernels = define(
+    "attend_fused",
+    sys.modules[__name__],
+    ["CUDA", "CPU"],  # which interprets them
+    ("attention by kernels", "use --attention-backend reference"),
+)
 
 
 def _laid_out(given: Tensors) -> Tensors:
     """Tensors whose gradients can have their strides; alike where a kernel takes them so."""
     laid = {}
-    for name, tensor in given.items():
+    for name in NAMES:
+        tensor = given.get(name)
         if tensor is not None:
             shared = name in (
                 "query_factors",
@@ -110,7 +160,7 @@ def _laid_out(given: Tensors) -> Tensors:
         ("key_products", "key_multipliers"),
     ):
         there = [name for name in names if laid[name] is not None]
-        if len({laid[name].stride() for name in there}) > 1:
+        if any(laid[name].stride() != laid[there[0]].stride() for name in there):
             laid |= {name: laid[name].contiguous() for name in there}
     return laid
 
@@ -187,9 +237,14 @@ def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
     return found
 
 
-def _fitted(grad: Tensor | None, like: Tensor) -> Tensor | None:
-    """A gradient summed over what was broadcast, in the tensor's type."""
-    return None if grad is None else grad.sum_to_size(like.shape).to(like.dtype)
+def _fitted(grad: Tensor, name: str, like: Tensor) -> Tensor:
+    """A gradient summed over what was broadcast, in the tensor's type, laid out as `_like`."""
+    grad = grad.sum_to_size(like.shape).to(like.dtype)
+    return grad if name in LAID_OUT else grad.contiguous()
+
+
+def _like(name: str, tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor) if name in LAID_OUT else tensor.new_empty(tensor.shape)
 
 
 def _run(

@@ -11,12 +11,14 @@ bits every time.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from relpos_fairseq.attention.once import differentiable_once
+from relpos_fairseq.attention.operation import define
 
 ROWS = 64  # of a tile of up to 64 channels
 COLUMNS = 16  # of the band that are stored at once
@@ -106,34 +108,59 @@ def table_kernel(
     tl.store(out, tl.sum(total, 0), mask=c < depth)
 
 
-class _TrilinearBand(torch.autograd.Function):
-    """The band and its three gradients."""
+def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+    """Return room for the band."""
+    q, _, w = tensors
+    return [q.new_empty(*q.shape[:3], w.size(1), dtype=_sums(q))]
 
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
-        q, k, w = q.contiguous(), k.contiguous(), w.contiguous()
-        ctx.save_for_backward(q, k, w)
-        ctx.shift = first - (q.size(2) - 1)
-        batch, heads, rows, depth = q.shape
-        x = q.new_empty(batch, heads, rows, w.size(1), dtype=_sums(q))
-        constants = _constants(q)
-        grid = (batch * heads, triton.cdiv(rows, constants["ROWS"]))
-        band_kernel[grid](
-            q, k, w, x, rows, k.size(2), w.size(1), depth, ctx.shift, w.size(0),
-            COLUMNS=COLUMNS, **constants,
-        )  # fmt: skip
-        return x
 
-    @staticmethod
-    @differentiable_once("a trilinear band in Triton", "use --attention-backend reference")
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, w = ctx.saved_tensors
-        grad = grad.contiguous()
-        wanted = ctx.needs_input_grad
-        dq = _of_side(grad, k, w, ctx.shift, q, of_keys=False) if wanted[0] else None
-        dk = _of_side(grad, q, w, ctx.shift, k, of_keys=True) if wanted[1] else None
-        dw = _of_table(grad, q, k, ctx.shift, w) if wanted[2] else None
-        return dq, dk, dw, None
+def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+    """Return the band of q, k, w; the one number is the key slot that row 0 and column 0 meet."""
+    q, k, w = (tensor.contiguous() for tensor in tensors)
+    (x,) = results([q, k, w], kinds, numbers, scale)
+    batch, heads, rows, depth = q.shape
+    constants = _constants(q)
+    grid = (batch * heads, triton.cdiv(rows, constants["ROWS"]))
+    band_kernel[grid](
+        q, k, w, x, rows, k.size(2), w.size(1), depth, numbers[0], w.size(0),
+        COLUMNS=COLUMNS, **constants,
+    )  # fmt: skip
+    return [x]
+
+
+def backward(
+    grads: list[Tensor],
+    results: list[Tensor],
+    tensors: list[Tensor],
+    kinds: int,
+    numbers: list[int],
+    scale: float,
+    wanted: int,
+) -> list[Tensor]:
+    """Return the gradients of those of q, k, w whose bits `wanted` has."""
+    q, k, w = (tensor.contiguous() for tensor in tensors)
+    grad, shift = grads[0].contiguous(), numbers[0]
+    parts = (
+        lambda: _of_side(grad, k, w, shift, q, of_keys=False),
+        lambda: _of_side(grad, q, w, shift, k, of_keys=True),
+        lambda: _of_table(grad, q, k, shift, w),
+    )
+    return [part() for number, part in enumerate(parts) if wanted >> number & 1]
+
+
+def gradients(
+    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int
+) -> list[Tensor]:
+    """Return room for what `backward` returns."""
+    return [x.new_empty(x.shape) for number, x in enumerate(tensors) if wanted >> number & 1]
+
+
+_band = define(
+    "trilinear_band",
+    sys.modules[__name__],
+    ["CUDA", "CPU"],  # which interprets it
+    ("a trilinear band in Triton", "use --attention-backend reference"),
+)
 
 
 def _of_side(
@@ -200,4 +227,4 @@ def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
         raise ValueError(
             f"w must be (1 or {q.size(1)} heads, M, {q.size(-1)}), got {tuple(w.shape)}"
         )
-    return _TrilinearBand.apply(q, k, w, first)
+    return _band(1, 0b111, (first - (q.size(2) - 1),), 1.0, [q, k, w])[0]
