@@ -8,7 +8,7 @@
 #ifndef RELPOS_TRILINEAR_H
 #define RELPOS_TRILINEAR_H
 
-#include "head.h"
+#include "begin.h"
 
 /* The keys 0..left_end of the chunk hold all of the block's cells in the left tail, those from right_begin
  * on all in the right one. */
