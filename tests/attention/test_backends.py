@@ -184,15 +184,15 @@ def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("scheme", "how", "short"),
     [
-        ("shaw", {}, 24),
-        ("shaw", {"causal": True}, 24),
+        ("shaw", {}, 8),
+        ("shaw", {"causal": True}, 8),
         ("m2", {}, 128),
         ("m2", {"causal": True}, 64),
         ("m2", {"dropout": 0.1}, 64),
         ("tupe", {}, 256),
         ("fox", {"causal": True}, 96),
         ("none", {}, 128),
-        ("none", {"dropout": 0.1}, 64),
+        ("none", {"dropout": 0.1}, 48),
     ],
 )
 def test_auto_knows_a_few_tokens_by_their_number(
