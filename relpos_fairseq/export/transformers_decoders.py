@@ -28,16 +28,19 @@ from relpos_fairseq.export.transformers_generation import (
     RelPosForCausalLM,
     RelPosForSeq2SeqLM,
 )
+from relpos_fairseq.export.transformers_memory import RelPosWithMemoryForCausalLM
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.beside import copy_text, text_folder
 from relpos_fairseq.inference.card import write_export_card
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.pictures.model import load
 
 CLASSES = {
     RelPosTransformerModel: RelPosForSeq2SeqLM,
     RelPosTransformerLanguageModel: RelPosForCausalLM,
+    RelPosTransformerXLModel: RelPosWithMemoryForCausalLM,
 }
 
 
@@ -66,8 +69,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
         raise ExportError(
-            f"{checkpoint} holds a {type(model).__name__}, which keeps memory: use relpos sample, "
-            f"or relpos export onnx"
+            f"{checkpoint} holds a {type(model).__name__}: give a translation or language model"
         )
     if getattr(getattr(model, "encoder", None), "skips_end", False):
         raise ExportError(
@@ -93,7 +95,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
         tensors = {f"model.{n}": v.contiguous() for n, v in model.state_dict().items()
                    if n not in shared}  # fmt: skip
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        auto = next(name for name, one in GENERATING.items() if one is kind)
+        auto = GENERATING[kind]
         write_config(folder, config, {"AutoConfig": kind.config_class, auto: kind})
         search_of(model).save_pretrained(folder)
         differences = {"logits": difference(model, kind, folder)}
@@ -145,6 +147,10 @@ def difference(model: nn.Module, kind: type, folder: Path) -> float:
     loaded, ours = kind.from_pretrained(folder).eval(), model.float().eval()
     draw = torch.Generator().manual_seed(1)
     length = min(11, ours.decoder.positions.plan.longest or 11)
+    segment = length
+    if kind is RelPosWithMemoryForCausalLM:
+        segment = int(loaded.config.values["tokens_per_sample"])
+        length = segment + 5
     tokens = torch.randint(4, len(ours.decoder.dictionary), (3, length), generator=draw)
     tokens[:, 0] = EOS
     source, given = None, {"input_ids": tokens}
@@ -154,7 +160,12 @@ def difference(model: nn.Module, kind: type, folder: Path) -> float:
         source = ours.encoder(words)
         given = {"input_ids": words, "attention_mask": (words != PAD).long(),
                  "decoder_input_ids": tokens}  # fmt: skip
-    expected = scores_of(ours.decoder, ours.decoder(tokens, source)[0])
+    expected, after = [], {}
+    for part in tokens.split(segment, dim=1):
+        output, extra = ours.decoder(part, source, **after)
+        expected.append(scores_of(ours.decoder, output))
+        after = {"memory": extra["memory"]} if "memory" in extra else {}
+    expected = torch.cat(expected, dim=1)
     whole: Tensor = loaded(**given).logits
     last: Tensor = loaded(**given, use_cache=True).logits[:, -1]
     largest = max(

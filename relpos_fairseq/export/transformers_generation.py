@@ -251,14 +251,17 @@ class RelPosForCausalLM(_Generating):
         }
 
 
-GENERATING = {
-    "AutoModelForSeq2SeqLM": RelPosForSeq2SeqLM,
-    "AutoModelForCausalLM": RelPosForCausalLM,
-}
-for _name, _model in GENERATING.items():
-    _config = _model.config_class
-    transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
-    getattr(transformers, _name).register(_config, _model, exist_ok=True)
-    transformers.AutoTokenizer.register(
-        _config, slow_tokenizer_class=RelPosTokenizer, exist_ok=True
-    )
+GENERATING: dict[type, str] = {}  # the Auto class of each model
+
+
+def register(model: type, auto: str) -> None:
+    """Make transformers' Auto classes know a model's folders."""
+    GENERATING[model] = auto
+    config = model.config_class
+    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    getattr(transformers, auto).register(config, model, exist_ok=True)
+    transformers.AutoTokenizer.register(config, slow_tokenizer_class=RelPosTokenizer, exist_ok=True)
+
+
+register(RelPosForSeq2SeqLM, "AutoModelForSeq2SeqLM")
+register(RelPosForCausalLM, "AutoModelForCausalLM")

@@ -14,7 +14,7 @@ from helpers.commands import relpos, train, write_corpus
 from helpers.exported import fairseqs
 from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
-from relpos_fairseq.conversion.translation.generating import Generating, build
+from relpos_fairseq.conversion.translation.generating import KINDS, Generating, build
 from relpos_fairseq.export import transformers_decoders as decoders
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.transformers_generation import (
@@ -23,7 +23,12 @@ from relpos_fairseq.export.transformers_generation import (
     RelPosLanguageConfig,
     RelPosTranslationConfig,
 )
+from relpos_fairseq.export.transformers_memory import (
+    RelPosMemoryConfig,
+    RelPosWithMemoryForCausalLM,
+)
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
+from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.pictures.model import load
@@ -210,7 +215,7 @@ def test_a_checkpoint_becomes_a_folder(trained, tmp_path):
     assert "decoder: position scheme" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
-@pytest.mark.parametrize("kind", ["translation", "language_modeling"])
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_way_back(kind, trained, tmp_path):
     """What transformers saved again is a checkpoint of the same model, with its text."""
@@ -221,6 +226,7 @@ def test_the_way_back(kind, trained, tmp_path):
         values = {"position_scheme": "shaw", "share_decoder_input_output_embed": True}
         values |= {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2}
         values |= {"decoder_attention_heads": 2, "tokens_per_sample": 20}
+        values |= {"mem_len": 8} if kind.startswith("segment") else {}
         model = randomized(build(kind, values, (24, 24))).float()
         task = {"_name": kind, "tokens_per_sample": 20}
         made = Generating(kind, values, (24, 24), model.state_dict(), task)
@@ -248,10 +254,37 @@ def test_the_way_back(kind, trained, tmp_path):
     assert len(task.target_dictionary) == len(loaded.decoder.dictionary)
 
 
-def test_memory_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(decoders, "load", lambda *unused: (small_xl(position_scheme="m4"), None))
+def test_other_models_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(decoders, "load", lambda *unused: (torch.nn.Linear(1, 1), None))
     given = {"load_checkpoint_to_cpu": lambda path: {"cfg": None}}
     monkeypatch.setattr(decoders, "checkpoint_utils", SimpleNamespace(**given))
-    with pytest.raises(ExportError, match="RelPosTransformerXLModel, which keeps memory"):
+    with pytest.raises(ExportError, match="a Linear: give a translation or language model"):
         decoders.export(tmp_path / "xl.pt", tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["m4", "transformer_xl", "rope"])
+@torch.no_grad()
+def test_memory_is_the_cache(scheme):
+    """Tokens beyond a segment see what it left, in greedy and in beam search."""
+    values = {"mem_len": 6, "tokens_per_sample": 4, "position_scheme": scheme}
+    model = randomized(small_xl(**values))
+    config = lm_config(RelPosTransformerXLConfig, **values)
+    words = len(model.decoder.dictionary)
+    twin = loaded(RelPosWithMemoryForCausalLM(RelPosMemoryConfig(values_of(config), words)), model)
+    prompt = torch.randint(4, words, (3, 6), generator=torch.Generator().manual_seed(6))
+    prompt[1, :3] = 1
+    given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 9, "eos_token_id": None,
+             "do_sample": False, "suppress_tokens": [1]}  # fmt: skip
+    found = {beam: twin.generate(prompt, num_beams=beam, **given) for beam in (1, 3)}
+    whole = twin(found[1]).logits
+    memory, rows = None, []
+    for part in found[1].split(4, dim=1):
+        output, extra = model.decoder(part, memory=memory)
+        memory = extra["memory"]
+        rows.append(output)
+    torch.testing.assert_close(whole, torch.cat(rows, dim=1), rtol=0, atol=1e-10)
+    whole[..., 1] = -torch.inf
+    assert torch.equal(whole[:, 5:-1].argmax(-1), found[1][:, 6:])
+    without = twin.generate(prompt, num_beams=3, use_cache=False, **given)
+    assert torch.equal(without, found[3])

@@ -10,7 +10,11 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.translation.generating import Generating, build, shared_names
 
 # model_type to the kind of model.
-KINDS = {"relpos_translation": "translation", "relpos_language_model": "language_modeling"}
+KINDS = {
+    "relpos_translation": "translation",
+    "relpos_language_model": "language_modeling",
+    "relpos_memory_language_model": "segment_language_modeling",
+}
 PREFIX = "model."
 TEXT = "text"
 

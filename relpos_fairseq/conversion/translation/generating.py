@@ -25,9 +25,12 @@ from relpos_fairseq.conversion.writer import (
 )
 from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
+from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.placement import decode_text
+from relpos_fairseq.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 
 IDENTITY = ".positions.scheme_version"
 # By kind: the model, its name and config, the task's config and name, and the criterion.
@@ -40,6 +43,10 @@ KINDS = {
         RelPosTransformerLanguageModel, "relpos_transformer_lm", RelPosTransformerLMConfig,
         LanguageModelingConfig, "cross_entropy",
     ),
+    "segment_language_modeling": (
+        RelPosTransformerXLModel, "relpos_transformer_xl", RelPosTransformerXLConfig,
+        SegmentLanguageModelingConfig, "cross_entropy",
+    ),
 }  # fmt: skip
 
 
@@ -48,7 +55,7 @@ class Generating:
     """A translation or language model of ours.
 
     Args:
-        kind: `translation` or `language_modeling`.
+        kind: of KINDS, which is also the name of its task.
         values: of our config; what is not named is its default.
         rows: of the embeddings of input and output.
         state: tensors.
@@ -109,8 +116,8 @@ def build(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module
         setattr(config, name, value)
     target = Rows(rows[1])
     source = target if rows[0] == rows[1] else Rows(rows[0])
-    return model.build_model(config, SimpleNamespace(source_dictionary=source,
-                                                     target_dictionary=target))  # fmt: skip
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target, carries_memory=True)
+    return model.build_model(config, task)
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:

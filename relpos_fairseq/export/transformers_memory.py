@@ -1,0 +1,87 @@
+"""Language models with memory in transformers: memory is part of generate()'s cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.conversion.translation.generating import build
+from relpos_fairseq.export.graphs import scores_of
+from relpos_fairseq.export.transformers_generation import (
+    DecodingCache,
+    RelPosForCausalLM,
+    RelPosLanguageConfig,
+    register,
+)
+from relpos_fairseq.modules.memory import Memory
+
+
+class RelPosMemoryConfig(RelPosLanguageConfig):
+    """As RelPosConfig."""
+
+    model_type = "relpos_memory_language_model"
+
+
+@dataclass
+class MemoryCache(DecodingCache):
+    """What a decoder with memory keeps: the memory before a segment, and the segment's tokens.
+
+    Args:
+        memory: what earlier segments left; None: nothing.
+        start: tokens before the segment.
+    """
+
+    memory: Memory | None = None
+    start: int = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select rows."""
+        super().reorder_cache(beam_idx)
+        if self.memory is not None:
+            self.memory = self.memory.reorder(beam_idx)
+
+    def advance(self, tokens: Tensor) -> None:
+        """Leave the segment, which is read once more, to memory."""
+        segment = tokens[:, self.start : self.length]
+        self.memory = self.decoder(segment, memory=self.memory)[1]["memory"]
+        self.start, self.state = self.length, {}
+
+
+class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
+    """A language model with memory: segments of the trained length, each after those before."""
+
+    config_class = RelPosMemoryConfig
+
+    @staticmethod
+    def build(config: RelPosMemoryConfig) -> nn.Module:
+        """Our model."""
+        return build("segment_language_modeling", config.values, (config.vocab_size,) * 2)
+
+    def decode(
+        self, tokens: Tensor, source: None, cache: MemoryCache | None, use_cache: bool
+    ) -> tuple[Tensor, MemoryCache | None]:
+        """Scores after all tokens (B, T, V), or after the newest alone where a cache is kept."""
+        decoder, segment = self.model.decoder, int(self.config.values["tokens_per_sample"])
+        if not use_cache:
+            memory, outputs = None, []
+            for part in tokens.split(segment, dim=1):
+                output, extra = decoder(part, memory=memory)
+                memory = extra["memory"]
+                outputs.append(output)
+            return scores_of(decoder, torch.cat(outputs, dim=1)), None
+        cache = cache or MemoryCache(decoder)
+        while cache.length < tokens.size(1):
+            if cache.length == cache.start + segment:
+                cache.advance(tokens)
+            cache.length = min(cache.start + segment, tokens.size(1))
+            output = decoder(
+                tokens[:, cache.start : cache.length],
+                incremental_state=cache.state,
+                memory=cache.memory,
+            )[0]
+        return scores_of(decoder, output), cache
+
+
+register(RelPosWithMemoryForCausalLM, "AutoModelForCausalLM")
