@@ -8,6 +8,7 @@ import base64
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -24,12 +25,14 @@ class Metric:
         value: (..., K) sums of statistics -> (...) scores.
         higher: whether more is better.
         digits: decimals that a table prints.
+        limits: the least and the largest value that it can have.
     """
 
     name: str
     value: Callable[[np.ndarray], np.ndarray]
     higher: bool = True
     digits: int = 1
+    limits: tuple[float, float] = (0.0, 100.0)
 
 
 def share(sums: np.ndarray) -> np.ndarray:
@@ -99,11 +102,11 @@ METRICS = {
         Metric("accuracy", share),
         Metric("BLEU", bleu),
         Metric("chrF", chrf),
-        Metric("perplexity", perplexity, higher=False, digits=3),
+        Metric("perplexity", perplexity, higher=False, digits=3, limits=(1.0, inf)),
         Metric("F1", f1),
-        Metric("Matthews", matthews),
-        Metric("Pearson", correlation),
-        Metric("Spearman", correlation),  # of ranks in the whole set
+        Metric("Matthews", matthews, limits=(-100.0, 100.0)),
+        Metric("Pearson", correlation, limits=(-100.0, 100.0)),
+        Metric("Spearman", correlation, limits=(-100.0, 100.0)),  # of ranks in the whole set
     )
 }
 

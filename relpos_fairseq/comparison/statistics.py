@@ -11,6 +11,8 @@ of all that two schemes share.  The test set is common to all seeds.
 - Within one seed: paired bootstrap over examples (Koehn 2004), another question.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import sqrt
 
@@ -33,6 +35,10 @@ class Estimate:
     mean: float
     low: float
     high: float
+
+    def within(self, least: float, most: float) -> Estimate:
+        """Return it without what no score can be: a bootstrap's interval knows no limits."""
+        return Estimate(self.mean, max(self.low, least), min(self.high, most))
 
 
 def draws_of(metric: Metric, statistics: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -124,6 +124,15 @@ def test_by_simulation(of_seeds):
     assert found / rounds > (0.1 if of_seeds > 0.1 else 0.5)
 
 
+def test_intervals_end_where_scores_do():
+    exact, perplexity = scores.METRICS["exact match"], scores.METRICS["perplexity"]
+    whole = np.array([100.0, 100.0, 40.0])
+    wide = statistics.interval(whole, np.repeat(whole[:, None], 50, 1), np.random.default_rng(0))
+    assert wide.high > 100 and wide.low < 0
+    assert wide.within(*exact.limits) == statistics.Estimate(80.0, 0.0, 100.0)
+    assert wide.within(*perplexity.limits) == statistics.Estimate(80.0, 1.0, wide.high)
+
+
 def test_what_could_be_found_is_found_so_often():
     """A true difference as large as `detectable` says is found with a power of about 80 %."""
     generator = np.random.default_rng(3)

@@ -209,10 +209,12 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
             weights = statistics.resample(examples.shape[1], statistics.DRAWS, generator)
         whole = metric.value(examples.sum(1))
         drawn = statistics.draws_of(metric, examples, weights)
-        rows[scheme] = Row(list(runs), whole, drawn, statistics.interval(whole, drawn, generator))
+        estimate = statistics.interval(whole, drawn, generator).within(*metric.limits)
+        rows[scheme] = Row(list(runs), whole, drawn, estimate)
     table = Table(name, metric, weights.shape[1], rows)
     pairs = [(one, other) for one, other in spec.pairs if one in rows and other in rows]
-    found = [difference(one, other, rows, len(pairs), generator) for one, other in pairs]
+    span = metric.limits[1] - metric.limits[0]
+    found = [difference(one, other, rows, len(pairs), span, generator) for one, other in pairs]
     found = [one for one in found if one is not None]
     corrected = statistics.holm([one.p for one in found])
     table.differences = [replace(one, holm=p) for one, p in zip(found, corrected, strict=True)]
@@ -220,9 +222,23 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
 
 
 def difference(
-    scheme: str, other: str, rows: dict[str, Row], comparisons: int, generator: np.random.Generator
+    scheme: str,
+    other: str,
+    rows: dict[str, Row],
+    comparisons: int,
+    span: float,
+    generator: np.random.Generator,
 ) -> Difference | None:
-    """Compare two schemes on the seeds that both have; None where there are none."""
+    """Compare two schemes on the seeds that both have; None where there are none.
+
+    Args:
+        scheme: the one.
+        other: the other.
+        rows: of the table, by scheme.
+        comparisons: of the table.
+        span: the largest difference that there can be.
+        generator: draws the seeds.
+    """
     first, second = rows[scheme], rows[other]
     common = [seed for seed in first.seeds if seed in second.seeds]
     if not common:
@@ -235,7 +251,7 @@ def difference(
         scheme,
         other,
         len(common),
-        statistics.interval(whole, drawn, generator),
+        statistics.interval(whole, drawn, generator).within(-span, span),
         p,
         p,
         statistics.detectable(whole, comparisons),
