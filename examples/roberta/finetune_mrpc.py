@@ -67,7 +67,6 @@ def main() -> None:
             learning_rate=args.lr,
             per_device_train_batch_size=args.batch,
             per_device_eval_batch_size=args.batch,
-            warmup_ratio=0.1,
             weight_decay=0.01,
             eval_strategy="epoch",
             save_strategy="epoch",
