@@ -15,7 +15,9 @@ from torch import Tensor
 from helpers import ROOT
 from helpers.attention_calls import Call, Interrupt, in_a_thread, same
 from helpers.native_shapes import EXACT, Shape, make_inputs, results
-from relpos_fairseq.attention import attend, native
+from relpos_fairseq.attention import AttentionInputs, attend, native
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
@@ -224,3 +226,19 @@ def test_a_batch_without_rows() -> None:
     assert out.shape == parts["q"].shape
     for grad in torch.autograd.grad(out.sum(), factors):
         torch.testing.assert_close(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.parametrize("name", ["m4", "m4m"])
+def test_one_table_of_queries_and_keys(name: str) -> None:
+    """The compiled kernel adds what both sides give to its gradient."""
+    table = torch.randn(1, 9, 8).double().requires_grad_()
+    term = PositionTerms(
+        Clipped(4, 4), query_vectors=table, key_vectors=table, product=name == "m4m"
+    )
+    q, k, v = (torch.randn(2, 3, 30, 8).double() for _ in range(3))
+    inputs = AttentionInputs(q, k, v, (term,), Positions(30, 30), 0.5)
+    found = (
+        torch.autograd.grad(attend(inputs, backend)[0].square().sum(), table)[0]
+        for backend in ("native", "reference")
+    )
+    torch.testing.assert_close(*found, **EXACT)
