@@ -80,7 +80,7 @@ HYBRIDS = {
     "sinusoidal+m3+transformer_xl+alibi+cope": {},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {"position_scale": "2"},
     "sentence+tupe_a+abs_scalar+tupe_released": {"position_scale": "3"},
-    "deberta_released+pope": {"position_scale": "3"},
+    "deberta_released+pope+transformer_xl_learned": {"position_scale": "3"},
 }
 OPTIONS = [
     ("roberta", "learned+m4+t5", {"segment_encoding": "head", "position_reset_cls": "on"}),
