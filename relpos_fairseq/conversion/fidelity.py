@@ -85,8 +85,9 @@ class Fidelity:
 
     @property
     def relative(self) -> float:
-        """The largest difference beside the output's own size."""
-        return max(value / max(self.magnitude[name], 1e-12) for name, value in self.largest.items())
+        """The largest difference beside the output's own size; NaN where one is."""
+        each = [value / max(self.magnitude[name], 1e-12) for name, value in self.largest.items()]
+        return float(torch.tensor(each).max())
 
 
 def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:

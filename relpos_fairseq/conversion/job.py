@@ -139,7 +139,7 @@ def measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say)
     measured = compare(before, after, probe)
     for line in measured.lines():
         say(line)
-    if done.report.exact and measured.relative > EXACT:
+    if done.report.exact and not measured.relative <= EXACT:  # NaN is none
         raise ConversionError(
             f"the conversion should be exact, and differs by {measured.relative:.3g} of the "
             f"source's values: nothing is written; please report this"

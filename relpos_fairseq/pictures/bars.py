@@ -9,6 +9,7 @@ import numpy as np
 
 from relpos_fairseq.pictures.drawing import Panel, Picture, write
 from relpos_fairseq.pictures.model import PlotError
+from relpos_fairseq.preparation.glue.tasks import TASKS
 
 Scores = dict[str, dict[str, float]]  # data set to model to score
 
@@ -53,7 +54,7 @@ def draw_bars(files: list[Path], sets: list[str], out: Path) -> None:
 
 
 def read(path: Path) -> Scores:
-    """Return a table's scores: of GLUE's tasks the first metric, of questions F1.
+    """Return a table's scores: of GLUE's tasks the deciding metric, of questions F1.
 
     Raises:
         PlotError: it is none.
@@ -63,12 +64,13 @@ def read(path: Path) -> Scores:
         found: Scores = {}
         for row, values in known.items():
             model, _, task = row.rpartition("/")
-            each = {task: next(iter(values["values"].values()))} if "values" in values else values
+            glue = "values" in values
+            each = {task: values["values"][TASKS[task].metrics[0]]} if glue else values
             for name, value in each.items():
                 if value is not None:
                     number = float(value[0] if isinstance(value, list) else value)
-                    found.setdefault(name, {})[model if "values" in values else row] = number
-    except (OSError, ValueError, TypeError, AttributeError, IndexError, StopIteration):
+                    found.setdefault(name, {})[model if glue else row] = number
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
         raise PlotError(
             f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/xtreme.json"
         ) from None

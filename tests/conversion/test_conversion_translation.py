@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import isnan, nan
 
 import pytest
 import sentencepiece
@@ -12,6 +14,7 @@ import transformers
 from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.opennmt import SPECIAL, OpenNMT
+from relpos_fairseq.conversion.fidelity import Fidelity
 from relpos_fairseq.inference.text import PieceText
 from relpos_fairseq.pictures.model import load
 
@@ -193,6 +196,22 @@ def test_opennmt_translates(tmp_path, convert, capsys):
         assert found == [target[n] for n in model.greedy(numbers, 6)[0]]
 
 
+def test_one_language_on_both_sides_has_two_dictionaries(tmp_path, convert):
+    model = opennmt()
+    model.opt.src_lang = model.opt.tgt_lang = "en"
+    model.save(tmp_path / "step_5.pt")
+    assert convert(tmp_path / "step_5.pt", "--to", "same", "--out", tmp_path / "out")[0] == 0
+    made = [(tmp_path / "out" / f"dict.{side}.txt").read_text() for side in ("src", "tgt")]
+    assert "x 1" not in made[0] and "x 1" in made[1]
+
+
+def test_nan_is_not_exact():
+    sizes = {"logits": 1.0, "features": 1.0}
+    first = Fidelity({"logits": nan, "features": 0.0}, sizes, None, None, 3)
+    last = replace(first, largest={"features": 0.0, "logits": nan})
+    assert isnan(first.relative) and isnan(last.relative)
+
+
 def test_what_is_no_transformer_of_ours_is_refused(tmp_path, convert):
     out = ("--out", tmp_path / "out")
     for values, told in (
@@ -210,6 +229,7 @@ def test_what_is_no_transformer_of_ours_is_refused(tmp_path, convert):
     assert "positions -1 of OpenNMT-py is not converted" in convert(path, "--to", "same", *out)[1]
     opennmt().save(path)
     assert "with --to same alone" in convert(path, "--to", "m4", *out)[1]
+    assert "needs 4 at least" in convert(path, "--to", "same", "--positions", "3", *out)[1]
     assert "--fill says nothing here" in convert(path, "--to", "same", "--fill", "tile", *out)[1]
     checkpoint = torch.load(path, weights_only=False)
     checkpoint["vocab"] = {"src": {"fields": 1}, "tgt": {}}

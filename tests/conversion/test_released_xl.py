@@ -9,7 +9,9 @@ import torch
 
 from helpers import released_xl
 from helpers.commands import load, relpos
+from relpos_fairseq.conversion.released_xl import job
 from relpos_fairseq.conversion.released_xl.inert import Inert, read_inert
+from relpos_fairseq.conversion.released_xl.model import is_released
 
 SYMBOLS = ["<eos>", "the", "of", "<unk>", *(f"w{number}" for number in range(16))]
 CASES = [
@@ -101,6 +103,25 @@ def test_what_is_not_converted_is_said(tmp_path, capsys, options, said):
     assert said in capsys.readouterr().err
 
 
+def test_nan_is_not_exact(tmp_path, monkeypatch, capsys):
+    released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
+    released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt")
+    monkeypatch.setattr(
+        job, "log_probs", lambda _, parts: [torch.full((*p.shape, 20), torch.nan) for p in parts]
+    )
+    assert converted(tmp_path, tmp_path / "out") == 2
+    assert "should be exact, and differs by nan" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_makes_no_released_model(tmp_path):
+    """One of the names may stand in the options of any checkpoint."""
+    torch.save({"cfg": {"encoder_embed_path": "word_embeddings.vec"}}, tmp_path / "model.pt")
+    assert not is_released(tmp_path / "model.pt")
+    released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
+    assert is_released(tmp_path / "model.pt")
+
+
 def test_other_errors_are_one_line(tmp_path, capsys):
     released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
     (tmp_path / "vocab.txt").write_text("one\ntwo\n")
@@ -114,6 +135,7 @@ def test_other_errors_are_one_line(tmp_path, capsys):
     (tmp_path / "vocab.txt").write_text("the\n" * len(SYMBOLS))
     assert converted(tmp_path, tmp_path / "out") == 2
     assert "'the' cannot be a word" in capsys.readouterr().err
-    torch.save({"word_emb": torch.zeros(1)}, tmp_path / "model.pt")
+    names = ("word_emb.emb_layers", "dec_attn")
+    torch.save(dict.fromkeys(names, torch.zeros(1)), tmp_path / "model.pt")
     assert converted(tmp_path, tmp_path / "out") == 2
     assert "is no whole released Transformer-XL" in capsys.readouterr().err

@@ -510,9 +510,13 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
 def test_bars_of_scores(tmp_path, capsys):
     """004's Figure 1 of what both commands of fine-tuning write; a model may lack a data set."""
     glue = {
-        "mine/MNLI": {"values": {"accuracy": 81.5, "valid1_accuracy": 82.0}, "runs": 5},
+        "mine/MNLI": {
+            "values": {"accuracy": 81.5, "updates": 9, "valid1_accuracy": 82.0},
+            "runs": 5,
+        },
         "shaw/MNLI": {"values": {"accuracy": 83.0}},
         "shaw/RTE": {"values": {"accuracy": 60.0}},
+        "shaw/MRPC": {"values": {"accuracy": 84.0, "f1": 88.0, "loss": 0.4}},
     }
     xtreme = {"mine": {"XNLI": 67.0, "XQuAD": [66.0, 49.9], "MLQA": None}}
     paths = [tmp_path / "chen.json", tmp_path / "xtreme.json"]
@@ -532,8 +536,10 @@ def test_bars_of_scores(tmp_path, capsys):
     assert relpos(*given) == 0
     assert "left out: QNLI" in capsys.readouterr().out
     assert "XQuAD,mine,66" in (tmp_path / "two" / "scores.csv").read_text()
+    assert relpos(*given[:-1], "MRPC") == 0
+    assert "MRPC,shaw,88" in (tmp_path / "two" / "scores.csv").read_text()
     assert relpos(*given[:-1], "QNLI") == 2
-    assert "--on QNLI: the tables have MNLI, RTE, XNLI, XQuAD" in capsys.readouterr().err
+    assert "--on QNLI: the tables have MNLI, MRPC, RTE, XNLI, XQuAD" in capsys.readouterr().err
     for content in ("[]", "{}{", '{"a": 3}'):
         paths[0].write_text(content)
         assert relpos("plot", "--scores", paths[0], "--out", tmp_path / "three") == 2

@@ -84,6 +84,10 @@ class Options:
         for path in filter(None, (self.xnli, self.squad, *self.evaluated.values())):
             if not path.is_dir():
                 raise PreparationError(f"there is no folder {path}")
+        if self.xnli and self.xnli.resolve().name != "XNLI":
+            raise PreparationError(
+                f"--xnli {self.xnli}: give the folder XNLI itself, as relpos prepare glue wrote it"
+            )
 
     @property
     def evaluated(self) -> dict[str, Path | None]:
@@ -134,7 +138,7 @@ def plan(options: Options) -> Spec:
             shared = {"lr": rate, "epochs": epochs, "max_update": options.max_update}
             name = f"lr{rate:g}-epochs{epochs}"
             if options.xnli:
-                label, data = f"XNLI-{name}", options.xnli.parent
+                label, data = f"XNLI-{name}", options.xnli.resolve().parent
                 made[label] = Glue(label=label, train=train, data=data, name="XNLI",
                                    protocol=PROTOCOL.name, **shared)  # fmt: skip
             if options.squad:

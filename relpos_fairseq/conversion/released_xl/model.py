@@ -21,7 +21,7 @@ from torch import Tensor
 from relpos_fairseq.conversion.released_xl.inert import read_inert, tensors_of
 from relpos_fairseq.conversion.report import ConversionError
 
-MARK = b"word_emb"  # the embedding's name, in a pickle of either kind
+MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either kind
 HEAD = 1 << 22  # bytes that hold names; numbers follow them
 REFUSED = {
     2: "it adds sinusoids to its input that count from each segment's end, and to its memory again "
@@ -95,7 +95,8 @@ def is_released(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:  # torch compresses no file of its archives
-        return MARK in file.read(HEAD)
+        head = file.read(HEAD)
+    return all(mark in head for mark in MARKS)
 
 
 def read_released(path: Path) -> Released:

@@ -22,6 +22,7 @@ from relpos_fairseq.conversion.translation.foreign import Foreign
 from relpos_fairseq.conversion.translation.generating import Generating, check_rows, logits_of
 
 LENGTH = 1024  # positions where the source sets none
+SHORTEST = 4  # tokens that are compared
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Pair:
     def draw(cls, rows: tuple[int, int], longest: int, seed: int, batch: int = 3) -> Pair:
         """Draw one of at most 40 tokens a row."""
         random = torch.Generator().manual_seed(seed)
-        length = max(min(longest, 40), 4)
+        length = max(min(longest, 40), SHORTEST)
         source, target = (
             torch.randint(FIRST, max(count, FIRST + 1), (batch, length), generator=random)
             for count in rows
@@ -130,6 +131,9 @@ def _check(job: Job, foreign: bool) -> None:
     wrong = [name.removeprefix("max_") for name in wrong]
     wrong += ["approximate"] * job.approximate + ["fill"] * bool(job.fill)
     wrong += ["head"] * bool(job.head) + ["init"] * (job.init != "neutral")
+    length = job.given.get("max_positions")
+    if length is not None and length < SHORTEST:
+        raise ConversionError(f"--positions {length}: the comparison needs {SHORTEST} at least")
     if wrong:
         raise ConversionError(f"--{wrong[0].replace('_', '-')} says nothing here: leave it out")
 

@@ -115,7 +115,8 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
             _first(options.get(f"{name}dropout", 0.0)) for name in ("", "attention_", "")
         ),
     )
-    languages = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
+    found = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
+    languages = found if found[0] != found[1] else ("src", "tgt")
     model = Foreign("OpenNMT-py", path, weights, form, source, target, languages)
     _add_text(model, options)
     return model
