@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion.translation.generating import build
 from relpos_fairseq.export.graphs import scores_of
+from relpos_fairseq.export.transformers import PAD
 from relpos_fairseq.export.transformers_generation import (
+    EOS,
     DecodingCache,
     RelPosForCausalLM,
     RelPosLanguageConfig,
@@ -42,11 +44,11 @@ class MemoryCache(DecodingCache):
         if self.memory is not None:
             self.memory = self.memory.reorder(beam_idx)
 
-    def advance(self, tokens: Tensor) -> None:
-        """Leave the segment, which is read once more, to memory."""
-        segment = tokens[:, self.start : self.length]
+    def advance(self, tokens: Tensor, end: int) -> None:
+        """Leave the segment up to `end`, which is read as a whole, to memory."""
+        segment = tokens[:, self.start : end]
         self.memory = self.decoder(segment, memory=self.memory)[1]["memory"]
-        self.start, self.state = self.length, {}
+        self.start, self.state = end, {}
 
 
 class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
@@ -62,7 +64,11 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
     def decode(
         self, tokens: Tensor, source: None, cache: MemoryCache | None, use_cache: bool
     ) -> tuple[Tensor, MemoryCache | None]:
-        """Scores after all tokens (B, T, V), or after the newest alone where a cache is kept."""
+        """Scores after all tokens (B, T, V), or after the newest alone where a cache is kept.
+
+        Raises:
+            ValueError: prompts with padding after their tokens.
+        """
         decoder, segment = self.model.decoder, int(self.config.values["tokens_per_sample"])
         if not use_cache:
             memory, outputs = None, []
@@ -71,16 +77,20 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
                 memory = extra["memory"]
                 outputs.append(output)
             return scores_of(decoder, torch.cat(outputs, dim=1)), None
+        ended = tokens.eq(PAD).long().flip(1).cumprod(1).flip(1).bool()
+        if cache is None and ended.any():
+            raise ValueError(
+                f"input_ids: {int(ended.any(1).sum())} of {len(tokens)} prompts have padding after "
+                f"their tokens, where generation begins: pad on the left"
+            )
+        tokens = tokens.masked_fill(ended, EOS)  # generate() no longer reads rows that ended
         cache = cache or MemoryCache(decoder)
-        while cache.length < tokens.size(1):
-            if cache.length == cache.start + segment:
-                cache.advance(tokens)
-            cache.length = min(cache.start + segment, tokens.size(1))
-            output = decoder(
-                tokens[:, cache.start : cache.length],
-                incremental_state=cache.state,
-                memory=cache.memory,
-            )[0]
+        while tokens.size(1) > cache.start + segment:
+            cache.advance(tokens, cache.start + segment)
+        cache.length = tokens.size(1)
+        output = decoder(
+            tokens[:, cache.start :], incremental_state=cache.state, memory=cache.memory
+        )[0]
         return scores_of(decoder, output), cache
 
 

@@ -263,17 +263,24 @@ def test_other_models_are_refused(monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("scheme", ["m4", "transformer_xl", "rope"])
-@torch.no_grad()
-def test_memory_is_the_cache(scheme):
-    """Tokens beyond a segment see what it left, in greedy and in beam search."""
+def with_memory(scheme: str):
+    """A small model of segments of 4 tokens, its twin for transformers, and prompts of 6."""
     values = {"mem_len": 6, "tokens_per_sample": 4, "position_scheme": scheme}
     model = randomized(small_xl(**values))
     config = lm_config(RelPosTransformerXLConfig, **values)
     words = len(model.decoder.dictionary)
-    twin = loaded(RelPosWithMemoryForCausalLM(RelPosMemoryConfig(values_of(config), words)), model)
+    twin = RelPosWithMemoryForCausalLM(RelPosMemoryConfig(values_of(config), words, pad_token_id=1))
     prompt = torch.randint(4, words, (3, 6), generator=torch.Generator().manual_seed(6))
-    prompt[1, :3] = 1
+    return model, loaded(twin, model), prompt
+
+
+@pytest.mark.parametrize("padding", [3, 4, 5])
+@pytest.mark.parametrize("scheme", ["m4", "transformer_xl", "rope"])
+@torch.no_grad()
+def test_memory_is_the_cache(scheme, padding):
+    """Tokens beyond a segment see what it left, in greedy and in beam search."""
+    model, twin, prompt = with_memory(scheme)
+    prompt[1, :padding] = 1
     given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 9, "eos_token_id": None,
              "do_sample": False, "suppress_tokens": [1]}  # fmt: skip
     found = {beam: twin.generate(prompt, num_beams=beam, **given) for beam in (1, 3)}
@@ -288,3 +295,25 @@ def test_memory_is_the_cache(scheme):
     assert torch.equal(whole[:, 5:-1].argmax(-1), found[1][:, 6:])
     without = twin.generate(prompt, num_beams=3, use_cache=False, **given)
     assert torch.equal(without, found[3])
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+@torch.no_grad()
+def test_rows_that_ended_do_not_stop_others(beam):
+    """Rows end in different segments, and are padded from there on."""
+    _, twin, prompt = with_memory("m4")
+    ended = 0
+    for end in (3, 7, 22):
+        given = {"max_new_tokens": 9, "do_sample": False, "suppress_tokens": [1],
+                 "num_beams": beam, "early_stopping": beam > 1, "eos_token_id": end}  # fmt: skip
+        found = twin.generate(prompt, **given)
+        assert torch.equal(found, twin.generate(prompt, use_cache=False, **given))
+        ended += int((found[:, 9:] == 1).any(1).sum())
+    assert ended
+
+
+def test_prompts_padded_on_the_right_are_refused():
+    _, twin, prompt = with_memory("m4")
+    prompt[1, 5:] = 1
+    with pytest.raises(ValueError, match="1 of 3 prompts have padding after .* pad on the left"):
+        twin.generate(prompt, attention_mask=(prompt != 1).long(), max_new_tokens=2)

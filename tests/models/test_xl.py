@@ -550,6 +550,7 @@ def test_wrong_memory() -> None:
         model(prompts, memory=memory, incremental_state={})
     with pytest.raises(ValueError, match="padding after the tokens"):
         model(prompts.flip(1), incremental_state={})
+    model(prompts, memory=memory.reset_rows(torch.tensor([True, False])), incremental_state={})
 
 
 def test_positions_cost_linear_time() -> None:

@@ -175,7 +175,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         padding = new.eq(self.padding_idx)
         padding = padding if padding.any() else None
         if padding is not None and done == 0:
-            _check_prompt(padding, len(before))
+            _check_prompt(padding, before.valid)
         documents = number_documents(starts, None)
         x, _ = self._layers(new, before, padding, documents, state)
         return x, {"attn": [None], "memory": None}
@@ -266,14 +266,14 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return replace(context, window=window, documents=documents)
 
 
-def _check_prompt(padding: Tensor, mem_len: int) -> None:
-    """Refuse padding that would part a row's tokens in the cache.
+def _check_prompt(padding: Tensor, remembered: Tensor) -> None:
+    """Refuse padding (B, T) that would part a row's tokens in the cache, or these from memory.
 
     Raises:
         ValueError: says which, and the way out.
     """
     where = "after" if padding[:, -1].any() else "before"
-    if where == "before" and not mem_len:
+    if where == "before" and not (padding.any(1) & remembered.any(1)).any():
         return
     raise ValueError(
         f"incremental decoding cannot begin with padding {where} the tokens of a row, which would "
