@@ -76,9 +76,14 @@ class RelPosEncoder(TransformerEncoderBase):
         token_embeddings: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers."""
+        """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers.
+
+        A source that is </s> alone keeps it with --encoder-skips-end too.
+        """
         if self.skips_end:
-            src_tokens = src_tokens.masked_fill(src_tokens.eq(self.eos_idx), self.padding_idx)
+            end = src_tokens.eq(self.eos_idx)
+            others = (~end & src_tokens.ne(self.padding_idx)).any(dim=1, keepdim=True)
+            src_tokens = src_tokens.masked_fill(end & others, self.padding_idx)
         padding = src_tokens.eq(self.padding_idx)
         has_pads = is_captured() or bool(padding.any())
         added, context = self.positions.of(

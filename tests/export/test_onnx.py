@@ -89,6 +89,7 @@ OPTIONS = [
     ("lm", "m4m", {"adaptive_softmax_cutoff": "8,16"}),
     # A scheme a layer; and positions drawn at random, which training alone does.
     ("translation", "rope/none", {}),
+    ("translation", "learned", {"encoder_skips_end": True}),
     ("xl", "m4/none", {}),
     ("lm", "m4/none/t5", {"position_random_range": "64"}),
 ]
@@ -128,6 +129,19 @@ def test_torch_export_takes_any_size():
         with torch.no_grad():
             ours, theirs = graph.module(one)[1], program(one)[1]
         torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
+
+
+def test_a_skipped_end_in_a_graph():
+    """A source that is </s> alone keeps it, beside those that lose theirs."""
+    model = build("translation", "shaw", encoder_skips_end=True)
+    graph = kinds.kind_of(model).graphs()[0]
+    sources = torch.tensor([[1, 1, 5, 6, 2], [1, 1, 1, 1, 2], [1, 7, 8, 9, 2]])
+    with torch.no_grad():
+        ours, theirs = graph.module(sources), graph.exported().module()(sources)
+    kept = dict(zip(kinds.Encoder.OUTPUTS, ours, strict=True))
+    assert not kept["source_padding"].all(1).any()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def test_jit_says_what_to_call_instead():

@@ -196,6 +196,17 @@ def test_each_side_has_its_scheme() -> None:
     assert not model.decoder.positions.shared[0].relation.bidirectional
 
 
+@pytest.mark.parametrize("scheme", ["shaw", "learned"])
+def test_a_skipped_end_leaves_an_empty_source(scheme: str) -> None:
+    """Elsewhere </s> is padding; alone it is what there is, and has finite scores and gradients."""
+    model = randomized(small_model(position_scheme=scheme, encoder_skips_end=True)).train()
+    source, target = torch.tensor([[2, 1, 1], [5, 6, 2]]), torch.tensor([[2, 5], [2, 6]])
+    found = logits(model, source, target)
+    torch.testing.assert_close(found[1:], logits(model, torch.tensor([[5, 6]]), target[1:]))
+    found.sum().backward()
+    assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
+
+
 def test_limits_of_length() -> None:
     """A relative model reports no limit, a table its own."""
     assert small_model(position_scheme="m4").max_positions() == (2**31 - 1, 2**31 - 1)
