@@ -1,4 +1,4 @@
-"""Several processes on CPUs: --ddp-backend and nccl fail, torchrun's ranks train alone."""
+"""Several processes on CPUs: DDP and nccl fail, torchrun's ranks train alone, others not at all."""
 
 import os
 
@@ -10,7 +10,7 @@ from relpos_fairseq.mends.replacing import replaces
 
 
 def run_ddp_on_cpu() -> None:
-    """Give torch's wrapper no device on a CPU, take ranks from torchrun with gloo, end gloo."""
+    """Give torch's wrapper no device on a CPU, take ranks as given, with gloo, and end gloo."""
     if torch.cuda.is_available():
         return
 
@@ -27,6 +27,13 @@ def run_ddp_on_cpu() -> None:
         cfg.distributed_rank = int(os.environ["RANK"])
         cfg.device_id = 0
         cfg.distributed_no_spawn = True
+
+    @replaces(distributed, "call_main")
+    def as_given(original, cfg, main, **kwargs):
+        given = cfg.distributed_training
+        if given.distributed_init_method is not None:  # one process for each GPU would be none
+            given.distributed_no_spawn = True
+        return original(cfg, main, **kwargs)
 
     @replaces(distributed, "distributed_main")
     def together(original, i, main, cfg, kwargs):

@@ -118,7 +118,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(cfg.distributed_training.distributed_backend)
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        return 0
+        return cfg.distributed_training.distributed_rank
 
     monkeypatch.setattr(distributed, "distributed_init", join)
     monkeypatch.setattr(distributed, "get_global_group", lambda: None)
@@ -129,12 +129,24 @@ def test_processes_on_cpus_take_gloo(alone: list[str]) -> None:
     """However they meet, and not nccl, fairseq's default; what was chosen stays."""
     from fairseq.distributed.utils import distributed_main
 
-    config = FairseqConfig()
+    config = OmegaConf.structured(FairseqConfig())
     assert config.distributed_training.distributed_backend == "nccl"
     distributed_main(0, lambda cfg: None, config, {})
     config.distributed_training.distributed_backend = "mpi"
     distributed_main(0, lambda cfg: None, config, {})
     assert alone == ["gloo", "mpi"]
+
+
+def test_processes_on_cpus_train(alone: list[str]) -> None:
+    """One that is told where to meet others is the process of its rank, without a flag more."""
+    from fairseq.distributed.utils import call_main
+
+    config, trained = OmegaConf.structured(FairseqConfig()), []
+    config.distributed_training.distributed_init_method = "tcp://localhost:29500"
+    config.distributed_training.distributed_world_size = 2
+    config.distributed_training.distributed_rank = 1
+    call_main(config, lambda cfg: trained.append(cfg.distributed_training.distributed_rank))
+    assert trained == [1] and alone == ["gloo"]
 
 
 def test_a_process_leaves_its_group(alone: list[str]) -> None:
