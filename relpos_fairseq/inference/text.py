@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from relpos_fairseq.data.dictionary import EOS, SPECIAL, UNK
+from relpos_fairseq.data.dictionary import EOS, SPECIAL, UNK, read_dictionary
 from relpos_fairseq.data.tokenizers import MODEL_FILES, load_tokenizer
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import read_json
@@ -21,7 +21,7 @@ from relpos_fairseq.engine.files import read_json
 END, UNKNOWN = SPECIAL[EOS], SPECIAL[UNK]
 UNIT_FILES = ("bpe.codes", "sentencepiece.model")  # of `prepare wmt`, in its folder units/
 EXACT = ("char", "byte")
-LANGUAGE_CODE = re.compile(">>.+<<")
+LANGUAGE_CODE = re.compile(">>.+?<<")
 
 
 class Text(Protocol):
@@ -161,18 +161,23 @@ class PieceText:
     """A side of a model converted from Marian's or OpenNMT-py's: sentencepiece's own pieces.
 
     A text may begin with Marian's code of its target's language, such as >>fra<<.
+
+    Args:
+        model: sentencepiece's.
+        symbols: of the dictionary; those that are codes are no text.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, symbols: Iterable[str]) -> None:
         from relpos_fairseq.data.tokenizers.pieces import import_library
 
+        self.codes = set(filter(LANGUAGE_CODE.fullmatch, symbols))
         self.pieces = import_library().SentencePieceProcessor(model_file=str(model))
 
     def encode(self, text: str) -> list[str]:
         """Return the pieces of a sentence."""
-        code = LANGUAGE_CODE.match(text)
-        found = self.pieces.encode(text[code.end() :] if code else text, out_type=str)
-        return [code.group(), *found] if code else found
+        found = LANGUAGE_CODE.match(text)
+        code = [found.group()] if found and found.group() in self.codes else []
+        return code + self.pieces.encode(text.removeprefix("".join(code)), out_type=str)
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the sentence of pieces."""
@@ -199,10 +204,10 @@ def read_text(folder: Path, language: str | None = None) -> Text:
         language: which side, of parallel text.
 
     Raises:
-        PreparationError: a file that the manifest names is not there.
+        PreparationError: a file that the manifest names, or a dictionary, is not there.
     """
     if language and (pieces := folder / piece_file(language)).is_file():
-        return PieceText(pieces)
+        return PieceText(pieces, read_dictionary(folder / f"dict.{language}.txt"))
     manifest = manifest_of(folder)
     facts = read_json(manifest) if manifest else {}
     settings = facts.get("settings", {})

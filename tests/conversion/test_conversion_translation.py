@@ -15,7 +15,7 @@ from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.opennmt import SPECIAL, OpenNMT
 from relpos_fairseq.conversion.fidelity import Fidelity
-from relpos_fairseq.inference.text import PieceText
+from relpos_fairseq.inference.text import PieceText, read_text
 from relpos_fairseq.pictures.model import load
 
 LINES = [f"the {a} {b} sees a {c}" for a in ("old", "new", "big") for b in ("cat", "dog", "horse")
@@ -127,10 +127,15 @@ def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
     assert convert(folder, "--to", "same", "--out", tmp_path / "out")[0] == 0
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     lines = ["the old cat sees a house", ">>fra<< the dog sees", "a tree <unk> xyz"]
-    text = PieceText(tmp_path / "out" / "sentencepiece.en.model")
+    text = read_text(tmp_path / "out", "en")
+    assert isinstance(text, PieceText)
     for line in lines:
         symbols = tokenizer.tokenize(line)
         assert text.encode(line) == symbols or "<unk>" in line
+    quoted = ">>fra<< >> the dog <<"
+    assert text.encode(quoted) == [">>fra<<", *text.encode(">> the dog <<")]
+    for line in (">> the dog << sees", ">>eng<< the dog"):  # no code that the model knows
+        assert text.encode(line) == text.pieces.encode(line, out_type=str)
     (tmp_path / "in").write_text("\n".join(lines[:2]) + "\n")
     given = ("--beam", "3", "--max-len-b", "12", "--cpu")
     assert relpos("translate", tmp_path / "out" / "model.pt", tmp_path / "in", *given) == 0
