@@ -44,7 +44,7 @@ def train(folder: Path, out: Path) -> dict:
     texts = [f"{a} {b} {c}" for a in ("the", "a") for b in ("old", "new", "née")
              for c in ("house", "horse", "mouse", "hearse")]  # fmt: skip
     rows = [tokenizer(text) | {"labels": int(text[0] == "t")} for text in texts]
-    transformers.set_seed(1)  # the head is drawn
+    transformers.set_seed(2)  # the head is drawn
     model = AUTO["classified"].from_pretrained(
         folder, num_labels=2, ignore_mismatched_sizes=True, **TRUST
     )
