@@ -318,6 +318,7 @@ LONG_CALLS = [
 @pytest.mark.parametrize(
     ("scheme", "shape", "dtype"), LONG_CALLS, ids=lambda part: str(part).removeprefix("torch.")
 )
+@pytest.mark.slow
 def test_error_budget_over_several_chunks(scheme: str, shape: str, dtype: torch.dtype) -> None:
     """The kernel's softmax over chunks of keys, and sums over many blocks of queries."""
     if problem := native.build.problem():

@@ -70,6 +70,7 @@ def test_no_kernel_spills(schemes: str, dtype: str, mask: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("rows", "spills"), [(64, False), (512, True)])
+@pytest.mark.slow
 def test_spills_are_seen(rows: int, spills: bool) -> None:
     """A tile too large for its warps is named, so that the report can be believed."""
     done = python("-c", SPILLS.format(rows=rows), str(ROOT), str(ROOT / "scripts"))

@@ -56,6 +56,7 @@ def call(terms: tuple[PositionTerms, ...], **masks) -> AttentionInputs:
 
 
 @pytest.mark.parametrize("name", TERMS)
+@pytest.mark.slow
 def test_they_are_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schemas, shapes and strides without numbers, and dispatch are as torch wants them."""
     if name == "many distances":

@@ -75,6 +75,7 @@ def test_equals_the_reference(scheme: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(("length", "memory"), [(1, 17), (16, 0), (20, 30)])
+@pytest.mark.slow
 def test_lengths(length: int, memory: int) -> None:
     """A single query, one tile exactly, and more memory than queries."""
     compare(*make_call(Case("m4"), length, memory))
@@ -96,6 +97,7 @@ def test_lengths(length: int, memory: int) -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_options(case: Case, mask: str) -> None:
     """Masks, resets, far distances that share a vector, and what else may be in a tile."""
     compare(*make_call(case, 36, causal=mask == "window", mask=mask))

@@ -59,6 +59,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Every mode gives a cell; the tables go where they are asked to."""
     path, picture = tmp_path / "README.md", tmp_path / "plot.svg"
@@ -114,6 +115,7 @@ def test_a_run_is_continued(
     assert "there is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_command_has_its_section(tmp_path: Path) -> None:
     """Other lengths, modes and backends do not write over the tables that a page has."""
     path = tmp_path / "page.md"

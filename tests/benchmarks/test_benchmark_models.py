@@ -194,6 +194,7 @@ def test_sentences_are_padded_on_fairseqs_sides() -> None:
     assert source.max() < 44 and (source != 1).sum(1).min() >= 6
 
 
+@pytest.mark.slow
 def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Every library that is installed has a row; the others are named."""
     pytest.importorskip("transformers")

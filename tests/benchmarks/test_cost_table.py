@@ -35,6 +35,7 @@ def test_formulas_give_what_the_papers_print() -> None:
     assert BERT_BASE.count(huang["m1"]) == 73_728
 
 
+@pytest.mark.slow
 def test_a_small_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -298,6 +298,7 @@ def finished(tmp_path_factory, glue, pretrained) -> tuple[Path, str]:
     return out, (out / "huang.md").read_text()
 
 
+@pytest.mark.slow
 def test_table_stands_beside_the_majority_class(finished):
     out, text = finished
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]

@@ -101,6 +101,7 @@ def test_seams_lose_context_only(length, rows):
     assert plan.seams == sum(bool(count) for count in lengths) - 1
 
 
+@pytest.mark.slow
 def test_workers_change_nothing():
     alone, helped = (read_all(dataset(99, 7), 2, 2, workers) for workers in (0, 2))
     for one, two in zip(alone, helped, strict=True):
@@ -115,6 +116,7 @@ def test_workers_change_nothing():
     starts=st.sets(st.integers(0, 79), max_size=9),
     data=st.data(),
 )
+@pytest.mark.slow
 def test_documents_start_where_they_start(length, batch, starts, data):
     block = data.draw(st.integers(1, length - 1))
     starts = np.array(sorted(start for start in starts if start < length), dtype=np.int64)

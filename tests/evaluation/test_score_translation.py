@@ -161,6 +161,7 @@ def average(*arguments) -> int:
     return cli.relpos("average", *arguments)
 
 
+@pytest.mark.slow
 def test_average_is_the_mean_and_translates(trained, tmp_path):
     corpus, folder = trained
     out = tmp_path / "average.pt"

@@ -46,6 +46,7 @@ def test_fairseqs_transformer_trains_as_without_the_plugin(corpus: Corpus, tmp_p
 
 
 @pytest.mark.parametrize("first, then", [(FAIRSEQS, OURS), (OURS, FAIRSEQS)], ids=["to", "from"])
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_other_adam(
     corpus: Corpus, tmp_path: Path, first: tuple, then: tuple
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_resume_with_another_batch_is_one_clear_error(corpus, tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_resume_that_remembers_otherwise_is_one_clear_error(corpus, tmp_path, more, message):
     train(corpus, tmp_path, "--max-update", "3")
     with pytest.raises(ValueError, match=f"cannot resume: .*{message}.*--reset-dataloader"):
@@ -255,6 +256,7 @@ def test_adaptive_softmax_has_its_own_criterion(corpus, tmp_path):
         train(corpus, tmp_path, *flags)
 
 
+@pytest.mark.slow
 def test_a_model_without_memory(corpus, tmp_path, monkeypatch):
     model = ["--arch", "transformer_lm", "--decoder-layers", "1", "--decoder-attention-heads", "2"]
     sizes = [f"--decoder-{name}-dim" for name in ("embed", "input", "output", "ffn-embed")]
@@ -345,6 +347,7 @@ def test_bad_data(corpus, tmp_path):
         train(f"{corpus}:{strange}", tmp_path / "save")
 
 
+@pytest.mark.slow
 def test_documents_hide_what_stands_before(trained, corpus):
     """With a boundary after every line, evaluation differs from that of one document."""
     plain = evaluate(corpus, trained[0], "--batch-size", "2")
