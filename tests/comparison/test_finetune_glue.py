@@ -448,9 +448,22 @@ def test_diverging_searches_the_papers_rates():
     assert {task.protocol for task in tasks.values()} == {"multiplicative"}
 
 
+def test_data_may_move(glue, tmp_path):
+    """Their folder is named by their content: a link to where they were is made anew."""
+    places = [tmp_path / name for name in ("one", "two")]
+    for place in places:
+        shutil.copytree(glue / "bin" / "MRPC", place / "MRPC")
+        task = Glue(label="MRPC", train={}, data=place, name="MRPC", protocol="multiplicative")
+        made = task.prepare(tmp_path / "work")
+        assert (made / "bin" / "label").is_dir()
+        shutil.rmtree(place)
+    assert len(list((tmp_path / "work" / "data").glob("MRPC-*"))) == 1
+
+
 @pytest.mark.slow
-def test_diverging_runs_small(glue, pretrained, tmp_path, capsys):
+def test_diverging_runs_small(glue, pretrained, tmp_path, monkeypatch):
     """A loss that leaves the majority's is in what the run keeps: a rate of 10 does that."""
+    monkeypatch.chdir(tmp_path)  # where compare_out goes
     content = yaml.safe_load((ROOT / "examples" / "comparison" / "diverging.yaml").read_text())
     content["schemes"] = {name: {MODEL: str(pretrained)} for name in ("m4", "raffel")}
     content["seeds"] = 1

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relpos_fairseq.comparison.commands import as_arguments, computing, device, fairseq
-from relpos_fairseq.engine.files import atomic_folder, read_json, sha256_of, write_json
+from relpos_fairseq.engine.files import atomic_folder, read_json, remove, sha256_of, write_json
 from relpos_fairseq.engine.forks import in_fork
 from relpos_fairseq.engine.stages import locked
 from relpos_fairseq.engine.tools import USER_DIR, key_of
@@ -131,6 +131,9 @@ class Task:
         """Make the data, or find them made; returns their folder."""
         folder = self.data_folder(work)
         with locked(work / "data", wait=True):
+            # Links to prepared data that have moved since are made anew.
+            if folder.exists() and not all(path.exists() for path in folder.iterdir()):
+                remove(folder)
             if not folder.exists():
                 print(f"data of {self.label}: {folder}", flush=True)
                 with atomic_folder(folder) as partial:
