@@ -1,4 +1,8 @@
-"""Sentences a second and BLEU of one checkpoint: fairseq-generate, our search, CTranslate2."""
+"""Sentences a second and BLEU of one checkpoint: fairseq-generate, `relpos translate`, CTranslate2.
+
+Each timing has a process of its own: threads of one engine that wait for work take the processor
+from another's in the same process.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +12,33 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.engine.errors import ToolError
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.export import ct2
-from relpos_fairseq.export.sentences import load_translation, translate
+from relpos_fairseq.export.engines import open_translator
+from relpos_fairseq.export.sentences import load_translation
+from relpos_fairseq.inference.checkpoints import loading
+from relpos_fairseq.inference.translator import Batching, Search, batches
 
 PACKAGE = Path(__file__).resolve().parent.parent
 TIMED = re.compile(r"Translated .*?\(([\d.]+) sentences/s")
+COMPARED = 64  # sentences on which an export is compared with the checkpoint
+Lines = list[list[str]]  # symbols of each sentence
 
 
 def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) -> str:
     """Return a table; engines take turns, and a row is the median of its rounds.
 
-    BLEU is sacrebleu's of symbols joined to words, against the references of the data folder.
+    All translate the same batches, `relpos translate`'s own. BLEU is sacrebleu's, of text.
 
     Args:
         checkpoint: of a model that CTranslate2 holds.
@@ -36,77 +47,81 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
         beam: of every search.
         rounds: how often each is timed.
     """
-    model, task = load_translation(checkpoint, data)
-    task.load_dataset(split)
-    pairs = [task.dataset(split)[number] for number in range(len(task.dataset(split)))]
-    sources = [pair["source"] for pair in pairs]
-    words, target = task.source_dictionary, task.target_dictionary
-    symbols = [[words[index] for index in row[:-1]] for row in sources]
-    references = [_words([target[i] for i in pair["target"][:-1]]) for pair in pairs]
-    with tempfile.TemporaryDirectory() as folder:
-        runs: dict[str, Callable[[], list[list[str]]]] = {
-            "ours": lambda: translate(model, task, sources, beam)
+    with tempfile.TemporaryDirectory() as name:
+        folders = {kind: Path(name) / kind for kind in ("fp32", "int8")}
+        sources, references = _apart(_read, checkpoint, data, split)
+        for kind, folder in folders.items():
+            quantization = None if kind == "fp32" else kind
+            _apart(ct2.export, checkpoint, folder, quantization, data, COMPARED)
+        runs: dict[str, Callable[[], tuple[float, Lines]]] = {
+            "fairseq-generate": partial(_fairseq, checkpoint, data, split, beam),
+            "relpos translate": partial(_apart, _translated, checkpoint, data, sources, beam),
         }
-        for name, kind in (("CTranslate2 fp32", None), ("CTranslate2 int8", "int8")):
-            runs[name] = _engine(model, task, Path(folder) / name, kind, symbols, beam)
-        seconds, found = _timed(runs, rounds)
-    rows = [_fairseq(checkpoint, data, split, beam, references)]
-    for name, times in seconds.items():
-        lines = [_words(line) for line in found[name]]
-        rows.append(
-            [name, f"{len(symbols) / median(times):.1f}", f"{_bleu(lines, references):.2f}"]
-        )
+        for kind, folder in folders.items():
+            runs[f"CTranslate2 {kind}"] = partial(_apart, _translated, folder, None, sources, beam)
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        found = {}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                passed, found[name] = run()
+                seconds[name].append(passed)
+    bleu = _apart(_bleu, checkpoint, data, references, found)
+    rows = [
+        [name, f"{len(sources) / median(times):.1f}", f"{bleu[name]:.2f}"]
+        for name, times in seconds.items()
+    ]
     return table(rows, ["search", "sentences/s", "BLEU"])
 
 
-def _engine(
-    model: Any, task: Any, folder: Path, kind: str | None, symbols: list[list[str]], beam: int
-) -> Callable[[], list[list[str]]]:
-    folder.mkdir()
-    ct2.write(model, task.source_dictionary, task.target_dictionary, folder, kind)
-    threads = torch.get_num_threads()
-    translator = ct2.engine().Translator(str(folder), device="cpu", intra_threads=threads)
-    return lambda: ct2.search(translator, symbols, beam)
+def _apart(function: Callable, *arguments: object) -> Any:
+    """Call a function in a new process, which shares no threads with this one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(function, *arguments).result()
 
 
-def _timed(
-    runs: dict[str, Callable[[], list[list[str]]]], rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[list[str]]]]:
-    """Return seconds of each round, and what each found."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    found = {}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            found[name] = run()
-            seconds[name].append(time.perf_counter() - began)
-    return seconds, found
+def _read(checkpoint: Path, data: Path, split: str) -> tuple[Lines, Lines]:
+    """Return a set's sources and references."""
+    task = load_translation(checkpoint, data)[1]
+    task.load_dataset(split)
+    pairs = [task.dataset(split)[number] for number in range(len(task.dataset(split)))]
+    words, target = task.source_dictionary, task.target_dictionary
+    sources = [[words[index] for index in pair["source"][:-1]] for pair in pairs]
+    return sources, [[target[index] for index in pair["target"][:-1]] for pair in pairs]
 
 
-def _fairseq(
-    checkpoint: Path, data: Path, split: str, beam: int, references: list[str]
-) -> list[str]:
-    """Return the row of the real command, by its own clock, which leaves out its start."""
+def _translated(path: Path, data: Path | None, lines: Lines, beam: int) -> tuple[float, Lines]:
+    """Return the seconds of a checkpoint or an exported folder, and its best translations."""
+    translator, found = open_translator(path, data, cpu=True), [[] for _ in lines]
+    began = time.perf_counter()
+    for batch in batches([len(line) for line in lines], Batching()):
+        results = translator.translate([lines[number] for number in batch], Search(beam=beam))
+        for number, (best, *_) in zip(batch, results, strict=True):
+            found[number] = best.symbols
+    return time.perf_counter() - began, found
+
+
+def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> tuple[float, Lines]:
+    """Return the same of the real command, by its own clock, which leaves out its start."""
     command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--path", str(checkpoint)]
     command += ["--user-dir", str(PACKAGE), "--beam", str(beam), "--gen-subset", split, "--cpu"]
-    command += ["--batch-size", "64", "--num-workers", "0"]
+    command += ["--max-tokens", str(Batching.max_tokens), "--num-workers", "0"]
+    command += ["--batch-size", str(Batching.max_sentences)]
     done = subprocess.run(command, capture_output=True, text=True)
     speed = TIMED.search(done.stdout + done.stderr)
     if done.returncode or speed is None:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ToolError(f"fairseq-generate failed: {last}")
-    hypotheses = re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.stdout, re.M)
-    lines = [_words(line.split()) for _, line in sorted(hypotheses, key=lambda h: int(h[0]))]
-    return ["fairseq-generate", f"{float(speed[1]):.1f}", f"{_bleu(lines, references):.2f}"]
+    found = re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.stdout, re.M)
+    lines = [line.split() for _, line in sorted(found, key=lambda pair: int(pair[0]))]
+    return len(lines) / float(speed[1]), lines
 
 
-def _words(symbols: list[str]) -> str:
-    """Join pieces of subword-nmt and of sentencepiece to words."""
-    line = " ".join(symbols)
-    if "\u2581" in line:
-        return line.replace(" ", "").replace("\u2581", " ").strip()
-    return (line + " ").replace("@@ ", "").strip()
-
-
-def _bleu(lines: list[str], references: list[str]) -> float:
-    return BLEU(tokenize="none", force=True).corpus_score(lines, [references]).score
+def _bleu(
+    checkpoint: Path, data: Path, references: Lines, found: dict[str, Lines]
+) -> dict[str, float]:
+    text = loading.load(checkpoint, data, True, "relpos translate").target
+    wanted = [[text.decode(line) for line in references]]
+    return {
+        name: BLEU(force=True).corpus_score([text.decode(line) for line in lines], wanted).score
+        for name, lines in found.items()
+    }

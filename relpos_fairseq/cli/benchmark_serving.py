@@ -1,10 +1,10 @@
-"""How fast one checkpoint translates, and how well: fairseq-generate, our search, CTranslate2.
+"""How fast one checkpoint translates, and how well: fairseq-generate, this package, CTranslate2.
 
     relpos benchmark serving checkpoints/checkpoint_best.pt data-bin/multi30k
 
-One table: sentences a second and BLEU of fairseq-generate, of the same search in one process, and
-of CTranslate2 in fp32 and int8, on the CPU with OMP_NUM_THREADS threads. BLEU is of tokenised
-words.
+One table: sentences a second and BLEU of fairseq-generate, of `relpos translate`, and of
+CTranslate2 in fp32 and int8, on the CPU with OMP_NUM_THREADS threads. Each timing has a process of
+its own, whose start is not counted. BLEU is of text.
 Needs pip install 'relpos_fairseq[ct2]'.
 """
 
@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-HELP = "sentences a second and BLEU of fairseq-generate, ours and CTranslate2"
+HELP = "sentences a second and BLEU of fairseq-generate, relpos translate and CTranslate2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
