@@ -18,16 +18,13 @@ import torch
 from relpos_fairseq.attention import AttentionInputs, api, cache, native, triton
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.triton import forms, proof, trial
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.schemes import scheme_class, scheme_names
+from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
+from relpos_fairseq.benchmarks.settings import AttentionSetting, schemes_for
 from relpos_fairseq.version import __version__
 
 SETS = ("sse4_2", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 LENGTHS = (1, 65)  # of the self-check, before CHECKED
-CHECKED, HEADS, DIM = 130, 2, 16
+CHECKED, HEADS, DIM, CLIP = 130, 2, 16, 16
 SHOWN = (32, 512)  # tokens for which backends are named
 Line = tuple[str, str, bool]  # heading, what is said, whether it is wrong
 
@@ -99,7 +96,7 @@ def _kernel() -> Line:
 def _self_check() -> Line:
     """Hold the kernel against fp64: values and all gradients of every scheme."""
     erred, count = [], 0
-    for number, name in enumerate(in_attention()):
+    for number, name in enumerate(schemes_for(attention=True)):
         inputs = call_of(name, CHECKED, causal=number % 2 == 1)
         untried = any(term.decay is not None for term in inputs.terms)  # a trial has no gates
         if untried or native.refusal_anywhere(inputs) is not None:
@@ -120,7 +117,7 @@ def _gpus() -> Iterator[Line]:
     for number in range(count):
         facts = proof.machine(f"cuda:{number}") if find_spec("triton") else {"gpu": "?"}
         yield "gpu", f"{facts['gpu']}; {driver}", False
-    call = call_of(in_attention()[-1], SHOWN[-1], device="cuda" if count else "cpu")
+    call = call_of(schemes_for(attention=True)[-1], SHOWN[-1], device="cuda" if count else "cpu")
     reasons = triton.reasons(call)
     said = f"serves nothing here: {'; '.join(reasons)}" if reasons else "its kernels serve the GPU"
     yield "triton", said + f" (RELPOS_TRITON={proof.switch() or 'unset'})", bool(reasons and count)
@@ -143,35 +140,19 @@ def _cache() -> Iterator[Line]:
     yield "cache", said if kept else remedy, not kept
 
 
-def in_attention() -> list[str]:
-    """Names of the schemes that act on attention, in their order; those of decoders alone aside."""
-    acting = (n for n in scheme_names() if n == "none" or scheme_class(n).own_scale is not None)
-    return [name for name in acting if not scheme_class(name).causal_only]
-
-
 def call_of(name: str, tokens: int, causal: bool = False, device: str = "cpu") -> AttentionInputs:
     """A training call of a scheme."""
-    shape = AttentionShape(embed_dim=HEADS * DIM, num_heads=HEADS, max_positions=tokens)
-    plan = resolve(PositionConfig(position_scheme=name), shape, "translation")
-    stack = Placement(plan).to(device)
-    layer = stack.layer_schemes(0).to(device)
-    positions = Positions(tokens, tokens, device=torch.device(device))
-    context = stack.context(positions)
-    terms = context.shared + layer.terms(layer.prepare(positions), positions)
-    terms += layer.gated(torch.zeros(tokens, 1, HEADS * DIM, device=device))
-    q, k, v = (torch.zeros(1, HEADS, tokens, DIM, device=device).requires_grad_() for _ in "qkv")
-    rotated = {}
-    if context.rotation is not None:
-        scheme, prepared = context.rotation
-        rotated["content_q"] = scheme.transform_query(q, prepared, 0)
-        rotated["content_k"] = scheme.transform_key(k, prepared, 0)
-    return AttentionInputs(q, k, v, terms, positions, plan.scale, causal=causal, **rotated)
+    place = torch.device(device)
+    setting = AttentionSetting(1, HEADS, tokens, DIM, CLIP, causal, torch.float32, place)
+    shape = (1, HEADS, tokens, DIM)
+    heads = (torch.zeros(shape, device=place, requires_grad=True) for _ in "qkv")
+    return SchemeCandidate(name, setting).call(*heads)
 
 
 def _chosen(tokens: int, device: str) -> str:
     """Say what `auto` takes for each scheme."""
     by_backend: dict[str, list[str]] = {}
-    for name in in_attention():
+    for name in schemes_for(attention=True):
         by_backend.setdefault(api.choose(call_of(name, tokens, device=device)), []).append(name)
     parts = (f"{backend}: {', '.join(names)}" for backend, names in by_backend.items())
     return "auto takes " + "; ".join(parts)

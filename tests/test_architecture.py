@@ -39,8 +39,8 @@ ORDER = """
     inference
     evaluation pictures
     export
-    benchmarks doctor
-    comparison
+    benchmarks
+    comparison doctor
     plugin
     cli
 """

@@ -30,7 +30,10 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture) -> None:
     heads = "python relpos torch fairseq processor native gpu triton cache".split()
     assert [line.split()[0] for line in lines[: len(heads)]] == heads
     chosen = next(line for line in lines if line.startswith("512 tokens"))
-    assert all(name in chosen for name in doctor.in_attention()) and "native: none" in chosen
+    assert (
+        all(name in chosen for name in doctor.schemes_for(attention=True))
+        and "native: none" in chosen
+    )
 
 
 def test_what_is_wrong_is_said(
@@ -51,7 +54,7 @@ def test_the_self_check_sees_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one scheme, in one gradient or in the output."""
     if isinstance(build._attempt(torch.float32), build.BuildError):
         pytest.skip("no C compiler")
-    monkeypatch.setattr(doctor, "in_attention", lambda: ["none", "m4"])
+    monkeypatch.setattr(doctor, "schemes_for", lambda attention: ["none", "m4"])
     assert doctor._self_check() == (
         "self-check", "native agrees with fp64: 2 schemes, values and gradients", False,
     )  # fmt: skip

@@ -34,9 +34,8 @@ from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
 from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
 from relpos_fairseq.benchmarks.settings import (
     EVERY_LENGTH,
-    PLAIN,
     AttentionSetting,
-    in_attention,
+    has_formula,
     schemes_for,
 )
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
@@ -184,7 +183,7 @@ def candidates_of(run: AttentionRun, setting: AttentionSetting) -> list[Candidat
         found += [SchemeCandidate(name, setting, backend) for backend in run.args.backends]
         if run.args.flex and not run.args.layer:
             found.append(Flex(name, setting))
-        if run.args.naive and in_attention(name) and name != PLAIN:
+        if run.args.naive and has_formula(name):
             if _formula_elements(name, setting) <= FORMULA[setting.device.type]:
                 found.append(SchemeCandidate(name, setting, "reference"))
             else:
@@ -195,8 +194,7 @@ def candidates_of(run: AttentionRun, setting: AttentionSetting) -> list[Candidat
 def _formula_elements(name: str, setting: AttentionSetting) -> int:
     """Return the elements of the formula's largest tensor."""
     trilinear = any(member.replaces_content for member in parse_hybrid(name))
-    pairs = setting.batch * setting.heads * setting.length**2
-    return pairs * (setting.head_dim if trilinear else 1)
+    return setting.batch * setting.heads * setting.length**2 * setting.head_dim**trilinear
 
 
 def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) -> list[Candidate]:

@@ -31,6 +31,11 @@ def in_attention(name: str) -> bool:
     return any(member.own_scale is not None for member in parse_hybrid(name))
 
 
+def has_formula(name: str) -> bool:
+    """Tell whether attention with a scheme is more than torch's own."""
+    return in_attention(name) and name != PLAIN
+
+
 def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
     """Return the schemes that `all` stands for.
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.folders import prepare
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.models import small_task
-from helpers.segment_corpus import train, write_lines
+from helpers.segment_corpus import character_model
 from relpos_fairseq.evaluation import harness
 from relpos_fairseq.evaluation.language_model import load_subject
 from relpos_fairseq.evaluation.perplexity import Reading
@@ -26,13 +25,8 @@ from relpos_fairseq.inference.text import SymbolText
 
 @pytest.fixture(scope="module")
 def characters(tmp_path_factory):
-    """(a character model with memory of 10 and segments of 8, its data)."""
-    folder = tmp_path_factory.mktemp("characters")
-    write_lines(folder / "text.txt", 30, 1)
-    options = ["--split", "0.8,0.2", "--level", "char", "--workers", "1"]
-    prepare("lm", ["--text", folder / "text.txt", "--out", folder / "data", *options])
-    train(folder / "data", folder / "checkpoints", "--max-update", "20")
-    return folder / "checkpoints" / "checkpoint_last.pt", folder / "data"
+    """(a character model with memory, its data)."""
+    return character_model(tmp_path_factory.mktemp("characters"))
 
 
 def stream_of(checkpoint, data):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from helpers.commands import QUIET, USER_DIR, call
+from helpers.folders import prepare
 
 MODEL = [
     *("--arch", "relpos_transformer_xl_tiny", "--position-scheme", "transformer_xl"),
@@ -62,6 +63,15 @@ def arguments(data: Path, save_dir: Path, *more: str | Path) -> list[str]:
 def train(data: Path, save_dir: Path, *more: str | Path) -> str:
     """Train in this process."""
     return call("train", *arguments(data, save_dir, *more))
+
+
+def character_model(folder: Path) -> tuple[Path, Path]:
+    """(a checkpoint with memory of 10 and segments of 8, its prepared characters)."""
+    write_lines(folder / "text.txt", 30, 1)
+    options = ["--split", "0.8,0.2", "--level", "char", "--workers", "1"]
+    prepare("lm", ["--text", folder / "text.txt", "--out", folder / "data", *options])
+    train(folder / "data", folder / "checkpoints", "--max-update", "20")
+    return folder / "checkpoints" / "checkpoint_last.pt", folder / "data"
 
 
 def evaluate(data: Path, checkpoint: Path, *more: str | Path) -> str:

@@ -13,10 +13,8 @@ import torch
 
 from helpers.commands import QUIET, call, relpos
 from helpers.commands import train as train_translation
-from helpers.folders import prepare
 from helpers.lm_models import randomized, small_lm, small_xl
-from helpers.segment_corpus import train as train_lm
-from helpers.segment_corpus import write_lines
+from helpers.segment_corpus import character_model
 from helpers.wmt_text import write_texts
 from relpos_fairseq.export.engines import open_translator
 from relpos_fairseq.inference.checkpoints import sampling
@@ -208,13 +206,9 @@ def test_draws_are_among_the_likeliest() -> None:
 @pytest.fixture(scope="module")
 def characters(tmp_path_factory):
     """A character model with memory, after its data is gone."""
-    folder = tmp_path_factory.mktemp("characters")
-    write_lines(folder / "text.txt", 30, 1)
-    options = ["--split", "0.8,0.2", "--level", "char", "--workers", "1"]
-    prepare("lm", ["--text", folder / "text.txt", "--out", folder / "data", *options])
-    train_lm(folder / "data", folder / "checkpoints", "--max-update", "20")
-    (folder / "data").rename(folder / "moved")
-    return folder / "checkpoints" / "checkpoint_last.pt"
+    checkpoint, data = character_model(tmp_path_factory.mktemp("characters"))
+    data.rename(data.parent / "moved")
+    return checkpoint
 
 
 def test_a_character_model_continues_text(characters, capsys) -> None:

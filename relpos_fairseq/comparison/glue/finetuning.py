@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.comparison.cell import Cell
 from relpos_fairseq.comparison.commands import device
@@ -67,13 +68,22 @@ class Options:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("lr", "epochs", "seeds"):
-            if any(value <= 0 for value in getattr(self, name) or ()):
-                raise PreparationError(f"--{name} must be above 0, got {getattr(self, name)}")
-        if self.max_update < 0 or self.threads < 1:
-            raise PreparationError("--max-update must not be negative, --threads at least 1")
+        check_search(self)
         if not self.data.is_dir():
             raise PreparationError(f"there is no folder {self.data}: make it with prepare_glue.py")
+
+
+def check_search(options: Any) -> None:
+    """Refuse values of a search that cannot be: lr, epochs, seeds, max_update, threads.
+
+    Raises:
+        PreparationError: names the option.
+    """
+    for name in ("lr", "epochs", "seeds"):
+        if any(value <= 0 for value in getattr(options, name) or ()):
+            raise PreparationError(f"--{name} must be above 0, got {getattr(options, name)}")
+    if options.max_update < 0 or options.threads < 1:
+        raise PreparationError("--max-update must not be negative, --threads at least 1")
 
 
 def finetune(options: Options) -> int:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relpos_fairseq.comparison.commands import device
-from relpos_fairseq.comparison.glue.finetuning import flags_of, models_of, result_of
+from relpos_fairseq.comparison.glue.finetuning import (
+    check_search,
+    flags_of,
+    models_of,
+    result_of,
+)
 from relpos_fairseq.comparison.glue.predictions import kept_model
 from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, Summary, summarise
 from relpos_fairseq.comparison.glue.tables import choices
@@ -70,11 +75,7 @@ class Options:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("lr", "epochs", "seeds"):
-            if any(value <= 0 for value in getattr(self, name) or ()):
-                raise PreparationError(f"--{name} must be above 0, got {getattr(self, name)}")
-        if self.max_update < 0 or self.threads < 1:
-            raise PreparationError("--max-update must not be negative, --threads at least 1")
+        check_search(self)
         if bool(self.squad) != any(self.evaluated.values()):
             raise PreparationError(
                 "--squad belongs together with one of --xquad, --mlqa, --tydiqa at least"

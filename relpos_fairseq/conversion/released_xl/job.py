@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterionConfig
-from fairseq.dataclass.configs import FairseqConfig
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from relpos_fairseq.conversion.job import EXACT, Job
@@ -21,7 +20,7 @@ from relpos_fairseq.conversion.released_xl.reference import log_probs
 from relpos_fairseq.conversion.released_xl.to_ours import State, state_of, values_of
 from relpos_fairseq.conversion.released_xl.vocabulary import Vocabulary, read_vocabulary
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.writer import CHECKPOINT, Rows, fairseq_checkpoint
+from relpos_fairseq.conversion.writer import CHECKPOINT, Rows, config_of, fairseq_checkpoint
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
@@ -117,17 +116,14 @@ def compare(
 
 def checkpoint_of(values: dict[str, Any], state: State, about: dict[str, Any]) -> dict[str, Any]:
     """Return a fairseq checkpoint that every tool of fairseq's loads."""
-    cfg = OmegaConf.structured(FairseqConfig())
-    length = values["tokens_per_sample"]
-    with open_dict(cfg):
-        OmegaConf.set_struct(cfg, False)
-        known = {part.name for part in fields(RelPosTransformerXLConfig)}
-        own = {name: value for name, value in values.items() if name in known}
-        cfg.model = OmegaConf.merge(RelPosTransformerXLConfig(), own)
-        cfg.model._name = "relpos_transformer_xl"
-        own = {"tokens_per_sample": length, "data": "."}
-        cfg.task = OmegaConf.merge(SegmentLanguageModelingConfig(), own)
-        cfg.task._name = TASK
-        name = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
-        cfg.criterion = OmegaConf.merge({"_name": name}, CrossEntropyCriterionConfig())
-    return fairseq_checkpoint(cfg, state, about, "CrossEntropyCriterion")
+    known = {part.name for part in fields(RelPosTransformerXLConfig)}
+    own = {name: value for name, value in values.items() if name in known}
+    model = OmegaConf.merge(RelPosTransformerXLConfig(), own)
+    own = {"tokens_per_sample": values["tokens_per_sample"], "data": "."}
+    task = OmegaConf.merge(SegmentLanguageModelingConfig(), own)
+    model._name, task._name = "relpos_transformer_xl", TASK
+    name = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
+    criterion = OmegaConf.merge({"_name": name}, CrossEntropyCriterionConfig())
+    return fairseq_checkpoint(
+        config_of(model, task, criterion), state, about, "CrossEntropyCriterion"
+    )
