@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase
@@ -37,6 +38,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def _draw_anew() -> None:
+    """What a test or a fixture draws hangs on nothing that ran before it in this process.
+
+    `random` stays as it is: fairseq draws ports by it, which tests side by side must not share.
+    """
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: pytest.FixtureRequest) -> None:
+    """Fixtures of a module are set up by whichever of its tests comes first."""
+    _draw_anew()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """The test itself, after its fixtures."""
+    _draw_anew()
 
 
 @pytest.fixture(autouse=True)
