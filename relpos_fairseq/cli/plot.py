@@ -2,7 +2,7 @@
 
     relpos plot CHECKPOINT --data DATA_BIN --out DIR
     relpos plot --curves LOG... --out DIR
-    relpos plot --scores runs/glue/chen.json runs/xtreme/xtreme.json --out DIR
+    relpos plot --scores runs/glue/chen.json runs/xtreme/medians.json --out DIR
 
 Writes a PNG and a CSV of the same numbers for every stack (encoder, decoder) and
 - every table over distance: scalars by head; vectors by head and channel (000 Fig. 4), and norm;

@@ -72,6 +72,6 @@ def read(path: Path) -> Scores:
                     found.setdefault(name, {})[model if glue else row] = number
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         raise PlotError(
-            f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/xtreme.json"
+            f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/medians.json"
         ) from None
     return found

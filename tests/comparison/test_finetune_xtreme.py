@@ -82,21 +82,21 @@ def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
     assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
     said = capsys.readouterr().out
     assert "8 cells, 8 to do" in said
-    found = json.loads((out / "xtreme.json").read_text())["mine"]
+    found = json.loads((out / "medians.json").read_text())["mine"]
     assert set(found) == {"XNLI", "XQuAD", "MLQA", "TyDiQA-GoldP"}
     trials = json.loads((out / "evaluated" / "mine" / "xtreme.json").read_text())
     assert set(trials) == {f"{name}-trial{number}" for name in found for number in (1, 2)}
     both = [trials[f"XNLI-trial{number}"] for number in (1, 2)]
     means = [sum(one.values()) / len(one) for one in both]
     assert found["XNLI"] == pytest.approx(sum(means) / 2)  # the median of two
-    row = next(line for line in (out / "xtreme.md").read_text().splitlines() if "| mine" in line)
+    row = next(line for line in (out / "medians.md").read_text().splitlines() if "| mine" in line)
     numbers = [found.pop("XNLI"), *(one for both in found.values() for one in both)]
     assert f"{sum(numbers) / 7:.2f}" in row
-    before = (out / "xtreme.md").read_bytes()
+    before = (out / "medians.md").read_bytes()
     assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
     said = capsys.readouterr().out
     assert "8 cells, 0 to do" in said and said.count("unchanged") == 8
-    assert (out / "xtreme.md").read_bytes() == before
+    assert (out / "medians.md").read_bytes() == before
 
 
 @pytest.mark.parametrize(

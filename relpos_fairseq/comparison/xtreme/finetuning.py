@@ -203,5 +203,5 @@ def report(
     runs = "\n\nChosen on English; each number above is the median of the trials:\n\n"
     text += runs + choices(chosen, options.max_update)
     print(f"\n{text}")
-    write_text(options.out / "xtreme.md", f"{text}\n")
-    write_json(options.out / "xtreme.json", found)
+    write_text(options.out / "medians.md", f"{text}\n")
+    write_json(options.out / "medians.json", found)
