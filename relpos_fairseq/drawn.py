@@ -14,7 +14,8 @@ class RandomPositions:
     A batch of n tokens takes a random subset of n of the positions 0..L-1, in rising order, so that
     training sees the distances of longer input.  The subset depends on torch's seed, which fairseq
     sets to --seed plus the number of updates, and on how many were drawn since that changed: it is
-    the same on all ranks and after a resume, and another for each batch of an update.
+    the same on all ranks and after a resume, and another for each batch of an update.  Evaluation,
+    where it draws, takes one subset for each n, so that a score does not hang on the batches.
 
     Args:
         limit: L.
@@ -26,8 +27,12 @@ class RandomPositions:
         self._seed, self._count = -1, 0
 
     @torch._disable_dynamo  # torch.compiler.disable imports dynamo at once, which takes seconds
-    def draw(self, length: int) -> Tensor:
+    def draw(self, length: int, anew: bool = True) -> Tensor:
         """Return (length,) rising positions, on the CPU.
+
+        Args:
+            length: n.
+            anew: others for each batch; else those of the length.
 
         Raises:
             ValueError: there are fewer positions than tokens.
@@ -37,10 +42,12 @@ class RandomPositions:
                 f"--position-random-range {self.limit}: the batch has {length} tokens, more than "
                 f"there are positions to draw: raise it, or shorten the input"
             )
-        if self._seed != torch.initial_seed():
-            self._seed, self._count = torch.initial_seed(), 0
-        self._count += 1
-        label = f"random positions/{self.label}/{self._count}"
+        seed = 0
+        if anew:
+            if self._seed != torch.initial_seed():
+                self._seed, self._count = torch.initial_seed(), 0
+            seed, self._count = self._seed, self._count + 1
+        label = f"random positions/{self.label}/{self._count if anew else length}"
         generator = torch.Generator()
-        generator.manual_seed((self._seed + zlib.crc32(label.encode())) % 2**63)
+        generator.manual_seed((seed + zlib.crc32(label.encode())) % 2**63)
         return torch.randperm(self.limit, generator=generator)[:length].sort().values

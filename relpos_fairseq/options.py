@@ -237,6 +237,15 @@ RANDOM_RANGE = Number(
     auto_help="",
     remembered=False,
 )
+RANDOM_AT = Choice(
+    name="random_at",
+    place=26,
+    help="when positions are drawn: in training, or always, as the paper does: all inputs of a "
+    "length then have the same in evaluation (encoder models)",
+    auto="training",
+    choices=("training", "always"),
+    remembered=False,
+)
 SCALE = Factor(
     name="scale",
     place=30,

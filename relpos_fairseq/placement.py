@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from relpos_fairseq.drawn import RandomPositions
 from relpos_fairseq.plan import PositionPlan, decode_text, encode_text
-from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens, is_captured
+from relpos_fairseq.positions import (
+    Positions,
+    index_in_sentence,
+    index_of_tokens,
+    is_captured,
+    is_exported,
+)
 from relpos_fairseq.scheme import (
     PositionMismatchError,
     PositionScheme,
@@ -90,7 +96,8 @@ class Placement(nn.Module):
         positions = self.positions(
             tokens, padding_idx, eos_idx, query_start=query_start, segments=segments
         )
-        if self.training and self.plan.random_range and decoding is None:
+        draws = self.training or self.plan.always_random
+        if draws and self.plan.random_range and decoding is None:
             positions = self._drawn(positions)
         return self.embed(positions), self.context(positions, decoding)
 
@@ -124,7 +131,13 @@ class Placement(nn.Module):
 
     def _drawn(self, positions: Positions) -> Positions:
         """Return the same tokens at positions drawn at random."""
-        drawn, sentence = self._random.draw(positions.src_len), positions.sentence_index
+        if is_exported():
+            raise ValueError(
+                "--position-random-at always: a graph cannot hold the positions of every length; "
+                "export with --position-random-at training"
+            )
+        drawn = self._random.draw(positions.src_len, anew=self.training)
+        sentence = positions.sentence_index
         if sentence is not None:
             sentence = drawn.to(sentence.device)[sentence]
         return replace(positions, drawn=drawn, sentence_index=sentence)

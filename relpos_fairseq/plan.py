@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import RANDOM_RANGE, SCALE, AttentionShape, SchemeOptions, in_order
+from relpos_fairseq.options import (
+    RANDOM_AT,
+    RANDOM_RANGE,
+    SCALE,
+    AttentionShape,
+    SchemeOptions,
+    in_order,
+)
 from relpos_fairseq.scheme import PositionScheme
 
 
@@ -60,6 +67,13 @@ class PositionPlan:
                     f"{scheme.name} has {self.shape.max_positions} positions: give "
                     f"{self.shape.length_flag} {self.random_range}"
                 )
+        if self.always_random and (self.shape.causal or not self.random_range):
+            reason = (
+                "a decoder writes token by token, and each would move those before it: leave it out"
+                if self.shape.causal
+                else f"nothing is drawn: give {RANDOM_RANGE.flag}"
+            )
+            raise ValueError(f"{RANDOM_AT.flag} always: {reason}")
 
     @classmethod
     def of_parts(cls, parts: tuple[PositionPlan, ...]) -> PositionPlan:
@@ -121,6 +135,12 @@ class PositionPlan:
     def random_range(self) -> int:
         """The number of positions that training draws those of a batch from; 0: it draws none."""
         return max(getattr(plan.options, RANDOM_RANGE.name, 0) for plan in self.members)
+
+    @property
+    def always_random(self) -> bool:
+        """Whether evaluation draws positions too."""
+        values = (getattr(plan.options, RANDOM_AT.name, "training") for plan in self.members)
+        return "always" in values
 
     @property
     def longest(self) -> int | None:

@@ -23,7 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.card import SchemeCard
-from relpos_fairseq.options import INIT, RANDOM_RANGE, SCALE, AttentionShape, Option, SchemeOptions
+from relpos_fairseq.options import (
+    INIT,
+    RANDOM_AT,
+    RANDOM_RANGE,
+    SCALE,
+    AttentionShape,
+    Option,
+    SchemeOptions,
+)
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, Relation
 from relpos_fairseq.tables import RESET_TABLE, Table
@@ -85,7 +93,8 @@ class PositionScheme(nn.Module):
     def __init_subclass__(cls, **rest: Any) -> None:
         """Let every scheme take what is for all that read positions."""
         super().__init_subclass__(**rest)
-        cls.takes = cls.takes - {RANDOM_RANGE} | ({RANDOM_RANGE} if cls.reads_places else set())
+        drawing = {RANDOM_RANGE, RANDOM_AT}
+        cls.takes = cls.takes - drawing | (drawing if cls.reads_places else set())
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         super().__init__()

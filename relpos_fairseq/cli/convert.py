@@ -25,6 +25,7 @@ POSITIONS = (
     "position_clip_distance",
     "position_share",
     "position_random_range",
+    "position_random_at",
     "position_scale",
     "position_reset_cls",
     "position_rank",

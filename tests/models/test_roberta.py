@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from cases import CASES, ENCODERS, Case, randomize
-from helpers.models import BIASES
+from helpers.models import BIASES, small_model
 from helpers.roberta import small_roberta, small_task, tokens
 from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
+from relpos_fairseq.export.onnx import export_program
 from relpos_fairseq.models import relpos_roberta
 from relpos_fairseq.models.config.roberta import namespace
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -357,3 +358,34 @@ def test_a_task_of_any_kind_can_be_asked() -> None:
     task = small_task()
     bare = SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 7)
     assert small_roberta(task=bare).max_positions() == 7
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "m4+t5", "rope"])
+def test_evaluation_draws_positions_where_it_is_asked_to(scheme: str) -> None:
+    """What training computes at those positions; one subset for a length, whatever came before."""
+    flags = {"position_scheme": scheme, "position_random_range": "40", "max_positions": 40}
+    model = randomized(small_roberta(position_random_at="always", **flags))
+    for layer in model.encoder.sentence_encoder.layers:
+        layer.self_attn.k_proj.weight.data.mul_(30)  # so that attention is far from even
+    plain = small_roberta(**flags)
+    plain.load_state_dict(model.state_dict())
+    ids, positions = tokens(), plain.encoder.sentence_encoder.positions
+    found = model(ids)[0]
+    model(tokens(2, 7))
+    torch.manual_seed(99)
+    assert torch.equal(model(ids)[0], found)
+    assert not torch.allclose(plain(ids)[0], found, atol=1e-3)
+    draw = positions._random.draw
+    positions._random.draw = lambda length, anew: draw(length, anew=False)
+    assert torch.equal(plain.train()(ids)[0], found)
+
+
+def test_what_evaluation_cannot_draw() -> None:
+    with pytest.raises(ValueError, match="random-at always: nothing is drawn: give --position-ran"):
+        small_roberta(position_scheme="m4", position_random_at="always")
+    with pytest.raises(ValueError, match="random-at always: a decoder writes token by token"):
+        small_model(position_random_at="always", position_random_range="40", position_scheme="m4")
+    flags = {"position_random_range": "40", "position_random_at": "always"}
+    model = small_roberta(position_scheme="m4", **flags)
+    with pytest.raises(ValueError, match="export with --position-random-at training"):
+        export_program(model)

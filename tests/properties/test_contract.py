@@ -58,6 +58,7 @@ FLAGS = {
     "position_clip_distance": ("shaw_keys", "m2", "m4m", "deberta", "tupe", "rel_scalar"),
     "position_share": ("all but none,", "rope", "alibi"),
     "position_random_range": ("all but none, fox, cope",),
+    "position_random_at": ("all but none, fox, cope", "auto: training"),
     "position_scale": ("all but sinusoidal, learned, sentence",),
     "position_reset_cls": ("(all but none, sinusoidal", "m4m, deberta_released, rope", "cope)"),
     "position_init": ("t5", "m4m", "deberta", "tupe", "transformer_xl"),
