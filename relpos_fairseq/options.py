@@ -240,12 +240,12 @@ RANDOM_RANGE = Number(
 RANDOM_AT = Choice(
     name="random_at",
     place=26,
-    help="when positions are drawn: in training, or always, as the paper does: all inputs of a "
-    "length then have the same in evaluation (encoder models)",
+    help="positions are drawn in training, or always: one draw a length in evaluation (encoders)",
     auto="training",
     choices=("training", "always"),
     remembered=False,
 )
+DRAWING = frozenset({RANDOM_RANGE, RANDOM_AT})
 SCALE = Factor(
     name="scale",
     place=30,

@@ -23,15 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.card import SchemeCard
-from relpos_fairseq.options import (
-    INIT,
-    RANDOM_AT,
-    RANDOM_RANGE,
-    SCALE,
-    AttentionShape,
-    Option,
-    SchemeOptions,
-)
+from relpos_fairseq.options import DRAWING, INIT, SCALE, AttentionShape, Option, SchemeOptions
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, Relation
 from relpos_fairseq.tables import RESET_TABLE, Table
@@ -93,8 +85,7 @@ class PositionScheme(nn.Module):
     def __init_subclass__(cls, **rest: Any) -> None:
         """Let every scheme take what is for all that read positions."""
         super().__init_subclass__(**rest)
-        drawing = {RANDOM_RANGE, RANDOM_AT}
-        cls.takes = cls.takes - drawing | (drawing if cls.reads_places else set())
+        cls.takes = cls.takes - DRAWING | (DRAWING if cls.reads_places else set())
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         super().__init__()
