@@ -203,6 +203,7 @@ def test_file_names_of_every_data_set(tmp_path):
 def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, kind):
     """Its own separators, segments and order of labels; transformers is the oracle."""
     transformers = pytest.importorskip("transformers")
+    torch.manual_seed(2)  # its answers differ
     labels = ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]
     size = len((data / "input0" / "dict.txt").read_text().splitlines()) + 5
     config = getattr(transformers, f"{kind}Config")(
