@@ -46,7 +46,8 @@ class RandomPositions:
         if anew:
             if self._seed != torch.initial_seed():
                 self._seed, self._count = torch.initial_seed(), 0
-            seed, self._count = self._seed, self._count + 1
+            self._count += 1
+            seed = self._seed
         label = f"random positions/{self.label}/{self._count if anew else length}"
         generator = torch.Generator()
         generator.manual_seed((seed + zlib.crc32(label.encode())) % 2**63)
