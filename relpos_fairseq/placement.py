@@ -56,6 +56,7 @@ class Placement(nn.Module):
         # "version" in the name keeps fairseq's moving average of weights from averaging it.
         self.register_buffer("scheme_version", encode_text(plan.describe()))
         self._random = RandomPositions(plan.random_range, plan.shape.seed_name)
+        self._always_random = plan.always_random
         logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 
     def layer_schemes(self, layer: int) -> SchemeStack:
@@ -96,8 +97,7 @@ class Placement(nn.Module):
         positions = self.positions(
             tokens, padding_idx, eos_idx, query_start=query_start, segments=segments
         )
-        draws = self.training or self.plan.always_random
-        if draws and self.plan.random_range and decoding is None:
+        if decoding is None and self._random.limit and (self.training or self._always_random):
             positions = self._drawn(positions)
         return self.embed(positions), self.context(positions, decoding)
 
