@@ -233,3 +233,11 @@ class Segments(Relation):
             )
         query = positions.segments[:, positions.query_start : positions.query_stop]
         return query[:, :, None] * self.count + positions.segments[:, None, :]
+
+
+def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
+    """Dai 2019's R of (N,) offsets i - j: (N, dim) as their code lays it out, at least fp32."""
+    exact = offset.dtype if offset.dtype == torch.float64 else torch.float32
+    channel = torch.arange(0, dim, 2, device=offset.device, dtype=exact)
+    angle = offset.to(exact)[:, None] * 10000 ** (-channel / dim)  # (N, ceil(dim/2))
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :dim]

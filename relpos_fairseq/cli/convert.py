@@ -5,7 +5,7 @@
 SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
 or a Hugging Face folder of BERT, RoBERTa, XLM-R, DeBERTa, Marian or `relpos export transformers`
 (config.json, safetensors or bin, in one file or several), or OpenNMT-py's checkpoint, or `model.pt`
-of Transformer-XL's released PyTorch code (attn_type 0 or 1; --data is the folder of its cache.pt).
+of Transformer-XL's released PyTorch code (attn_type 0 to 3; --data is the folder of its cache.pt).
 Models that generate are converted --to same.  SCHEME: a position scheme or hybrid, `same`, or
 `hf-bert`, `hf-roberta` for the way back.
 

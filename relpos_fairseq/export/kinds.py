@@ -263,6 +263,11 @@ class Translation(_Stepping):
 class WithMemory(_Base):
     """One graph: a segment that reads memory and leaves one."""
 
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a segment, or None."""
+        return super().longest if self.stack.window is None else self.stack.window.segment
+
     def _memory(self, rows: int) -> dict[str, Tensor]:
         decoder = self.stack
         states = torch.zeros(len(decoder.layers), decoder.mem_len, rows, decoder.embed_dim)
@@ -278,16 +283,16 @@ class WithMemory(_Base):
             raise ExportError("this model evaluates without memory (--mem-len 0): it has no graph")
         module, memory = MemoryStep(self.model), self._memory(EXAMPLE[0])
         inputs = {"tokens": random_tokens(self.words, *EXAMPLE), **memory}
-        sizes = {"tokens": {0: self.batch, 1: free("length")}}
+        sizes = {"tokens": {0: self.batch, 1: free("length", 1, self.longest)}}
         sizes |= {"states": {2: self.batch}, "valid": {0: self.batch}}
         outputs = ("scores", "new_states", "new_valid")
         return [Graph("segment", module, inputs, sizes, outputs, {"scores": module.scores})]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
         """Three segments, each after the memory of the one before; ours with memory as it grows."""
-        tokens = random_tokens(self.words, rows, 3 * length)
+        tokens = random_tokens(self.words, rows, 2 * length + 1)
         memory, ours = self._memory(rows), None
-        for segment in tokens.split([length, 1, 2 * length - 1], dim=1):
+        for segment in tokens.split([length, 1, length], dim=1):
             output, extra = self.model.decoder(segment, memory=ours)
             ours = extra["memory"]
             scores, states, valid = runs["segment"](tokens=segment, **memory)

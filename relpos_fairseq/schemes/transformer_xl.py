@@ -35,7 +35,7 @@ from relpos_fairseq.options import (
     only,
 )
 from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.relations import Clipped
+from relpos_fairseq.relations import Clipped, sinusoid_of_distance
 from relpos_fairseq.scheme import (
     AttentionShape,
     PositionScheme,
@@ -72,14 +72,6 @@ R_DROPOUT = Factor(
     auto_help="",
     remembered=False,
 )
-
-
-def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
-    """R of (N,) offsets i - j: (N, dim) as the released code lays it out, at least fp32."""
-    exact = offset.dtype if offset.dtype == torch.float64 else torch.float32
-    channel = torch.arange(0, dim, 2, device=offset.device, dtype=exact)
-    angle = offset.to(exact)[:, None] * 10000 ** (-channel / dim)  # (N, ceil(dim/2))
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :dim]
 
 
 class _Projected(torch.autograd.Function):

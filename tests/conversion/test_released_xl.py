@@ -22,6 +22,10 @@ CASES = [
     ({"same_length": True, "cutoffs": (6, 11)}, {"_use_new_zipfile_serialization": False}),
     ({"cutoffs": (6, 11), "div_val": 2, "tied": False}, {}),
     ({"cutoffs": (6, 11), "div_val": 2, "attn_type": 1, "mem_len": 0}, {}),
+    ({"attn_type": 2, "mem_len": 7}, {}),
+    ({"attn_type": 2, "same_length": True, "cutoffs": (6, 11)}, {}),
+    ({"attn_type": 3, "mem_len": 7}, {}),
+    ({"attn_type": 3, "mem_len": 0}, {}),
 ]
 
 
@@ -71,6 +75,12 @@ def test_a_state_dict_is_read_too(tmp_path, capsys):
     assert "a state_dict says neither memory" in capsys.readouterr().out
 
 
+def test_a_state_dict_says_too_little_of_absolute_positions(tmp_path, capsys):
+    torch.save(released_xl.model(len(SYMBOLS), 3).state_dict(), tmp_path / "model.pt")
+    assert converted(tmp_path, tmp_path / "out") == 2
+    assert "attn_type 3 and does not say its segment and memory" in capsys.readouterr().err
+
+
 class Harmful:
     """Runs a command when it is unpickled."""
 
@@ -93,8 +103,8 @@ def test_nothing_of_a_file_is_run(tmp_path, monkeypatch, capsys, zipped):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"attn_type": 2}, "attn_type 2, which no scheme of ours is"),
-        ({"attn_type": 3}, "attn_type 3, which no scheme of ours is"),
+        ({"attn_type": 3, "pre_lnorm": True}, "attn_type 3 and has pre_lnorm, under which its"),
+        ({"attn_type": 2, "clamp_len": 7}, "attn_type 2 and clamps positions at 7, short of"),
     ],
 )
 def test_what_is_not_converted_is_said(tmp_path, capsys, options, said):

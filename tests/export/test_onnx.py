@@ -85,6 +85,8 @@ HYBRIDS = {
 OPTIONS = [
     ("roberta", "learned+m4+t5", {"segment_encoding": "head", "position_reset_cls": "on"}),
     ("xl", "transformer_xl", {"same_length": True}),
+    ("xl", "none", {"window_positions": "first"}),
+    ("xl", "none", {"window_positions": "every"}),
     ("roberta", "m4", {"segment_encoding": "input", "num_segments": "3"}),
     ("lm", "m4m", {"adaptive_softmax_cutoff": "8,16"}),
     # A scheme a layer; and positions drawn at random, which training alone does.

@@ -72,8 +72,9 @@ def model(
     size, far = WIDTH // HEADS, segment + int(options["mem_len"])
     layers = nn.ModuleList()
     for _ in range(LAYERS):
+        absolute = {"q_net": linear(WIDTH, WIDTH), "kv_net": linear(2 * WIDTH, WIDTH)}
         attention = Part(
-            qkv_net=linear(3 * WIDTH, WIDTH),
+            **(absolute if attn_type > 1 else {"qkv_net": linear(3 * WIDTH, WIDTH)}),
             o_net=linear(WIDTH, WIDTH),
             layer_norm=linear(WIDTH, 1, bias=True),
             dropatt=nn.Dropout(0.05),
@@ -121,7 +122,7 @@ def model(
     )
     if attn_type == 0:
         whole.r_w_bias, whole.r_r_bias = parameter(HEADS, size), parameter(HEADS, size)
-    else:
+    elif attn_type != 2:
         whole.r_emb = parameter(LAYERS, far, HEADS, size)
     if attn_type == 1:
         whole.r_w_bias, whole.r_bias = parameter(LAYERS, HEADS, size), parameter(LAYERS, far, HEADS)
@@ -155,12 +156,38 @@ def norm(x: Tensor, part: nn.Module) -> Tensor:
     return apart / ((apart**2).mean() + 1e-5).sqrt() * part.weight + part.bias
 
 
+def sinusoid(p: int) -> Tensor:
+    """Its PositionalEmbedding at p."""
+    angles = [p / 10000 ** (2 * m / WIDTH) for m in range(WIDTH // 2)]
+    return torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=EXACT)
+
+
+def placed(own: MemTransformerLM, number: int, memory: list[Tensor], row: list[Tensor]) -> list:
+    """Memory and the segment with their absolute positions, as `_forward` adds them in place."""
+    qlen, mlen = len(row), len(memory)
+    if own.attn_type == 2 and number == 0:
+        pos_seq = range(mlen + qlen - 1, -1, -1)
+        pos_emb = [sinusoid(min(p, own.clamp_len) if own.clamp_len > 0 else p) for p in pos_seq]
+        row = [x + p for x, p in zip(row, pos_emb[-qlen:], strict=True)]
+        memory = [x + p for x, p in zip(memory, pos_emb[:mlen], strict=True)]
+    if own.attn_type == 3:
+        table = own.r_emb[number].reshape(-1, WIDTH)
+        cur_emb = list(table[:-qlen])
+        cur_emb = [*[cur_emb[0]] * (mlen - len(cur_emb)), *cur_emb] if cur_emb else []
+        row = [x + p for x, p in zip(row, table[-qlen:], strict=True)]
+        memory = [x + p for x, p in zip(memory, cur_emb[len(cur_emb) - mlen :], strict=True)]
+    return [*memory, *row]
+
+
 def attention(own: MemTransformerLM, number: int, row: list[Tensor], seen: list[Tensor]) -> list:
     """What attention adds to every token of the segment, one pair of tokens at a time."""
     part, size = own.layers[number].dec_attn, WIDTH // HEADS
     if part.pre_lnorm:
         seen = [norm(x, part.layer_norm) for x in seen]
-    maps = part.qkv_net.weight.view(3, HEADS, size, WIDTH)
+    three = [
+        getattr(part, name).weight for name in ("qkv_net", "q_net", "kv_net") if hasattr(part, name)
+    ]
+    maps = torch.cat(three).view(3, HEADS, size, WIDTH)
     out = []
     for t in range(len(row)):
         i, heads = len(seen) - len(row) + t, []
@@ -173,11 +200,10 @@ def attention(own: MemTransformerLM, number: int, row: list[Tensor], seen: list[
                 k = maps[1, h] @ seen[j]
                 if own.attn_type == 0:
                     p = min(i - j, own.clamp_len) if own.clamp_len > 0 else i - j
-                    angles = [p / 10000 ** (2 * m / WIDTH) for m in range(WIDTH // 2)]
-                    values = [*map(math.sin, angles), *map(math.cos, angles)]
-                    wave = torch.tensor(values, dtype=EXACT)
-                    r = part.r_net.weight.view(HEADS, size, WIDTH)[h] @ wave
+                    r = part.r_net.weight.view(HEADS, size, WIDTH)[h] @ sinusoid(p)
                     logit = (q + own.r_w_bias[h]) @ k + (q + own.r_r_bias[h]) @ r
+                elif own.attn_type > 1:
+                    logit = q @ k
                 else:
                     rows = own.r_emb.size(1)
                     known = min(rows, own.clamp_len) if own.clamp_len > 0 else rows
@@ -223,7 +249,8 @@ def run(own: MemTransformerLM, segments: list[list[int]]) -> list[Tensor]:
     for segment in segments:
         row = [table[one] * math.sqrt(WIDTH) for one in segment]
         for number, layer in enumerate(own.layers):
-            seen = [*memory[number], *row]
+            seen = placed(own, number, memory[number], row)
+            row = seen[len(memory[number]) :]
             added = attention(own, number, row, seen)
             memory[number] = seen[len(seen) - min(own.mem_len, len(seen)) :]
             row = [x + more for x, more in zip(row, added, strict=True)]

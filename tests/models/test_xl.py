@@ -13,8 +13,8 @@ from helpers.lm_models import ABSOLUTE, CARRYING, randomized, small_xl, stream
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import sinusoid_of_distance
 from relpos_fairseq.schemes import transformer_xl
-from relpos_fairseq.schemes.transformer_xl import sinusoid_of_distance
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 PAD = 1

@@ -100,6 +100,8 @@ def compare(
 ) -> tuple[float, float]:
     """Return how far log-probabilities are apart on random segments with memory, and their size."""
     rows, count, length = PROBE
+    if released.absolute:  # shorter segments would count from another end
+        length = released.segment or length
     random = torch.Generator().manual_seed(seed)
     shape = (rows, count * length)
     segments = torch.randint(released.types, shape, generator=random).split(length, 1)

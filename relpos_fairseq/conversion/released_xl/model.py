@@ -1,12 +1,15 @@
 """What a released `model.pt` holds: the whole module as torch.save pickles it, or its state_dict.
 
     word_emb.emb_layers.i.weight, emb_projs.i         bands of the (adaptive) embedding
-    layers.n.dec_attn.{qkv_net, o_net, layer_norm}    r_net too where attn_type is 0
+    layers.n.dec_attn.{qkv_net, o_net, layer_norm}    r_net too where attn_type is 0; q_net and
+                                                      kv_net for qkv_net where it is 2 or 3
     layers.n.pos_ff.{CoreNet.0, CoreNet.3, layer_norm}
     r_w_bias, r_r_bias (0);  r_emb, r_w_bias, r_bias (1);  r_emb (3)
     crit.out_layers.i, out_projs.i, cluster_{weight, bias}
 
-`attn_type` 0 is the paper's attention, 1 learns vectors and scalars of distances instead.
+`attn_type` 0 is the paper's attention, 1 learns vectors and scalars of distances instead; 2 and 3
+add absolute positions to layers' inputs and, anew in every segment, to memory
+(`models/transformer_xl/window_positions.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.released_xl.inert import read_inert, tensors_of
@@ -23,11 +27,6 @@ from relpos_fairseq.conversion.report import ConversionError
 
 MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either kind
 HEAD = 1 << 22  # bytes that hold names; numbers follow them
-REFUSED = {
-    2: "it adds sinusoids to its input that count from each segment's end, and to its memory again "
-    "in every segment",
-    3: "it adds a table to every layer's input, and to its memory again in every segment",
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Released:
         path: its file.
         state: tensors under the names above.
         heads: attention heads.
-        attn_type: 0 or 1.
+        attn_type: 0 to 3.
         cutoffs: of the adaptive softmax, without the number of types; empty: a plain one.
         mem_len: most states that it remembers; None: the file does not say.
         segment: tokens of a segment; None: the file does not say.
@@ -63,9 +62,19 @@ class Released:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def absolute(self) -> bool:
+        """Whether it adds absolute positions to memory and segment."""
+        return self.attn_type > 1
+
+    @property
     def layers(self) -> int:
         """How many there are."""
         return 1 + max(int(name.split(".")[1]) for name in self.state if name[:7] == "layers.")
+
+    @property
+    def reach(self) -> int:
+        """Tokens of segment and memory together."""
+        return (self.segment or 0) + (self.mem_len or 0)
 
     @property
     def width(self) -> int:
@@ -88,6 +97,13 @@ def embeddings(state: dict[str, Tensor]) -> list[Tensor]:
     """Return the embeddings of all bands, or the one that they have in common."""
     names = (f"word_emb.emb_layers.{number}.weight" for number in range(len(state)))
     return [state[name] for name in names if name in state]
+
+
+def projections(released: Released, layer: int) -> list[Tensor]:
+    """Return the weights (width, width) of a layer's queries, keys and values."""
+    names = ("q_net", "kv_net") if released.absolute else ("qkv_net",)
+    weights = [released.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]
+    return list(torch.cat(weights).chunk(3))
 
 
 def is_released(path: Path) -> bool:
@@ -149,7 +165,7 @@ def _of_state(path: Path, state: dict[str, Any]) -> Released:
     if not cutoffs and "crit.cluster_weight" in tensors:
         raise ConversionError(f"{path}: a state_dict does not say its cut-offs: {_WHOLE}")
     note = "a state_dict says neither memory, clamp_len, same_length nor pre_lnorm: none is taken"
-    heads = tensors["r_w_bias"].size(-2) if "r_w_bias" in tensors else 0
+    heads = tensors["r_w_bias"].size(-2) if "r_w_bias" in tensors else 1
     return Released(path, tensors, heads, kind, cutoffs, notes=[f"{note} ({_WHOLE})"])
 
 
@@ -165,14 +181,34 @@ def _check(released: Released) -> None:
     path, state = released.path, released.state
     if not embeddings(state) or "crit.out_layers.0.bias" not in state:
         raise KeyError("its embedding or crit.out_layers")
-    if released.attn_type in REFUSED:
-        raise ConversionError(
-            f"{path} has attn_type {released.attn_type}, which no scheme of ours is: "
-            f"{REFUSED[released.attn_type]}; give a model of attn_type 0 or 1"
-        )
+    if released.absolute:
+        _check_absolute(released)
     width, inner = state["layers.0.dec_attn.o_net.weight"].shape
     if width != inner:
         raise ConversionError(
             f"{path}: {released.heads} heads of {inner // released.heads} are {inner} channels, "
             f"and the model has {width}: ours divides the width among the heads"
         )
+
+
+def _check_absolute(released: Released) -> None:
+    """Refuse absolute positions that ours do not say.
+
+    Raises:
+        ConversionError: names the file and why.
+    """
+    if not released.segment:
+        refused = f"does not say its segment and memory, which its positions need: {_WHOLE}"
+    elif released.pre_norm:
+        refused = (
+            "has pre_lnorm, under which its queries, unlike its keys and values, read the layer's "
+            "input without layer norm: give a model without"
+        )
+    elif released.attn_type == 2 and 0 < released.clamp_len < released.reach - 1:
+        refused = (
+            f"clamps positions at {released.clamp_len}, short of its segment and memory of "
+            f"{released.reach}: give a model without clamp_len"
+        )
+    else:
+        return
+    raise ConversionError(f"{released.path} has attn_type {released.attn_type} and {refused}")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos_fairseq.conversion.released_xl.model import Released, embeddings
+from relpos_fairseq.conversion.released_xl.model import Released, embeddings, projections
 
 
 def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
@@ -25,6 +25,7 @@ def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
         h = math.sqrt(released.width) * _embedded(released, state, types)
         inputs = []
         for layer in range(released.layers):
+            h, memory[layer] = _moved(released, state, layer, h, memory[layer])
             inputs.append(h)
             part = {n: v for n, v in state.items() if n.startswith(f"layers.{layer}.")}
             part = {name.split(".", 2)[2]: value for name, value in part.items()}
@@ -62,8 +63,10 @@ def _layer(
     if released.pre_norm:
         seen = _norm(part, "dec_attn.layer_norm", seen)
     new, heads = h.size(1), released.heads
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2)
-               for x in (seen @ part["dec_attn.qkv_net.weight"].t()).chunk(3, -1))  # fmt: skip
+    q, k, v = (
+        (seen @ weight.to(seen).t()).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for weight in projections(released, layer)
+    )
     q = q[:, :, -new:]
     size = k.size(2)
     offset = torch.arange(size - new, size)[:, None] - torch.arange(size)  # i - j
@@ -80,6 +83,27 @@ def _layer(
     return out if released.pre_norm else _norm(part, "pos_ff.layer_norm", out)
 
 
+def _moved(
+    released: Released, state: dict[str, Tensor], layer: int, h: Tensor, memory: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Add the absolute positions of memory and segment to both, as far as the layer has any."""
+    if not released.absolute or (released.attn_type == 2 and layer > 0):
+        return h, memory
+    old = 0 if memory is None else memory.size(1)
+    if released.attn_type == 2:
+        added = _waves(torch.arange(old + h.size(1), dtype=h.dtype).flip(0), released.width)
+    else:
+        added = state["r_emb"][layer].flatten(1)[-old - h.size(1) :]
+    return h + added[old:], None if memory is None else memory + added[:old]
+
+
+def _waves(distance: Tensor, width: int) -> Tensor:
+    """(N, width) sinusoids of (N,) distances."""
+    steps = torch.arange(0, width, 2, dtype=distance.dtype) / width
+    angles = distance[:, None] * 10000**-steps
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
 def _logits(
     released: Released,
     state: dict[str, Tensor],
@@ -90,15 +114,15 @@ def _logits(
     offset: Tensor,
 ) -> Tensor:
     """(B, H, T, S), not yet divided."""
+    if released.absolute:
+        return q @ k.transpose(-1, -2)
     past = offset.clamp(min=0)
     if released.attn_type == 0:
         reach = int(past.max()) + 1
         distance = torch.arange(reach, dtype=q.dtype)
         if released.clamp_len:
             distance = distance.clamp(max=released.clamp_len)
-        steps = torch.arange(0, released.width, 2, dtype=q.dtype) / released.width
-        angles = distance[:, None] * 10000**-steps
-        waves = torch.cat([angles.sin(), angles.cos()], -1) @ part["dec_attn.r_net.weight"].t()
+        waves = _waves(distance, released.width) @ part["dec_attn.r_net.weight"].t()
         vectors = waves.unflatten(-1, (released.heads, -1))  # (N, H, D)
         u, v = state["r_w_bias"][:, None], state["r_r_bias"][:, None]
         moved = torch.einsum("bhid,nhd->bhin", q + v, vectors)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion.released_xl.model import Released, embeddings
+from relpos_fairseq.conversion.released_xl.model import Released, embeddings, projections
 from relpos_fairseq.conversion.released_xl.vocabulary import Vocabulary
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.models.transformer_xl.window_positions import KINDS
 from relpos_fairseq.schemes import named_elsewhere
 
 NEVER = -1e4  # exp of it is 0 in fp32, and fp16 holds it
@@ -52,11 +53,14 @@ def values_of(released: Released, vocabulary: Vocabulary) -> dict[str, Any]:
         "mem_len": MEMORY if released.mem_len is None else released.mem_len,
         "same_length": released.same_length,
         "tokens_per_sample": released.segment or SEGMENT,
-        "position_scheme": named_elsewhere("transformer-xl")[kind],
     }
+    if released.absolute:
+        values |= {"position_scheme": "none", "window_positions": KINDS[released.attn_type - 1]}
+    else:
+        values["position_scheme"] = named_elsewhere("transformer-xl")[kind]
     if released.attn_type == 0:
         values |= {"position_query_bias": "shared", "clamp_len": str(released.clamp_len)}
-    else:
+    elif released.attn_type == 1:
         values["position_clip_distance"] = str(_reach(released))
     first = embeddings(state)[0].size(1)
     if not released.cutoffs:
@@ -91,13 +95,18 @@ def state_of(released: Released, vocabulary: Vocabulary) -> State:
     for layer in range(released.layers):
         prefix, target = f"layers.{layer}.", f"decoder.layers.{layer}."
         found |= {target + new: released.state[prefix + old] for old, new in _LAYER.items()}
-        parts = released.state[f"{prefix}dec_attn.qkv_net.weight"].chunk(3)
+        parts = projections(released, layer)
         found |= {
             f"{target}self_attn.{name}_proj.weight": part
             for name, part in zip("qkv", parts, strict=True)
         }
+        if released.absolute:
+            continue
         place = f"{target}self_attn.position.0."
         found |= {place + name: value for name, value in _positions(released, layer).items()}
+    if released.attn_type == 3:
+        rows = released.state["r_emb"].flatten(2)  # (layers, max_klen, width)
+        found["decoder.window.table"] = rows[:, rows.size(1) - released.reach :]
     words = _adaptive if released.cutoffs else _plain
     return {name: value.clone() for name, value in (found | words(released, vocabulary)).items()}
 

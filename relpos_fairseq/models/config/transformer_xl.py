@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from fairseq.dataclass import ChoiceEnum
+
 from relpos_fairseq.models.config.language_model import LanguageModelFlags
 from relpos_fairseq.models.config.single_stack import help_text
+from relpos_fairseq.models.transformer_xl.window_positions import KINDS
 from relpos_fairseq.schemes import DEFAULT
 
 
@@ -27,6 +30,12 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
         False,
         "let positions that are added to the input, and begin anew with each segment, carry memory "
         "all the same: a demonstration of what that costs (Dai et al. 2019, section 3.3)",
+    )
+    window_positions: ChoiceEnum(KINDS) = help_text(
+        KINDS[0],
+        "absolute positions over memory and segment, which memory gets anew in every segment: "
+        "first adds sinusoids to the first layer's input, every a learned table to every layer's "
+        "(attn_type 2 and 3 of the paper's released code, whose position scheme is none)",
     )
     no_attention_bias: bool = help_text(
         False, "projections of attention without biases, as in the paper's released code"

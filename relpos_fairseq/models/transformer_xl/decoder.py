@@ -26,6 +26,7 @@ from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
 from relpos_fairseq.models.transformer_xl.initial_values import drop_biases, initialise
 from relpos_fairseq.models.transformer_xl.memory_positions import memory_positions
 from relpos_fairseq.models.transformer_xl.output_bias import add_output_bias
+from relpos_fairseq.models.transformer_xl.window_positions import window_of
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
 from relpos_fairseq.placement import encode_text
@@ -58,12 +59,18 @@ class RelPosXLDecoder(RelPosLMDecoder):
         # Tells a checkpoint of this model from one of relpos_transformer_lm, whose tensors have the
         # same names; "version" keeps it out of moving averages.
         self.register_buffer("segment_recurrence_version", encode_text("1"))
+        self.window = window_of(cfg, self.num_layers)
 
     make_positions = staticmethod(memory_positions)
 
     def initialize(self, cfg: Any) -> None:
         """The released code's initial values, for everything but the schemes."""
         initialise(self, cfg.init_std, cfg.proj_init_std)
+
+    def max_positions(self) -> int:
+        """The longest segment that the positions take."""
+        longest = super().max_positions()
+        return longest if self.window is None else min(longest, self.window.segment)
 
     @property
     def mem_len(self) -> int:
@@ -146,7 +153,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             starts = None if starts is None else starts.gather(1, order)
         before = self._before(memory, tokens)
         documents = number_documents(starts, padding)
-        x, inputs = self._layers(tokens, before, padding, documents, None)
+        x, before, inputs = self._layers(tokens, before, padding, documents, None)
         after = before.extend(inputs, self.mem_len, padding=padding, documents=documents)
         if order is not None:
             back = order.argsort(dim=1)
@@ -177,7 +184,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         if padding is not None and done == 0:
             _check_prompt(padding, before.valid)
         documents = number_documents(starts, None)
-        x, _ = self._layers(new, before, padding, documents, state)
+        x, _, _ = self._layers(new, before, padding, documents, state)
         return x, {"attn": [None], "memory": None}
 
     def _before(self, memory: Memory | None, tokens: Tensor) -> Memory:
@@ -196,18 +203,22 @@ class RelPosXLDecoder(RelPosLMDecoder):
         padding: Tensor | None,
         documents: Tensor | None,
         state: dict | None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Features (B, T, E) of the new tokens, and every layer's inputs (T, B, E)."""
-        x = self.embed(tokens, self._on_input(tokens, state)).transpose(0, 1)
+    ) -> tuple[Tensor, Memory, list[Tensor]]:
+        """Features (B, T, E) of the new tokens, and what layers read: memory, inputs (T, B, E)."""
+        done = self._done(tokens, state)
+        x = self.embed(tokens, self._on_input(tokens, done)).transpose(0, 1)
         before = before.to(x)
         if padding is not None or is_captured() or not before.valid.all():
             new = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
             padding = torch.cat([~before.valid, new], dim=1)
         context = self._memory_context(tokens, len(before), padding, documents, state)
         kept = {id(layer) for layer in self.layers}  # LayerDrop draws while it is iterated over
-        inputs = []
+        inputs, read = [], []
         for index, memory in enumerate(before.states):
+            if self.window is not None:
+                x, memory = self.window.entering(index, x, memory, done)
             inputs.append(x)
+            read.append(memory.detach())
             layer = self.layers[index]
             if id(layer) in kept:
                 x, _, _ = layer(
@@ -220,16 +231,24 @@ class RelPosXLDecoder(RelPosLMDecoder):
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = self.dropout_module(x).transpose(0, 1)
-        return x if self.project_out_dim is None else self.project_out_dim(x), inputs
+        x = x if self.project_out_dim is None else self.project_out_dim(x)
+        return x, replace(before, states=tuple(read)), inputs
 
-    def _on_input(self, tokens: Tensor, state: dict | None) -> Tensor | None:
+    def _done(self, tokens: Tensor, state: dict | None) -> int:
+        """How many of the segment's tokens stand before the new ones, in the cache."""
+        if state is None:
+            return 0
+        return self.get_incremental_state(state, "segment")["tokens"] - tokens.size(1)
+
+    def _on_input(self, tokens: Tensor, done: int) -> Tensor | None:
         """What positions add to the input: counted from the segment's start (--absolute-memory)."""
-        done = 0
-        if state is not None:
-            done = self.get_incremental_state(state, "segment")["tokens"] - tokens.size(1)
         length = tokens.size(1)
         where = Positions(length, done + length, query_start=done, device=tokens.device)
-        return self.positions.embed(where)
+        added = self.positions.embed(where)
+        if self.window is None:
+            return added
+        waves = self.window.on_input(done, done + length, tokens.device)
+        return waves if added is None or waves is None else added + waves
 
     def _memory_context(
         self,
