@@ -21,6 +21,7 @@ def register() -> None:
 def mend_fairseq() -> None:
     """Mend what is wrong in fairseq (mends/README.md); no number of another model changes."""
     from relpos_fairseq.mends import (
+        adaptive_alone,
         broken_checkpoints,
         checkpoint_types,
         cpu_ddp,
@@ -47,6 +48,7 @@ def mend_fairseq() -> None:
     broken_checkpoints.explain_broken_checkpoints()
     hidden_mismatch.name_position_mismatch()
     cpu_ddp.run_ddp_on_cpu()
+    adaptive_alone.let_one_process_use_adaptive_loss()
     cpu_precision.refuse_fp16_without_gpu()
     foreign_flags.refuse_foreign_flags()
     one_line_errors.print_errors_in_one_line()

@@ -1,6 +1,7 @@
 """Several processes on CPUs: DDP and nccl fail, torchrun's ranks train alone, others not at all."""
 
 import os
+from typing import Any
 
 import fairseq.distributed.utils as distributed
 import fairseq.models.distributed_fairseq_model as wrapper
@@ -11,8 +12,6 @@ from relpos_fairseq.mends.replacing import replaces
 
 def run_ddp_on_cpu() -> None:
     """Give torch's wrapper no device on a CPU, take ranks as given, with gloo, and end gloo."""
-    if torch.cuda.is_available():
-        return
 
     @replaces(wrapper, "DistributedDataParallel")
     def on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
@@ -22,6 +21,8 @@ def run_ddp_on_cpu() -> None:
 
     @replaces(distributed, "_infer_torch_distributed_launch_init")
     def from_torchrun(original, cfg, *args, **kwargs):
+        if torch.cuda.is_available():
+            return original(cfg, *args, **kwargs)
         cfg.distributed_init_method = "env://"
         cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
         cfg.distributed_rank = int(os.environ["RANK"])
@@ -31,14 +32,20 @@ def run_ddp_on_cpu() -> None:
     @replaces(distributed, "call_main")
     def as_given(original, cfg, main, **kwargs):
         given = cfg.distributed_training
-        if given.distributed_init_method is not None:  # one process for each GPU would be none
-            given.distributed_no_spawn = True
+        if _without_gpu(cfg):
+            if given.distributed_backend == "nccl":  # the default needs GPUs
+                given.distributed_backend = "gloo"
+            if given.distributed_init_method is not None:  # this process is one of them
+                given.distributed_no_spawn = True
         return original(cfg, main, **kwargs)
 
     @replaces(distributed, "distributed_main")
     def together(original, i, main, cfg, kwargs):
-        if cfg.distributed_training.distributed_backend == "nccl":  # the default needs GPUs
-            cfg.distributed_training.distributed_backend = "gloo"
         original(i, main, cfg, kwargs)  # ends at a barrier
-        if torch.distributed.is_initialized():
+        if _without_gpu(cfg) and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # its threads must not outlive Python
+
+
+def _without_gpu(cfg: Any) -> bool:
+    """Tell whether a command computes on CPUs: there is no GPU, or --cpu leaves it alone."""
+    return cfg.common.cpu or not torch.cuda.is_available()

@@ -14,7 +14,7 @@ from fairseq.data import TokenBlockDataset, data_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.tasks import masked_lm
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401
 from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
@@ -105,13 +105,21 @@ def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):
     assert old.read_bytes() == b"newer" and len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.fixture(params=["no GPU", "--cpu beside a GPU"])
+def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
+    """Of a command that computes on CPUs."""
+    found = OmegaConf.structured(FairseqConfig())
+    found.common.cpu = request.param != "no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param != "no GPU")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(request.param != "no GPU"))
+    return found
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A process that meets no other; the backends that fairseq asks for."""
     import fairseq.distributed.utils as distributed
 
-    if torch.cuda.is_available():
-        pytest.skip("on a GPU the group is nccl's")
     asked = []
 
     def join(cfg: FairseqConfig) -> int:
@@ -125,35 +133,75 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_processes_on_cpus_take_gloo(alone: list[str]) -> None:
-    """However they meet, and not nccl, fairseq's default; what was chosen stays."""
-    from fairseq.distributed.utils import distributed_main
-
-    config = OmegaConf.structured(FairseqConfig())
-    assert config.distributed_training.distributed_backend == "nccl"
-    distributed_main(0, lambda cfg: None, config, {})
-    config.distributed_training.distributed_backend = "mpi"
-    distributed_main(0, lambda cfg: None, config, {})
-    assert alone == ["gloo", "mpi"]
-
-
-def test_processes_on_cpus_train(alone: list[str]) -> None:
-    """One that is told where to meet others is the process of its rank, without a flag more."""
+def call(config: DictConfig) -> list[int]:
+    """The ranks that this process trained as."""
     from fairseq.distributed.utils import call_main
 
-    config, trained = OmegaConf.structured(FairseqConfig()), []
+    trained = []
+    call_main(config, lambda cfg: trained.append(cfg.distributed_training.distributed_rank))
+    return trained
+
+
+@pytest.mark.parametrize("backend", ["nccl", "mpi"])
+def test_processes_on_cpus_take_gloo(config, alone, monkeypatch, backend: str) -> None:
+    """Those of torchrun, and not nccl, fairseq's default; what was chosen stays."""
+    assert config.distributed_training.distributed_backend == "nccl"
+    config.distributed_training.distributed_backend = backend
+    config.distributed_training.distributed_world_size = 2
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    assert call(config) == [1]
+    assert alone == [{"nccl": "gloo"}.get(backend, backend)]
+
+
+def test_a_gpu_keeps_nccl(config, alone) -> None:
+    if not config.common.cpu:
+        pytest.skip("there is none")
+    config.common.cpu = False
+    config.distributed_training.distributed_init_method = "tcp://localhost:29500"
+    config.distributed_training.distributed_no_spawn = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        call(config)
+    assert alone == ["nccl"]
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_on_cpus_train(config, alone) -> None:
+    """One that is told where to meet others is the process of its rank, without a flag more."""
     config.distributed_training.distributed_init_method = "tcp://localhost:29500"
     config.distributed_training.distributed_world_size = 2
     config.distributed_training.distributed_rank = 1
-    call_main(config, lambda cfg: trained.append(cfg.distributed_training.distributed_rank))
-    assert trained == [1] and alone == ["gloo"]
+    assert call(config) == [1] and alone == ["gloo"]
 
 
-def test_a_process_leaves_its_group(alone: list[str]) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_adaptive_loss_on_one_process(alone, several: bool) -> None:
+    """It refuses the default of --ddp-backend, which one process does not use."""
+    from types import SimpleNamespace
+
+    from fairseq.criterions.adaptive_loss import AdaptiveLoss
+    from fairseq.distributed.utils import distributed_init
+
+    config = SimpleNamespace(ddp_backend="pytorch_ddp", sentence_avg=True)
+    task = SimpleNamespace(target_dictionary=None)
+    if not several:
+        assert AdaptiveLoss.build_criterion(config, task).sentence_avg
+        return
+    distributed_init(FairseqConfig())
+    try:
+        with pytest.raises(Exception, match="legacy_ddp"):
+            AdaptiveLoss.build_criterion(config, task)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> None:
     """Gloo's threads that outlive Python's can abort a training that has ended well."""
     from fairseq.distributed.utils import distributed_main
 
     trained = []
-    distributed_main(0, trained.append, FairseqConfig(), {})
+    distributed_main(0, trained.append, config, {})
     assert len(trained) == 1
     assert not torch.distributed.is_initialized()

@@ -245,7 +245,7 @@ def test_shards_are_read_one_an_epoch(corpus, tmp_path):
 def test_adaptive_softmax(corpus, tmp_path):
     output = train(
         *(corpus, tmp_path, "--max-update", "3", "--criterion", "adaptive_loss"),
-        *("--adaptive-softmax-cutoff", "6", "--ddp-backend", "legacy_ddp"),
+        *("--adaptive-softmax-cutoff", "6"),
     )
     assert len(losses(output)) == 3 and value(output, "predicted") > 0
 
