@@ -117,9 +117,10 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
             return "triton"
         short |= blocked.refusal(inputs) is not None
     elif not need_weights:
+        if inputs.positions.is_step and on_cpu:
+            return "blocked" if thresholds.many_keys(inputs) else "sdpa"
         # With dropout, SDPA on a CPU holds all probabilities.
-        by_torch = inputs.positions.is_step or short and not inputs.dropout
-        if by_torch or not on_cpu:
+        if short and not inputs.dropout or not on_cpu:
             return "sdpa"
     if short:
         return "reference"

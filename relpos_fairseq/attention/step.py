@@ -38,7 +38,9 @@ def tail_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
         for term in terms
         if term.product
     ]
-    return torch.cat(products, dim=-1) if products else None
+    if len(products) < 2:
+        return products[0] if products else None
+    return torch.cat(products, dim=-1)
 
 
 def tables_for(inputs: AttentionInputs) -> StepTables:

@@ -58,7 +58,7 @@ def check_step(candidate: Candidate) -> float:
     """The same of a step of decoding: values alone."""
     if isinstance(candidate, NoPositions):
         return 0.0
-    setting = candidate.setting
+    setting = replace(candidate.setting, causal=True)
     q, k, v = draw_heads(setting, queries=1)
     last = [(setting.length - 1, setting.length)]
     whole = q.expand(-1, -1, setting.length, -1)

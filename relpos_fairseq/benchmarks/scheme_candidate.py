@@ -39,7 +39,7 @@ class SchemeCandidate(Candidate):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(label_of(name, NAIVE if backend == "reference" else backend), setting)
-        self.name, self.backend = name, backend
+        self.name, self.backend, self.dtype = name, backend, dtype
         shape = AttentionShape(
             setting.embed_dim,
             setting.heads,
@@ -100,6 +100,9 @@ class SchemeCandidate(Candidate):
 
         The last of the keys is new at every step.
         """
+        if not self.setting.causal:  # what an encoder alone has, as TUPE's reset, no step meets
+            there = replace(self.setting, causal=True)
+            return SchemeCandidate(self.name, there, self.backend, self.dtype).decoder(q, k, v)
         # A step needs the plugin's modules, hence fairseq; whole sequences need torch alone.
         from relpos_fairseq.modules.decoding_cache import DecodingCache
 

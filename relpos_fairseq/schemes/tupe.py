@@ -16,6 +16,7 @@ The product is kept as two factors of rank d, never as a (T, S) table.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -189,13 +190,12 @@ class Tupe(TupeAbsolute):
         super().__init__(shape, options)
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 
+    def prepare(self, positions: Positions) -> tuple[Any, Tensor]:
+        """Besides: s, as it is added."""
+        return super().prepare(positions), self.bias_table * _factor(self)
+
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the product and s, reset together."""
-        (term,) = super().terms(prepared, positions)
-        both = PositionTerms(
-            relation=self.clipped,
-            static=self.bias_table * _factor(self),
-            static_factors=term.static_factors,
-            reset=term.reset,
-        )
-        return (both,)
+        factors, static = prepared
+        (term,) = super().terms(factors, positions)
+        return (replace(term, relation=self.clipped, static=static),)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from relpos_fairseq.attention import AttentionInputs, thresholds
+from relpos_fairseq.attention import AttentionInputs, attend, thresholds
+from relpos_fairseq.attention.api import choose
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms
@@ -49,3 +50,25 @@ def test_what_a_call_is() -> None:
         with torch.no_grad():
             assert thresholds.of(replace(given, dropout=0.1)) == half, "a layer formed again"
             assert thresholds.of(given) < both or both == 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "dtype", "chosen"),
+    [
+        (16, 128, torch.float32, "blocked"),
+        (1, 128, torch.float32, "sdpa"),
+        (160, 24, torch.float32, "sdpa"),
+        (16, 128, torch.bfloat16, "sdpa"),
+    ],
+)
+def test_a_step_without_terms(rows: int, keys: int, dtype: torch.dtype, chosen: str) -> None:
+    """Two products serve many keys, SDPA few; both give the same."""
+    q, k, v = (torch.randn(rows, 12, n, 8).to(dtype) for n in (1, keys, keys))
+    inputs = AttentionInputs(q, k, v, (), Positions(1, keys, keys - 1), 0.3, causal=True)
+    with torch.no_grad():
+        assert choose(inputs) == chosen
+        found, expected = (attend(inputs, backend)[0] for backend in ("blocked", "sdpa"))
+    torch.testing.assert_close(
+        found, expected, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
+    assert choose(inputs) == "sdpa", "gradients"

@@ -157,6 +157,17 @@ def test_kept_tables_serve_shorter_and_later_steps(case: Case) -> None:
             torch.testing.assert_close(attend(one, "blocked")[0], expected, **EXACT)
 
 
+@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+def test_tables_are_formed_once_for_many_steps(case: Case) -> None:
+    """Terms that move with the query bring the same tables at every step."""
+    layer, cache = Layer(case, causal=True), {}
+    with torch.no_grad():
+        steps(layer, tokens(BATCH, 3), cache)
+        kept = layer.attention._get_input_buffer(cache["state"])._tables
+        steps(layer, tokens(BATCH, 4), cache, start=3)
+    assert kept is layer.attention._get_input_buffer(cache["state"])._tables
+
+
 def test_tables_of_other_terms_do_not_fit() -> None:
     """Tables are known by their tensors: a changed one is never met with an old one's rows."""
     _, layer = build(Case("m4"), causal=True, heads=2, dim=4)
