@@ -15,6 +15,7 @@ from relpos_fairseq.engine.errors import ToolError
 from relpos_fairseq.engine.files import read_json, write_text
 from relpos_fairseq.engine.forks import Fork
 from relpos_fairseq.engine.lines import read_lines
+from relpos_fairseq.engine.tables import counted
 
 SHOWN = 30.0  # seconds between two lines about cells at work
 FAILED = "failed.txt"
@@ -101,7 +102,7 @@ class Comparison:
     def run(self) -> int:
         """Finish what is missing; returns the exit status: 1 where a cell failed."""
         missing = self.missing()
-        print(f"{len(self.cells)} cells, {len(missing)} to do", flush=True)
+        print(f"{counted(len(self.cells), 'cell')}, {len(missing)} to do", flush=True)
         if not missing:
             return 0
         self.prepare(missing)
@@ -220,5 +221,7 @@ def status(comparison: Comparison) -> int:
         print(f"{task} / {scheme}: {done} of {total}")
     print("\n".join(failed) or "none failed")
     done, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
-    print(f"{done} of {total} cells done in {comparison.results} (code {comparison.code})")
+    print(
+        f"{done} of {counted(total, 'cell')} done in {comparison.results} (code {comparison.code})"
+    )
     return int(done < total)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from relpos_fairseq.comparison.commands import prepare_process
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.tables import counted
 
 if TYPE_CHECKING:
     from relpos_fairseq.comparison.cell import Cell
@@ -35,7 +36,7 @@ def submit(comparison: Comparison, cluster: str) -> int:
             "--executor slurm needs submitit: pip install 'relpos_fairseq[slurm]'"
         ) from None
     missing = comparison.missing()
-    print(f"{len(comparison.cells)} cells, {len(missing)} to do", flush=True)
+    print(f"{counted(len(comparison.cells), 'cell')}, {len(missing)} to do", flush=True)
     if not missing:
         return 0
     comparison.prepare(missing)

@@ -15,3 +15,8 @@ def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = Fals
 
     formats = {"disable_numparse": True} if written else {"intfmt": ",", "floatfmt": ",.2f"}
     return tabulate.tabulate(list(rows), headers, tablefmt="github", **formats)
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: `1 seed`, `2 seeds`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -124,6 +124,18 @@ def test_the_report_has_everything(reported, capsys):
     assert page.count("<svg") == 2 and page.count("<polyline") == 6
 
 
+def test_one_seed_is_said_in_words_too(tmp_path, capsys):
+    content = {**SMALL, "seeds": 1, "schemes": ["none", "t5"]}
+    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
+    spec = write(tmp_path / "one.yaml", content)
+    comparison = Comparison.of(Options(spec))
+    fake_results(comparison)
+    assert relpos(["compare", "report", str(spec)]) == 0
+    said = capsys.readouterr().out
+    assert "1 seed is too few" in said and "with 1 seed and 1 comparison not even" in said
+    assert not re.search(r"(?<!\d)1 \w+s (is|are|and|of|not)\b", said)
+
+
 def test_few_seeds_are_warned_of(tmp_path, capsys):
     content = {**SMALL, "seeds": 3, "schemes": ["none", "t5"]}
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}

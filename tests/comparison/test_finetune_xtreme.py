@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,10 @@ from helpers.glue_data import write_xnli
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, summarise
+from relpos_fairseq.comparison.tasks.glue import MODEL
+from relpos_fairseq.comparison.xtreme import questions
 from relpos_fairseq.comparison.xtreme.finetuning import trials_of
+from relpos_fairseq.comparison.xtreme.questions import windows
 
 SHORT = ["--seeds", "1", "2", "--max-update", "3", "--train-flags=--num-workers 0"]
 SHORT += ["--squad-flags=--tokens-per-sample 64 --doc-stride 16"]
@@ -73,6 +77,36 @@ def test_trials_are_of_the_chosen_settings(tmp_path):
         results.append(Result(rate, 3, seed, values, folder))
     found = trials_of(results, summarise(results, "f1", "last"))
     assert [path.parent.parent.name for path in found] == ["1e-05-1", "1e-05-2"]
+
+
+def test_windows_are_counted_as_training_cuts_them(tmp_path):
+    """So that the learning rate falls to 0 at the end of the last epoch and not before."""
+    folder = make_data(tmp_path / "squad")
+    known = json.loads((folder / "train.json").read_text())
+    asked = known["data"][0]["paragraphs"][0]["qas"]
+    asked.append({**asked[0], "id": "long", "question": "why " * 100})
+    (folder / "train.json").write_text(json.dumps(known))
+
+    def count(**cut: object) -> int:
+        flags = {name.replace("_", "-"): value for name, value in cut.items()}
+        return windows(folder, (("tokens-per-sample", 512), *flags.items()))
+
+    longer = count(on_long_question="truncate")
+    assert count(on_long_question="drop") == longer - 1
+    assert count(on_long_question="drop", max_query_length="400") == longer
+    with pytest.raises(ValueError, match="'long' .* choose --on-long-question truncate or drop"):
+        count(on_long_question="fail")
+
+
+def test_updates_follow_the_flags_of_training(tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(questions, "windows", lambda data, cut: counted.append(dict(cut)) or 100)
+    model = SimpleNamespace(positions=64, flags={})
+    monkeypatch.setattr(questions, "read_once", lambda path: model)
+    train = {"on-long-question": "drop", "max-query-length": "32"}
+    task = questions.Questions(label="SQuAD", train=train, data=tmp_path, lr=1e-3, epochs=1)
+    task.flags({MODEL: "model.pt"}, 1)
+    assert counted == [train | {"tokens-per-sample": 64, "doc-stride": 128}]
 
 
 @pytest.mark.slow

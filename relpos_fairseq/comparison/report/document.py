@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relpos_fairseq.comparison import statistics
 from relpos_fairseq.comparison.report.summary import Difference, Part, Summary, Table
+from relpos_fairseq.engine.tables import counted
 from relpos_fairseq.engine.tables import table as markdown_table
 
 HEADERS = (
@@ -85,7 +86,8 @@ def others_of(table: Table, baseline: str) -> list[tuple[list[str], bool]]:
 def caption(table: Table) -> str:
     """Return what a table shows."""
     better = "higher" if table.metric.higher else "lower"
-    return f"{table.metric.name} on `{table.set}` ({table.examples:,} examples; {better} is better)"
+    examples = counted(table.examples, "example")
+    return f"{table.metric.name} on `{table.set}` ({examples}; {better} is better)"
 
 
 def costs_of(part: Part) -> list[list[str]]:
@@ -117,7 +119,7 @@ def markdown(summary: Summary) -> str:
     """Return the whole report."""
     lines = [f"# {summary.title}", "", READING, ""]
     if summary.done < summary.total:
-        lines += [f"**Not finished: {summary.done} of {summary.total} cells.**", ""]
+        lines += [f"**Not finished: {summary.done} of {counted(summary.total, 'cell')}.**", ""]
     if len(summary.codes) > 1:
         lines += [f"**Results of {len(summary.codes)} versions of the code are mixed.**", ""]
     for part in summary.tasks:

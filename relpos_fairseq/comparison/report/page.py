@@ -16,6 +16,7 @@ from relpos_fairseq.comparison.report.document import (
     rows_of,
 )
 from relpos_fairseq.comparison.report.summary import Part, Summary, Table
+from relpos_fairseq.engine.tables import counted
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -46,7 +47,7 @@ def page(summary: Summary) -> str:
     title = escape(summary.title)
     parts = [f"<h1>{title}</h1>", f"<p>{escape(READING).replace('**bold**', '<b>bold</b>')}</p>"]
     if summary.done < summary.total:
-        parts.append(warning(f"Not finished: {summary.done} of {summary.total} cells"))
+        parts.append(warning(f"Not finished: {summary.done} of {counted(summary.total, 'cell')}"))
     if len(summary.codes) > 1:
         parts.append(warning(f"Results of {len(summary.codes)} versions of the code are mixed"))
     parts += [section(part, summary.baseline) for part in summary.tasks]

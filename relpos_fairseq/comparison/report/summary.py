@@ -15,6 +15,7 @@ from relpos_fairseq.comparison.scores import METRICS, Metric, unpack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.statistics import Estimate
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.tables import counted
 
 SURE = 0.05
 BINS = 12  # of lengths
@@ -77,16 +78,16 @@ class Table:
         seeds = [one.seeds for one in self.differences]
         if not seeds:
             return []
-        found = []
+        found, fewest = [], counted(min(seeds), "seed")
         if min(seeds) < statistics.FEW_SEEDS:
             found.append(
-                f"{min(seeds)} seeds are too few: with below {statistics.FEW_SEEDS} no exact test "
-                "over seeds reaches p < .05"
+                f"{fewest} {'is' if min(seeds) == 1 else 'are'} too few: with below "
+                f"{statistics.FEW_SEEDS} no exact test over seeds reaches p < .05"
             )
         if statistics.smallest_p(min(seeds)) * len(seeds) > SURE:
             needed = next(n for n in count(2) if 2.0 ** (1 - n) * len(seeds) <= SURE)
             found.append(
-                f"with {min(seeds)} seeds and {len(seeds)} comparisons not even the least "
+                f"with {fewest} and {counted(len(seeds), 'comparison')} not even the least "
                 f"possible p survives Holm's correction; {needed} seeds would be needed"
             )
         return found

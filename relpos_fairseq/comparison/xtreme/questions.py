@@ -15,6 +15,8 @@ from relpos_fairseq.comparison.tasks.glue import MODEL, Glue, read_once
 from relpos_fairseq.engine.errors import PreparationError
 
 LONGEST = 512  # tokens of a sample (004, Table 7)
+CUT = ("tokens-per-sample", "doc-stride", "max-query-length", "on-long-question", "on-bad-answer",
+       "separators", "tokenizer-folder")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,9 @@ class Questions(Task):
         model = read_once(Path(scheme[MODEL]))
         tokens = int(self.train.get("tokens-per-sample") or min(model.positions, LONGEST))
         stride = int(self.train.get("doc-stride") or 128)
-        updates = updates_of(windows(self.data, tokens, stride), self.epochs)
+        asked = self.default | self.train | {"tokens-per-sample": tokens, "doc-stride": stride}
+        cut = tuple((name, asked[name]) for name in CUT if asked.get(name))
+        updates = updates_of(windows(self.data, cut), self.epochs)
         updates = min(updates, self.max_update or updates)
         own = {
             "tokens-per-sample": tokens,
@@ -85,20 +89,21 @@ def split_of(data: Path, name: str) -> Path:
 
 
 @functools.cache
-def windows(data: Path, tokens: int, stride: int) -> int:
+def windows(data: Path, cut: tuple[tuple[str, object], ...]) -> int:
     """Count the windows of the training questions, as the task cuts them.
 
     Args:
         data: folder of `relpos prepare qa`.
-        tokens: of a window, at most.
-        stride: from the start of one window to that of the next.
+        cut: flags of the task, as (name, value).
     """
     from relpos_fairseq.tasks.question_answering import QuestionAnsweringTask
     from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
     print(f"counting the windows of {data}", flush=True)
     logging.getLogger("relpos_fairseq").setLevel(logging.WARNING)
-    config = QuestionAnsweringConfig(data=str(data), tokens_per_sample=tokens, doc_stride=stride)
-    config.on_long_question = "truncate"
+    config = QuestionAnsweringConfig(data=str(data))
+    for flag, value in cut:
+        name = flag.replace("-", "_")
+        setattr(config, name, type(getattr(config, name))(value))
     task = QuestionAnsweringTask.setup_task(config)
     return len(task.read_dataset(split_of(data, "train"), training=True))
