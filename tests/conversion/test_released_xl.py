@@ -26,6 +26,10 @@ CASES = [
     ({"attn_type": 2, "same_length": True, "cutoffs": (6, 11)}, {}),
     ({"attn_type": 3, "mem_len": 7}, {}),
     ({"attn_type": 3, "mem_len": 0}, {}),
+    *(
+        ({"cutoffs": (6, 11), "div_val": div, "embed": embed}, {})
+        for div, embed in ((3, 9), (3, 10), (2, 4), (1, 4), (2, 13))
+    ),
 ]
 
 
@@ -64,6 +68,18 @@ def test_every_released_model_is_the_same_here(tmp_path, capsys, options, saved)
         torch.testing.assert_close(found[:, places], wanted, rtol=0, atol=1e-10)
         new = [place for place in range(len(task.dictionary)) if place not in places]
         assert found[:, new].exp().sum() == 0
+
+
+@pytest.mark.parametrize("upper", [3, 7, 12])
+def test_both_unknown_words_stay_apart(tmp_path, capsys, upper):
+    """`<UNK>` is a word like others where there is `<unk>`."""
+    symbols = [*SYMBOLS[:upper], "<UNK>", *SYMBOLS[upper:-1]]
+    theirs = released_xl.model(len(symbols))
+    released_xl.save(theirs, tmp_path / "model.pt")
+    released_xl.save(released_xl.corpus(symbols), tmp_path / "cache.pt")
+    assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
+    words = (tmp_path / "out" / "dict.txt").read_text().splitlines()
+    assert words == [f"{one} 1" for one in symbols if one not in ("<eos>", "<unk>")]
 
 
 def test_a_state_dict_is_read_too(tmp_path, capsys):

@@ -87,6 +87,11 @@ class Released:
         ends = [0, *self.cutoffs, self.types]
         return list(zip(ends, ends[1:], strict=False))
 
+    def band_width(self, number: int) -> int:
+        """Width of a band's embedding."""
+        tables = embeddings(self.state)
+        return tables[number if len(tables) > 1 else 0].size(1)
+
     @property
     def types(self) -> int:
         """Size of the vocabulary."""

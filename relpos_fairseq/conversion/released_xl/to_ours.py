@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from relpos_fairseq.conversion.released_xl.model import Released, embeddings, projections
 from relpos_fairseq.conversion.released_xl.vocabulary import Vocabulary
@@ -68,10 +69,27 @@ def values_of(released: Released, vocabulary: Vocabulary) -> dict[str, Any]:
         sizes = {"decoder_input_dim": first, "decoder_output_dim": first}
         return values | sizes | {"share_decoder_input_output_embed": tied}
     cutoffs = ",".join(str(end + vocabulary.added) for end in released.cutoffs)
-    factor = first / embeddings(state)[1].size(1) if len(embeddings(state)) > 1 else 1.0
     values |= {"adaptive_input": True, "decoder_input_dim": first}
     values |= {f"adaptive_{side}_cutoff": cutoffs for side in ("input", "softmax")}
-    return values | {f"adaptive_{side}_factor": factor for side in ("input", "softmax")}
+    return values | {
+        "adaptive_input_factor": _factor(released, first),
+        "adaptive_softmax_factor": _factor(released, width),
+    }
+
+
+def _factor(released: Released, width: int) -> float:
+    """The largest by which widths may fall, from `width` on, and hold those of all bands.
+
+    Raises:
+        ConversionError: a band is wider than `width`.
+    """
+    bands = [released.band_width(number) for number in range(1, len(released.bands))]
+    for factor in range(width, 0, -1):
+        if all(width // factor ** (n + 1) >= band for n, band in enumerate(bands)):
+            return float(factor)
+    raise ConversionError(
+        f"{released.path}: bands of its vocabulary are {bands} wide, and ours at most {width}"
+    )
 
 
 def _reach(released: Released) -> int:
@@ -123,9 +141,9 @@ def _positions(released: Released, layer: int) -> State:
     vectors = state["r_emb"][layer, -reach - 1 :].transpose(0, 1)  # (H, reach + 1, D)
     scalars = state["r_bias"][layer, -reach - 1 :].t()
     return {
-        "key_table": torch.nn.functional.pad(vectors, (0, 0, 0, reach)),
+        "key_table": pad(vectors, (0, 0, 0, reach)),
         "content_bias": state["r_w_bias"][layer],
-        "bias_table": torch.nn.functional.pad(scalars, (0, reach)),
+        "bias_table": pad(scalars, (0, reach)),
     }
 
 
@@ -155,15 +173,22 @@ def _adaptive(released: Released, vocabulary: Vocabulary) -> State:
     bands = [vocabulary.rows[: released.cutoffs[0] + vocabulary.added]]
     bands += [list(range(start, end)) for start, end in released.bands[1:]]
     eye = torch.eye(released.width, dtype=state["crit.cluster_weight"].dtype)
+    first = embeddings(state)[0].size(1)
+    factors = [(width, int(_factor(released, width))) for width in (first, released.width)]
     for number, (band, (start, end)) in enumerate(zip(bands, released.bands, strict=True)):
         single = "crit.out_layers.1.weight" not in state
         own, offset = (0, start) if single else (number, 0)
         local = [row - start if row >= 0 else -1 for row in band]
         take = slice(offset, offset + end - start)
+        # Channels that our bands have more than the released ones are 0.
+        entering, leaving = (
+            (0, width // factor**number - released.band_width(number)) for width, factor in factors
+        )
         embedding = state[f"word_emb.emb_layers.{own}.weight"][take]
         spread = state.get(f"word_emb.emb_projs.{own}", eye)  # (width, d)
-        found[f"decoder.embed_tokens.embeddings.{number}.0.weight"] = _rows(embedding, local)
-        found[f"decoder.embed_tokens.embeddings.{number}.1.weight"] = spread
+        place = f"decoder.embed_tokens.embeddings.{number}."
+        found[f"{place}0.weight"] = pad(_rows(embedding, local), entering)
+        found[f"{place}1.weight"] = pad(spread, entering)
         weight = _rows(state[f"crit.out_layers.{own}.weight"][take], local)
         bias = _rows(state[f"crit.out_layers.{own}.bias"][take], local, NEVER)
         inner = state.get(f"crit.out_projs.{number}", eye).t()  # (d, width)
@@ -175,5 +200,6 @@ def _adaptive(released: Released, vocabulary: Vocabulary) -> State:
             found["decoder.adaptive_softmax.head.1.bias"] = bias
             continue
         place = f"decoder.adaptive_softmax.tail.{number - 1}."
-        found |= {f"{place}0.weight": inner, f"{place}2.weight": weight, f"{place}3.bias": bias}
+        found[f"{place}0.weight"] = pad(inner, (0, 0, *leaving))
+        found |= {f"{place}2.weight": pad(weight, leaving), f"{place}3.bias": bias}
     return found

@@ -11,7 +11,7 @@ from relpos_fairseq.conversion.report import ConversionError
 
 CACHE, TEXT = "cache.pt", "vocab.txt"
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-TAKEN = {"<eos>": "</s>", "<unk>": "<unk>", "<UNK>": "<unk>"}
+TAKEN = {"</s>": ("<eos>",), "<unk>": ("<unk>", "<UNK>")}  # the first that there is
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,11 @@ class Vocabulary:
         Raises:
             ConversionError: a symbol occurs twice, or is one of fairseq's own.
         """
-        known = {TAKEN[symbol]: row for row, symbol in enumerate(symbols) if symbol in TAKEN}
-        own = [(row, symbol) for row, symbol in enumerate(symbols) if symbol not in TAKEN]
+        known = {
+            special: next((symbols.index(name) for name in names if name in symbols), -1)
+            for special, names in TAKEN.items()
+        }
+        own = [(n, symbol) for n, symbol in enumerate(symbols) if n not in known.values()]
         words = [symbol for _, symbol in own]
         often = Counter([*SPECIALS, *words])
         wrong = [word for word in words if often[word] > 1 or word.split() != [word]]
