@@ -30,6 +30,7 @@ def mend_fairseq() -> None:
         foreign_flags,
         hidden_mismatch,
         last_batch,
+        later_options,
         noisy_warnings,
         numpy_names,
         one_line_errors,
@@ -46,6 +47,7 @@ def mend_fairseq() -> None:
     last_batch.keep_last_batch()
     filtered_lengths.explain_filtered_lengths()
     broken_checkpoints.explain_broken_checkpoints()
+    later_options.override_later_options()
     hidden_mismatch.name_position_mismatch()
     cpu_ddp.run_ddp_on_cpu()
     adaptive_alone.let_one_process_use_adaptive_loss()

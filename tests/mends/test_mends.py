@@ -84,6 +84,22 @@ def test_a_task_with_its_own_bpe_asks_it() -> None:
         masked_lm.get_whole_word_mask(Namespace(bpe="no_such_bpe"), None)
 
 
+def test_overrides_of_later_options(caplog) -> None:
+    """A checkpoint of ours that lacks an option takes it; what no option is stays out."""
+    from fairseq.checkpoint_utils import overwrite_args_by_name
+
+    overrides = {"position_rope_scaling": "yarn", "decoder_layers": 3, "data": "d", "bpe_codes": 1}
+    for name in ("relpos_transformer_lm_tiny", "transformer_lm"):
+        model = {"_name": name, "decoder_layers": 2}
+        config = OmegaConf.create({"model": model, "task": {"data": "c"}, "bpe": None})
+        overwrite_args_by_name(config, overrides)
+        later = {"position_rope_scaling": "yarn"} if "relpos" in name else {}
+        assert config.model == {**model, "decoder_layers": 3, **later}
+        assert config.task == {"data": "d"}
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the checkpoint is older than position_rope_scaling: set to 'yarn'"]
+
+
 def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):
     """checkpoint_last.pt is a copy: half of one would be no checkpoint at all."""
     from fairseq.file_io import PathManager
