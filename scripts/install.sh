@@ -11,12 +11,13 @@ repository (editable) into it; --test adds scripts/requirements-test.txt. --pyth
 Python, and .venv-3.12 in place of .venv. What is done and unchanged is skipped; an interrupted run is
 continued by running it again.
 
-Needs Python 3.11 or 3.12 with pip and venv, and where fairseq comes without a ready-made wheel
-(Python 3.11) gcc and g++; gcc also for attention's fastest kernel on CPUs, compiled here where there
-is one. About 2 GB of disk with a CPU build of torch, more with a CUDA build.
+Needs Python 3.10 to 3.13 with pip and venv, and where fairseq comes without a ready-made wheel
+(there is one for 3.12) gcc and g++; gcc also for attention's fastest kernel on CPUs, compiled here
+where there is one. About 2 GB of disk with a CPU build of torch, more with a CUDA build.
 
 environment variables:
-  PYTHON            the interpreter to use (default: the first fitting one on PATH)
+  PYTHON            the interpreter to use (default: of those on PATH the first that is 3.11
+                    or 3.12, else 3.13 or 3.10)
   XDG_CACHE_HOME    built fairseq wheels are kept in its relpos_fairseq/wheels, the attention kernel
                     in its relpos_fairseq (default: ~/.cache)
   RELPOS_CACHE      a folder for the kernel alone, which then comes first
@@ -51,7 +52,7 @@ find_python() {
       case " $wanted " in *" $(version_of "$candidate") "*) echo "$candidate"; return ;; esac
     done
   done
-  die "no Python 3.11 or 3.12 among ${candidates[*]}; name one: PYTHON=/path/to/python3.11"
+  die "no Python 3.10 to 3.13 among ${candidates[*]}; name one: PYTHON=/path/to/python3.11"
 }
 
 ensure_venv() {
@@ -60,15 +61,15 @@ ensure_venv() {
   # Scripts in a virtual environment name its place: a moved repository needs a new one.
   if [ "$(cat "$stamps/place" 2>/dev/null)" != "$venv" ] || ! pip --version >/dev/null 2>&1; then
     base=$(find_python)
-    say "making .venv with $("$base" --version 2>&1)"
+    say "making ${venv##*/} with $("$base" --version 2>&1)"
     "$base" -m venv --clear "$venv" ||
       die "could not make $venv; Debian and Ubuntu need the package python3-venv"
     mkdir -p "$stamps"
     printf '%s' "$venv" >"$stamps/place"
   fi
   case "$(version_of "$python")" in
-    3.11) ;;
-    *) say "note: Python $(version_of "$python") is untested here; 3.11 is tested" ;;
+    3.1[0-2]) ;;
+    *) say "note: Python $(version_of "$python") is tested in part; 3.10 to 3.12 are tested" ;;
   esac
 }
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from helpers import ROOT
 
@@ -18,11 +19,16 @@ case "$1" in
   *) echo "$0 $@" >>{log}; exit 1 ;;
 esac
 """
+# What pyenv leaves on PATH of a version that is installed and not chosen.
+SHIM = """#!/bin/sh
+echo "pyenv: $(basename "$0"): command not found" >&2
+exit 127
+"""
 
 
 @pytest.fixture
 def pythons(tmp_path) -> Path:
-    """A root with the scripts, and a folder of Pythons that are 3.11, 3.12 and 3.13."""
+    """A root with the scripts, and a folder of Pythons: 3.11, 3.12, 3.13, and a shim of 3.10."""
     for name in ("install.sh", "test.sh"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
@@ -31,6 +37,9 @@ def pythons(tmp_path) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text(PYTHON.format(version=version, log=tmp_path / "log"))
         path.chmod(0o755)
+    shim = tmp_path / "bin" / "python3.10"
+    shim.write_text(SHIM)
+    shim.chmod(0o755)
     return tmp_path
 
 
@@ -78,6 +87,7 @@ def test_an_interpreter_of_that_version_may_be_named(pythons):
         (("--python",), "--python needs a version, as in --python 3.12"),
         (("--python", "4"), "--python must be a version as 3.12, got 4"),
         (("--python", "3.9"), "--python must be 3.10 or newer, got 3.9"),
+        (("--python", "3.10"), "no Python 3.10 among python3.10 python3 python; name one: PYTHON="),
         (("--python", "3.14"), "no Python 3.14 among python3.14 python3 python; name one: PYTHON="),
     ],
 )
@@ -85,3 +95,18 @@ def test_what_cannot_be_is_one_line(pythons, given, said):
     for script in ("install.sh", "test.sh"):
         assert f"[install] error: {said}" in run(pythons, script, *given)
     assert not (pythons / "log").exists()
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_python_has_one_pin_of_a_package(version):
+    """A pin is one word of install.sh's, its marker too, and the versions' pins are disjoint."""
+    pins = []
+    for name in ("requirements.txt", "requirements-test.txt"):
+        lines = (ROOT / "scripts" / name).read_text().splitlines()
+        pins += [line for line in lines if line and not line.startswith("#")]
+    assert all(len(pin.split()) == 1 for pin in pins)
+    parsed = [Requirement(pin) for pin in pins]
+    names = {pin.name for pin in parsed}
+    here = {"python_version": version, "python_full_version": f"{version}.0"}
+    served = [pin.name for pin in parsed if not pin.marker or pin.marker.evaluate(here)]
+    assert len(served) == len(names) and set(served) == names

@@ -8,8 +8,8 @@
     layer_norm_eps        --layer-norm-eps
     DeBERTa               `disentangled`
 
-transformers 4.44.2 is the last release that has the relative kinds.  Rows of the embedding are put
-in fairseq's order (`vocabulary`).
+transformers 4 (tested: 4.44.2 and 4.46.3) has the relative kinds, 5 no more.  Rows of the
+embedding are put in fairseq's order (`vocabulary`).
 """
 
 from __future__ import annotations
