@@ -15,18 +15,6 @@ from relpos_fairseq.engine.errors import ToolError
 USER_DIR = Path(__file__).resolve().parents[1]
 
 
-def find_tool(name: str) -> str:
-    """Returns the path of a command of the same environment as this Python.
-
-    Raises:
-        ToolError: There is none; the message says how to install it.
-    """
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise ToolError(f"{name} is not installed beside {sys.executable}: run scripts/install.sh")
-    return str(path)
-
-
 def run_tool(
     command: list[str],
     log: Path,
