@@ -6,6 +6,9 @@ Importing this file makes the Auto classes know the folder; its own code does so
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import ClassVar
+
 import torch
 import transformers
 from torch import Tensor, nn
@@ -20,13 +23,21 @@ from transformers.modeling_outputs import (
 from relpos_fairseq.conversion.huggingface.folder import HEAD, SPAN_HEAD
 from relpos_fairseq.conversion.huggingface.relpos import EMBEDDING, PREFIX, TIED
 from relpos_fairseq.conversion.writer import namespace, task_of
-from relpos_fairseq.export.transformers_text import RelPosTokenizer
+from relpos_fairseq.export.transformers_text import CODE, RelPosTokenizer
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 PAD = 1
 
 
-class RelPosConfig(PretrainedConfig):
+class OwnCode:
+    """A class that a saved folder imports from this package, and never as a copy of its file."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | None = None) -> None:
+        """Leave code to `RelPosConfig.save_pretrained`: releases differ in what they copy."""
+
+
+class RelPosConfig(OwnCode, PretrainedConfig):
     """Sizes and positions of a model of ours, by the names of its own config.
 
     Args:
@@ -37,6 +48,7 @@ class RelPosConfig(PretrainedConfig):
     """
 
     model_type = "relpos_roberta"
+    models: ClassVar[dict[str, type]] = {}  # of each Auto class; `register` fills it in
 
     def __init__(
         self, values: dict | None = None, vocab_size: int = 5, task: dict | None = None, **rest
@@ -50,8 +62,18 @@ class RelPosConfig(PretrainedConfig):
         super().__init__(**{"tie_word_embeddings": True, **rest})
         self.vocab_size = vocab_size
 
+    def save_pretrained(self, save_directory: str | Path, *given, **how) -> None:
+        """Save, and beside it the code that the Auto classes import; models save theirs by this."""
+        classes = {"AutoConfig": type(self), **self.models}
+        self.auto_map = {n: f"{CODE}.{c.__name__}" for n, c in classes.items()}
+        used = {*classes.values(), RelPosTokenizer}
+        lines = sorted(f"from {c.__module__} import {c.__name__}  # noqa: F401\n" for c in used)
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        (Path(save_directory) / f"{CODE}.py").write_text("".join(lines), encoding="utf-8")
+        super().save_pretrained(save_directory, *given, **how)
 
-class RelPosPreTrained(PreTrainedModel):
+
+class RelPosPreTrained(OwnCode, PreTrainedModel):
     """What all heads have in common: our model, named `roberta`."""
 
     config_class = RelPosConfig
@@ -160,14 +182,13 @@ AUTO = {
 }
 
 
-def register() -> None:
-    """Make the Auto classes know our folders."""
-    transformers.AutoConfig.register(RelPosConfig.model_type, RelPosConfig, exist_ok=True)
-    for name, model in AUTO.items():
-        getattr(transformers, name).register(RelPosConfig, model, exist_ok=True)
-    transformers.AutoTokenizer.register(
-        RelPosConfig, slow_tokenizer_class=RelPosTokenizer, exist_ok=True
-    )
+def register(config: type[RelPosConfig], models: dict[str, type]) -> None:
+    """Make the Auto classes know the folders of a configuration's models."""
+    config.models = models
+    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    for name, model in models.items():
+        getattr(transformers, name).register(config, model, exist_ok=True)
+    transformers.AutoTokenizer.register(config, slow_tokenizer_class=RelPosTokenizer, exist_ok=True)
 
 
-register()
+register(RelPosConfig, AUTO)

@@ -21,10 +21,9 @@ from relpos_fairseq.engine.files import atomic_folder, sha256_of
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.graphs import scores_of
 from relpos_fairseq.export.transformers import PAD
-from relpos_fairseq.export.transformers_folder import TOLERANCE, Exported, write_config
+from relpos_fairseq.export.transformers_folder import TOLERANCE, Exported
 from relpos_fairseq.export.transformers_generation import (
     EOS,
-    GENERATING,
     RelPosForCausalLM,
     RelPosForSeq2SeqLM,
 )
@@ -95,8 +94,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
         tensors = {f"model.{n}": v.contiguous() for n, v in model.state_dict().items()
                    if n not in shared}  # fmt: skip
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        auto = GENERATING[kind]
-        write_config(folder, config, {"AutoConfig": kind.config_class, auto: kind})
+        config.save_pretrained(folder)
         search_of(model).save_pretrained(folder)
         differences = {"logits": difference(model, kind, folder)}
         if text is not None:

@@ -17,16 +17,15 @@ from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.conversion.translation.generating import plain_task
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
+from relpos_fairseq.engine.files import atomic_folder, sha256_of
 from relpos_fairseq.engine.lines import read_lines
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.transformers import AUTO, RelPosConfig
-from relpos_fairseq.export.transformers_text import RelPosTokenizer, symbols_of, write_tokenizer
+from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.beside import FOLDER, copy_text, text_folder
 from relpos_fairseq.inference.card import write_export_card
 from relpos_fairseq.inference.text import TokenizerText, read_text
 
-CODE = "relpos_code.py"
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
 KINDS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}
 
@@ -79,7 +78,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> 
     with atomic_folder(out) as folder:
         config = config_of(source, heads, text)
         save_file(tensors_of(source, heads, config), folder / "model.safetensors", {"format": "pt"})
-        write_config(folder, config, {"AutoConfig": RelPosConfig, **AUTO})
+        config.save_pretrained(folder)
         differences = differences_of(source, heads, folder)
         if text is not None:
             copy_text(text, folder)
@@ -179,16 +178,6 @@ def tensors_of(
     if config.tie_word_embeddings:
         kept.pop(PREFIX + TIED, None)
     return kept
-
-
-def write_config(folder: Path, config: Any, names: dict[str, type]) -> None:
-    """Write config.json and the code that it names."""
-    facts = config.to_dict()
-    facts["auto_map"] = {k: f"{Path(CODE).stem}.{v.__name__}" for k, v in names.items()}
-    write_json(folder / "config.json", facts)
-    lines = [f"from {v.__module__} import {v.__name__}  # noqa: F401\n" for v in names.values()]
-    lines.append(f"from {RelPosTokenizer.__module__} import RelPosTokenizer  # noqa: F401\n")
-    (folder / CODE).write_text("".join(sorted(set(lines))), encoding="utf-8")
 
 
 @torch.inference_mode()

@@ -19,8 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 
 from relpos_fairseq.conversion.translation.generating import build, shared_names
 from relpos_fairseq.export.graphs import scores_of
-from relpos_fairseq.export.transformers import PAD, RelPosConfig
-from relpos_fairseq.export.transformers_text import RelPosTokenizer
+from relpos_fairseq.export.transformers import PAD, OwnCode, RelPosConfig, register
 
 EOS = 2
 
@@ -69,7 +68,7 @@ class DecodingCache:
         self.decoder.reorder_incremental_state_scripting(self.state, beam_idx)
 
 
-class _Generating(PreTrainedModel, transformers.GenerationMixin):
+class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
     """What both kinds have in common: our model, named `model`."""
 
     base_model_prefix = ""
@@ -251,17 +250,5 @@ class RelPosForCausalLM(_Generating):
         }
 
 
-GENERATING: dict[type, str] = {}  # the Auto class of each model
-
-
-def register(model: type, auto: str) -> None:
-    """Make transformers' Auto classes know a model's folders."""
-    GENERATING[model] = auto
-    config = model.config_class
-    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-    getattr(transformers, auto).register(config, model, exist_ok=True)
-    transformers.AutoTokenizer.register(config, slow_tokenizer_class=RelPosTokenizer, exist_ok=True)
-
-
-register(RelPosForSeq2SeqLM, "AutoModelForSeq2SeqLM")
-register(RelPosForCausalLM, "AutoModelForCausalLM")
+register(RelPosTranslationConfig, {"AutoModelForSeq2SeqLM": RelPosForSeq2SeqLM})
+register(RelPosLanguageConfig, {"AutoModelForCausalLM": RelPosForCausalLM})

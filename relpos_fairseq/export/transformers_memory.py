@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion.translation.generating import build
 from relpos_fairseq.export.graphs import scores_of
-from relpos_fairseq.export.transformers import PAD
+from relpos_fairseq.export.transformers import PAD, register
 from relpos_fairseq.export.transformers_generation import (
     EOS,
     DecodingCache,
     RelPosForCausalLM,
     RelPosLanguageConfig,
-    register,
 )
 from relpos_fairseq.modules.memory import Memory
 
@@ -94,4 +93,4 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
         return scores_of(decoder, output), cache
 
 
-register(RelPosWithMemoryForCausalLM, "AutoModelForCausalLM")
+register(RelPosMemoryConfig, {"AutoModelForCausalLM": RelPosWithMemoryForCausalLM})

@@ -28,6 +28,7 @@ from relpos_fairseq.inference.beside import FOLDER, PARTS
 from relpos_fairseq.inference.text import Text, TokenizerText, read_text
 
 FACTS = "relpos_text.json"
+CODE = "relpos_code"  # the module of a folder that its `auto_map` names; it imports from here
 NAMES = {"bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>"}
 # Sentences whose ids are compared: accents, other scripts, numbers, spaces, what no model has seen.
 TRIED = ("A man, a plan: 3.14 canals!", "Où est-il né ?  Zürich", "北京 — привет", "ab\u0301c 😀x")
@@ -220,7 +221,7 @@ def write_tokenizer(
         facts = {"form": form, "languages": languages, "rows": rows}
         write_json(folder / FACTS, facts | {"separators": separators, "segments": segments})
         settings["tokenizer_class"] = RelPosTokenizer.__name__
-        settings["auto_map"] = {"AutoTokenizer": ["relpos_code.RelPosTokenizer", None]}
+        settings["auto_map"] = {"AutoTokenizer": [f"{CODE}.{RelPosTokenizer.__name__}", None]}
         settings["clean_up_tokenization_spaces"] = False
     write_json(folder / "tokenizer_config.json", settings)
     compare_ids(folder, form, own, symbols)

@@ -44,6 +44,11 @@ def test_every_auto_class_saves_and_loads(name, tmp_path):
     model.save_pretrained(tmp_path / "again")
     again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
     assert not list((tmp_path / "again").glob("*.bin"))
+    code = tmp_path / "again" / "relpos_code.py"
+    assert list((tmp_path / "again").glob("*.py")) == [code]
+    assert code.read_text() == (folder / code.name).read_text()
+    for other in AUTO:  # with another head, as pre-training is followed by fine-tuning
+        getattr(transformers, other).from_pretrained(tmp_path / "again", trust_remote_code=True)
     saved = again.state_dict()
     for key, value in model.state_dict().items():
         assert torch.equal(value, saved[key]), key
