@@ -111,14 +111,18 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
         return "reference"
     with_terms = any(term.present for term in inputs.terms)
     on_cpu = inputs.q.device.type == "cpu"
+    if on_cpu and inputs.positions.is_step and not need_weights:
+        many = with_terms or thresholds.many_keys(inputs)
+        if many and native.serves_step(inputs):
+            return "native"
+        if not with_terms:
+            return "blocked" if many else "sdpa"
     short = on_cpu and _is_short(inputs)
     if with_terms:
         if on_gpu(inputs) and not need_weights and _is_triton(inputs):
             return "triton"
         short |= blocked.refusal(inputs) is not None
     elif not need_weights:
-        if inputs.positions.is_step and on_cpu:
-            return "blocked" if thresholds.many_keys(inputs) else "sdpa"
         # With dropout, SDPA on a CPU holds all probabilities.
         if short and not inputs.dropout or not on_cpu:
             return "sdpa"
@@ -152,7 +156,7 @@ def _is_triton(inputs: AttentionInputs) -> bool:
 def _is_native(inputs: AttentionInputs, instead: str) -> bool:
     """Whether the kernel serves the inputs, and this machine has one."""
     if inputs.positions.is_step or native.refusal_anywhere(inputs) is not None:
-        return False  # a step of decoding has nothing to tile
+        return False  # a step of decoding that `serves_step` refuses has nothing to tile
     problem = native.problem(inputs)
     if problem is not None:
         _warn("native", problem, instead)

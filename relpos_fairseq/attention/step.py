@@ -9,6 +9,8 @@ neither query nor keys is formed once for many steps (`step_tables`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -64,57 +66,81 @@ def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     probs = drop(probabilities(logits, inputs.excluded(), padded), inputs.dropout)
     flat = probs.reshape(-1, 1, length)
     v = inputs.v.to(inputs.exact).flatten(0, 1)  # (P, S, Dv)
-    vectors = None
-    for part in tables.values:
+    if tables.value is None:
+        out = torch.bmm(flat, v)
+    else:
         # Probabilities sum to 1 but for dropout and a row without keys.
         mass = flat.sum(-1) if padded or inputs.dropout else None
-        more = _value_part(probs, part, mass)
-        vectors = more if vectors is None else vectors + more
-    out = torch.bmm(flat, v) if vectors is None else torch.baddbmm(vectors, flat, v)
+        out = torch.baddbmm(_value_part(probs, tables, mass), flat, v)
     return out.view(batch, heads, 1, v.size(-1)).to(inputs.v.dtype), probs
+
+
+class Parts(NamedTuple):
+    """What a step's logits are made of, but for the vectors of the last keys (`StepTables`).
+
+    Args:
+        query: (B, H, 1, D) content's, scaled; it holds what all keys meet.
+        factor: (B|1, H|1, S) multiplies its products with the keys, or None.
+        added: (B|1, H|1, S) is added after that, or None.
+    """
+
+    query: Tensor
+    factor: Tensor | None
+    added: Tensor | None
+
+
+def parts_of(inputs: AttentionInputs, tables: StepTables, multiplied: bool = True) -> Parts:
+    """Form them, without what is the same for all keys.
+
+    Args:
+        inputs: of the step.
+        tables: of its terms.
+        multiplied: whether the factor holds the products of terms.
+    """
+    q, k, query, _ = inputs.exact_pairs()
+    length, scale = k.size(2), inputs.scale
+    folds = tables.gate is None and not (tables.products or inputs.rotated)
+    if tables.factor is not None:
+        query, scale = query * tables.factor, 1.0
+    if folds and tables.offset is not None:
+        query, scale = torch.add(tables.offset, query, alpha=scale), 1.0
+    factor = None if tables.gate is None else tables.gate[None, :, -length:]
+    for index, part in enumerate(tables.products if multiplied else ()):
+        product = _product(part, q, k, inputs.key_tails, index)
+        factor = product if factor is None else factor * product
+    added = [] if tables.static is None else [tables.static[None, :, -length:]]
+    if tables.offset is not None and not folds:
+        added.append((tables.offset @ k.transpose(-1, -2))[:, :, 0])
+    for term in inputs.terms:
+        if term.by_row is not None:
+            added.append(term.by_row.of(inputs.positions)[:, :, 0])
+        if term.static_factors is not None:
+            row, column = (factors.to(q.dtype) for factors in term.static_factors)
+            added.append((row @ column.transpose(-1, -2))[:, :, 0])
+        if term.decay is not None:
+            added.append((term.decay.past[..., -1:] - term.decay.past).to(q.dtype))
+    scaled = query if scale == 1.0 else query * scale
+    return Parts(scaled, factor, sum(added[1:], added[0]) if added else None)
 
 
 def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     """(B, H, S) logits, but for what is the same for all keys."""
     q, k, content_q, content_k = inputs.exact_pairs()
-    batch, heads, length, _ = k.shape
-    folds = tables.gate is None and not (tables.products or inputs.rotated)
-    query, scale = content_q, inputs.scale
-    if tables.factor is not None:
-        query, scale = content_q * tables.factor, 1.0
-    if folds and tables.offset is not None:
-        query, scale = torch.add(tables.offset, query, alpha=scale), 1.0
-    logits = _scaled_product(query, content_k, scale)
-    by_head = logits.view(batch, heads, length)
+    parts = parts_of(inputs, tables)
+    logits = torch.bmm(parts.query.flatten(0, 1), content_k.flatten(0, 1).transpose(1, 2))
+    by_head = logits.view(k.shape[:3])
     if tables.trilinear is not None:
-        _add_near(by_head, _meet(tables.trilinear.trilinear, content_k, content_q))
-    if tables.gate is not None:
-        by_head = by_head * tables.gate[:, -length:]
-    for index, part in enumerate(tables.products):
-        by_head = by_head * _product(part, q, k, inputs.key_tails, index)
-    if tables.offset is not None and not folds:
-        by_head = by_head + (tables.offset @ k.transpose(-1, -2))[:, :, 0]
-    if tables.static is not None:
-        by_head += tables.static[:, -length:]
-    for part in tables.queries:
-        _add_near(by_head, _per_head(q, part.query[:, :, -length:]))
-    for part in tables.keys:
-        _add_near(by_head, _meet(part.key, k))
-    for term in inputs.terms:
-        if term.by_row is not None:
-            by_head += term.by_row.of(inputs.positions)[:, :, 0]
-        if term.static_factors is not None:
-            row, column = (factor.to(q.dtype) for factor in term.static_factors)
-            by_head += (row @ column.transpose(-1, -2))[:, :, 0]
-        if term.decay is not None:
-            by_head += (term.decay.past[..., -1:] - term.decay.past).to(q.dtype)
+        _add_near(by_head, _meet(tables.trilinear, content_k, content_q))
+    if parts.factor is not None:
+        by_head = by_head * parts.factor
+    if parts.added is not None:
+        by_head += parts.added
+    if tables.query is not None:
+        near = tables.query[:, -k.size(2) :]
+        _add_near(by_head, _per_head(q, near.transpose(1, 2)))
+    if tables.key is not None:
+        _add_near(by_head, _meet(tables.key, k))
     return by_head
-
-
-def _scaled_product(query: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Scale q.k of (B, H, 1, D) and (B, H, S, D): (P, 1, S)."""
-    query, k = query.flatten(0, 1), k.flatten(0, 1)
-    return torch.bmm(query if scale == 1.0 else query * scale, k.transpose(1, 2))
 
 
 def _product(
@@ -133,16 +159,16 @@ def _product(
     return factor
 
 
-def _value_part(probs: Tensor, part: TermTables, mass: Tensor | None) -> Tensor:
+def _value_part(probs: Tensor, tables: StepTables, mass: Tensor | None) -> Tensor:
     """What value vectors add to the output: (P, 1, Dv).
 
     Args:
         probs: (B, H, 1, S).
-        part: the term.
+        tables: of the step.
         mass: (P, 1) sum of each row's probabilities, or None where that is 1.
     """
-    near, tail = part.value
-    n = min(part.keys, probs.size(-1))
+    near, tail = tables.value, tables.value_tail
+    n = min(near.size(1), probs.size(-1))
     if near.size(0) == 1 and mass is None:
         return torch.addmm(tail[0], probs.flatten(0, 2)[:, -n:], near[0, -n:])[:, None]
     far = tail[:, 0] if mass is None else mass.view(*probs.shape[:2], 1) * tail[:, 0]

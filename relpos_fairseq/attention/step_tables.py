@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.terms import PositionTerms
@@ -48,16 +49,6 @@ class TermTables:
         return torch.cat([near[:, :1].expand(-1, length - self.keys), near], dim=1)
 
     @cached_property
-    def query(self) -> Tensor:
-        """Scale (a_r - a_tail), transposed: (H|1, D, keys).  q.a_tail is the same for all keys."""
-        return (self.beyond_tail(self.term.query_vectors) * self.scale).transpose(1, 2)
-
-    @cached_property
-    def key(self) -> Tensor:
-        """Scale (b_r - b_tail): (H|1, keys, D)."""
-        return self.beyond_tail(self.term.key_vectors) * self.scale
-
-    @cached_property
     def product_query(self) -> Tensor:
         """a_r, transposed: (H|1, D, keys)."""
         return self.near(self.term.query_vectors).transpose(1, 2)
@@ -67,20 +58,23 @@ class TermTables:
         """b_r: (H|1, keys, D)."""
         return self.near(self.term.key_vectors)
 
-    @cached_property
-    def trilinear(self) -> Tensor:
-        """Scale (w_r - w_tail): (H|1, keys, D)."""
-        return self.beyond_tail(self.term.trilinear) * self.scale
-
-    @cached_property
-    def value(self) -> tuple[Tensor, Tensor]:
-        """Value vectors less the tail's (H|1, keys, D), and the tail's (H|1, 1, D)."""
-        near = self.near(self.term.value_vectors)
-        return near - near[:, :1], near[:, :1]
-
 
 class StepTables:
     """The tables of all terms as the last query meets them, for every step of up to `length` keys.
+
+    Near tables have rows for the last keys, whose number is theirs: what terms add there beyond
+    what they add to all keys.  Each is None where no term has it.
+
+    Attributes:
+        query: (H|1, n, D) scale (a_r - a_tail).  q.a_tail is the same for all keys.
+        key: (H|1, n, D) scale (b_r - b_tail).
+        trilinear: (H|1, n, D) scale (w_r - w_tail).
+        value: (H|1, n, Dv) value vectors less the tail's.
+        value_tail: (H|1, 1, Dv).
+        gate, static: (H|1, length) for every key.
+        offset: (1, H|1, 1, D) what all keys meet beside the query.
+        factor: (1, H|1, 1, D) scale w_tail of a trilinear term, which multiplies the query.
+        products: the terms that multiply the content.
 
     Args:
         terms: of the step; others with the same tables may follow (see `fit`).
@@ -106,17 +100,11 @@ class StepTables:
         )
         given = [part for part in self.parts if part is not None]
         self.products = [part for part in given if part.term.product]
-        self.queries = [part for part in given if _added(part.term.query_vectors, part)]
-        self.keys = [part for part in given if _added(part.term.key_vectors, part)]
-        self.values = [part for part in given if part.term.value_vectors is not None]
-        self.trilinear = next((part for part in given if part.term.trilinear is not None), None)
-        self.gate = self.static = self.offset = None
+        self.query = self.key = self.trilinear = self.value = self.value_tail = None
+        self.gate = self.static = self.offset = self.factor = None
         for part in given:
             self._add_scalars(part)
-        self.factor = None  # (1, H|1, 1, D) scale w_tail of a trilinear term, which folds into q
-        if self.trilinear is not None:
-            tail = self.trilinear.near(self.trilinear.term.trilinear)[None, :, :1]
-            self.factor = tail * scale
+            self._add_vectors(part)
 
     def _add_scalars(self, part: TermTables) -> None:
         """Gate, static and (v.a_r) for every key, and the vectors that all keys meet."""
@@ -127,14 +115,30 @@ class StepTables:
         if term.static is not None:
             self.static = _sum(self.static, part.spread(part.near(term.static), self.length))
         if term.query_offset is not None:
-            products = (term.query_offset.to(exact)[:, None] @ part.query)[:, 0]
+            near = part.beyond_tail(term.query_vectors) * part.scale
+            products = (near @ term.query_offset.to(exact)[:, :, None])[..., 0]
             self.static = _sum(self.static, part.spread(products, self.length))
         if term.content_offset is not None:
             offset = term.content_offset.to(exact)[None, :, None] * part.scale
             self.offset = _sum(self.offset, offset)
         if _added(term.key_vectors, part):
             tail = part.near(term.key_vectors)[None, :, :1] * part.scale
-            self.offset = _sum(self.offset, tail)  # (1, H|1, 1, D)
+            self.offset = _sum(self.offset, tail)
+
+    def _add_vectors(self, part: TermTables) -> None:
+        """Near tables, and the tails that fold into the query or the output."""
+        term = part.term
+        if _added(term.query_vectors, part):
+            near = part.beyond_tail(term.query_vectors) * part.scale
+            self.query = _sum_near(self.query, near)
+        if _added(term.key_vectors, part):
+            self.key = _sum_near(self.key, part.beyond_tail(term.key_vectors) * part.scale)
+        if term.trilinear is not None:
+            self.trilinear = part.beyond_tail(term.trilinear) * part.scale
+            self.factor = part.near(term.trilinear)[None, :, :1] * part.scale
+        if term.value_vectors is not None:
+            self.value = _sum_near(self.value, part.beyond_tail(term.value_vectors))
+            self.value_tail = _sum(self.value_tail, part.near(term.value_vectors)[:, :1])
 
     def fit(self, terms: tuple[PositionTerms, ...], length: int) -> bool:
         """Whether they serve a step of `length` keys with these terms."""
@@ -151,6 +155,15 @@ def _added(vectors: Tensor | None, part: TermTables) -> bool:
 
 def _sum(total: Tensor | None, part: Tensor) -> Tensor:
     return part if total is None else total + part
+
+
+def _sum_near(total: Tensor | None, part: Tensor) -> Tensor:
+    """Add tables whose last rows are one key's; the shorter adds nothing to keys further off."""
+    if total is None:
+        return part
+    rows = max(total.size(1), part.size(1))
+    longer = (F.pad(table, (0, 0, rows - table.size(1), 0)) for table in (total, part))
+    return sum(longer)
 
 
 _TABLES = tuple(

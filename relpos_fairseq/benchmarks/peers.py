@@ -8,6 +8,7 @@ has no biases, x-transformers norms before), its layer is left as its own.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -134,7 +135,11 @@ def bucketed_block(library: ModuleType, setting: LayerSetting) -> nn.Module:
         dropout_rate=setting.dropout,
         feed_forward_proj="gelu",
     )
-    return _Wrapped(library.T5Block(config, has_relative_attention_bias=True), _first)
+    block = library.T5Block(config, has_relative_attention_bias=True)
+    if "cache_position" not in inspect.signature(block.forward).parameters:  # until 4.46
+        return _Wrapped(block, _first)
+    places = torch.arange(setting.length, device=setting.device)
+    return _Wrapped(block, lambda inner, x: inner(x, cache_position=places)[0])
 
 
 def recurrent_layer(library: ModuleType, setting: LayerSetting) -> nn.Module:

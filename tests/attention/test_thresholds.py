@@ -9,6 +9,7 @@ import torch
 
 from relpos_fairseq.attention import AttentionInputs, attend, thresholds
 from relpos_fairseq.attention.api import choose
+from relpos_fairseq.attention.native import build
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms
@@ -55,18 +56,25 @@ def test_what_a_call_is() -> None:
 @pytest.mark.parametrize(
     ("rows", "keys", "dtype", "chosen"),
     [
-        (16, 128, torch.float32, "blocked"),
+        (16, 128, torch.float32, "native"),
         (1, 128, torch.float32, "sdpa"),
-        (160, 24, torch.float32, "sdpa"),
+        (160, 24, torch.float32, "native"),
         (16, 128, torch.bfloat16, "sdpa"),
     ],
 )
-def test_a_step_without_terms(rows: int, keys: int, dtype: torch.dtype, chosen: str) -> None:
-    """Two products serve many keys, SDPA few; both give the same."""
+def test_a_step_without_terms(
+    rows: int, keys: int, dtype: torch.dtype, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel serves many keys (without it two products), SDPA few; all give the same."""
     q, k, v = (torch.randn(rows, 12, n, 8).to(dtype) for n in (1, keys, keys))
     inputs = AttentionInputs(q, k, v, (), Positions(1, keys, keys - 1), 0.3, causal=True)
     with torch.no_grad():
-        assert choose(inputs) == chosen
+        for problem, expected in (
+            (None, chosen),
+            ("anything here", chosen.replace("native", "blocked")),
+        ):
+            monkeypatch.setattr(build, "problem", lambda _, problem=problem: problem)
+            assert choose(inputs) == expected
         found, expected = (attend(inputs, backend)[0] for backend in ("blocked", "sdpa"))
     torch.testing.assert_close(
         found, expected, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5

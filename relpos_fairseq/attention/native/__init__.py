@@ -3,7 +3,7 @@
 `attention.lowering` sums the terms by kind, `operands` chooses the windows of distances, `call.h`
 says what the kernel evaluates, and `build` compiles it where it is first needed.  A call keeps q,
 k, v, the output and two numbers a query: nothing has a size of T x S.  A step of decoding has one
-query and nothing to tile: `attend_step` evaluates it, here as in the backend `blocked`.
+query and nothing to tile: `step` passes over keys and values once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build, function
+from relpos_fairseq.attention.native import build, function, step
 from relpos_fairseq.attention.native.operation import DROPS
 from relpos_fairseq.attention.native.operation import attend as by_kernel
 from relpos_fairseq.attention.step import attend_step, serves
@@ -26,9 +26,16 @@ __all__ = ["attend", "build", "function", "name", "problem", "refusal", "refusal
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
+    if serves_step(inputs):
+        return step.attend(inputs)
     if serves(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
     return by_kernel(inputs)
+
+
+def serves_step(inputs: AttentionInputs) -> bool:
+    """Tell whether the inputs are a step of decoding that the kernel evaluates on this machine."""
+    return serves(inputs.terms, inputs.positions) and step.serves(inputs)
 
 
 def refusal(inputs: AttentionInputs) -> str | None:

@@ -12,6 +12,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "step.h"
 
 /* Buffers outlive a call, so that their pages are not fetched anew; large ones do not. */
 #define KEPT ((size_t)16 << 20) /* calls that want more last long */
@@ -133,6 +134,27 @@ int relpos_forward(const Call *call)
 }
 
 int relpos_backward(const Call *call) { return run(call, 1, 1); }
+
+int relpos_step(const Step *c)
+{
+    int failed = 0;
+#pragma omp parallel num_threads(c->threads) reduction(+ : failed)
+    {
+        unsigned before = flush_small();
+        int64_t logits = round_up(c->src, NR) + NR;
+        real *s = (real *)borrow((logits + 2 * c->near_products + TOGETHER) * sizeof(real));
+        failed = !s;
+#pragma omp for schedule(static)
+        for (int64_t pair = 0; pair < c->batch * c->heads; pair++)
+            if (!failed)
+                step(c, pair / c->heads, pair % c->heads, s, s + logits);
+        give_back();
+        restore(before);
+    }
+    return failed > 0;
+}
+
+int64_t relpos_step_size(void) { return sizeof(Step); }
 
 int64_t relpos_groups(const Call *call)
 {

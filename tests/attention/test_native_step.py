@@ -1,0 +1,163 @@
+"""A step of decoding by the compiled kernel, beside the formula in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from properties.test_properties import WITHOUT_SEGMENTS
+from torch import Tensor
+
+from cases import Case, build, terms_of
+from relpos_fairseq.attention import AttentionInputs, api, attend, native
+from relpos_fairseq.attention.step import serves, tail_products
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped
+from relpos_fairseq.terms import PositionTerms
+
+pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
+EXACT = {torch.float64: {"rtol": 1e-10, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 2e-5}}
+
+
+def heads_of(rows: int, heads: int, keys: int, dim: int, seed: int = 0) -> Tensor:
+    """(B, H, L, D) in fp64 as projections leave it: heads beside channels."""
+    draw = torch.Generator().manual_seed(seed)
+    made = torch.randn(keys, rows, heads, dim, generator=draw, dtype=torch.float64)
+    return made.permute(1, 2, 0, 3)
+
+
+def step_of(case: Case, keys: int, dim: int) -> AttentionInputs:
+    """The last query of a decoder's causal call over `keys` keys."""
+    stack, layer = build(case, causal=True, heads=2, dim=dim, longest=64)
+    positions = Positions(1, keys, keys - 1)
+    q, k, v = (heads_of(2, 2, n, dim, seed) for seed, n in enumerate((1, keys, keys)))
+    terms = terms_of(stack, layer, positions)
+    return AttentionInputs(q, k, v, terms, positions, 0.3, causal=True)
+
+
+def changed(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
+    return inputs.mapped(lambda tensor: tensor.detach().to(dtype))
+
+
+@torch.no_grad()
+def compare(inputs: AttentionInputs) -> Tensor:
+    """The kernel's output equals the formula's, in fp64 and fp32."""
+    expected, _ = attend(inputs, "reference")
+    for dtype, near in EXACT.items():
+        given = changed(inputs, dtype)
+        assert native.serves_step(given) and api.choose(given) in ("native", "sdpa")
+        found, _ = attend(given, "native")
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, **near)
+    return expected
+
+
+@pytest.mark.parametrize("dim", [4, 18, 80])
+@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+def test_every_case(case: Case, dim: int) -> None:
+    """Fewer channels than a vector of the processor has, several vectors, and some beyond them."""
+    for keys in (1, 3, 40):
+        inputs = step_of(case, keys, dim)
+        if not serves(inputs.terms, inputs.positions):
+            pytest.skip("logits that `attention.step` does not serve")
+        compare(inputs)
+        padding = torch.zeros(2, keys, dtype=torch.bool)
+        padding[1, : keys // 2] = True
+        compare(replace(inputs, key_padding=padding))
+        compare(replace(inputs, window=2))
+
+
+def several() -> tuple[PositionTerms, ...]:
+    """Two terms of each kind over different distances, a product with a gate among them."""
+    draw = torch.Generator().manual_seed(3)
+
+    def table(heads: int, rows: int, *dim: int) -> Tensor:
+        return torch.randn(heads, rows, *dim, generator=draw, dtype=torch.float64)
+
+    long, short = Clipped(5, 0), Clipped(2, 0)
+    return (
+        PositionTerms(long, query_vectors=table(2, 6, 6), value_vectors=table(1, 6, 5)),
+        PositionTerms(short, query_vectors=table(1, 3, 6), key_vectors=table(2, 3, 6)),
+        PositionTerms(short, key_vectors=table(1, 3, 6), value_vectors=table(2, 3, 5)),
+        PositionTerms(long, key_vectors=table(2, 6, 6), static=table(1, 6), gate=table(2, 6)),
+        PositionTerms(
+            short, product=True, query_vectors=table(2, 3, 6), key_vectors=table(1, 3, 6)
+        ),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.integers(1, 40),
+    kept=st.lists(st.integers(0, 4), unique=True),
+    rotated=st.booleans(),
+    padded=st.integers(0, 40),
+    kept_tails=st.booleans(),
+)
+def test_terms_of_several_kinds(
+    keys: int, kept: list[int], rotated: bool, padded: int, kept_tails: bool
+) -> None:
+    """Tables of several lengths meet their own keys; a row without keys is 0."""
+    q, content_q = (heads_of(2, 2, 1, 6, seed) for seed in (1, 2))
+    k, content_k = (heads_of(2, 2, keys, 6, seed) for seed in (3, 4))
+    terms = tuple(several()[number] for number in kept)
+    padding = torch.zeros(2, keys, dtype=torch.bool)
+    padding[1, :padded] = True
+    inputs = AttentionInputs(
+        q, k, heads_of(2, 2, keys, 5, 5), terms, Positions(1, keys, keys - 1), 0.3,
+        causal=True, key_padding=padding,
+    )  # fmt: skip
+    if rotated:
+        inputs = replace(inputs, content_q=content_q, content_k=content_k)
+    if kept_tails:
+        inputs = replace(inputs, key_tails=tail_products(terms, k))
+    out = compare(inputs)
+    assert padded < keys or not out[1].any()
+
+
+@torch.no_grad()
+def test_threads_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits with one thread and with three; no rows at all; the caller's tensors stay."""
+    inputs = changed(step_of(Case("shaw"), 40, 18), torch.float32)
+    alone = attend(inputs, "native")[0]
+    monkeypatch.setattr(native.step, "WORK", 1)
+    before = [tensor.clone() for tensor in inputs.tensors()]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(attend(inputs, "native")[0], alone)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, before, inputs.tensors()))
+    empty = replace(inputs, q=inputs.q[:0], k=inputs.k[:0], v=inputs.v[:0])
+    assert attend(empty, "native")[0].shape == (0, 2, 1, 18)
+
+
+def test_what_the_kernel_leaves_to_torch() -> None:
+    """Gradients, dropout, half precision and channels that are apart."""
+    inputs = changed(step_of(Case("m4"), 9, 18), torch.float32)
+    apart = inputs.v.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert not native.serves_step(inputs)
+    with torch.no_grad():
+        assert native.serves_step(inputs)
+        others = {"bf16": changed(inputs, torch.bfloat16), "apart": replace(inputs, v=apart),
+                  "dropout": replace(inputs, dropout=0.5)}  # fmt: skip
+        for name, other in others.items():
+            assert not native.serves_step(other), name
+            assert api.choose(other) == "blocked"
+            if name != "dropout":
+                attend(other, "native")
+
+
+@torch.no_grad()
+def test_tables_on_another_device() -> None:
+    """The kernel has addresses alone: what lies elsewhere is refused by name."""
+    inputs = changed(step_of(Case("m4"), 9, 18), torch.float32)
+    (term,) = inputs.terms
+    static = torch.zeros(1, term.relation.size, device="meta")
+    elsewhere = (PositionTerms(term.relation, static=static),)
+    with pytest.raises(ValueError, match="a table of positions is on meta"):
+        attend(replace(inputs, terms=elsewhere), "native")
