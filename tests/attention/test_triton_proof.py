@@ -101,6 +101,13 @@ FAULTS = {
 }
 
 
+def test_a_trial_imports_nothing_from_where_a_user_stands(planted, tmp_path, monkeypatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    planted(SHORT)
+    assert proof.run(form_of(make_call())) == ([], True)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_trials_without_a_result(fault: str, planted) -> None:
     """A death and silence are verdicts; a device without room for a second process is none."""

@@ -29,6 +29,11 @@ from relpos_fairseq.attention.triton.forms import Trial
 
 SECONDS = 600  # that a trial may take, compiling its kernels
 MODULE = "relpos_fairseq.attention.triton.trial"
+# The folder that a user stands in is no place to import from: Python 3.10 knows no PYTHONSAFEPATH.
+START = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    f"import runpy; runpy.run_module({MODULE!r}, run_name='__main__')"
+)
 ROOM = 3  # status of a trial that found no room on its device
 ROOT = Path(__file__).resolve().parents[3]  # of the package that a trial imports
 FOLDERS = ("triton", "lowering")  # whose files decide what a kernel computes
@@ -100,7 +105,7 @@ def run(trial: Trial, seconds: float = SECONDS) -> tuple[list[str], bool]:
         nothing was tried.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    with _started([sys.executable, "-m", MODULE], ":".join(filter(None, paths))) as process:
+    with _started([sys.executable, "-c", START], ":".join(filter(None, paths))) as process:
         try:
             said, errors = process.communicate(pickle.dumps(trial), timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -116,8 +121,7 @@ def run(trial: Trial, seconds: float = SECONDS) -> tuple[list[str], bool]:
 def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
     """A process whose children, compilers among them, end with it."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    # The folder that a user stands in is no place to import from.
-    variables = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
+    variables = {**os.environ, "PYTHONPATH": paths}
     process = subprocess.Popen(command, **pipes, env=variables, start_new_session=True)
     try:
         yield process
