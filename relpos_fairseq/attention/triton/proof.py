@@ -29,11 +29,6 @@ from relpos_fairseq.attention.triton.forms import Trial
 
 SECONDS = 600  # that a trial may take, compiling its kernels
 MODULE = "relpos_fairseq.attention.triton.trial"
-# The folder that a user stands in is no place to import from: Python 3.10 knows no PYTHONSAFEPATH.
-START = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    f"import runpy; runpy.run_module({MODULE!r}, run_name='__main__')"
-)
 ROOM = 3  # status of a trial that found no room on its device
 ROOT = Path(__file__).resolve().parents[3]  # of the package that a trial imports
 FOLDERS = ("triton", "lowering")  # whose files decide what a kernel computes
@@ -104,8 +99,9 @@ def run(trial: Trial, seconds: float = SECONDS) -> tuple[list[str], bool]:
         What erred, and whether that is a verdict: where a device has no room for a second process,
         nothing was tried.
     """
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    with _started([sys.executable, "-c", START], ":".join(filter(None, paths))) as process:
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
+    paths = [str(ROOT), *map(os.path.abspath, given)]
+    with _started([sys.executable, "-m", MODULE], ":".join(paths)) as process:
         try:
             said, errors = process.communicate(pickle.dumps(trial), timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -121,8 +117,9 @@ def run(trial: Trial, seconds: float = SECONDS) -> tuple[list[str], bool]:
 def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
     """A process whose children, compilers among them, end with it."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    variables = {**os.environ, "PYTHONPATH": paths}
-    process = subprocess.Popen(command, **pipes, env=variables, start_new_session=True)
+    # The folder that a user stands in is no place to import from.
+    where = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": paths}}
+    process = subprocess.Popen(command, **pipes, **where, start_new_session=True)
     try:
         yield process
     finally:
