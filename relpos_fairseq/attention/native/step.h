@@ -16,7 +16,7 @@ typedef struct {
     int64_t batch, heads, src, dim, value_dim, threads;
     int64_t near_queries, near_keys, near_trilinear, near_values, near_products; /* rows of each table */
     Tensor query, content_k, v; /* `query` is scaled */
-    Tensor q, k, content_q;     /* q and k as near tables meet them; all but those may be absent */
+    Tensor q, k, content_q;     /* q and k as near tables meet them; absent where there are none */
     Tensor factor, added, tails; /* (B, H, 1, S); tails are k.product_key of distant keys */
     Tensor near_query, near_key, trilinear, near_value, value_tail, product_query, product_key;
     Tensor out;

@@ -29,11 +29,11 @@ def serves(inputs: AttentionInputs) -> bool:
     """Whether the kernel evaluates the inputs, which are a step that `attention.step` serves."""
     if torch.is_grad_enabled() or inputs.dropout or is_captured():
         return False
-    content_k = inputs.k if inputs.content_k is None else inputs.content_k
+    content_k, exact = inputs.k if inputs.content_k is None else inputs.content_k, inputs.exact
     return (
-        all(x.dtype == inputs.exact and x.is_cpu for x in (inputs.q, inputs.k, inputs.v))
+        all(x.dtype == exact and x.is_cpu for x in (inputs.q, inputs.k, inputs.v))
         and inputs.k.stride(-1) == inputs.v.stride(-1) == content_k.stride(-1) == 1
-        and build.problem(inputs.exact) is None
+        and build.problem(exact) is None
     )
 
 
@@ -42,7 +42,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     tables = tables_for(inputs)
     product = tables.products[0] if len(tables.products) == 1 else None
     parts = parts_of(inputs, tables, multiplied=product is None)
-    batch, heads, src, dim = inputs.k.shape
+    (batch, heads, src, dim), exact = inputs.k.shape, inputs.exact
     value_dim = inputs.v.size(-1)
     out = inputs.v.new_empty(batch, heads, 1, value_dim)
     given: list[Tensor] = []  # what has the numbers must outlive the call
@@ -50,9 +50,9 @@ def attend(inputs: AttentionInputs) -> Tensor:
     def place(x: Tensor | None, rows: int, width: int) -> tuple[int, ...]:
         if x is None:
             return _ABSENT
-        if x.dtype != inputs.exact or not x.is_cpu:
+        if x.dtype != exact or not x.is_cpu:
             check_device((("a table of positions", x),))
-            x = x.to(inputs.exact)
+            x = x.to(exact)
         if x.shape != (batch, heads, rows, width):
             x = x.expand(batch, heads, rows, width)
         if x.stride(-1) != 1:
@@ -81,9 +81,9 @@ def attend(inputs: AttentionInputs) -> Tensor:
         *place(parts.query, 1, dim),
         *place(inputs.content_k if inputs.rotated else inputs.k, src, dim),
         *place(inputs.v, src, value_dim),
-        *place(inputs.q, 1, dim),
-        *place(inputs.k, src, dim),
-        *(_ABSENT if tables.trilinear is None else place(content_q, 1, dim)),
+        *place(None if tables.query is products[0] is None else inputs.q, 1, dim),
+        *place(None if tables.key is products[1] is None else inputs.k, src, dim),
+        *place(None if tables.trilinear is None else content_q, 1, dim),
         *by_key(parts.factor), *by_key(parts.added), *by_key(tails),
         *near(tables.query, dim), *near(tables.key, dim), *near(tables.trilinear, dim),
         *near(tables.value, value_dim), *near(tables.value_tail, value_dim),
@@ -91,7 +91,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
         *place(out, 1, value_dim),
         *_masked(inputs.excluded(), given),
     )  # fmt: skip
-    if batch and _function(inputs.exact)(_Words(*words)):
+    if batch and _function(exact)(_Words(*words)):
         raise MemoryError(f"a step of decoding has no memory for the logits of {src} keys")
     return out
 
