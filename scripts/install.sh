@@ -68,8 +68,8 @@ ensure_venv() {
     printf '%s' "$venv" >"$stamps/place"
   fi
   case "$(version_of "$python")" in
-    3.1[0-2]) ;;
-    *) say "note: Python $(version_of "$python") is tested in part; 3.10 to 3.12 are tested" ;;
+    3.1[0-3]) ;;
+    *) say "note: Python $(version_of "$python") is not tested; 3.10 to 3.13 are" ;;
   esac
 }
 

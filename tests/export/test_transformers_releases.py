@@ -17,7 +17,7 @@ from helpers import ROOT
 from helpers.commands import relpos, train, write_corpus
 from helpers.exported import fairseqs, hub_of, write_checkpoint
 
-RELEASES = ("4.44.2", "5.23.0")
+RELEASES = ("4.44.2", "4.46.3", "5.23.0")  # 4.46 copies no code of a folder
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
 ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
 TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0,
