@@ -13,7 +13,7 @@
 
 /* `native/step.py` fills it in, word by word.  Tables have stride 0 between rows of the batch. */
 typedef struct {
-    int64_t batch, heads, src, dim, value_dim, threads;
+    int64_t batch, heads, src, dim, content_dim, value_dim, threads;
     int64_t near_queries, near_keys, near_trilinear, near_values, near_products; /* rows of each table */
     Tensor query, content_k, v; /* `query` is scaled */
     Tensor q, k, content_q;     /* q and k as near tables meet them; absent where there are none */
@@ -109,12 +109,12 @@ static void step(const Step *c, int64_t b, int64_t h, real *s, real *near)
 {
     int64_t src = c->src, n;
     const real *content_k = at(&c->content_k, b, h), *k = at(&c->k, b, h);
-    dots(s, at(&c->query, b, h), 0, NULL, content_k, c->content_k.t, src, c->dim, 0);
+    dots(s, at(&c->query, b, h), 0, NULL, content_k, c->content_k.t, src, c->content_dim, 0);
     if (c->trilinear.data) {
         n = least(c->near_trilinear, src);
         dots(s + src - n, last(&c->trilinear, b, h, c->near_trilinear, n), c->trilinear.t,
              at(&c->content_q, b, h), content_k + (src - n) * c->content_k.t, c->content_k.t, n,
-             c->dim, 1);
+             c->content_dim, 1);
     }
     if (c->factor.data)
         for (int64_t j = 0; j < src; j++)

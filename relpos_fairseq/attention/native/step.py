@@ -19,7 +19,7 @@ from relpos_fairseq.attention.native.checks import check_device
 from relpos_fairseq.attention.step import parts_of, tables_for, tail_products
 from relpos_fairseq.positions import is_captured
 
-WORDS = 81
+WORDS = 82
 WORK = 1 << 17  # products and sums that are worth a thread
 _ABSENT = (0, 0, 0, 0)
 _Words = ctypes.c_int64 * WORDS
@@ -74,18 +74,21 @@ def attend(inputs: AttentionInputs) -> Tensor:
             tails = tail_products((product.term,), inputs.k)
         tails = tails[..., 0]
     near_tables = (tables.query, tables.key, tables.trilinear, tables.value, products[1])
-    content_q = inputs.content_q if inputs.rotated else inputs.q
+    content_q, content_k = inputs.q, inputs.k
+    if inputs.rotated:
+        content_q, content_k = inputs.content_q, inputs.content_k
+    wide = content_k.size(-1)
     words = (
-        batch, heads, src, dim, value_dim, _threads(batch * heads * src * (dim + value_dim)),
+        batch, heads, src, dim, wide, value_dim, _threads(batch * heads * src * (dim + value_dim)),
         *(0 if table is None else table.size(1) for table in near_tables),
-        *place(parts.query, 1, dim),
-        *place(inputs.content_k if inputs.rotated else inputs.k, src, dim),
+        *place(parts.query, 1, wide),
+        *place(content_k, src, wide),
         *place(inputs.v, src, value_dim),
         *place(None if tables.query is products[0] is None else inputs.q, 1, dim),
         *place(None if tables.key is products[1] is None else inputs.k, src, dim),
-        *place(None if tables.trilinear is None else content_q, 1, dim),
+        *place(None if tables.trilinear is None else content_q, 1, wide),
         *by_key(parts.factor), *by_key(parts.added), *by_key(tails),
-        *near(tables.query, dim), *near(tables.key, dim), *near(tables.trilinear, dim),
+        *near(tables.query, dim), *near(tables.key, dim), *near(tables.trilinear, wide),
         *near(tables.value, value_dim), *near(tables.value_tail, value_dim),
         *near(products[0], dim), *near(products[1], dim),
         *place(out, 1, value_dim),
