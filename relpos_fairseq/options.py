@@ -41,7 +41,6 @@ class AttentionShape:
 
     @property
     def head_dim(self) -> int:
-        """Width D of a head."""
         return self.embed_dim // self.num_heads
 
 
@@ -85,7 +84,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag as the command line has it."""
         return f"--{self.field.replace('_', '-')}"
 
     def read(self, text: str, shape: AttentionShape) -> Any:
@@ -121,7 +119,6 @@ class Number(Option):
     least: int | Callable[[AttentionShape], int] = 0
 
     def read(self, text: str, shape: AttentionShape) -> int:
-        """Return the number."""
         least = self.least(shape) if callable(self.least) else self.least
         try:
             value = int(text)
@@ -138,7 +135,6 @@ class Factor(Option):
     """A positive number."""
 
     def read(self, text: str, shape: AttentionShape) -> float:
-        """Return the number."""
         try:
             value = float(text)
         except ValueError:
@@ -160,7 +156,6 @@ class Choice(Option):
     older: dict[str, str] = field(default_factory=dict, hash=False)
 
     def read(self, text: str, shape: AttentionShape) -> str:
-        """Return the word."""
         text = self.older.get(text, text)
         if text not in self.choices:
             words = f"auto, {', '.join(self.choices[:-1])} or {self.choices[-1]}"

@@ -113,7 +113,6 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
 
 
 def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a checkpoint's model options, whichever style wrote them."""
     cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
     if cfg is None and args is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
@@ -135,7 +134,6 @@ def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return options as a dict, whichever style wrote them."""
     if OmegaConf.is_config(options):
         return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
     return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)

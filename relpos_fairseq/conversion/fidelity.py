@@ -46,7 +46,6 @@ class Probe:
 
     @property
     def real(self) -> Tensor:
-        """(B, T) True where there is no padding."""
         return self.tokens != PADDING
 
 
@@ -69,7 +68,6 @@ class Fidelity:
     tokens: int
 
     def lines(self) -> list[str]:
-        """Return the comparison as it is printed."""
         names = {"logits": "Maximum logit difference", "features": "Maximum feature difference"}
         lines = [
             f"{names.get(name, f'Maximum difference of {name}')}: {value:.3g} "

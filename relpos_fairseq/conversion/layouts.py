@@ -58,7 +58,6 @@ class Place:
         return self.indices[layer % len(self.indices)]
 
     def prefix(self, layer: int) -> str:
-        """Return what the names of its parameters begin with."""
         if self.shared:
             return f"{ENCODER}.positions.shared.{self.index(layer)}."
         return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index(layer)}."
@@ -109,7 +108,6 @@ class Tables:
     of: dict[str, list[Params]]
 
     def every(self) -> Iterator[tuple[str, int, Params]]:
-        """Return (member, layer, parameters)."""
         for name, layers in self.of.items():
             for layer, params in enumerate(layers):
                 yield name, layer, params

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.job import (
     Job,
+    Writer,
     read_job_source,
     to_huggingface,
     to_ours,
@@ -20,7 +21,6 @@ from relpos_fairseq.conversion.released_xl.model import is_released
 from relpos_fairseq.conversion.translation.job import convert_generating
 from relpos_fairseq.engine.files import atomic_folder, atomic_path
 
-Writer = Callable[[Path], None]
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 
 

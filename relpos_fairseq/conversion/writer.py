@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +158,41 @@ def fairseq_checkpoint(
         "last_optimizer_state": None,
         "conversion": about,
     }
+
+
+def write_checkpoint(
+    place: Path,
+    checkpoint: dict[str, Any],
+    about: dict[str, Any],
+    files: Mapping[str, Path] = {},
+    texts: Mapping[str, str] = {},
+) -> None:
+    """Write a checkpoint as a file, or into a folder with its text and `conversion.json`.
+
+    Args:
+        place: a folder, or the file.
+        checkpoint: what it holds.
+        about: where the model comes from; the rows of its source are of use in the checkpoint only.
+        files: of text, by the names that they shall have.
+        texts: of files, by their names.
+    """
+    if not place.is_dir():
+        torch.save(checkpoint, place)
+        return
+    torch.save(checkpoint, place / CHECKPOINT)
+    told = {key: value for key, value in about.items() if key != "rows"}
+    told = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+    write_texts(place, files, {**texts, "conversion.json": told})
+
+
+def write_texts(folder: Path, files: Mapping[str, Path], texts: Mapping[str, str]) -> None:
+    """Copy files into a folder, and write texts, each by its name there."""
+    for name in (*files, *texts):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, path in files.items():
+        shutil.copyfile(path, folder / name)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _task_config(state: State, given: dict[str, Any], length: int) -> Any:

@@ -162,7 +162,6 @@ def _segments(
 
 @torch.no_grad()
 def _step(parameters: list, gradients: tuple, trained: list, rates: list, decays: list) -> None:
-    """Move the parameters."""
     rows = zip(parameters, gradients, trained, rates, decays, strict=True)
     for one, gradient, value, rate, decay in rows:
         back = decay * (value - one)

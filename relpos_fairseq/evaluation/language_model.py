@@ -72,17 +72,14 @@ class Score:
 
     @property
     def bits(self) -> float:
-        """Bits a token."""
         return self.nats / self.tokens / math.log(2)
 
     @property
     def perplexity(self) -> float:
-        """Perplexity a token."""
         return math.exp(min(self.nats / self.tokens, 700.0))
 
     @property
     def speed(self) -> float:
-        """Predictions a second."""
         return self.tokens / self.seconds
 
 

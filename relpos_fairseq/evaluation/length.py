@@ -169,7 +169,6 @@ def memory_point(subject: Subject, targets: range, length: int, options: Options
 
 
 def described(score) -> dict:
-    """Return a score as a row."""
     return {
         "tokens": score.tokens,
         "bits": round(score.bits, 5),

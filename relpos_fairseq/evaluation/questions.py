@@ -209,7 +209,6 @@ def answer_batch(model, task, dataset, batch: list[int]) -> list[tuple[int, Pred
 
 
 def read_prediction(kept: dict) -> Prediction:
-    """Return a prediction as the journal keeps it."""
     return Prediction(**kept | {"n_best": [Answer(**one) for one in kept["n_best"]]})
 
 

@@ -91,7 +91,6 @@ def _activation(layer: nn.Module) -> Any:
 
 
 def _stack(stack: nn.Module, name: str) -> Any:
-    """Describe an encoder or a decoder with its positions."""
     from ctranslate2.specs import transformer_spec as specs
 
     layers = [stack.layers[index] for index in range(len(stack.layers))]

@@ -115,7 +115,6 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
 
 
 def config_of(kind: type, options: Any, model: nn.Module, rows: list[int]) -> Any:
-    """Return config.json."""
     values = OmegaConf.to_container(options.model, resolve=True, enum_to_str=True)
     values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
     more = {"source_rows": rows[0]} if len(rows) > 1 else {}
@@ -127,7 +126,6 @@ def config_of(kind: type, options: Any, model: nn.Module, rows: list[int]) -> An
 
 
 def search_of(model: nn.Module) -> GenerationConfig:
-    """Return fairseq's search."""
     longest = model.decoder.positions.plan.longest
     return GenerationConfig(
         bos_token_id=EOS, eos_token_id=EOS, pad_token_id=PAD, decoder_start_token_id=EOS,

@@ -36,8 +36,6 @@ class RelPosTranslationConfig(RelPosConfig):
 
 
 class RelPosLanguageConfig(RelPosConfig):
-    """As RelPosConfig."""
-
     model_type = "relpos_language_model"
 
     def __init__(self, *given, **rest) -> None:  # transformers 5 makes one where there is none
@@ -60,7 +58,6 @@ class DecodingCache:
     is_compileable = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens so far."""
         return self.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -86,7 +83,6 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
 
     @staticmethod
     def build(config: RelPosConfig) -> nn.Module:
-        """Our model."""
         raise NotImplementedError
 
     @classmethod
@@ -149,22 +145,17 @@ class _Encoder:
 
 
 class RelPosForSeq2SeqLM(_Generating):
-    """A translation model."""
-
     config_class = RelPosTranslationConfig
     main_input_name = "input_ids"
 
     @staticmethod
     def build(config: RelPosTranslationConfig) -> nn.Module:
-        """Our model."""
         return build("translation", config.values, (config.source_rows, config.vocab_size))
 
     def get_input_embeddings(self) -> nn.Module:
-        """The source's embedding."""
         return self.model.encoder.embed_tokens
 
     def get_encoder(self, *unused, **without) -> _Encoder:
-        """The encoder, as generate() calls it."""
         return _Encoder(self.model.encoder)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -212,18 +203,14 @@ class RelPosForSeq2SeqLM(_Generating):
 
 
 class RelPosForCausalLM(_Generating):
-    """A language model."""
-
     config_class = RelPosLanguageConfig
     main_input_name = "input_ids"
 
     @staticmethod
     def build(config: RelPosLanguageConfig) -> nn.Module:
-        """Our model."""
         return build("language_modeling", config.values, (config.vocab_size,) * 2)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The tokens' embedding."""
         return self.model.decoder.embed_tokens
 
     def forward(
@@ -241,7 +228,6 @@ class RelPosForCausalLM(_Generating):
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, **unused
     ) -> dict[str, Any]:
-        """All tokens so far: fairseq's decoder takes what it lacks."""
         return {
             "input_ids": input_ids,
             "past_key_values": past_key_values,

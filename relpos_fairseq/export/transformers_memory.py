@@ -20,8 +20,6 @@ from relpos_fairseq.modules.memory import Memory
 
 
 class RelPosMemoryConfig(RelPosLanguageConfig):
-    """As RelPosConfig."""
-
     model_type = "relpos_memory_language_model"
 
 
@@ -38,7 +36,6 @@ class MemoryCache(DecodingCache):
     start: int = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Select rows."""
         super().reorder_cache(beam_idx)
         if self.memory is not None:
             self.memory = self.memory.reorder(beam_idx)
@@ -57,7 +54,6 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
 
     @staticmethod
     def build(config: RelPosMemoryConfig) -> nn.Module:
-        """Our model."""
         return build("segment_language_modeling", config.values, (config.vocab_size,) * 2)
 
     def decode(

@@ -48,7 +48,6 @@ def writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def as_json(value: Any) -> str:
-    """A JSON object in a line."""
     return json.dumps(value, ensure_ascii=False)
 
 

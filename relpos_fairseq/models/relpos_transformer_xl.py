@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.config.sizes import register_sizes, widths
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel
 from relpos_fairseq.models.transformer_xl.decoder import RelPosXLDecoder
@@ -78,14 +78,8 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
 
 
 def _paper(width: int, ffn: int, heads: int, layers: int, dropout: float) -> dict[str, Any]:
-    return {
-        "decoder_embed_dim": width,
-        "decoder_ffn_embed_dim": ffn,
-        "decoder_attention_heads": heads,
-        "decoder_layers": layers,
-        "dropout": dropout,
-        "activation_dropout": dropout,
-    }
+    sizes = widths("decoder", width, ffn, heads, layers)
+    return sizes | {"dropout": dropout, "activation_dropout": dropout}
 
 
 def _adaptive(factor: float) -> dict[str, Any]:

@@ -165,7 +165,6 @@ class CrossAttention(MultiheadAttention):
         return out, probs.view(sources, heads, rows, -1)
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Select the rows of the batch that beam search keeps."""
         self.reorder(incremental_state, new_order)
         return incremental_state
 

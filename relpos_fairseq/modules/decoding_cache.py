@@ -46,7 +46,6 @@ class DecodingCache:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of what is kept a key."""
         return tuple(self._buffers)
 
     def tables(

@@ -205,7 +205,6 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return None if cache is None else cache.padding
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Select the rows of the batch that beam search keeps."""
         cache = self._get_input_buffer(incremental_state)
         if cache is not None:
             cache.reorder(new_order, incremental_state.setdefault(SPARES, {}))

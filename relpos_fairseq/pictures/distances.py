@@ -39,7 +39,6 @@ class DistanceTable:
 
     @property
     def heads(self) -> list[str]:
-        """Names of the heads."""
         return head_names(self.values.size(0))
 
 

@@ -37,7 +37,6 @@ class Stack:
 
     @property
     def title(self) -> str:
-        """Stack and scheme, for titles and messages."""
         return f"{self.name}, {self.positions.plan.name}"
 
     @property

@@ -156,17 +156,14 @@ class QuestionAnsweringTask(FairseqTask):
         return model
 
     def max_positions(self) -> int:
-        """Tokens of a sample at most."""
         return self.cfg.tokens_per_sample
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary."""
         return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The dictionary."""
         return self.dictionary
 
 
@@ -185,7 +182,6 @@ def _check_segments(model: Any) -> None:
 
 
 def dict_path(data: str) -> Path:
-    """Where the dictionary is."""
     return Path(data) / "dict.txt"
 
 

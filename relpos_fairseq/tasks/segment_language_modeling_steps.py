@@ -57,7 +57,6 @@ class WithMemory:
         self.samples, self.model = samples, model
 
     def __len__(self) -> int:
-        """Number of blocks."""
         return len(self.samples)
 
     def __iter__(self) -> Iterator[dict]:

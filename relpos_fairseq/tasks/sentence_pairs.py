@@ -55,20 +55,16 @@ class PartSegments(FairseqDataset):
         return segments_of_parts(self.lengths[index].tolist())
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.lengths)
 
     @property
     def sizes(self) -> np.ndarray:
-        """(N,) tokens of each sample."""
         return self.lengths.sum(axis=1)
 
     def num_tokens(self, index: int) -> int:
-        """Tokens of a sample."""
         return int(self.sizes[index])
 
     def size(self, index: int) -> int:
-        """Tokens of a sample."""
         return int(self.sizes[index])
 
 

@@ -42,7 +42,6 @@ class Reference:
     """
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> None:
-        """Keep them, in fp64."""
         self.config, self.prefix = config, prefix
         self.weights = {name: value.double() for name, value in weights.items()}
         self.kind = config.get("position_embedding_type") or "absolute"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.writer import (
-    CHECKPOINT,
     Rows,
     config_of,
     fairseq_checkpoint,
@@ -61,6 +59,7 @@ class Generating:
         state: tensors.
         task: options of its task, `_name` among them.
         files: of text, by the names that they shall have.
+        criterion: its options; what is not named is that of KINDS.
     """
 
     kind: str
@@ -69,9 +68,9 @@ class Generating:
     state: State
     task: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
+    criterion: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """Say where its positions are."""
         plans = {name: value for name, value in self.state.items() if name.endswith(IDENTITY)}
         return "; ".join(
             f"{name.split('.')[0]}: {decode_text(value)}" for name, value in sorted(plans.items())
@@ -90,16 +89,9 @@ class Generating:
         cfg = config_of(
             OmegaConf.merge(config(), self.values | {"_name": name}),
             OmegaConf.merge(task(), told),
-            {"_name": criterion},
+            {"_name": criterion} | self.criterion,
         )
         return fairseq_checkpoint(cfg, self.state, about, "CrossEntropyCriterion")
-
-    def write(self, checkpoint: dict[str, Any], folder: Path) -> None:
-        """Write the checkpoint and its text."""
-        torch.save(checkpoint, folder / CHECKPOINT)
-        for name, path in self.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / name)
 
 
 def build(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:

@@ -116,7 +116,6 @@ def _symbols(path: Path, rows: int) -> list[str]:
 
 
 def _add_text(model: Foreign) -> None:
-    """Add languages and sentencepiece's models."""
     path = model.path / "tokenizer_config.json"
     facts = read_json(path) if path.is_file() else {}
     found = tuple(str(facts.get(f"{side}_lang") or side) for side in ("source", "target"))

@@ -44,7 +44,6 @@ EXPRESSED = {
 
 
 def is_opennmt(checkpoint: dict[str, Any]) -> bool:
-    """Whether a file holds a checkpoint of OpenNMT-py's."""
     return "vocab" in checkpoint and "opt" in checkpoint
 
 
@@ -141,7 +140,6 @@ def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
 
 
 def _named(weights: State, path: Path) -> State:
-    """Rename tensors as fairseq's."""
     result = {}
     for name, value in weights.items():
         if name.endswith((".pe.pe", ".mask")):  # buffers

@@ -51,7 +51,6 @@ def question_files(name: str, folder: Path) -> dict[str, Path]:
 
 
 def example(name: str) -> str:
-    """A file's name, for messages."""
     return {
         "XQuAD": "xquad.de.json",
         "MLQA": "test-context-de-question-de.json",

@@ -49,7 +49,6 @@ class Trained:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
 

@@ -7,6 +7,7 @@ from dataclasses import fields, make_dataclass
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 
 
@@ -34,6 +35,22 @@ def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[Fairse
         for key, value in values.items()
     ]
     return make_dataclass(name, changed, bases=(base,))
+
+
+def widths(side: str, width: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
+    """Return the fields of an encoder's or a decoder's sizes."""
+    return {
+        f"{side}_embed_dim": width,
+        f"{side}_ffn_embed_dim": ffn,
+        f"{side}_attention_heads": heads,
+        f"{side}_layers": layers,
+    }
+
+
+def add_flags(model: type, parser: Any) -> None:
+    """Add every field of a model's config, whose defaults are the config's, not argparse's."""
+    config = getattr(model, "flags", None) or getattr(model, "__dataclass")  # noqa: B009
+    gen_parser_from_dataclass(parser, config(), delete_default=True)
 
 
 def register_sizes(

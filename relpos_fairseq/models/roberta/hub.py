@@ -45,7 +45,6 @@ class RelPosRobertaHub(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     def encode(self, sentence: str, *more: str, no_separator: bool | None = None) -> Tensor:
@@ -152,7 +151,6 @@ class RelPosRobertaHub(nn.Module):
         return {"src_tokens": tokens.to(self.device), "segments": segments}
 
     def register_classification_head(self, name: str, num_classes: int, **kwargs: Any) -> None:
-        """Add an untrained classification head."""
         self.model.register_classification_head(name, num_classes=num_classes, **kwargs)
 
     def predict(
