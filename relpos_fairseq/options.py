@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -186,26 +186,17 @@ class SchemeOptions(SimpleNamespace):
         own: options that the scheme alone declares.
     """
 
-    def __init__(
-        self,
-        *,
-        clip_distance: int = 0,
-        share: str = "none",
-        scale: float = 1.0,
-        reset_cls: bool = False,
-        num_segments: int = 2,
-        init: str = "own",
-        **own: Any,
-    ) -> None:
-        super().__init__(
-            clip_distance=clip_distance,
-            share=share,
-            scale=scale,
-            reset_cls=reset_cls,
-            num_segments=num_segments,
-            init=init,
-            **own,
-        )
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "clip_distance": 0,
+        "share": "none",
+        "scale": 1.0,
+        "reset_cls": False,
+        "num_segments": 2,
+        "init": "own",
+    }
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**self.DEFAULTS | given)
 
 
 # Options of several schemes.  `config` decides their `auto`, by scheme, hybrid and model.

@@ -25,15 +25,7 @@ class Probe:
 
     @classmethod
     def draw(cls, rows: int, longest: int, segments: bool, seed: int = 0, batch: int = 3) -> Probe:
-        """Draw one.
-
-        Args:
-            rows: of the embedding; the last one, <mask>, occurs too.
-            longest: longest input.
-            segments: whether the model tells segments apart.
-            seed: of the random numbers.
-            batch: number of sequences B.
-        """
+        """Draw one of `batch` rows; the last row of the embedding's `rows`, <mask>, occurs too."""
         random = torch.Generator().manual_seed(seed)
         length = max(min(longest, 48), 3)
         tokens = torch.randint(FIRST, max(rows, FIRST + 1), (batch, length), generator=random)
@@ -117,12 +109,9 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    """Return everything that a RoBERTa of fairseq's or ours says of some tokens, in fp64.
+    """Return everything that a RoBERTa of fairseq's or ours says of (B, T) tokens, in fp64.
 
-    Args:
-        model: the model.
-        tokens: (B, T) token ids.
-        segments: (B, T) segment numbers, which fairseq's own RoBERTa does not take, or None.
+    fairseq's own takes no (B, T) segments: None.
     """
     model = model.double().eval()
     more = {} if segments is None else {"segments": segments}

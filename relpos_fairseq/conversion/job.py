@@ -65,11 +65,7 @@ class Job:
     seed: int = 1
 
     def beyond(self, *allowed: str) -> list[str]:
-        """Return the options that are given, as the command line has them, but for some.
-
-        Args:
-            allowed: names of options of the result.
-        """
+        """Return the options given, as the command line has them, but for some of the result."""
         names = [n for n, value in self.given.items() if value is not None and n not in allowed]
         names += ["approximate"] * self.approximate + ["fill"] * bool(self.fill)
         names += ["head"] * bool(self.head) + [f"init {self.init}"] * (self.init != "neutral")

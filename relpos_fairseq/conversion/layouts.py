@@ -9,7 +9,6 @@ What a scheme adds lies under `positions.shared` (what layers share, and what ac
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +26,9 @@ VERSION = f"{ENCODER}.positions.scheme_version"
 
 State = dict[str, Tensor]
 Params = dict[str, Tensor]
+# Parameters of every member, by name: one dictionary a layer (empty where the layer does not have
+# the member), or one alone on the input.
+Tables = dict[str, list[Params]]
 
 
 @dataclass(frozen=True)
@@ -98,21 +100,6 @@ def places_of(plan: PositionPlan, layer: int) -> list[Place]:
     return [place for place in places(plan) if place.index(layer) is not None]
 
 
-@dataclass
-class Tables:
-    """Parameters of every member, by name: one dictionary a layer, or one alone on the input.
-
-    The dictionary of a layer that does not have the member is empty.
-    """
-
-    of: dict[str, list[Params]]
-
-    def every(self) -> Iterator[tuple[str, int, Params]]:
-        for name, layers in self.of.items():
-            for layer, params in enumerate(layers):
-                yield name, layer, params
-
-
 def count_layers(state: State) -> int:
     """Count the layers of a state.
 
@@ -132,20 +119,13 @@ def count_layers(state: State) -> int:
 
 
 def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
-    """Take the position tables out of a state.
-
-    Args:
-        state: fairseq's names with our positions.
-        plan: the positions that it was trained with.
-
-    Returns:
-        The rest of the state, and the tables; what layers share is listed once a layer.
+    """Take the position tables out of a state; what layers share is listed once a layer.
 
     Raises:
         ConversionError: a table is missing or has another shape than the plan says.
     """
     content, layers = dict(state), count_layers(state)
-    tables: dict[str, list[Params]] = {}
+    tables: Tables = {}
     for place in places(plan):
         reads = 1 if place.on_input else layers
         tables[place.name] = [
@@ -154,7 +134,7 @@ def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
         ]
     for key in [key for key in content if _is_position(key)]:
         del content[key]
-    return content, Tables(tables)
+    return content, tables
 
 
 def _is_position(key: str) -> bool:
@@ -187,7 +167,7 @@ def join(content: State, tables: Tables, plan: PositionPlan) -> State:
     """
     state = dict(content)
     for place in places(plan):
-        for layer, params in enumerate(tables.of[place.name]):
+        for layer, params in enumerate(tables[place.name]):
             for name, value in params.items():
                 state.setdefault(place.prefix(layer) + name, value.clone())
     state[VERSION] = encode_text(plan.describe())

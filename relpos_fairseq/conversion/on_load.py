@@ -105,13 +105,7 @@ def _into(model: nn.Module, converts: bool) -> Iterator[None]:
 def prepare(
     checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool
 ) -> None:
-    """Bring a checkpoint's tensors to a model's positions, where that is asked for.
-
-    Args:
-        checkpoint: as fairseq reads it; its `model` is replaced.
-        path: its file, for messages.
-        model: what it is loaded into.
-        converts: --finetune-from-model names it.
+    """Bring a checkpoint's tensors to a model's positions, where --finetune-from-model asks for it.
 
     Raises:
         ConversionError: it is a plain RoBERTa and may not be converted, or no RoBERTa, or its
@@ -152,11 +146,6 @@ def _log(report: ConversionReport, path: str, kind: str) -> None:
 def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> None:
     """Bring the positions of a transformer's encoder and decoder to a model's, where that is exact.
 
-    Args:
-        checkpoint: as fairseq reads it; its `model` is replaced.
-        path: its file, for messages.
-        model: what it is loaded into.
-
     Raises:
         PositionMismatchError: the model's schemes cannot say the same; names what would be lost.
         ConversionError: the checkpoint's options contradict its tensors.
@@ -168,7 +157,7 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
         version = state.get(f"{side}.positions.scheme_version")
         if version is None or decode_text(version) == target.describe():
             continue
-        source = _plan_of_side(checkpoint, side, tuple(plans), target.shape)
+        source = _plan_of_side(checkpoint, path, side, tuple(plans), target.shape)
         if source.describe() != decode_text(version):
             raise ConversionError(
                 f"{path}: its tensors say [{decode_text(version)}] of positions, its options "
@@ -193,12 +182,12 @@ def _has_positions(part: nn.Module | None) -> bool:
 
 
 def _plan_of_side(
-    checkpoint: dict[str, Any], side: str, sides: tuple[str, ...], shape: AttentionShape
+    checkpoint: dict[str, Any], path: str, side: str, sides: tuple[str, ...], shape: AttentionShape
 ) -> PositionPlan:
     """Resolve the positions that a checkpoint's encoder or decoder was trained with."""
     from relpos_fairseq.conversion.checkpoints import options_of
 
-    options = options_of(checkpoint)
+    options = options_of(checkpoint, Path(path))
     names = [part.name for part in fields(PositionConfig)]
     given = {name: str(options[name]) for name in names if options.get(name) is not None}
     both = len(sides) == 2

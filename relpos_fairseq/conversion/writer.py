@@ -132,14 +132,7 @@ def config_of(model: Any, task: Any, criterion: dict[str, Any]) -> Any:
 def fairseq_checkpoint(
     cfg: Any, state: State, about: dict[str, Any], criterion: str
 ) -> dict[str, Any]:
-    """What fairseq saves of a model that was trained for no update.
-
-    Args:
-        cfg: fairseq's config, with the model's, task's and criterion's own.
-        state: the tensors.
-        about: where the model comes from; kept under `conversion`.
-        criterion: name of the criterion's class.
-    """
+    """What fairseq saves of a model that was trained for no update; `criterion` names a class."""
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),

@@ -75,12 +75,7 @@ def score_dynamic(
 ) -> Score:
     """Read blocks in order, one row of them, and learn from each; the model is as before then.
 
-    Args:
-        subject: model and text; the model has memory.
-        targets: positions of the predictions.
-        block: tokens a segment.
-        mem_len: memory.
-        dynamic: the steps.
+    Its memory has `mem_len` slots, and segments have `block` tokens.
     """
     subject.model.mem_len = mem_len
     parameters = [one for one in subject.model.parameters() if one.requires_grad]

@@ -27,12 +27,7 @@ def engine() -> Any:
 
 
 def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
-    """Return the `TransformerSpec` of a translation model.
-
-    Args:
-        model: a RelPosTransformerModel.
-        source: dictionary of the source.
-        target: dictionary of the target.
+    """Return the `TransformerSpec` of a RelPosTransformerModel, given both dictionaries.
 
     Raises:
         ExportError: a part that CTranslate2 does not know, by name.

@@ -19,11 +19,7 @@ BLANK = "<blank>"  # the engine's name of padding, which fairseq's search never 
 
 
 def load(folder: Path, cpu: bool) -> EngineTranslator:
-    """Open an exported folder.
-
-    Args:
-        folder: that `relpos export ct2` wrote.
-        cpu: use no GPU.
+    """Open a folder that `relpos export ct2` wrote.
 
     Raises:
         PreparationError: it is older than text/, or another program's.

@@ -48,12 +48,9 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
 
 
 def sentences(task: Any, count: int, seed: int = 1) -> tuple[list[Tensor], str]:
-    """Return source sentences, each ending in eos, and what they are.
+    """Return at most `count` source sentences, each ending in eos, and what they are.
 
-    Args:
-        task: the checkpoint's.
-        count: at most so many.
-        seed: of random sentences, which serve where the data has no validation set.
+    Random ones serve where the data has no validation set.
     """
     try:
         task.load_dataset("valid")
@@ -97,10 +94,7 @@ def in_batches(
 ) -> list[list[str]]:
     """Return the symbols of each sentence's translation, in the sentences' order.
 
-    Args:
-        rows: the sentences.
-        best_of: translates some of them, longest first.
-        description: of the work, beside its progress.
+    `best_of` translates some of them, the longest first.
     """
     found: list[list[str]] = [[] for _ in rows]
     with progress(total=len(rows), description=description, unit="sentences") as bar:

@@ -58,12 +58,7 @@ def quietly() -> None:
 
 
 def translate_file(args: Any, open_translator: Callable[..., Translator]) -> None:
-    """Run `relpos translate`.
-
-    Args:
-        args: its arguments.
-        open_translator: returns what translates, given `args.model`, `args.data` and `args.cpu`.
-    """
+    """Run `relpos translate` with `open_translator(args.model, args.data, args.cpu)`."""
     quietly()
     names = ("beam", "nbest", "lenpen", "unkpen", "max_len_a", "max_len_b", "no_repeat_ngram_size")
     search = Search(**{name: getattr(args, name) for name in names})
@@ -141,9 +136,10 @@ def answer_questions(args: Any) -> None:
     questions = [*args.questions, *(read_lines(args.file) if args.file else [])]
     if not questions:
         raise PreparationError("give a QUESTION, or --file with one a line")
-    from relpos_fairseq.inference.checkpoints.understanding import answer, open_answering
+    from relpos_fairseq.inference.checkpoints.loading import load
+    from relpos_fairseq.inference.checkpoints.understanding import answer
 
-    trained = open_answering(args.checkpoint, args.data, args.cpu)
+    trained = load(args.checkpoint, args.data, args.cpu, "relpos answer")
     with writer(args.out) as write:
         for one in answer(trained, context, questions, args.no_answer, args.nbest):
             if args.jsonl:

@@ -188,11 +188,9 @@ class SymbolText:
 
 
 def read_text(folder: Path, language: str | None = None) -> Text:
-    """Return how a folder's text becomes symbols.
+    """Return how text becomes symbols, by a data folder or what training wrote beside checkpoints.
 
-    Args:
-        folder: one that training wrote beside its checkpoints, or a data folder.
-        language: which side, of parallel text.
+    Of parallel text `language` chooses the side.
 
     Raises:
         PreparationError: a file that the manifest names, or a dictionary, is not there.

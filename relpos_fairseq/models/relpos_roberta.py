@@ -22,12 +22,7 @@ class RelPosRobertaModel(RobertaModel):
     """fairseq's RobertaModel whose self-attention has a position scheme."""
 
     def __init__(self, args: Any, encoder: RelPosRobertaEncoder) -> None:
-        """Initialise as BERT, then let schemes set what they must (M4M's projection biases).
-
-        Args:
-            args: a Namespace of `roberta_config.namespace`.
-            encoder: the encoder.
-        """
+        """Initialise as BERT, then let schemes set what they must (M4M's projection biases)."""
         super().__init__(args, encoder)
         self.span_heads = nn.ModuleDict()
         sentence_encoder = encoder.sentence_encoder
@@ -99,11 +94,7 @@ class RelPosRobertaModel(RobertaModel):
         return chosen[0] if chosen else None
 
     def register_question_answering_head(self, name: str) -> None:
-        """Register a span head: start and end logits of every token.
-
-        Args:
-            name: by which `forward(span_head_name=name)` chooses it.
-        """
+        """Register a span head, which `forward(span_head_name=name)` chooses."""
         if name in self.span_heads:
             logger.warning("registering span head %r again: its weights start afresh", name)
         self.span_heads[name] = SpanHead(self.args.encoder_embed_dim, self.args.pooler_dropout)

@@ -46,19 +46,7 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
         incremental_state: dict | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits (B, T, V) and {"memory": the memory after the segment}.
-
-        Args:
-            src_tokens: (B, T) tokens.
-            src_lengths: unused: padding is seen in the tokens.
-            memory: what came before, or a carrier of it, which is given the new memory.
-            document_starts: (B, T) True at tokens that see nothing before them.
-            incremental_state: fairseq's decoding cache.
-            unused: what fairseq's tasks hand in besides.
-
-        Raises:
-            ValueError: a memory or document_starts that do not fit the tokens.
-        """
+        """Logits (B, T, V) and {"memory": the new memory}; see `RelPosXLDecoder.forward`."""
         return self.decoder(
             src_tokens,
             incremental_state=incremental_state,

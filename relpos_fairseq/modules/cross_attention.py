@@ -21,12 +21,7 @@ SOURCES = "relpos_sources"  # in fairseq's incremental state: (B,) source that e
 
 
 def repeats(sources: Tensor | None, rows: int) -> int:
-    """How many rows in succession read the same source, everywhere in the batch.
-
-    Args:
-        sources: (B,) number of each row's source, or None where nothing is known of them.
-        rows: B.
-    """
+    """How many rows in succession read the same source (B,), everywhere in the batch."""
     if sources is None or len(sources) != rows:
         return 1
     counts = torch.unique_consecutive(sources, return_counts=True)[1]

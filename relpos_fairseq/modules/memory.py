@@ -216,14 +216,9 @@ def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
 
 
 def number_documents(starts: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """Number the documents of a segment.
+    """(B, T) document number of each token of a segment; 0 goes on with the memory's.
 
-    Args:
-        starts: (B, T) True at tokens that begin a document, or None.
-        padding: (B, T) True at padding, which begins nothing, or None.
-
-    Returns:
-        (B, T) document number of each token; 0 goes on with the memory's.
+    Documents begin where `starts` (B, T) is True, and never at padding (B, T).
     """
     if starts is None:
         return None

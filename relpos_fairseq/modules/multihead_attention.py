@@ -39,18 +39,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
-        """Build projections as fairseq does.
-
-        Args:
-            embed_dim: width E.
-            num_heads: number of heads H.
-            schemes: the layer's own position schemes.
-            scale: factor of q.k.
-            dropout: of attention probabilities.
-            backend: how attention is evaluated.
-            q_noise: quantisation noise.
-            qn_block_size: its block size.
-        """
+        """Build projections as fairseq does; `scale` is the factor of q.k."""
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads

@@ -31,10 +31,7 @@ COSINE_POSITIONS = 64
 
 @torch.no_grad()
 def draw_checkpoint(args: argparse.Namespace) -> None:
-    """Draw everything; nothing is written before all could be computed.
-
-    Args:
-        args: the command line of `relpos plot`.
+    """Draw all that `relpos plot` asks for; nothing is written before all could be computed.
 
     Raises:
         PlotError: one line that says what cannot be drawn and what to do.

@@ -30,11 +30,7 @@ from relpos_fairseq.mends.replacing import replaces
 
 
 def segments_of_parts(lengths: Sequence[int]) -> Tensor:
-    """(sum of lengths,) segment numbers: part p of the input is segment p.
-
-    Args:
-        lengths: number of tokens of each part, special tokens included.
-    """
+    """(sum of lengths,) segment numbers: part p, special tokens included, is segment p."""
     return torch.repeat_interleave(torch.arange(len(lengths)), torch.as_tensor(list(lengths)))
 
 
@@ -42,11 +38,7 @@ class PartSegments(FairseqDataset):
     """Segment numbers of the samples of joined datasets."""
 
     def __init__(self, parts: Sequence[FairseqDataset]) -> None:
-        """Read the parts' lengths.
-
-        Args:
-            parts: the datasets whose samples are joined, in their order.
-        """
+        """Read the lengths of the datasets whose samples are joined, in their order."""
         super().__init__()
         self.lengths = np.stack([np.asarray(part.sizes) for part in parts], axis=1)
 

@@ -147,13 +147,9 @@ def unread(config: dict[str, Any]) -> set[str]:
 
 
 def positions(model: Any, state: State, scheme: str, on_input: str) -> dict[str, Any]:
-    """Write the tables; returns the values of our config that they need.
+    """Write the tables into `state`; returns the values of our config that they need.
 
-    Args:
-        model: the folder.
-        state: gets our tensors.
-        scheme: our name of these positions.
-        on_input: our name of positions that are added to the input.
+    Our names of these positions are `scheme`, and of those that are added to the input `on_input`.
     """
     config = model.config
     biased, terms = _on_input(config), _terms(config)

@@ -35,16 +35,13 @@ from relpos_fairseq.schemes import scheme_class
 def export(
     source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
-    """Say a model of ours in Hugging Face's words.
+    """Say a model of ours in Hugging Face's words: config.json, the tensors, and what was done.
 
     Args:
         source: the model.
         family_name: `bert` or `roberta`.
         vocabulary: the order of rows that the folder shall have.
         head: the classification or span head that goes with it; None: the masked LM's.
-
-    Returns:
-        config.json, the tensors, and what was done.
 
     Raises:
         ConversionError: the architecture cannot express the model.

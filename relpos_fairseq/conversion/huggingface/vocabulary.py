@@ -24,12 +24,7 @@ _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
 
 
 def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabulary:
-    """Return the vocabulary of a Hugging Face folder.
-
-    Args:
-        folder: with the tokenizer's files, if there are any.
-        config: its config.json.
-        notes: told what is assumed.
+    """Return the vocabulary of a Hugging Face folder; `notes` are told what is assumed.
 
     Raises:
         ConversionError: the tokenizer has more symbols than the model rows, or lacks a special one.

@@ -12,12 +12,7 @@ from relpos_fairseq.conversion.released_xl.model import Released, embeddings, pr
 
 
 def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
-    """Log-probabilities (B, T, types) of the next type, segment after segment.
-
-    Args:
-        released: the model.
-        segments: (B, T) types each, in the released order.
-    """
+    """Log-probabilities (B, T, types) of the next type, segment (B, T) after segment."""
     state = {name: value.double() for name, value in released.state.items()}
     memory: list[Tensor | None] = [None] * released.layers
     found = []

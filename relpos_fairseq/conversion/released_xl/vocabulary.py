@@ -37,12 +37,8 @@ def in_order(symbols: list[str], path: Path) -> Vocabulary:
 def read_vocabulary(folder: Path, types: int) -> Vocabulary:
     """Read `cache.pt`, the corpus that the released code keeps beside its data, or `vocab.txt`.
 
-    Args:
-        folder: where it is.
-        types: how many there must be.
-
     Raises:
-        ConversionError: there is none, or it is another model's.
+        ConversionError: there is none, or it has not as many types as the model.
     """
     path = next((folder / n for n in (CACHE, TEXT) if (folder / n).is_file()), None)
     if path is None:

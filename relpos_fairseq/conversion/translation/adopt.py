@@ -42,12 +42,7 @@ SIDES = ("encoder", "decoder")
 
 
 def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
-    """Return a foreign model as ours.
-
-    Args:
-        model: it.
-        length: positions that our model is built for.
-        report: told what is done.
+    """Return a foreign model as ours, with `length` positions.
 
     Raises:
         ConversionError: a layer norm after each block whose eps is not fairseq's.

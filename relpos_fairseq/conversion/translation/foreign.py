@@ -93,9 +93,7 @@ class Foreign:
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T, V) in the source's order of rows, in fp64.
 
-        Args:
-            source: (B, S) its numbers, padded on the right.
-            target: (B, T) its numbers, the first of them `form.start`; none is padding.
+        Sources (B, S) are padded on the right; targets (B, T) begin with `form.start`, unpadded.
         """
         return _Formula(self).logits(source, target)
 

@@ -77,11 +77,7 @@ class Generating:
         )
 
     def checkpoint(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Return a fairseq checkpoint, with default options elsewhere.
-
-        Args:
-            about: where the model comes from; kept under `conversion`.
-        """
+        """Return a fairseq checkpoint; what is told `about` it is kept as `conversion`."""
         _, name, config, task, criterion = KINDS[self.kind]
         known = {part.name for part in fields(task)}
         told = {key: value for key, value in self.task.items() if key in known}
@@ -95,13 +91,7 @@ class Generating:
 
 
 def build(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
-    """Build a model of config values.
-
-    Args:
-        kind: of KINDS.
-        values: of our config; what is not named is its default.
-        rows: of the embeddings of input and output.
-    """
+    """Build a model of KINDS; values of our config that are not named are its defaults."""
     model, _, base, _, _ = KINDS[kind]
     config = base()
     for name, value in values.items():
@@ -128,12 +118,7 @@ def logits_of(checkpoint: dict[str, Any], kind: str, rows: tuple[int, int],
               source: Tensor, target: Tensor) -> Tensor:  # fmt: skip
     """Scores (B, T, V) of a checkpoint after each target token, in fp64.
 
-    Args:
-        checkpoint: in memory.
-        kind: of KINDS.
-        rows: of the embeddings of input and output.
-        source: (B, S) tokens that end in </s>; not read by a language model.
-        target: (B, T) tokens that begin with </s>.
+    Sources (B, S) end in </s>, and a language model reads none; targets (B, T) begin with </s>.
 
     Raises:
         ConversionError: its tensors do not fit its options.

@@ -24,12 +24,7 @@ PIECES = ("source.spm", "target.spm")
 
 
 def read(folder: Path, config: dict[str, Any], length: int | None) -> Foreign:
-    """Read a folder.
-
-    Args:
-        folder: of transformers' save_pretrained.
-        config: its config.json.
-        length: positions wanted; None: those of the config.
+    """Read a folder of save_pretrained, with `length` positions; None: those of the config.
 
     Raises:
         ConversionError: a file is missing, or what fairseq's layers cannot express.

@@ -48,12 +48,7 @@ def is_opennmt(checkpoint: dict[str, Any]) -> bool:
 
 
 def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
-    """Read a checkpoint.
-
-    Args:
-        path: its file; the tensors may lie beside it in FILE.safetensors.
-        checkpoint: what it holds.
-        length: positions of the result.
+    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors.
 
     Raises:
         ConversionError: another architecture, or a part that fairseq's layers cannot express.

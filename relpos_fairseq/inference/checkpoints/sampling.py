@@ -170,18 +170,7 @@ def ids_of(trained: Trained, text: str) -> list[int]:
 def sample(
     trained: Trained, start: Continuation, ids: Sequence[int], count: int, choice: Choice
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Continue a text.
-
-    Args:
-        trained: the model.
-        start: where it stands.
-        ids: the prompt.
-        count: how many symbols to draw.
-        choice: how.
-
-    Yields:
-        The symbols (B,) drawn, and the log-probability of each.
-    """
+    """Continue a prompt; yields the symbols (B,) drawn, and the log-probability of each."""
     generator = torch.Generator().manual_seed(choice.seed)
     scores = start.read(ids)
     for number in range(count):

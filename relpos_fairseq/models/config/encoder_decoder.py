@@ -82,11 +82,7 @@ class RelPosTransformerConfig(_Flat):
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """Fairseq's nested config, carrying the position fields, from a flat one.
-
-    Args:
-        cfg: DictConfig, Namespace or RelPosTransformerConfig.
-    """
+    """Fairseq's nested config, carrying the position fields, from a flat one (see `plain`)."""
     flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
     for key in ("max_source_positions", "max_target_positions"):
         if not isinstance(flat.get(key), int):

@@ -94,9 +94,6 @@ class RelPosTransformerLMConfig(LanguageModelFlags):
 def nested(cfg: Any) -> TransformerConfig:
     """Fairseq's nested config of a decoder, carrying all other fields, from a flat one.
 
-    Args:
-        cfg: DictConfig, Namespace or one of the configs here.
-
     Raises:
         ValueError: options that exclude each other.
     """

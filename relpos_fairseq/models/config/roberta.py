@@ -59,9 +59,7 @@ class RelPosRobertaConfig(SinglePlacement):
 def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
     """The options as fairseq's RoBERTa classes read them: a plain, complete Namespace.
 
-    Args:
-        cfg: DictConfig, Namespace or RelPosRobertaConfig.
-        task_positions: length of the task's samples, where the config does not say.
+    Where the config does not say `max_positions`, it is the length of the task's samples.
     """
     values = plain(cfg)
     known = {part.name: part.default for part in fields(RelPosRobertaConfig)}

@@ -14,11 +14,6 @@ from fairseq.models import register_model
 def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[FairseqDataclass]:
     """Make the config class of a named size, whose defaults are `values`.
 
-    Args:
-        name: of the class.
-        base: the config whose defaults change.
-        values: new defaults by field.
-
     Raises:
         ValueError: if a value names no field.
     """
@@ -62,10 +57,7 @@ def register_sizes(
         model: the model that every size's class derives from.
         base: its config.
         sizes: by name, the defaults in which a size differs from `base`.
-        module: name of the module that the classes are put in.
-
-    Returns:
-        The classes by name, for the module's namespace, where pickle looks for them.
+        module: whose names the returned classes become: pickle looks for them there.
     """
     made = {}
     for name, values in sizes.items():

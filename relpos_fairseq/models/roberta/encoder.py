@@ -32,15 +32,9 @@ class RelPosSentenceEncoder(RelPosEncoder):
         token_embeddings: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's.
+        """As fairseq's, for (B, T) tokens padded on either side, and (B, T) segment numbers.
 
-        Args:
-            src_tokens: (B, T) token ids, padded on either side.
-            src_lengths: unused beyond fairseq's signature.
-            return_all_hiddens: return every layer's output too.
-            token_embeddings: (B, T, E) in place of the tokens' own.
-            segments: (B, T) segment numbers; None where the task divides nothing, which is one
-                segment, as a single sentence is.
+        Segments are None where the task divides nothing: one segment, as a single sentence is.
         """
         if self.positions.plan.segment_encoding == "none":
             segments = None

@@ -18,13 +18,7 @@ from relpos_fairseq.stack import SchemeStack
 
 
 def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
-    """Redraw all that is a decoder's own.
-
-    Args:
-        decoder: a fairseq TransformerDecoderBase.
-        std: standard deviation of weights.
-        proj_std: the same for projections of adaptive embeddings.
-    """
+    """Redraw all that is a fairseq decoder's own; `proj_std`: projections between widths."""
     projections = _projections(decoder)
     for module in _own_modules(decoder):
         if isinstance(module, (nn.Linear, nn.Embedding)):
