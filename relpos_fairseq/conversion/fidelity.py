@@ -86,8 +86,8 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
     Raises:
         ValueError: the models have no output in common.
     """
-    common = [name for name in ("logits", *source) if name in source and name in target]
-    common = list(dict.fromkeys(common))
+    every = dict.fromkeys(("logits", *source))
+    common = [name for name in every if name in source and name in target]
     if not common:
         raise ValueError("source and target have no output in common that could be compared")
     largest, magnitude = {}, {}

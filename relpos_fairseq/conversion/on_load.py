@@ -9,12 +9,10 @@ plain RoBERTa one that says how to convert it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,21 +44,8 @@ _MUST_AGREE = (
 )
 
 
-@dataclass(frozen=True)
-class _Loading:
-    """What the trainer is loading a checkpoint into."""
-
-    model: nn.Module
-    converts: bool
-
-    @property
-    def of_roberta(self) -> bool:
-        from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-
-        return isinstance(self.model, RelPosRobertaModel)
-
-
-_loading: ContextVar[_Loading | None] = ContextVar("relpos_roberta_loading", default=None)
+# What the trainer is loading a checkpoint into, and whether --finetune-from-model names it.
+_loading: ContextVar[tuple[nn.Module | None, bool]] = ContextVar("loading", default=(None, False))
 
 
 def convert_on_load() -> None:
@@ -78,28 +63,23 @@ def convert_on_load() -> None:
                 f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
                 f"Face folder is converted by scripts/convert_checkpoint.py first"
             )
-        with _into(self.get_model(), begins):
+        token = _loading.set((self.get_model(), begins))
+        try:
             return original(self, filename, *args, **kwargs)
+        finally:
+            _loading.reset(token)
 
     @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
     def load_checkpoint_to_cpu(original, path, *args, **kwargs):
+        from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
         checkpoint = original(path, *args, **kwargs)
-        loading = _loading.get()
-        if loading is not None:
-            if loading.of_roberta:
-                prepare(checkpoint, path, loading.model, loading.converts)
-            elif loading.converts:
-                prepare_sides(checkpoint, path, loading.model)
+        model, converts = _loading.get()
+        if isinstance(model, RelPosRobertaModel):
+            prepare(checkpoint, path, model, converts)
+        elif converts:
+            prepare_sides(checkpoint, path, model)
         return checkpoint
-
-
-@contextlib.contextmanager
-def _into(model: nn.Module, converts: bool) -> Iterator[None]:
-    token = _loading.set(_Loading(model, converts))
-    try:
-        yield
-    finally:
-        _loading.reset(token)
 
 
 def prepare(

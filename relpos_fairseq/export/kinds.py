@@ -199,11 +199,8 @@ class Translation(_Stepping):
     reads_source = True
 
     def graphs(self) -> list[Graph]:
-        tokens, longest = (
-            self.padded(*EXAMPLE, left=True),
-            self.model.encoder.positions.plan.longest,
-        )
-        length = free("length", 1, longest)
+        tokens = self.padded(*EXAMPLE, left=True)
+        length = free("length", 1, self.model.encoder.positions.plan.longest)
         encoder = Encoder(self.model)
         kept = dict(zip(Encoder.OUTPUTS, encoder(tokens), strict=True))
         sizes = {name: {1: self.batch, 3: length} for name in kept}

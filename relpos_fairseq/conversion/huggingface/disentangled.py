@@ -157,10 +157,8 @@ def positions(model: Any, state: State, scheme: str, on_input: str) -> dict[str,
         table = model.encoder("embeddings.position_embeddings.weight")
         state[f"{ENCODER}.positions.shared.0.table"] = table
     for layer in range(model.layers):
-        ours, theirs = (
-            f"{ENCODER}.layers.{layer}.self_attn.position.0",
-            f"encoder.layer.{layer}.attention.self",
-        )
+        ours = f"{ENCODER}.layers.{layer}.self_attn.position.0"
+        theirs = f"encoder.layer.{layer}.attention.self"
         table = model.encoder("encoder.rel_embeddings.weight")
         state[f"{ours}.table"] = table.flip(0)[None]  # i - j to j - i
         if _norm(config):
