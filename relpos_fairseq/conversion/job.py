@@ -26,12 +26,7 @@ from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import SourceModel, plan_of, target_values
-from relpos_fairseq.conversion.writer import (
-    build,
-    checkpoint_of,
-    write_checkpoint,
-    write_texts,
-)
+from relpos_fairseq.conversion.writer import build, checkpoint_of, write_checkpoint, write_texts
 from relpos_fairseq.data.tokenizers import MODEL_FILES
 
 EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not

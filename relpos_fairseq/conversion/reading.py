@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.checkpoints import (
-    beside,
-    check,
-    from_checkpoint,
-    read_checkpoint,
-)
+from relpos_fairseq.conversion.checkpoints import beside, check, from_checkpoint, read_checkpoint
 from relpos_fairseq.conversion.fidelity import outputs_of
 from relpos_fairseq.conversion.huggingface import relpos
 from relpos_fairseq.conversion.huggingface.files import read_json
@@ -51,7 +46,7 @@ def read_source(path: Path) -> SourceModel:
 
 
 def _from_relpos(folder: Path, config: dict) -> SourceModel:
-    state, values = relpos.state_of(folder, config), config["values"]
+    state, values = relpos.state_of(folder), config["values"]
     text = folder / "text"
     source = SourceModel(
         kind=f"{relpos.KIND} of transformers",

@@ -22,11 +22,7 @@ from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.graphs import scores_of
 from relpos_fairseq.export.transformers import PAD
 from relpos_fairseq.export.transformers_folder import TOLERANCE, Exported
-from relpos_fairseq.export.transformers_generation import (
-    EOS,
-    RelPosForCausalLM,
-    RelPosForSeq2SeqLM,
-)
+from relpos_fairseq.export.transformers_generation import EOS, RelPosForCausalLM, RelPosForSeq2SeqLM
 from relpos_fairseq.export.transformers_memory import RelPosWithMemoryForCausalLM
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.beside import copy_text, text_folder

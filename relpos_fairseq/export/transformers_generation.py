@@ -66,8 +66,9 @@ class DecodingCache:
 
 
 class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
-    """What both kinds have in common: our model, named `model`."""
+    """What both kinds have in common: our model, named `model`, of one of the KINDS."""
 
+    our_kind: str
     base_model_prefix = ""
     _supports_cache_class = False  # no Cache of transformers' own is made
     is_new = int(transformers.__version__.split(".")[0]) >= 5
@@ -75,15 +76,12 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
         with torch.device("cpu"):
-            self.model = self.build(config)
+            rows = (getattr(config, "source_rows", config.vocab_size), config.vocab_size)
+            self.model = build(self.our_kind, config.values, rows)
         self.shared = shared = shared_names(self)
         self._tied_weights_keys = shared if self.is_new else list(shared)
         self._keys_to_ignore_on_load_missing = [r"\.version$", *shared]
         self.post_init()
-
-    @staticmethod
-    def build(config: RelPosConfig) -> nn.Module:
-        raise NotImplementedError
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -146,11 +144,8 @@ class _Encoder:
 
 class RelPosForSeq2SeqLM(_Generating):
     config_class = RelPosTranslationConfig
+    our_kind = "translation"
     main_input_name = "input_ids"
-
-    @staticmethod
-    def build(config: RelPosTranslationConfig) -> nn.Module:
-        return build("translation", config.values, (config.source_rows, config.vocab_size))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.encoder.embed_tokens
@@ -204,11 +199,8 @@ class RelPosForSeq2SeqLM(_Generating):
 
 class RelPosForCausalLM(_Generating):
     config_class = RelPosLanguageConfig
+    our_kind = "language_modeling"
     main_input_name = "input_ids"
-
-    @staticmethod
-    def build(config: RelPosLanguageConfig) -> nn.Module:
-        return build("language_modeling", config.values, (config.vocab_size,) * 2)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.decoder.embed_tokens

@@ -17,11 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizer
 from relpos_fairseq.data.dictionary import EOS, SPECIAL, UNK, read_dictionary
 from relpos_fairseq.data.tokenizers import MASK
 from relpos_fairseq.data.tokenizers.base import FROM_BERT
-from relpos_fairseq.data.tokenizers.library import (
-    LibraryTokenizer,
-    import_library,
-    single_and_pair,
-)
+from relpos_fairseq.data.tokenizers.library import LibraryTokenizer, import_library, single_and_pair
 from relpos_fairseq.engine.files import read_json, write_json
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.inference.beside import FOLDER, PARTS

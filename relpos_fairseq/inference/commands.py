@@ -13,13 +13,7 @@ from typing import Any
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import open_text_out
 from relpos_fairseq.engine.lines import BOM, LONGEST_LINE, decode, read_lines
-from relpos_fairseq.inference.translator import (
-    Batching,
-    Search,
-    Translated,
-    Translator,
-    translate,
-)
+from relpos_fairseq.inference.translator import Batching, Search, Translated, Translator, translate
 
 
 def lines_of(path: Path | None) -> Iterator[str]:

@@ -19,12 +19,7 @@ from relpos_fairseq.pictures.logits import (
     segment_logits,
 )
 from relpos_fairseq.pictures.model import PlotError, Stack, find_stacks, load
-from relpos_fairseq.pictures.sentence import (
-    choose_sentence,
-    further_sentences,
-    token_names,
-    watch,
-)
+from relpos_fairseq.pictures.sentence import choose_sentence, further_sentences, token_names, watch
 
 COSINE_POSITIONS = 64
 

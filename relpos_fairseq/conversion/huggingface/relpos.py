@@ -16,7 +16,7 @@ TIED, EMBEDDING = "encoder.lm_head.weight", f"{ENCODER}.embed_tokens.weight"
 CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
 
 
-def state_of(folder: Path, config: dict[str, Any]) -> State:
+def state_of(folder: Path) -> State:
     """Return the tensors under our names.
 
     Raises:

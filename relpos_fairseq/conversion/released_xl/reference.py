@@ -17,7 +17,7 @@ def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
     memory: list[Tensor | None] = [None] * released.layers
     found = []
     for types in segments:
-        h = math.sqrt(released.width) * _embedded(released, state, types)
+        h = math.sqrt(released.width) * _embedded(state, types)
         inputs = []
         for layer in range(released.layers):
             h, memory[layer] = _moved(released, state, layer, h, memory[layer])
@@ -32,7 +32,7 @@ def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _embedded(released: Released, state: dict[str, Tensor], types: Tensor) -> Tensor:
+def _embedded(state: dict[str, Tensor], types: Tensor) -> Tensor:
     tables = embeddings(state)
     wide = []
     for number, table in enumerate(tables):

@@ -42,7 +42,6 @@ class Form:
         scale: what embeddings are multiplied by.
         eps: of layer norms.
         start: the number that a decoder's input begins with.
-        end: the number of </s>.
         pad: the number of padding.
         source_ends: whether a source ends in </s>.
         dropout: fairseq's dropout, attention_dropout and activation_dropout.
@@ -55,7 +54,6 @@ class Form:
     scale: float
     eps: float
     start: int
-    end: int
     pad: int
     source_ends: bool
     dropout: tuple[float, float, float]

@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.writer import (
-    Rows,
-    config_of,
-    fairseq_checkpoint,
-    load_tensors,
-)
+from relpos_fairseq.conversion.writer import Rows, config_of, fairseq_checkpoint, load_tensors
 from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig

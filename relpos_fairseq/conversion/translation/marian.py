@@ -49,7 +49,6 @@ def read(folder: Path, config: dict[str, Any], length: int | None) -> Foreign:
         scale=width**0.5 if config.get("scale_embedding") else 1.0,
         eps=1e-5,
         start=config["decoder_start_token_id"],
-        end=config["eos_token_id"],
         pad=config["pad_token_id"],
         source_ends=True,
         dropout=tuple(

@@ -102,7 +102,6 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
         scale=width**0.5 if absolute else 1.0,
         eps=float(options.get("norm_eps", 1e-6)),
         start=symbols["tgt"].index(start),
-        end=target.rows[2],
         pad=source.rows[1],
         source_ends=False,
         dropout=tuple(

@@ -116,7 +116,7 @@ class RelPosLM(LM):
         start = Continuation(self.trained, 1, **self.lengths)
         count, text = int(options.get("max_gen_toks", DRAWN)), ""
         show = streamer(self.trained.source, context)
-        drawn = sample(self.trained, start, ids_of(self.trained, context), count, choice)
+        drawn = sample(start, ids_of(self.trained, context), count, choice)
         for symbol in itertools.chain((one for one, _ in drawn), [None]):
             text += show(None if symbol is None else start.words[int(symbol[0])])
             if places := [text.index(end) for end in ends if end in text]:

@@ -168,7 +168,7 @@ def ids_of(trained: Trained, text: str) -> list[int]:
 
 
 def sample(
-    trained: Trained, start: Continuation, ids: Sequence[int], count: int, choice: Choice
+    start: Continuation, ids: Sequence[int], count: int, choice: Choice
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Continue a prompt; yields the symbols (B,) drawn, and the log-probability of each."""
     generator = torch.Generator().manual_seed(choice.seed)
@@ -207,7 +207,7 @@ def texts(
     symbols: list[list[str]] = [[] for _ in rows]
     nats, left = [0.0 for _ in rows], [lines for _ in rows]
     show = streamer(trained.source, prompt)
-    for drawn, scores in sample(trained, start, ids_of(trained, prompt), count, choice):
+    for drawn, scores in sample(start, ids_of(trained, prompt), count, choice):
         for row in rows:
             if left[row] == 0:
                 continue
