@@ -124,7 +124,7 @@ def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
     Raises:
         ConversionError: a table is missing or has another shape than the plan says.
     """
-    content, layers = dict(state), count_layers(state)
+    layers = count_layers(state)
     tables: Tables = {}
     for place in places(plan):
         reads = 1 if place.on_input else layers
@@ -132,13 +132,9 @@ def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
             {} if place.index(layer) is None else _params(state, place, plan, layer)
             for layer in range(reads)
         ]
-    for key in [key for key in content if _is_position(key)]:
-        del content[key]
+    shared, own = f"{ENCODER}.positions.", ".self_attn.position."
+    content = {k: v for k, v in state.items() if not k.startswith(shared) and own not in k}
     return content, tables
-
-
-def _is_position(key: str) -> bool:
-    return key.startswith(f"{ENCODER}.positions.") or ".self_attn.position." in key
 
 
 def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Params:

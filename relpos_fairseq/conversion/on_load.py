@@ -132,7 +132,8 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
     """
     state = checkpoint["model"]
     parts = {side: getattr(model, side, None) for side in ("encoder", "decoder")}
-    plans = {side: part.positions.plan for side, part in parts.items() if _has_positions(part)}
+    found = {side: getattr(part, "positions", None) for side, part in parts.items()}
+    plans = {side: one.plan for side, one in found.items() if isinstance(one, Placement)}
     for side, target in plans.items():
         version = state.get(f"{side}.positions.scheme_version")
         if version is None or decode_text(version) == target.describe():
@@ -155,10 +156,6 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
             ) from None
         state |= {f"{side}.{k.removeprefix(f'{ENCODER}.')}": v for k, v in done.state.items()}
         _log(done.report, path, side)
-
-
-def _has_positions(part: nn.Module | None) -> bool:
-    return isinstance(getattr(part, "positions", None), Placement)
 
 
 def _plan_of_side(

@@ -116,7 +116,9 @@ def checkpoint_of(
     if task._name == "sentence_prediction":
         for name in ("classification_head_name", "regression_target"):
             criterion[name] = task[name]
-    model = OmegaConf.merge(RelPosRobertaConfig(), _known(values) | {"_name": "relpos_roberta"})
+    names = {part.name for part in fields(RelPosRobertaConfig)}
+    known = {name: values[name] for name in names & set(values) if values[name] is not None}
+    model = OmegaConf.merge(RelPosRobertaConfig(), known | {"_name": "relpos_roberta"})
     return fairseq_checkpoint(config_of(model, task, criterion), state, about, "MaskedLmLoss")
 
 
@@ -225,8 +227,3 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
     names = {part.name for part in fields(config)} & set(given)
     values = {name: getattr(given[name], "value", given[name]) for name in names}
     return {name: value for name, value in values.items() if not str(value).startswith("${")}
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    names = {part.name for part in fields(RelPosRobertaConfig)}
-    return {name: value for name, value in values.items() if name in names and value is not None}

@@ -151,7 +151,10 @@ def _log_derived(total: dict[str, Any]) -> None:
     if "positive_counts" in total:
         _keep("_positive_counts", total["positive_counts"][None])
         _derive("f1", lambda m: f1(_summed(m, "_positive_counts")))
-        _derive("acc_and_f1", lambda m: _accuracy_and_f1(m))
+        _derive(
+            "acc_and_f1",
+            lambda m: (m["accuracy"].avg / 100 + f1(_summed(m, "_positive_counts"))) / 2,
+        )
     if "placed" in total:
         placed = total["placed"]
         _keep("_predictions", placed[1:, placed[0] > 0].T)
@@ -177,10 +180,6 @@ def _summed(meters: Any, name: str) -> np.ndarray:
 
 def _predictions(meters: Any) -> tuple[np.ndarray, np.ndarray]:
     return tuple(meters["_predictions"].tensor.T.numpy())
-
-
-def _accuracy_and_f1(meters: Any) -> float:
-    return (meters["accuracy"].avg / 100 + f1(_summed(meters, "_positive_counts"))) / 2
 
 
 def _counts(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:

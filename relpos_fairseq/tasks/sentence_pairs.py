@@ -119,8 +119,4 @@ def _parts(dataset: FairseqDataset) -> Sequence[FairseqDataset]:
         inner = inner.dataset
     if isinstance(inner, ConcatSentencesDataset):
         return inner.datasets
-    return [_unshortened(whole)]
-
-
-def _unshortened(dataset: FairseqDataset) -> FairseqDataset:
-    return dataset.dataset if hasattr(dataset, "truncation_length") else dataset
+    return [whole.dataset if hasattr(whole, "truncation_length") else whole]  # unshortened

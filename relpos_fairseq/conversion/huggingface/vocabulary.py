@@ -43,9 +43,10 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
         )
     lost = [name for name in SPECIAL if name not in numbers]
     if lost:
+        bert = next(bert for bert, ours in FROM_BERT.items() if ours == lost[0])
         raise ConversionError(
-            f"{folder}: the tokenizer has no {lost[0]} (BERT's "
-            f"{_bert_name(lost[0])}): it is no vocabulary of BERT or RoBERTa"
+            f"{folder}: the tokenizer has no {lost[0]} (BERT's {bert}): it is no vocabulary of "
+            f"BERT or RoBERTa"
         )
     bert = config["model_type"] == "bert" or "special_ids" in config
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
@@ -172,10 +173,6 @@ def symbol_numbers(folder: Path) -> dict[str, int]:
         return numbers | {MASK: len(numbers)}
     found = tokenizer.model.get_vocab()
     return {FROM_BERT.get(piece, piece): number for piece, number in found.items()}
-
-
-def _bert_name(symbol: str) -> str:
-    return next(bert for bert, ours in FROM_BERT.items() if ours == symbol)
 
 
 def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:

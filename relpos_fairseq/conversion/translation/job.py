@@ -67,7 +67,9 @@ def convert_generating(job: Job, path: Path, say: Say) -> Writer | None:
     if isinstance(found, Foreign):
         kind, notes = found.kind, found.notes
         reach = length or len(found.weights.get("encoder.positions", range(LENGTH)))
-        made, dictionaries = adopt(found, reach, report), _dictionaries(found)
+        made, words = adopt(found, reach, report), (found.source, found.target)
+        sides = zip(found.languages, words, strict=True)
+        dictionaries = {f"dict.{language}.txt": one.dictionary() for language, one in sides}
     else:
         kind, notes, made, dictionaries = "transformers, exported by relpos", [], found, {}
         check_rows(found.files, found.rows)
@@ -125,11 +127,6 @@ def _check(job: Job, foreign: bool) -> None:
         raise ConversionError(
             f"--{wrong[0].split()[0].removeprefix('max-')} says nothing here: leave it out"
         )
-
-
-def _dictionaries(model: Foreign) -> dict[str, str]:
-    sides = zip(model.languages, (model.source, model.target), strict=True)
-    return {f"dict.{language}.txt": words.dictionary() for language, words in sides}
 
 
 def _source_logits(found: Foreign | Generating, made: Generating, pair: Pair) -> Tensor:
