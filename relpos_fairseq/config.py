@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field, make_dataclass, replace
+from typing import Any
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.options import (
@@ -81,10 +82,12 @@ def _flags() -> list[tuple[str, type, object]]:
             f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules",
         ),
     }
-    return [
-        (name, str, field(default=default, metadata={"help": text}))
-        for name, (default, text) in texts.items()
-    ]
+    return [(name, str, help_text(default, text)) for name, (default, text) in texts.items()]
+
+
+def help_text(default: Any, text: str) -> Any:
+    """Return a field of a config with its default and what --help says."""
+    return field(default=default, metadata={"help": text})
 
 
 PositionConfig = make_dataclass("PositionConfig", _flags())

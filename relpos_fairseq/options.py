@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class AttentionShape:
 
     @property
     def head_dim(self) -> int:
-        """Width D of a head."""
         return self.embed_dim // self.num_heads
 
 
@@ -85,7 +84,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag as the command line has it."""
         return f"--{self.field.replace('_', '-')}"
 
     def read(self, text: str, shape: AttentionShape) -> Any:
@@ -121,7 +119,6 @@ class Number(Option):
     least: int | Callable[[AttentionShape], int] = 0
 
     def read(self, text: str, shape: AttentionShape) -> int:
-        """Return the number."""
         least = self.least(shape) if callable(self.least) else self.least
         try:
             value = int(text)
@@ -138,7 +135,6 @@ class Factor(Option):
     """A positive number."""
 
     def read(self, text: str, shape: AttentionShape) -> float:
-        """Return the number."""
         try:
             value = float(text)
         except ValueError:
@@ -160,7 +156,6 @@ class Choice(Option):
     older: dict[str, str] = field(default_factory=dict, hash=False)
 
     def read(self, text: str, shape: AttentionShape) -> str:
-        """Return the word."""
         text = self.older.get(text, text)
         if text not in self.choices:
             words = f"auto, {', '.join(self.choices[:-1])} or {self.choices[-1]}"
@@ -191,26 +186,17 @@ class SchemeOptions(SimpleNamespace):
         own: options that the scheme alone declares.
     """
 
-    def __init__(
-        self,
-        *,
-        clip_distance: int = 0,
-        share: str = "none",
-        scale: float = 1.0,
-        reset_cls: bool = False,
-        num_segments: int = 2,
-        init: str = "own",
-        **own: Any,
-    ) -> None:
-        super().__init__(
-            clip_distance=clip_distance,
-            share=share,
-            scale=scale,
-            reset_cls=reset_cls,
-            num_segments=num_segments,
-            init=init,
-            **own,
-        )
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "clip_distance": 0,
+        "share": "none",
+        "scale": 1.0,
+        "reset_cls": False,
+        "num_segments": 2,
+        "init": "own",
+    }
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**self.DEFAULTS | given)
 
 
 # Options of several schemes.  `config` decides their `auto`, by scheme, hybrid and model.

@@ -26,19 +26,9 @@ from relpos_fairseq.positions import (
     is_captured,
     is_exported,
 )
-from relpos_fairseq.scheme import (
-    PositionMismatchError,
-    PositionScheme,
-    SchemeOptions,
-)
+from relpos_fairseq.scheme import PositionMismatchError, PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
-from relpos_fairseq.stack import (
-    DecodingTerms,
-    Evaluated,
-    PositionContext,
-    SchemeStack,
-    rotation_of,
-)
+from relpos_fairseq.stack import DecodingTerms, Evaluated, PositionContext, SchemeStack, rotation_of
 
 logger = logging.getLogger(__name__)
 

@@ -128,7 +128,6 @@ class PositionPlan:
 
     @property
     def absolute(self) -> bool:
-        """Whether any member reads absolute positions."""
         return any(plan.scheme.absolute for plan in self.members)
 
     @property
@@ -138,7 +137,6 @@ class PositionPlan:
 
     @property
     def always_random(self) -> bool:
-        """Whether evaluation draws positions too."""
         values = (getattr(plan.options, RANDOM_AT.name, "training") for plan in self.members)
         return "always" in values
 

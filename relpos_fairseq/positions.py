@@ -70,17 +70,14 @@ class Positions:
 
     @property
     def query_stop(self) -> int:
-        """Slot after the last query row."""
         return self.query_start + self.tgt_len
 
     @property
     def lowest_distance(self) -> int:
-        """The most negative distance of any query to any key."""
         return -(self.query_stop - 1)
 
     @property
     def highest_distance(self) -> int:
-        """The largest distance of any query to any key."""
         return self.src_len - 1 - self.query_start
 
     @property

@@ -77,21 +77,17 @@ class Clipped(DistanceRelation):
 
     @property
     def size(self) -> int:
-        """Number of rows: past + 1 + future."""
         return self.past + 1 + self.future
 
     @property
     def lowest(self) -> int:
-        """Distances at or below -past share a row."""
         return -self.past
 
     @property
     def highest(self) -> int:
-        """Distances at or above `future` share a row."""
         return self.future
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Clip and shift to [0, size)."""
         return distance.clamp(-self.past, self.future) + self.past
 
 
@@ -103,16 +99,13 @@ class Folded(DistanceRelation):
 
     @property
     def lowest(self) -> int:
-        """Distances at or below -(size - 1) share a row."""
         return 1 - self.size
 
     @property
     def highest(self) -> int:
-        """Distances at or above size - 1 share a row."""
         return self.size - 1
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Fold and clip to [0, size)."""
         return distance.abs().clamp(max=self.size - 1)
 
 
@@ -133,16 +126,13 @@ class Bucketed(DistanceRelation):
 
     @property
     def lowest(self) -> int:
-        """Distances at or below -max_distance share a bucket."""
         return -self.max_distance
 
     @property
     def highest(self) -> int:
-        """Distances at or above it share a bucket."""
         return self.max_distance if self.bidirectional else 0
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Return bucket numbers in [0, size)."""
         buckets = self.size // 2 if self.bidirectional else self.size
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = buckets // 2
@@ -190,12 +180,10 @@ class LogClipped(DistanceRelation):
 
     @property
     def lowest(self) -> int:
-        """Distances at or below -max_distance share a row."""
         return -self.max_distance
 
     @property
     def highest(self) -> int:
-        """Distances at or above max_distance share a row."""
         return self.max_distance
 
     def of_distance(self, distance: Tensor) -> Tensor:
@@ -217,7 +205,6 @@ class Segments(Relation):
 
     @property
     def size(self) -> int:
-        """Number of ordered pairs."""
         return self.count * self.count
 
     def ids(self, positions: Positions) -> Tensor:

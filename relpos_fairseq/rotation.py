@@ -140,7 +140,6 @@ class Turns:
     """
 
     def __init__(self, angle: Tensor, size: Tensor | None = None) -> None:
-        """Form them in double precision."""
         size = torch.ones_like(angle) if size is None else size.expand_as(angle)
         self._parts = self._by_type = None
         if is_captured():

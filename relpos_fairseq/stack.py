@@ -47,11 +47,9 @@ class SchemeStack(nn.ModuleList):
         return _sum(scheme.embed(positions) for scheme in self)
 
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
-        """Prepare each member's content-free part."""
         return tuple(scheme.prepare(positions) for scheme in self)
 
     def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return the members' terms, one after the other."""
         return self.evaluated(prepared, positions).terms
 
     def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:

@@ -1,7 +1,7 @@
 """Converting pretrained models from one position scheme, and one library's format, to another.
 
-The algebra is in `exact`, `scales` and `approximate`; formats in `sources`, `huggingface` and
-`writer`.
+The algebra is in `exact`, `scales` and `approximate`; formats in `checkpoints`, `huggingface`,
+`released_xl`, `translation` and `writer`.
 """
 
 from relpos_fairseq.conversion.convert import Conversion, convert

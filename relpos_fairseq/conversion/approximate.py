@@ -19,13 +19,9 @@ from relpos_fairseq.takeover import Takeover
 
 
 def complete(params: Params, source: Takeover) -> Params:
-    """Return what the target's options make of it.
+    """Return what the target's options make of what a rule made of the source's parameters.
 
     Parameters that they add start at zero; those that they drop are left out.
-
-    Args:
-        params: what a rule made of the source's.
-        source: the source's own.
     """
     old, new, report = source.old, source.new, source.report
     wanted = dict(new.named_parameters())

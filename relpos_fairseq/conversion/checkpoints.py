@@ -74,14 +74,13 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
     Raises:
         ConversionError: another model, or options that contradict its tensors.
     """
-    options = _options(checkpoint, path)
+    options = options_of(checkpoint, path)
     state = _modern(checkpoint["model"])
     ours = layouts.VERSION in state
     if not ours and not any(key.startswith(f"{ENCODER}.layers.") for key in state):
         name = options.get("_name") or options.get("arch")
         raise ConversionError(f"{path} holds a {name}: only RoBERTa's encoder is converted")
-    values = {name: default for name, default in DEFAULTS.items()}
-    values |= {name: options[name] for name in _SHARED if options.get(name) is not None}
+    values = DEFAULTS | {name: options[name] for name in _SHARED if options.get(name) is not None}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     if ours:
         values |= {name: str(options[name]) for name in POSITION_FIELDS if name in options}
@@ -112,17 +111,16 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
     return source
 
 
-def _options(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a checkpoint's model options, whichever style wrote them."""
+def options_of(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a checkpoint's model options, of today's fairseq or an old one.
+
+    Raises:
+        ConversionError: it has none.
+    """
     cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
     if cfg is None and args is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
     return _plain(args if cfg is None else cfg["model"])
-
-
-def options_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the model options of a checkpoint that today's fairseq wrote."""
-    return _plain(checkpoint["cfg"]["model"])
 
 
 def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +133,6 @@ def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return options as a dict, whichever style wrote them."""
     if OmegaConf.is_config(options):
         return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
     return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)

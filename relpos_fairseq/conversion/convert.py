@@ -8,6 +8,7 @@ Every rule says what it loses; a conversion is exact when nothing was lost.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,7 @@ def convert(
     content, tables = split(state, source)
     content, tables = scales.fold(content, tables, source, target, report)
     work = _Work(source, target, tables, report, start, fill, count_layers(content))
-    made = work.members()
+    made, fresh = work.members()
     work.report_unused()
     if report.losses and not allow_loss:
         raise NotExactError(
@@ -84,20 +85,12 @@ def convert(
             f"approximately (--approximate) or choose a target that keeps it",
             "; ".join(report.lost),
         )
-    content = _projections(content, made.fresh, report)
+    content = _projections(content, fresh, report)
     content = _mean_into_tokens(content, work.dropped_positions(), report)
     dtype = next(value.dtype for value in content.values() if value.is_floating_point())
-    for _, _, params in made.tables.every():
+    for params in itertools.chain(*made.values()):
         params.update({name: value.to(dtype) for name, value in params.items()})
-    return Conversion(join(content, made.tables, target), report)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """The target's tables, and per layer the schemes that the source had nothing for."""
-
-    tables: Tables
-    fresh: list[tuple[int, PositionScheme]]
+    return Conversion(join(content, made, target), report)
 
 
 class _Work:
@@ -122,9 +115,14 @@ class _Work:
             for layer in range(layers)
         ]
 
-    def members(self) -> _Made:
-        """Make the tables of every member of the target."""
-        made, fresh = Tables({}), []
+    def members(self) -> tuple[Tables, list[tuple[int, PositionScheme]]]:
+        """Make the tables of every member of the target.
+
+        Returns:
+            The tables, and (layer, scheme) of those that the source had nothing for.
+        """
+        made: Tables = {}
+        fresh = []
         for place in self.new:
             rows = []
             for layer in range(1 if place.on_input else self.layers):
@@ -142,13 +140,13 @@ class _Work:
                 names = tuple(name for name, _ in scheme.named_parameters())
                 alike = names if place.shared else scheme.common_parameters
                 rows = merge_layers(rows, alike, place.name, self.report)
-            made.of[place.name] = rows
-        return _Made(made, fresh)
+            made[place.name] = rows
+        return made, fresh
 
     def _taken_over(self, place: Place, new: PositionScheme, layer: int) -> Params:
         name = self.taken[layer][place.name]
         old = self.old[name].build(self.source, layer)
-        params = self._resized(old, self.tables.of[name][layer])
+        params = self._resized(old, self.tables[name][layer])
         if name != place.name:
             self.report.step(f"{name} as {place.name}")
         source = Takeover(params, old, new, self.report)
@@ -177,7 +175,7 @@ class _Work:
     def dropped_positions(self) -> list[Tensor]:
         """Return the mean (E,) of every table that was added to the input and is left out."""
         return [
-            self.tables.of[name][0][table].mean(0)
+            self.tables[name][0][table].mean(0)
             for name, place in self.old.items()
             if place.on_input and name not in self.taken[0].values()
             for table, told in place.scheme.tables.items()
@@ -189,7 +187,7 @@ class _Work:
         for name, place in self.old.items():
             unused = [
                 (place.build(self.source, layer), params)
-                for layer, params in enumerate(self.tables.of[name])
+                for layer, params in enumerate(self.tables[name])
                 if place.index(layer) is not None and name not in self.taken[layer].values()
             ]
             if all(exact.is_neutral(scheme, params) for scheme, params in unused):

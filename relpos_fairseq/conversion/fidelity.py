@@ -25,15 +25,7 @@ class Probe:
 
     @classmethod
     def draw(cls, rows: int, longest: int, segments: bool, seed: int = 0, batch: int = 3) -> Probe:
-        """Draw one.
-
-        Args:
-            rows: of the embedding; the last one, <mask>, occurs too.
-            longest: longest input.
-            segments: whether the model tells segments apart.
-            seed: of the random numbers.
-            batch: number of sequences B.
-        """
+        """Draw one of `batch` rows; the last row of the embedding's `rows`, <mask>, occurs too."""
         random = torch.Generator().manual_seed(seed)
         length = max(min(longest, 48), 3)
         tokens = torch.randint(FIRST, max(rows, FIRST + 1), (batch, length), generator=random)
@@ -46,7 +38,6 @@ class Probe:
 
     @property
     def real(self) -> Tensor:
-        """(B, T) True where there is no padding."""
         return self.tokens != PADDING
 
 
@@ -69,7 +60,6 @@ class Fidelity:
     tokens: int
 
     def lines(self) -> list[str]:
-        """Return the comparison as it is printed."""
         names = {"logits": "Maximum logit difference", "features": "Maximum feature difference"}
         lines = [
             f"{names.get(name, f'Maximum difference of {name}')}: {value:.3g} "
@@ -96,8 +86,8 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
     Raises:
         ValueError: the models have no output in common.
     """
-    common = [name for name in ("logits", *source) if name in source and name in target]
-    common = list(dict.fromkeys(common))
+    every = dict.fromkeys(("logits", *source))
+    common = [name for name in every if name in source and name in target]
     if not common:
         raise ValueError("source and target have no output in common that could be compared")
     largest, magnitude = {}, {}
@@ -119,12 +109,9 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    """Return everything that a RoBERTa of fairseq's or ours says of some tokens, in fp64.
+    """Return everything that a RoBERTa of fairseq's or ours says of (B, T) tokens, in fp64.
 
-    Args:
-        model: the model.
-        tokens: (B, T) token ids.
-        segments: (B, T) segment numbers, which fairseq's own RoBERTa does not take, or None.
+    fairseq's own takes no (B, T) segments: None.
     """
     model = model.double().eval()
     more = {} if segments is None else {"segments": segments}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import SourceModel, plan_of, target_values
-from relpos_fairseq.conversion.writer import CHECKPOINT, build, checkpoint_of
+from relpos_fairseq.conversion.writer import build, checkpoint_of, write_checkpoint, write_texts
 from relpos_fairseq.data.tokenizers import MODEL_FILES
 
 EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
@@ -35,6 +34,7 @@ EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversio
 BERT_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
 SENTENCEPIECE = "sentencepiece.bpe.model"
 Say = Callable[[str], object]
+Writer = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ class Job:
     head: str | None = None
     seed: int = 1
 
+    def beyond(self, *allowed: str) -> list[str]:
+        """Return the options given, as the command line has them, but for some of the result."""
+        names = [n for n, value in self.given.items() if value is not None and n not in allowed]
+        names += ["approximate"] * self.approximate + ["fill"] * bool(self.fill)
+        names += ["head"] * bool(self.head) + [f"init {self.init}"] * (self.init != "neutral")
+        return [name.replace("_", "-") for name in names]
+
 
 def read_job_source(path: Path, data: Path | None) -> SourceModel:
     """Read the source; its dictionary and tokenizer from `data` where they are not beside it."""
@@ -72,7 +79,7 @@ def read_job_source(path: Path, data: Path | None) -> SourceModel:
     return source
 
 
-def to_ours(job: Job, source: SourceModel, say: Say) -> Callable[[Path], None]:
+def to_ours(job: Job, source: SourceModel, say: Say) -> Writer:
     """Convert to one of ours; returns what writes it.
 
     Raises:
@@ -149,7 +156,7 @@ def measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say)
 
 def _checkpoint_writer(
     source: SourceModel, values: dict[str, Any], done: Conversion, measured: Fidelity
-) -> Callable[[Path], None]:
+) -> Writer:
     about = {
         "source": f"{source.kind}: {source.path.name}",
         "report": done.report.lines(),
@@ -163,39 +170,21 @@ def _checkpoint_writer(
     if source.labels:
         about["labels"] = source.labels
     checkpoint = checkpoint_of(values, done.state, about, task)
-
-    def write(path: Path) -> None:
-        if not path.is_dir():
-            torch.save(checkpoint, path)
-            return
-        torch.save(checkpoint, path / CHECKPOINT)
-        for file in source.files:
-            shutil.copyfile(file, path / file.name)
-        if source.vocabulary is not None:
-            text = source.vocabulary.dictionary()
-            (path / "dict.txt").write_text(text, encoding="utf-8")
-        if checkpoint["cfg"]["task"]["_name"] == "sentence_prediction":
-            _write_dictionaries(path, checkpoint["cfg"]["task"], source.labels)
-        told = {key: value for key, value in about.items() if key != "rows"}
-        text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
-        (path / "conversion.json").write_text(text, encoding="utf-8")
-
-    return write
+    files = {file.name: file for file in source.files}
+    texts = {} if source.vocabulary is None else {"dict.txt": source.vocabulary.dictionary()}
+    options = checkpoint["cfg"]["task"]
+    if options["_name"] == "sentence_prediction":  # whose dictionaries have folders of their own
+        for part in (files, texts):
+            part |= {"input0/dict.txt": part["dict.txt"]} if "dict.txt" in part else {}
+        if not options["regression_target"]:
+            names = source.labels or [f"LABEL_{n}" for n in range(options["num_classes"])]
+            texts["label/dict.txt"] = "".join(f"{name} 1\n" for name in names)
+    return functools.partial(
+        write_checkpoint, checkpoint=checkpoint, about=about, files=files, texts=texts
+    )
 
 
-def _write_dictionaries(folder: Path, task: dict[str, Any], labels: list[str]) -> None:
-    """Dictionaries where fairseq's sentence_prediction looks for them, so that the folder loads."""
-    if (folder / "dict.txt").is_file():
-        (folder / "input0").mkdir()
-        shutil.copyfile(folder / "dict.txt", folder / "input0" / "dict.txt")
-    if not task["regression_target"]:
-        names = labels or [f"LABEL_{number}" for number in range(task["num_classes"])]
-        (folder / "label").mkdir()
-        text = "".join(f"{name} 1\n" for name in names)
-        (folder / "label" / "dict.txt").write_text(text, encoding="utf-8")
-
-
-def to_huggingface(job: Job, source: SourceModel, say: Say) -> Callable[[Path], None]:
+def to_huggingface(job: Job, source: SourceModel, say: Say) -> Writer:
     """Convert to a Hugging Face folder; returns what writes it.
 
     Raises:
@@ -203,13 +192,8 @@ def to_huggingface(job: Job, source: SourceModel, say: Say) -> Callable[[Path], 
     """
     if source.vocabulary is not None:
         raise ConversionError(f"{source.path} is a Hugging Face folder already: give --to a scheme")
-    wrong = [name for name, value in job.given.items() if value is not None]
-    wrong += ["fill"] if job.fill else []
-    wrong += [f"init {job.init}"] if job.init != "neutral" else []
-    wrong += ["approximate"] if job.approximate else []
-    if wrong:
-        option = wrong[0].replace("_", "-")
-        raise ConversionError(f"--{option}: convert to a scheme first, then --to {job.to}")
+    if wrong := [option for option in job.beyond() if option != "head"]:
+        raise ConversionError(f"--{wrong[0]}: convert to a scheme first, then --to {job.to}")
     family = FAMILIES[job.to.removeprefix("hf-")]
     vocabulary = _export_order(source)
     for line in _leave_unread(vocabulary, family.name):
@@ -235,10 +219,7 @@ def to_huggingface(job: Job, source: SourceModel, say: Say) -> Callable[[Path], 
 
     def write(folder: Path) -> None:
         save(folder, config, weights)
-        for file in vocabulary.files:
-            shutil.copyfile(file, folder / file.name)
-        for name, text in vocabulary.made.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        write_texts(folder, {file.name: file for file in vocabulary.files}, vocabulary.made)
 
     return write
 

@@ -9,7 +9,6 @@ What a scheme adds lies under `positions.shared` (what layers share, and what ac
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +26,9 @@ VERSION = f"{ENCODER}.positions.scheme_version"
 
 State = dict[str, Tensor]
 Params = dict[str, Tensor]
+# Parameters of every member, by name: one dictionary a layer (empty where the layer does not have
+# the member), or one alone on the input.
+Tables = dict[str, list[Params]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,6 @@ class Place:
         return self.indices[layer % len(self.indices)]
 
     def prefix(self, layer: int) -> str:
-        """Return what the names of its parameters begin with."""
         if self.shared:
             return f"{ENCODER}.positions.shared.{self.index(layer)}."
         return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index(layer)}."
@@ -99,22 +100,6 @@ def places_of(plan: PositionPlan, layer: int) -> list[Place]:
     return [place for place in places(plan) if place.index(layer) is not None]
 
 
-@dataclass
-class Tables:
-    """Parameters of every member, by name: one dictionary a layer, or one alone on the input.
-
-    The dictionary of a layer that does not have the member is empty.
-    """
-
-    of: dict[str, list[Params]]
-
-    def every(self) -> Iterator[tuple[str, int, Params]]:
-        """Return (member, layer, parameters)."""
-        for name, layers in self.of.items():
-            for layer, params in enumerate(layers):
-                yield name, layer, params
-
-
 def count_layers(state: State) -> int:
     """Count the layers of a state.
 
@@ -134,33 +119,22 @@ def count_layers(state: State) -> int:
 
 
 def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
-    """Take the position tables out of a state.
-
-    Args:
-        state: fairseq's names with our positions.
-        plan: the positions that it was trained with.
-
-    Returns:
-        The rest of the state, and the tables; what layers share is listed once a layer.
+    """Take the position tables out of a state; what layers share is listed once a layer.
 
     Raises:
         ConversionError: a table is missing or has another shape than the plan says.
     """
-    content, layers = dict(state), count_layers(state)
-    tables: dict[str, list[Params]] = {}
+    layers = count_layers(state)
+    tables: Tables = {}
     for place in places(plan):
         reads = 1 if place.on_input else layers
         tables[place.name] = [
             {} if place.index(layer) is None else _params(state, place, plan, layer)
             for layer in range(reads)
         ]
-    for key in [key for key in content if _is_position(key)]:
-        del content[key]
-    return content, Tables(tables)
-
-
-def _is_position(key: str) -> bool:
-    return key.startswith(f"{ENCODER}.positions.") or ".self_attn.position." in key
+    shared, own = f"{ENCODER}.positions.", ".self_attn.position."
+    content = {k: v for k, v in state.items() if not k.startswith(shared) and own not in k}
+    return content, tables
 
 
 def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Params:
@@ -189,7 +163,7 @@ def join(content: State, tables: Tables, plan: PositionPlan) -> State:
     """
     state = dict(content)
     for place in places(plan):
-        for layer, params in enumerate(tables.of[place.name]):
+        for layer, params in enumerate(tables[place.name]):
             for name, value in params.items():
                 state.setdefault(place.prefix(layer) + name, value.clone())
     state[VERSION] = encode_text(plan.describe())

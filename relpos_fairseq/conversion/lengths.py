@@ -21,14 +21,7 @@ FILLS = ("tile", "interpolate")
 def resize(
     table: Tensor, length: int, fill: str | None, report: ConversionReport, axis: int = 0
 ) -> Tensor:
-    """Give a table `length` positions.
-
-    Args:
-        table: positions along `axis`.
-        length: how many are wanted.
-        fill: `tile` or `interpolate` where more are wanted; None: refuse.
-        report: told what happened.
-        axis: of the positions.
+    """Give a table `length` positions along `axis`; where more are wanted, `fill` says how.
 
     Raises:
         ValueError: more positions are wanted and `fill` does not say how, or an unknown `fill`.

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.conversion.job import (
-    Job,
-    read_job_source,
-    to_huggingface,
-    to_ours,
-)
+from relpos_fairseq.conversion.job import Job, Writer, read_job_source, to_huggingface, to_ours
 from relpos_fairseq.conversion.reading import check_destination
 from relpos_fairseq.conversion.released_xl.job import convert_released
 from relpos_fairseq.conversion.released_xl.model import is_released
 from relpos_fairseq.conversion.translation.job import convert_generating
 from relpos_fairseq.engine.files import atomic_folder, atomic_path
 
-Writer = Callable[[Path], None]
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 
 
@@ -49,11 +43,8 @@ def _convert(job: Job, path: Path, data: Path | None) -> Writer:
     if generating is not None:
         return generating
     source = read_job_source(path, data)
-    for line in (
-        f"source    {source.kind}: {source.path}",
-        *(f"note      {n}" for n in source.notes),
-    ):
-        print(line, flush=True)
+    notes = (f"note      {note}" for note in source.notes)
+    print(f"source    {source.kind}: {source.path}", *notes, sep="\n", flush=True)
     if job.to in HUGGING_FACE:
         return to_huggingface(job, source, print)
     if job.head:
@@ -62,12 +53,9 @@ def _convert(job: Job, path: Path, data: Path | None) -> Writer:
 
 
 def _write(write: Writer, out: Path) -> None:
-    if out.suffix == ".pt":
-        with atomic_path(out) as making:
-            write(making)
-    else:
-        with atomic_folder(out) as making:
-            write(making)
+    whole = atomic_path if out.suffix == ".pt" else atomic_folder
+    with whole(out) as making:
+        write(making)
     print(f"wrote {out}")
 
 

@@ -9,12 +9,10 @@ plain RoBERTa one that says how to convert it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,21 +44,8 @@ _MUST_AGREE = (
 )
 
 
-@dataclass(frozen=True)
-class _Loading:
-    """What the trainer is loading a checkpoint into."""
-
-    model: nn.Module
-    converts: bool
-
-    @property
-    def of_roberta(self) -> bool:
-        from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-
-        return isinstance(self.model, RelPosRobertaModel)
-
-
-_loading: ContextVar[_Loading | None] = ContextVar("relpos_roberta_loading", default=None)
+# What the trainer is loading a checkpoint into, and whether --finetune-from-model names it.
+_loading: ContextVar[tuple[nn.Module | None, bool]] = ContextVar("loading", default=(None, False))
 
 
 def convert_on_load() -> None:
@@ -78,40 +63,29 @@ def convert_on_load() -> None:
                 f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
                 f"Face folder is converted by scripts/convert_checkpoint.py first"
             )
-        with _into(self.get_model(), begins):
+        token = _loading.set((self.get_model(), begins))
+        try:
             return original(self, filename, *args, **kwargs)
+        finally:
+            _loading.reset(token)
 
     @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
     def load_checkpoint_to_cpu(original, path, *args, **kwargs):
+        from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+
         checkpoint = original(path, *args, **kwargs)
-        loading = _loading.get()
-        if loading is not None:
-            if loading.of_roberta:
-                prepare(checkpoint, path, loading.model, loading.converts)
-            elif loading.converts:
-                prepare_sides(checkpoint, path, loading.model)
+        model, converts = _loading.get()
+        if isinstance(model, RelPosRobertaModel):
+            prepare(checkpoint, path, model, converts)
+        elif converts:
+            prepare_sides(checkpoint, path, model)
         return checkpoint
-
-
-@contextlib.contextmanager
-def _into(model: nn.Module, converts: bool) -> Iterator[None]:
-    token = _loading.set(_Loading(model, converts))
-    try:
-        yield
-    finally:
-        _loading.reset(token)
 
 
 def prepare(
     checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool
 ) -> None:
-    """Bring a checkpoint's tensors to a model's positions, where that is asked for.
-
-    Args:
-        checkpoint: as fairseq reads it; its `model` is replaced.
-        path: its file, for messages.
-        model: what it is loaded into.
-        converts: --finetune-from-model names it.
+    """Bring a checkpoint's tensors to a model's positions, where --finetune-from-model asks for it.
 
     Raises:
         ConversionError: it is a plain RoBERTa and may not be converted, or no RoBERTa, or its
@@ -152,23 +126,19 @@ def _log(report: ConversionReport, path: str, kind: str) -> None:
 def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> None:
     """Bring the positions of a transformer's encoder and decoder to a model's, where that is exact.
 
-    Args:
-        checkpoint: as fairseq reads it; its `model` is replaced.
-        path: its file, for messages.
-        model: what it is loaded into.
-
     Raises:
         PositionMismatchError: the model's schemes cannot say the same; names what would be lost.
         ConversionError: the checkpoint's options contradict its tensors.
     """
     state = checkpoint["model"]
     parts = {side: getattr(model, side, None) for side in ("encoder", "decoder")}
-    plans = {side: part.positions.plan for side, part in parts.items() if _has_positions(part)}
+    found = {side: getattr(part, "positions", None) for side, part in parts.items()}
+    plans = {side: one.plan for side, one in found.items() if isinstance(one, Placement)}
     for side, target in plans.items():
         version = state.get(f"{side}.positions.scheme_version")
         if version is None or decode_text(version) == target.describe():
             continue
-        source = _plan_of_side(checkpoint, side, tuple(plans), target.shape)
+        source = _plan_of_side(checkpoint, path, side, tuple(plans), target.shape)
         if source.describe() != decode_text(version):
             raise ConversionError(
                 f"{path}: its tensors say [{decode_text(version)}] of positions, its options "
@@ -188,17 +158,13 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
         _log(done.report, path, side)
 
 
-def _has_positions(part: nn.Module | None) -> bool:
-    return isinstance(getattr(part, "positions", None), Placement)
-
-
 def _plan_of_side(
-    checkpoint: dict[str, Any], side: str, sides: tuple[str, ...], shape: AttentionShape
+    checkpoint: dict[str, Any], path: str, side: str, sides: tuple[str, ...], shape: AttentionShape
 ) -> PositionPlan:
     """Resolve the positions that a checkpoint's encoder or decoder was trained with."""
     from relpos_fairseq.conversion.checkpoints import options_of
 
-    options = options_of(checkpoint)
+    options = options_of(checkpoint, Path(path))
     names = [part.name for part in fields(PositionConfig)]
     given = {name: str(options[name]) for name in names if options.get(name) is not None}
     both = len(sides) == 2

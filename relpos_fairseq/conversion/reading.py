@@ -12,18 +12,13 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.checkpoints import (
-    beside,
-    check,
-    from_checkpoint,
-    read_checkpoint,
-)
+from relpos_fairseq.conversion.checkpoints import beside, check, from_checkpoint, read_checkpoint
 from relpos_fairseq.conversion.fidelity import outputs_of
 from relpos_fairseq.conversion.huggingface import relpos
 from relpos_fairseq.conversion.huggingface.files import read_json
 from relpos_fairseq.conversion.huggingface.folder import HuggingFaceModel, read_folder
 from relpos_fairseq.conversion.huggingface.reference import Reference
-from relpos_fairseq.conversion.huggingface.to_ours import labels_of, task_of, to_ours
+from relpos_fairseq.conversion.huggingface.to_ours import classes_of, labels_of, task_of, to_ours
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import DEFAULTS, Outputs, SourceModel
 from relpos_fairseq.conversion.writer import build
@@ -51,7 +46,7 @@ def read_source(path: Path) -> SourceModel:
 
 
 def _from_relpos(folder: Path, config: dict) -> SourceModel:
-    state, values = relpos.state_of(folder, config), config["values"]
+    state, values = relpos.state_of(folder), config["values"]
     text = folder / "text"
     source = SourceModel(
         kind=f"{relpos.KIND} of transformers",
@@ -60,7 +55,7 @@ def _from_relpos(folder: Path, config: dict) -> SourceModel:
         values=values,
         files=beside(text),
         task=relpos.task_of(config, state),
-        labels=relpos.labels_of(config),
+        labels=labels_of(config, len(config.get("id2label") or ())),
     )
     if not source.files:
         source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
@@ -81,7 +76,7 @@ def _from_huggingface(folder: Path) -> SourceModel:
         files=model.vocabulary.files,
         notes=model.notes,
         task=task_of(model),
-        labels=labels_of(model),
+        labels=labels_of(model.config, classes_of(model)),
     )
     plan = source.plan
     source.state[layouts.VERSION] = layouts.encode_text(plan.describe())

@@ -46,7 +46,6 @@ class ConversionReport:
         return not self.losses
 
     def step(self, text: str) -> None:
-        """Remember what was done, once."""
         _once(self.steps, text)
 
     def lose(self, text: str, moved: float = 0.0) -> None:
@@ -55,18 +54,15 @@ class ConversionReport:
 
     @property
     def lost(self) -> list[str]:
-        """Losses in words."""
         return [
             f"{text} (rows move by up to {moved:.3g})" if moved else text
             for text, moved in self.losses.items()
         ]
 
     def limit(self, text: str) -> None:
-        """Remember a condition of exactness, once."""
         _once(self.limits, text)
 
     def lines(self) -> list[str]:
-        """Return the report as it is printed and logged."""
         lines = [f"from      {self.source}", f"to        {self.target}"]
         lines += [f"done      {text}" for text in self.steps]
         lines += [f"lost      {text}" for text in self.lost]

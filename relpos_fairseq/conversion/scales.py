@@ -40,7 +40,7 @@ def fold(
     report: ConversionReport,
 ) -> tuple[State, Tables]:
     """Bring a model from the scale of `source` to that of `target`, every logit unchanged."""
-    content, scaled, said = dict(content), {**tables.of}, {}
+    content, scaled, said = dict(content), dict(tables), {}
     for layer in range(count_layers(content)):
         old, new = source.of_layer(layer), target.of_layer(layer)
         factor = math.sqrt(new.scale_constant / old.scale_constant)
@@ -70,12 +70,13 @@ def fold(
         ] = None
     for line in said:
         report.step(line)
-    return content, Tables(scaled)
+    return content, scaled
 
 
 def _grown(place: Place, params: Params, query: float, key: float) -> Params:
+    powers = {name: place.scheme.table_of(name).grows for name in params}
     return {
-        name: value * _growth(place.scheme.table_of(name), query, key)
+        name: value * (query ** powers[name][0] * key ** powers[name][1])
         for name, value in params.items()
     }
 
@@ -86,8 +87,3 @@ def _tables(plan: PositionPlan) -> list[Table]:
         for place in places(plan)
         for name, _ in place.build(plan, 0).named_parameters()
     ]
-
-
-def _growth(table: Table, query: float, key: float) -> float:
-    of_query, of_key = table.grows
-    return query**of_query * key**of_key

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_layers
@@ -76,12 +76,10 @@ class SourceModel:
 
     @property
     def plan(self) -> PositionPlan:
-        """The positions that it was trained with."""
         return plan_of(self.values)
 
     @property
     def rows(self) -> int:
-        """Rows of its embedding."""
         return len(self.state[f"{ENCODER}.embed_tokens.weight"])
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,7 +116,9 @@ def checkpoint_of(
     if task._name == "sentence_prediction":
         for name in ("classification_head_name", "regression_target"):
             criterion[name] = task[name]
-    model = OmegaConf.merge(RelPosRobertaConfig(), _known(values) | {"_name": "relpos_roberta"})
+    names = {part.name for part in fields(RelPosRobertaConfig)}
+    known = {name: values[name] for name in names & set(values) if values[name] is not None}
+    model = OmegaConf.merge(RelPosRobertaConfig(), known | {"_name": "relpos_roberta"})
     return fairseq_checkpoint(config_of(model, task, criterion), state, about, "MaskedLmLoss")
 
 
@@ -128,14 +134,7 @@ def config_of(model: Any, task: Any, criterion: dict[str, Any]) -> Any:
 def fairseq_checkpoint(
     cfg: Any, state: State, about: dict[str, Any], criterion: str
 ) -> dict[str, Any]:
-    """What fairseq saves of a model that was trained for no update.
-
-    Args:
-        cfg: fairseq's config, with the model's, task's and criterion's own.
-        state: the tensors.
-        about: where the model comes from; kept under `conversion`.
-        criterion: name of the criterion's class.
-    """
+    """What fairseq saves of a model that was trained for no update; `criterion` names a class."""
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -154,6 +153,41 @@ def fairseq_checkpoint(
         "last_optimizer_state": None,
         "conversion": about,
     }
+
+
+def write_checkpoint(
+    place: Path,
+    checkpoint: dict[str, Any],
+    about: dict[str, Any],
+    files: Mapping[str, Path] = {},
+    texts: Mapping[str, str] = {},
+) -> None:
+    """Write a checkpoint as a file, or into a folder with its text and `conversion.json`.
+
+    Args:
+        place: a folder, or the file.
+        checkpoint: what it holds.
+        about: where the model comes from; the rows of its source are of use in the checkpoint only.
+        files: of text, by the names that they shall have.
+        texts: of files, by their names.
+    """
+    if not place.is_dir():
+        torch.save(checkpoint, place)
+        return
+    torch.save(checkpoint, place / CHECKPOINT)
+    told = {key: value for key, value in about.items() if key != "rows"}
+    told = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+    write_texts(place, files, {**texts, "conversion.json": told})
+
+
+def write_texts(folder: Path, files: Mapping[str, Path], texts: Mapping[str, str]) -> None:
+    """Copy files into a folder, and write texts, each by its name there."""
+    for name in (*files, *texts):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, path in files.items():
+        shutil.copyfile(path, folder / name)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
@@ -193,8 +227,3 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
     names = {part.name for part in fields(config)} & set(given)
     values = {name: getattr(given[name], "value", given[name]) for name in names}
     return {name: value for name, value in values.items() if not str(value).startswith("${")}
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    names = {part.name for part in fields(RelPosRobertaConfig)}
-    return {name: value for name, value in values.items() if name in names and value is not None}

@@ -41,10 +41,6 @@ class QuestionAnsweringCriterion(FairseqCriterion):
     def __init__(self, cfg: Any, task: Any) -> None:
         """Remember the task's options.
 
-        Args:
-            cfg: no options.
-            task: a QuestionAnsweringTask.
-
         Raises:
             ValueError: another task.
         """

@@ -125,44 +125,37 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the metrics of the batches so far."""
-        total = _Sums(logging_outputs)
+        total = {
+            key: sum(output.get(key, 0) for output in logging_outputs)
+            for key in dict.fromkeys(key for output in logging_outputs for key in output)
+        }
         size = total["sample_size"]
         metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
         for key in ("mha_reg_loss", "ffn_reg_loss"):
-            if total.has(key):
+            if key in total:
                 metrics.log_scalar(key, total[key] / size / math.log(2), size, round=3)
         if size != total["ntokens"]:
             tokens = total["ntokens"]
             metrics.log_scalar("nll_loss", total["loss"] / tokens / math.log(2), tokens, round=3)
-        if total.has("ncorrect"):
+        if "ncorrect" in total:
             accuracy = 100.0 * total["ncorrect"] / total["nsentences"]
             metrics.log_scalar("accuracy", accuracy, total["nsentences"], round=DECIMALS)
         _log_derived(total)
 
 
-class _Sums:
-    """Sums over logging outputs."""
-
-    def __init__(self, outputs: list[dict[str, Any]]) -> None:
-        self.outputs = outputs
-
-    def has(self, key: str) -> bool:
-        return any(key in output for output in self.outputs)
-
-    def __getitem__(self, key: str) -> Any:
-        return sum(output.get(key, 0) for output in self.outputs)
-
-
-def _log_derived(total: _Sums) -> None:
+def _log_derived(total: dict[str, Any]) -> None:
     """Keep what a batch adds (names with _ are not printed), and derive the metrics of it all."""
-    if total.has("counts"):
+    if "counts" in total:
         _keep("_counts", total["counts"][None])
         _derive("mcc", lambda m: mcc(_summed(m, "_counts")))
-    if total.has("positive_counts"):
+    if "positive_counts" in total:
         _keep("_positive_counts", total["positive_counts"][None])
         _derive("f1", lambda m: f1(_summed(m, "_positive_counts")))
-        _derive("acc_and_f1", lambda m: _accuracy_and_f1(m))
-    if total.has("placed"):
+        _derive(
+            "acc_and_f1",
+            lambda m: (m["accuracy"].avg / 100 + f1(_summed(m, "_positive_counts"))) / 2,
+        )
+    if "placed" in total:
         placed = total["placed"]
         _keep("_predictions", placed[1:, placed[0] > 0].T)
         for name, correlation in (("pearson", pearson), ("spearman", spearman)):
@@ -187,10 +180,6 @@ def _summed(meters: Any, name: str) -> np.ndarray:
 
 def _predictions(meters: Any) -> tuple[np.ndarray, np.ndarray]:
     return tuple(meters["_predictions"].tensor.T.numpy())
-
-
-def _accuracy_and_f1(meters: Any) -> float:
-    return (meters["accuracy"].avg / 100 + f1(_summed(meters, "_positive_counts"))) / 2
 
 
 def _counts(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:

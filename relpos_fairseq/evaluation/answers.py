@@ -36,6 +36,8 @@ def score_predictions(
         metric: `squad` or `mlqa`.
         language: the answers' language; None: that of the file's name.
     """
+    from relpos_fairseq.tasks.question_answering import language_of
+
     found = read_questions(path)
     predictions = read_answers(answers, str, "the text of an answer")
     odds = None
@@ -46,7 +48,7 @@ def score_predictions(
             raise PreparationError(
                 f"{null_odds} lacks {len(lost)} of the ids of {answers}: {', '.join(lost[:5])}"
             )
-    normalised = language_normaliser(path, metric, language)
+    normalised = normaliser(metric, language or language_of(path))
     scored, missing = score_file(predictions, found.questions, normalised, odds)
     if missing:
         print(f"{len(missing)} questions without a prediction: {', '.join(missing[:5])}")
@@ -54,13 +56,6 @@ def score_predictions(
     if odds is not None and found.unanswerable:
         numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
     return {path.name: numbers}
-
-
-def language_normaliser(path: Path, metric: str, language: str | None):
-    """Return the normalisation of a file's answers."""
-    from relpos_fairseq.tasks.question_answering import language_of
-
-    return normaliser(metric, language or language_of(path))
 
 
 def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:

@@ -17,12 +17,7 @@ SCHEME = "scheme_version"
 
 
 def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> list[Path]:
-    """Return the checkpoints that are meant.
-
-    Args:
-        inputs: checkpoints, or their one folder.
-        last: of a folder, how many epochs' checkpoints.
-        last_updates: of a folder, how many of those saved at updates.
+    """Return the checkpoints that are meant: those named, or the last ones of the one folder.
 
     Raises:
         PreparationError: An input is absent, the folder has fewer, or options do not go together.

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from relpos_fairseq.engine.files import atomic_path, open_text_out
+from relpos_fairseq.engine.files import open_text_out
+from relpos_fairseq.evaluation.figures import of_tokens, panels
 from relpos_fairseq.evaluation.language_model import Score, Subject
 
 POINTS = 48  # of a curve: neighbouring places are put together
@@ -66,30 +67,18 @@ def by_place(score: Score, points: int = POINTS) -> tuple[np.ndarray, np.ndarray
 
 def draw(path: Path, found: Sequence[Scored]) -> None:
     """Draw bits by place, and by length of memory where a checkpoint was read with several."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     lengths: dict[str, list[tuple[int, float]]] = {}
     for one in found:
         if one.mem_len is not None:
             lengths.setdefault(one.checkpoint, []).append((one.mem_len, one.score.bits))
     lengths = {name: sorted(points) for name, points in lengths.items() if len(points) > 1}
-    panels = 2 if lengths else 1
-    figure, axes = pyplot.subplots(1, panels, figsize=(6 * panels, 4), squeeze=False)
-    for one in found:
-        axes[0, 0].plot(*by_place(one.score), label=f"{one.checkpoint}, {one.reads}")
-    axes[0, 0].set(xlabel="place in the segment or window", ylabel="bits a token")
-    for name, points in lengths.items():
-        axes[0, 1].plot(*zip(*points, strict=True), "o-", label=name)
-    for axis in axes[0]:
-        axis.legend(fontsize="small")
-    if lengths:
-        axes[0, 1].set(xlabel="memory (tokens)", ylabel="bits a token")
-        axes[0, 1].set_xscale("symlog", base=2, linthresh=1)
-        axes[0, 1].set_xlim(left=0)
-    figure.tight_layout()
-    with atomic_path(path) as partial:
-        figure.savefig(partial, format="png", dpi=120)
-    pyplot.close(figure)
+    with panels(path, 2 if lengths else 1, 6, 4) as axes:
+        for one in found:
+            axes[0].plot(*by_place(one.score), label=f"{one.checkpoint}, {one.reads}")
+        axes[0].set_xlabel("place in the segment or window")
+        for name, points in lengths.items():
+            axes[1].plot(*zip(*points, strict=True), "o-", label=name)
+            of_tokens(axes[1], "memory")
+        for axis in axes:
+            axis.set_ylabel("bits a token")
+            axis.legend(fontsize="small")

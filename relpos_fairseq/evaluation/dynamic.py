@@ -75,12 +75,7 @@ def score_dynamic(
 ) -> Score:
     """Read blocks in order, one row of them, and learn from each; the model is as before then.
 
-    Args:
-        subject: model and text; the model has memory.
-        targets: positions of the predictions.
-        block: tokens a segment.
-        mem_len: memory.
-        dynamic: the steps.
+    Its memory has `mem_len` slots, and segments have `block` tokens.
     """
     subject.model.mem_len = mem_len
     parameters = [one for one in subject.model.parameters() if one.requires_grad]
@@ -162,7 +157,6 @@ def _segments(
 
 @torch.no_grad()
 def _step(parameters: list, gradients: tuple, trained: list, rates: list, decays: list) -> None:
-    """Move the parameters."""
     rows = zip(parameters, gradients, trained, rates, decays, strict=True)
     for one, gradient, value, rate, decay in rows:
         back = decay * (value - one)

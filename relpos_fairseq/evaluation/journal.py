@@ -16,12 +16,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, key: dict) -> None:
-        """Read what is kept.
-
-        Args:
-            path: the file; one under another key is replaced.
-            key: all that the results depend on.
-        """
+        """Read what is kept under `key`: all that results depend on; another's is replaced."""
         self.path = path
         head = json.dumps(key, sort_keys=True) + "\n"
         lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []

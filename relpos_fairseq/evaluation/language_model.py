@@ -72,30 +72,23 @@ class Score:
 
     @property
     def bits(self) -> float:
-        """Bits a token."""
         return self.nats / self.tokens / math.log(2)
 
     @property
     def perplexity(self) -> float:
-        """Perplexity a token."""
         return math.exp(min(self.nats / self.tokens, 700.0))
 
     @property
     def speed(self) -> float:
-        """Predictions a second."""
         return self.tokens / self.seconds
 
 
 def load_subject(
     checkpoint: Path, data: Path, split: str, overrides: Mapping[str, str] | None = None
 ) -> Subject:
-    """Load a checkpoint of either language model, and a split.
+    """Load a checkpoint of either language model, and a split of binarised text.
 
-    Args:
-        checkpoint: its file.
-        data: folder of binarised text.
-        split: part of the data.
-        overrides: fields of the model's config, instead of the checkpoint's.
+    `overrides` are fields of the model's config, instead of the checkpoint's.
 
     Raises:
         ValueError: no such file, no language model, a dictionary of other data, or a field that
@@ -194,12 +187,7 @@ def score_with_memory(
 ) -> Score:
     """Read blocks in order with memory, which is filled beforehand where the stream allows.
 
-    Args:
-        subject: model and text.
-        targets: positions of the predictions.
-        block: tokens a step.
-        mem_len: memory in evaluation.
-        rows: pieces of `targets` that are read side by side.
+    `rows` pieces of `targets` are read side by side, `block` tokens a step.
     """
     model = subject.model
     model.mem_len = mem_len
@@ -252,12 +240,8 @@ def score_with_windows(
 ) -> Score:
     """Read windows of `context` tokens, of which the last `stride` predictions count.
 
-    Args:
-        subject: model and text.
-        targets: positions of the predictions.
-        context: tokens a window; at the stream's beginning there are fewer.
-        stride: how far windows are apart: 1 gives every prediction all of the context.
-        batch: windows evaluated together.
+    At the stream's beginning windows are shorter; a stride of 1 gives every prediction all of the
+    context; `batch` windows are read together.
     """
     model, each, places = subject.model, [], []
     if hasattr(model, "mem_len"):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos_fairseq.engine.files import atomic_path, write_text
+from relpos_fairseq.engine.files import write_text
 from relpos_fairseq.engine.stages import Stage, run_stages
+from relpos_fairseq.evaluation.figures import of_tokens, panels
 from relpos_fairseq.evaluation.language_model import (
     Subject,
     last_targets,
@@ -169,7 +170,6 @@ def memory_point(subject: Subject, targets: range, length: int, options: Options
 
 
 def described(score) -> dict:
-    """Return a score as a row."""
     return {
         "tokens": score.tokens,
         "bits": round(score.bits, 5),
@@ -194,28 +194,20 @@ def judged(rows: list[dict], subject: Subject) -> list[dict]:
 
 def draw(rows: list[dict], subject: Subject, path: Path) -> None:
     """Draw perplexity over length, one panel a kind."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     kinds = [kind for kind in ("context", "memory") if any(row["kind"] == kind for row in rows)]
-    figure, axes = pyplot.subplots(1, len(kinds), figsize=(5 * len(kinds), 3.6), squeeze=False)
     trained = {"context": subject.trained_length, "memory": subject.trained_memory}
-    for axis, kind in zip(axes[0], kinds, strict=True):
-        points = [row for row in rows if row["kind"] == kind and row["tokens"]]
-        missing = [row for row in rows if row["kind"] == kind and not row["tokens"]]
-        axis.plot([row["length"] for row in points], [row["perplexity"] for row in points], "o-")
-        axis.axvline(trained[kind], color="grey", linestyle=":", label=f"trained: {trained[kind]}")
-        for row in missing:
-            axis.axvline(row["length"], color="tab:red", linestyle="--", linewidth=0.8)
-        if missing:
-            axis.plot([], [], color="tab:red", linestyle="--", label="cannot be read")
-        axis.set_xscale("symlog", base=2, linthresh=1)
-        axis.set_xlim(left=0)
-        axis.set(xlabel=f"{kind} (tokens)", ylabel="perplexity per token", title=subject.name)
-        axis.legend()
-    figure.tight_layout()
-    with atomic_path(path) as partial:
-        figure.savefig(partial, format="png", dpi=120)
-    pyplot.close(figure)
+    with panels(path, len(kinds), 5, 3.6) as axes:
+        for axis, kind in zip(axes, kinds, strict=True):
+            points = [row for row in rows if row["kind"] == kind and row["tokens"]]
+            missing = [row for row in rows if row["kind"] == kind and not row["tokens"]]
+            lengths, values = ([row[name] for row in points] for name in ("length", "perplexity"))
+            axis.plot(lengths, values, "o-")
+            label = f"trained: {trained[kind]}"
+            axis.axvline(trained[kind], color="grey", linestyle=":", label=label)
+            for row in missing:
+                axis.axvline(row["length"], color="tab:red", linestyle="--", linewidth=0.8)
+            if missing:
+                axis.plot([], [], color="tab:red", linestyle="--", label="cannot be read")
+            of_tokens(axis, kind)
+            axis.set(ylabel="perplexity per token", title=subject.name)
+            axis.legend()

@@ -82,15 +82,9 @@ def compare(
     readings: list[Reading],
     by_token: Path | None = None,
 ) -> str:
-    """Return a table of models' scores on the last tokens of a split.
+    """Return a table of scores on the last tokens of a split: a row a checkpoint and reading.
 
-    Args:
-        checkpoints: a row each, and each reading.
-        data: folder of binarised text.
-        split: part of it.
-        tokens: predictions scored; None: all.
-        readings: how the text is read.
-        by_token: file of every prediction's score, with a picture beside it.
+    Every prediction's score goes to `by_token`, with a picture beside it.
     """
     rows, found = [], []
     names = names_of(checkpoints)

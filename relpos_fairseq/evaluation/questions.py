@@ -187,7 +187,11 @@ def answer(model, task, dataset, max_tokens: int, name: str, journal: Journal) -
     batches = grouped(dataset.ordered_indices().tolist(), dataset, max_tokens)
     if journal.kept:
         print(f"{name}: {len(journal.kept)} of {len(batches)} batches are answered already")
-    found = [(index, read_prediction(one)) for kept in journal.kept for index, one in kept]
+    found = [
+        (index, Prediction(**one | {"n_best": [Answer(**each) for each in one["n_best"]]}))
+        for kept in journal.kept
+        for index, one in kept
+    ]
     rest = batches[len(journal.kept) :]
     with torch.no_grad(), journal.opened() as keep:
         for batch in progress(rest, description=name, unit="batch"):
@@ -206,11 +210,6 @@ def answer_batch(model, task, dataset, batch: list[int]) -> list[tuple[int, Pred
     logits = span_logits(model, sample, task.cfg.span_head_name)
     indices = [asked.index for asked in sample["asked"]]
     return list(zip(indices, predictions(sample, logits, task.options), strict=True))
-
-
-def read_prediction(kept: dict) -> Prediction:
-    """Return a prediction as the journal keeps it."""
-    return Prediction(**kept | {"n_best": [Answer(**one) for one in kept["n_best"]]})
 
 
 def grouped(order: Sequence[int], dataset, max_tokens: int) -> list[list[int]]:

@@ -112,16 +112,7 @@ def evaluate(
     seed: int = 12345,
     json: Path | None = None,
 ) -> None:
-    """Score a system, and a baseline beside it; print tables and write the numbers.
-
-    Args:
-        system: file of translations.
-        target: what they are compared with.
-        baseline: file of another system's translations.
-        samples: resamples of the bootstrap.
-        seed: of the bootstrap.
-        json: where to write the numbers.
-    """
+    """Score a system, and a baseline beside it; print tables and write the numbers (`json`)."""
     reference = target.reference
     paths = [path for path in (baseline, system) if path]
     systems = [list(map(target.detokenise, read_system(path, len(reference)))) for path in paths]

@@ -13,13 +13,13 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
 from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
-from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.export.ct2_spec import engine, transformer_spec
-from relpos_fairseq.export.ct2_translator import BLANK, REPORT
+from relpos_fairseq.export.ct2_translator import BLANK, REPORT, decode
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.sentences import (
     BEAM,
     MAX_LENGTH,
+    in_batches,
     load_translation,
     padded,
     sentences,
@@ -28,6 +28,7 @@ from relpos_fairseq.export.sentences import (
 from relpos_fairseq.inference.beside import copy_text
 from relpos_fairseq.inference.card import write_export_card
 from relpos_fairseq.inference.checkpoints.loading import longest
+from relpos_fairseq.inference.translator import Search
 
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
 LOGITS, LEAST_STEPS = 32, 16  # sentences whose logits are compared, and steps of each
@@ -55,7 +56,6 @@ class Comparison:
     bleu: float
 
     def line(self) -> str:
-        """Say it."""
         return (
             f"{self.text}: logits of {self.steps:,} steps differ by at most {self.logits:.1e}; "
             f"{self.same:,} of {self.sentences:,} translations (beam {BEAM}) are equal, BLEU of "
@@ -115,7 +115,6 @@ def export(
 
 
 def card_of(facts: dict) -> dict[str, object]:
-    """Return the rows of a model card."""
     rows = {name: facts[name] for name in ("quantization", "ctranslate2")}
     rows |= {f"{side}: position scheme": said for side, said in facts["positions"].items()}
     rows |= {f"comparison: {name}": value for name, value in facts["comparison"].items()}
@@ -125,7 +124,6 @@ def card_of(facts: dict) -> dict[str, object]:
 def write(
     model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None
 ) -> None:
-    """Write the engine's own files."""
     spec = transformer_spec(model, source, target)
     spec.validate()
     spec.optimize(quantization=quantization)
@@ -133,7 +131,6 @@ def write(
 
 
 def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison:
-    """Compare the engine's logits and translations with the model's."""
     rows, text = sentences(task, count)
     words = task.source_dictionary
     symbols = [[words[index] for index in row[:-1]] for row in rows]
@@ -144,11 +141,16 @@ def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison
         translator, model, task.target_dictionary, words, rows[:LOGITS]
     )
     ours = translate(model, task, rows)
-    theirs = search(translator, symbols)
+    theirs = in_batches(symbols, lambda part: best_of(translator, part), "CTranslate2")
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     joined = [[" ".join(line) or "-" for line in system] for system in (theirs, ours)]
     bleu = BLEU(tokenize="none", force=True).corpus_score(joined[0], [joined[1]]).score
     return Comparison(text, difference, steps, same, len(rows), bleu)
+
+
+def best_of(translator: Any, part: list[list[str]]) -> list[list[str]]:
+    """Translate as fairseq's search does: the symbols of each sentence's best hypothesis."""
+    return [found[0].symbols for found in decode(translator, part, Search(beam=BEAM))]
 
 
 @torch.inference_mode()
@@ -178,24 +180,3 @@ def compare_logits(
         largest = max(largest, float(np.abs(ours - theirs)[theirs > SUPPRESSED].max()))
         steps += len(theirs)
     return largest, steps
-
-
-def search(
-    translator: Any, symbols: Sequence[list[str]], beam: int = BEAM, rows: int = 64
-) -> list[list[str]]:
-    """Translate as fairseq's search does: the symbols of each sentence's best hypothesis."""
-    found: list[list[str]] = []
-    with progress(total=len(symbols), description="CTranslate2", unit="sentences") as bar:
-        for start in range(0, len(symbols), 8 * rows):
-            part = symbols[start : start + 8 * rows]
-            results = translator.translate_batch(
-                part,
-                beam_size=beam,
-                max_batch_size=rows,
-                max_decoding_length=MAX_LENGTH,
-                length_penalty=1.0,
-                suppress_sequences=[[BLANK]],
-            )
-            found += [result.hypotheses[0] for result in results]
-            bar.update(len(part))
-    return found

@@ -66,12 +66,7 @@ class StackForm:
 
 @torch.no_grad()
 def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackForm:
-    """Read the positions of a stack.
-
-    Args:
-        placement: its schemes.
-        attentions: the self-attention of each of its layers.
-        name: `encoder` or `decoder`, for errors.
+    """Read the positions of a stack from its schemes and its layers' self-attention.
 
     Raises:
         ExportError: what CTranslate2 cannot hold, by name, and where to go instead.
@@ -157,13 +152,7 @@ def _layer(terms: tuple[PositionTerms, ...], heads: int, causal: bool) -> LayerF
 
 
 def _by_distance(terms: tuple[PositionTerms, ...], name: str, least: int = 0) -> Tensor | None:
-    """Sum a field of terms over distances -K..K, beyond which nothing changes: (2K + 1, H|1, ...).
-
-    Args:
-        terms: of a layer.
-        name: the field.
-        least: of K.
-    """
+    """Sum a field of terms over distances -K..K; beyond, it is constant: (2K + 1, H|1, ...)."""
     given = [term for term in terms if name in term.present]
     if not given:
         return None

@@ -27,12 +27,7 @@ def engine() -> Any:
 
 
 def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
-    """Return the `TransformerSpec` of a translation model.
-
-    Args:
-        model: a RelPosTransformerModel.
-        source: dictionary of the source.
-        target: dictionary of the target.
+    """Return the `TransformerSpec` of a RelPosTransformerModel, given both dictionaries.
 
     Raises:
         ExportError: a part that CTranslate2 does not know, by name.
@@ -91,7 +86,6 @@ def _activation(layer: nn.Module) -> Any:
 
 
 def _stack(stack: nn.Module, name: str) -> Any:
-    """Describe an encoder or a decoder with its positions."""
     from ctranslate2.specs import transformer_spec as specs
 
     layers = [stack.layers[index] for index in range(len(stack.layers))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import read_json
@@ -18,11 +19,7 @@ BLANK = "<blank>"  # the engine's name of padding, which fairseq's search never 
 
 
 def load(folder: Path, cpu: bool) -> EngineTranslator:
-    """Open an exported folder.
-
-    Args:
-        folder: that `relpos export ct2` wrote.
-        cpu: use no GPU.
+    """Open a folder that `relpos export ct2` wrote.
 
     Raises:
         PreparationError: it is older than text/, or another program's.
@@ -61,19 +58,24 @@ class EngineTranslator:
         """
         if search.unkpen:
             raise PreparationError(f"--unkpen {search.unkpen}: CTranslate2 has none; leave it out")
-        longest = 1 + max(map(len, batch))  # with </s>, as fairseq counts
-        results = self.engine.translate_batch(
-            list(batch),
-            beam_size=search.beam,
-            num_hypotheses=search.nbest,
-            length_penalty=search.lenpen,
-            min_decoding_length=search.min_len,
-            max_decoding_length=int(search.max_len_a * longest + search.max_len_b),
-            no_repeat_ngram_size=search.no_repeat_ngram_size,
-            return_scores=True,
-            suppress_sequences=[[BLANK]],
-        )
-        return [
-            [Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)]
-            for one in results
-        ]
+        return decode(self.engine, batch, search)
+
+
+def decode(engine: Any, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
+    """Return the `search.nbest` best translations of each sentence, by CTranslate2's Translator."""
+    longest = 1 + max(map(len, batch))  # with </s>, as fairseq counts
+    results = engine.translate_batch(
+        list(batch),
+        beam_size=search.beam,
+        num_hypotheses=search.nbest,
+        length_penalty=search.lenpen,
+        min_decoding_length=search.min_len,
+        max_decoding_length=int(search.max_len_a * longest + search.max_len_b),
+        no_repeat_ngram_size=search.no_repeat_ngram_size,
+        return_scores=True,
+        suppress_sequences=[[BLANK]],
+    )
+    return [
+        [Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)]
+        for one in results
+    ]

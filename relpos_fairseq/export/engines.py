@@ -8,16 +8,6 @@ from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.inference.translator import Translator
 
 
-def _ctranslate2(folder: Path, cpu: bool) -> Translator:
-    from relpos_fairseq.export import ct2_translator
-
-    return ct2_translator.load(folder, cpu)
-
-
-# An export's own file, and what opens its folder.
-ENGINES = {"model.bin": _ctranslate2}
-
-
 def open_translator(path: Path, data: Path | None = None, cpu: bool = False) -> Translator:
     """Return what translates: a checkpoint, or an exported folder.
 
@@ -29,10 +19,11 @@ def open_translator(path: Path, data: Path | None = None, cpu: bool = False) -> 
     Raises:
         PreparationError: it is neither, or no translation model.
     """
+    if (path / "model.bin").is_file():  # CTranslate2's
+        from relpos_fairseq.export import ct2_translator
+
+        return ct2_translator.load(path, cpu)
     if path.is_dir():
-        for name, load in ENGINES.items():
-            if (path / name).is_file():
-                return load(path, cpu)
         raise PreparationError(f"{path} is a folder: name the checkpoint in it")
     from relpos_fairseq.inference.checkpoints import beam  # with fairseq, which exports do without
 

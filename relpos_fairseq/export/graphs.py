@@ -44,7 +44,6 @@ class Graph:
     about: dict[str, Any] = field(default_factory=dict)
 
     def exported(self) -> Any:
-        """Return the `torch.export.ExportedProgram`."""
         shapes: tuple = tuple(self.free.get(name, {}) for name in self.inputs)
         if isinstance(self.module, Step):  # its arguments after the first are one, to torch
             shapes = (shapes[0], shapes[1:])
@@ -148,7 +147,6 @@ class _Scored(_Bare):
 
     @property
     def scores(self) -> str:
-        """What its scores are."""
         adaptive = self.model.decoder.adaptive_softmax is not None
         return "log-probabilities" if adaptive else "logits"
 

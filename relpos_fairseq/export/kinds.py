@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +25,6 @@ SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
 SPECIALS = 4  # <s>, <pad>, </s>, <unk>
 Runs = dict[str, Callable[..., list[np.ndarray]]]
 Pairs = Iterator[tuple[Tensor, np.ndarray]]
-
-
-class Kind(Protocol):
-    """A kind of model."""
-
-    def graphs(self) -> list[Graph]:
-        """Return its graphs."""
-
-    def sizes(self) -> list[tuple[int, int]]:
-        """Return rows and tokens that the model is compared at."""
-
-    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Yield the model's outputs, and those of its graphs."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return what whoever runs the graphs must know."""
 
 
 def kind_of(model: nn.Module) -> Kind:
@@ -65,8 +49,8 @@ def random_tokens(words: int, rows: int, length: int, seed: int = 1) -> Tensor:
     return torch.randint(SPECIALS, words, (rows, length), generator=generator)
 
 
-class _Base:
-    """What kinds have in common."""
+class Kind:
+    """A kind of model: its graphs, and how they are compared with it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model.eval()
@@ -75,14 +59,19 @@ class _Base:
         self.pad, self.eos = stack.dictionary.pad(), stack.dictionary.eos()
         self.batch = free("batch")
 
+    def graphs(self) -> list[Graph]:
+        raise NotImplementedError(f"{type(self).__name__} must define graphs")
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Yield the model's outputs, and those of its graphs."""
+        raise NotImplementedError(f"{type(self).__name__} must define compared")
+
     @property
     def stack(self) -> Any:
-        """The decoder."""
         return self.model.decoder
 
     @property
     def input_words(self) -> int:
-        """Rows of what `padded` draws."""
         return self.words
 
     @property
@@ -95,7 +84,7 @@ class _Base:
         return [size for size in SIZES if self.longest is None or size[1] <= self.longest]
 
     def facts(self) -> dict[str, Any]:
-        """Return symbols' numbers and positions."""
+        """Return what whoever runs the graphs must know: symbols' numbers and positions."""
         return {
             "positions": self.stack.positions.plan.describe(),
             "longest": self.longest,
@@ -113,12 +102,11 @@ class _Base:
         return tokens
 
 
-class Roberta(_Base):
+class Roberta(Kind):
     """One graph: features, logits of the LM head, and logits of every other head."""
 
     @property
     def stack(self) -> Any:
-        """The encoder."""
         return self.model.encoder.sentence_encoder
 
     def _inputs(self, rows: int, length: int) -> dict[str, Tensor]:
@@ -129,7 +117,6 @@ class Roberta(_Base):
         return {"tokens": tokens, "segments": halves.contiguous()}
 
     def graphs(self) -> list[Graph]:
-        """One."""
         module, inputs = WholeModel(self.model), self._inputs(*EXAMPLE)
         sizes = {0: self.batch, 1: free("length", 1, self.longest)}
         outputs = ("features", *(f"logits_{name}" for name in module.heads))
@@ -144,7 +131,7 @@ class Roberta(_Base):
             yield (ours[real], theirs[real.numpy()]) if ours.dim() == 3 else (ours, theirs)
 
 
-class _Stepping(_Base):
+class _Stepping(Kind):
     """What decodes a token at a time and keeps something of each."""
 
     reads_source = False
@@ -197,7 +184,6 @@ class LanguageModel(_Stepping):
     """One graph, of a step."""
 
     def graphs(self) -> list[Graph]:
-        """One."""
         return [self.step_graph({}, {})]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
@@ -213,12 +199,8 @@ class Translation(_Stepping):
     reads_source = True
 
     def graphs(self) -> list[Graph]:
-        """Encoder and step."""
-        tokens, longest = (
-            self.padded(*EXAMPLE, left=True),
-            self.model.encoder.positions.plan.longest,
-        )
-        length = free("length", 1, longest)
+        tokens = self.padded(*EXAMPLE, left=True)
+        length = free("length", 1, self.model.encoder.positions.plan.longest)
         encoder = Encoder(self.model)
         kept = dict(zip(Encoder.OUTPUTS, encoder(tokens), strict=True))
         sizes = {name: {1: self.batch, 3: length} for name in kept}
@@ -231,12 +213,10 @@ class Translation(_Stepping):
 
     @property
     def input_words(self) -> int:
-        """Rows of the source's dictionary."""
         return len(self.model.encoder.dictionary)
 
     @property
     def longest(self) -> int | None:
-        """Most tokens that both sides reach, or None."""
         plans = (self.model.encoder.positions.plan, self.stack.positions.plan)
         return min((plan.longest for plan in plans if plan.longest), default=None)
 
@@ -245,13 +225,11 @@ class Translation(_Stepping):
         return super().padded(rows, length + self.model.encoder.skips_end, left)
 
     def facts(self) -> dict[str, Any]:
-        """Return those of both sides."""
         encoder = self.model.encoder.positions.plan.describe()
         words = {"source_vocabulary": self.input_words}
         return super().facts() | {"encoder_positions": encoder} | words
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """The scores after every token, ours in one pass."""
         source, tokens = self.padded(rows, length, left=True), self.prefix(rows, length + 3)
         if self.longest is not None:
             tokens = tokens[:, : self.longest]
@@ -260,12 +238,11 @@ class Translation(_Stepping):
         yield from zip(ours, self.stepped(runs, tokens, **kept), strict=True)
 
 
-class WithMemory(_Base):
+class WithMemory(Kind):
     """One graph: a segment that reads memory and leaves one."""
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a segment, or None."""
         return super().longest if self.stack.window is None else self.stack.window.segment
 
     def _memory(self, rows: int) -> dict[str, Tensor]:

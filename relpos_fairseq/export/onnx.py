@@ -74,7 +74,6 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> float:
 
 
 def card_of(facts: dict[str, Any]) -> dict[str, object]:
-    """Return the rows of a model card."""
     rows: dict[str, object] = {"graphs": ", ".join(facts["graphs"])}
     for package in ("onnx", "onnxruntime"):
         rows[package] = require(package, "onnx").__version__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.inference.beside import text_folder
+from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.pictures.model import load
 
-BEAM = 4
-MAX_LENGTH = 200  # fairseq's --max-len-b
+BEAM, MAX_LENGTH = 4, Search.max_len_b
 
 
 def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
@@ -48,12 +48,9 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
 
 
 def sentences(task: Any, count: int, seed: int = 1) -> tuple[list[Tensor], str]:
-    """Return source sentences, each ending in eos, and what they are.
+    """Return at most `count` source sentences, each ending in eos, and what they are.
 
-    Args:
-        task: the checkpoint's.
-        count: at most so many.
-        seed: of random sentences, which serve where the data has no validation set.
+    Random ones serve where the data has no validation set.
     """
     try:
         task.load_dataset("valid")
@@ -69,18 +66,6 @@ def sentences(task: Any, count: int, seed: int = 1) -> tuple[list[Tensor], str]:
         return [torch.cat([part, end]) for part in drawn], f"{len(drawn)} random sentences"
 
 
-def in_batches(lengths: Sequence[int], tokens: int = 4096, rows: int = 64) -> Iterable[list[int]]:
-    """Yield sentences' numbers in batches, longest first."""
-    batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        if batch and (len(batch) == rows or (len(batch) + 1) * lengths[batch[0]] > tokens):
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
-
-
 def padded(rows: Sequence[Tensor], pad: int, left: bool) -> Tensor:
     """Lay sentences beside each other: (B, L)."""
     side = "left" if left else "right"
@@ -88,20 +73,33 @@ def padded(rows: Sequence[Tensor], pad: int, left: bool) -> Tensor:
 
 
 @torch.inference_mode()
-def translate(
-    model: nn.Module, task: Any, rows: Sequence[Tensor], beam: int = BEAM
-) -> list[list[str]]:
+def translate(model: nn.Module, task: Any, rows: Sequence[Tensor]) -> list[list[str]]:
     """Translate by fairseq's own search: the symbols of each sentence's best hypothesis."""
     words = task.target_dictionary
-    search = SequenceGenerator([model], words, beam_size=beam, max_len_b=MAX_LENGTH)
+    search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=MAX_LENGTH)
+
+    def best_of(part: list[Tensor]) -> list[list[str]]:
+        source = padded(part, task.source_dictionary.pad(), left=True)
+        lengths = torch.tensor([len(row) for row in part])
+        sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+        found = (best[0]["tokens"] for best in search.generate([model], sample))
+        return [[words[n] for n in utils.strip_pad(one, words.pad()) if n != words.eos()]
+                for one in found]  # fmt: skip
+
+    return in_batches(rows, best_of, "translate")
+
+
+def in_batches(
+    rows: Sequence[Any], best_of: Callable[[list[Any]], list[list[str]]], description: str
+) -> list[list[str]]:
+    """Return the symbols of each sentence's translation, in the sentences' order.
+
+    `best_of` translates some of them, the longest first.
+    """
     found: list[list[str]] = [[] for _ in rows]
-    with progress(total=len(rows), description="translate", unit="sentences") as bar:
-        for batch in in_batches([len(row) for row in rows]):
-            source = padded([rows[n] for n in batch], task.source_dictionary.pad(), left=True)
-            lengths = torch.tensor([len(rows[n]) for n in batch])
-            sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-            for number, best in zip(batch, search.generate([model], sample), strict=True):
-                tokens = utils.strip_pad(best[0]["tokens"], words.pad())
-                found[number] = [words[index] for index in tokens if index != words.eos()]
+    with progress(total=len(rows), description=description, unit="sentences") as bar:
+        for batch in batches([len(row) for row in rows], Batching(max_sentences=64)):
+            for number, symbols in zip(batch, best_of([rows[n] for n in batch]), strict=True):
+                found[number] = symbols
             bar.update(len(batch))
     return found

@@ -96,7 +96,6 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
         """Register the head, where there is one."""
 
     def get_input_embeddings(self) -> nn.Module:
-        """The tokens' embedding."""
         return self.roberta.encoder.sentence_encoder.embed_tokens
 
     def get_output_embeddings(self) -> nn.Module:
@@ -118,17 +117,12 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
 
 
 class RelPosModel(RelPosPreTrained):
-    """Features."""
-
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, **unused):
-        """Features (B, L, E)."""
         found = self.run(input_ids, attention_mask, token_type_ids, features_only=True)
         return BaseModelOutput(last_hidden_state=found)
 
 
 class RelPosForMaskedLM(RelPosPreTrained):
-    """The LM head."""
-
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, labels=None, **unused):
         """Logits (B, L, V), and the loss of labels (B, L) other than -100."""
         logits, loss = self.run(input_ids, attention_mask, token_type_ids), None
@@ -138,8 +132,6 @@ class RelPosForMaskedLM(RelPosPreTrained):
 
 
 class RelPosForSequenceClassification(RelPosPreTrained):
-    """A classification head."""
-
     def add_head(self, config: RelPosConfig) -> None:
         self.roberta.register_classification_head(HEAD, num_classes=config.num_labels)
 
@@ -155,8 +147,6 @@ class RelPosForSequenceClassification(RelPosPreTrained):
 
 
 class RelPosForQuestionAnswering(RelPosPreTrained):
-    """A span head."""
-
     def add_head(self, config: RelPosConfig) -> None:
         self.roberta.register_question_answering_head(SPAN_HEAD)
 

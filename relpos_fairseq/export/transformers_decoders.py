@@ -22,11 +22,7 @@ from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.graphs import scores_of
 from relpos_fairseq.export.transformers import PAD
 from relpos_fairseq.export.transformers_folder import TOLERANCE, Exported
-from relpos_fairseq.export.transformers_generation import (
-    EOS,
-    RelPosForCausalLM,
-    RelPosForSeq2SeqLM,
-)
+from relpos_fairseq.export.transformers_generation import EOS, RelPosForCausalLM, RelPosForSeq2SeqLM
 from relpos_fairseq.export.transformers_memory import RelPosWithMemoryForCausalLM
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.beside import copy_text, text_folder
@@ -115,7 +111,6 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
 
 
 def config_of(kind: type, options: Any, model: nn.Module, rows: list[int]) -> Any:
-    """Return config.json."""
     values = OmegaConf.to_container(options.model, resolve=True, enum_to_str=True)
     values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
     more = {"source_rows": rows[0]} if len(rows) > 1 else {}
@@ -127,7 +122,6 @@ def config_of(kind: type, options: Any, model: nn.Module, rows: list[int]) -> An
 
 
 def search_of(model: nn.Module) -> GenerationConfig:
-    """Return fairseq's search."""
     longest = model.decoder.positions.plan.longest
     return GenerationConfig(
         bos_token_id=EOS, eos_token_id=EOS, pad_token_id=PAD, decoder_start_token_id=EOS,

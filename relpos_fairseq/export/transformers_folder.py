@@ -43,7 +43,6 @@ class Exported:
     tokenizer: str
 
     def line(self) -> str:
-        """Say it."""
         parts = (f"{name} {value:.1e}" for name, value in self.differences.items())
         return f"largest differences: {', '.join(parts)}; tokenizer: {self.tokenizer}"
 
@@ -168,7 +167,6 @@ def label_names(text: Path | None, classes: int) -> list[str]:
 def tensors_of(
     source: SourceModel, heads: dict[str, str], config: RelPosConfig
 ) -> dict[str, torch.Tensor]:
-    """Return the folder's tensors."""
     kept = {}
     for name, value in source.state.items():
         old = next((start for start in heads if name.startswith(start)), "")
@@ -217,7 +215,6 @@ def differences_of(source: SourceModel, heads: dict[str, str], folder: Path) -> 
 
 
 def card_of(done: Exported, checkpoint: Path, source: SourceModel) -> dict[str, object]:
-    """Return the rows of a model card."""
     rows: dict[str, object] = {"transformers": transformers.__version__}
     rows["position scheme"] = source.plan.describe()
     rows["parameters"] = sum(

@@ -36,8 +36,6 @@ class RelPosTranslationConfig(RelPosConfig):
 
 
 class RelPosLanguageConfig(RelPosConfig):
-    """As RelPosConfig."""
-
     model_type = "relpos_language_model"
 
     def __init__(self, *given, **rest) -> None:  # transformers 5 makes one where there is none
@@ -60,7 +58,6 @@ class DecodingCache:
     is_compileable = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens so far."""
         return self.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -69,8 +66,9 @@ class DecodingCache:
 
 
 class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
-    """What both kinds have in common: our model, named `model`."""
+    """What both kinds have in common: our model, named `model`, of one of the KINDS."""
 
+    our_kind: str
     base_model_prefix = ""
     _supports_cache_class = False  # no Cache of transformers' own is made
     is_new = int(transformers.__version__.split(".")[0]) >= 5
@@ -78,16 +76,12 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
         with torch.device("cpu"):
-            self.model = self.build(config)
+            rows = (getattr(config, "source_rows", config.vocab_size), config.vocab_size)
+            self.model = build(self.our_kind, config.values, rows)
         self.shared = shared = shared_names(self)
         self._tied_weights_keys = shared if self.is_new else list(shared)
         self._keys_to_ignore_on_load_missing = [r"\.version$", *shared]
         self.post_init()
-
-    @staticmethod
-    def build(config: RelPosConfig) -> nn.Module:
-        """Our model."""
-        raise NotImplementedError
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -149,22 +143,14 @@ class _Encoder:
 
 
 class RelPosForSeq2SeqLM(_Generating):
-    """A translation model."""
-
     config_class = RelPosTranslationConfig
+    our_kind = "translation"
     main_input_name = "input_ids"
 
-    @staticmethod
-    def build(config: RelPosTranslationConfig) -> nn.Module:
-        """Our model."""
-        return build("translation", config.values, (config.source_rows, config.vocab_size))
-
     def get_input_embeddings(self) -> nn.Module:
-        """The source's embedding."""
         return self.model.encoder.embed_tokens
 
     def get_encoder(self, *unused, **without) -> _Encoder:
-        """The encoder, as generate() calls it."""
         return _Encoder(self.model.encoder)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -212,18 +198,11 @@ class RelPosForSeq2SeqLM(_Generating):
 
 
 class RelPosForCausalLM(_Generating):
-    """A language model."""
-
     config_class = RelPosLanguageConfig
+    our_kind = "language_modeling"
     main_input_name = "input_ids"
 
-    @staticmethod
-    def build(config: RelPosLanguageConfig) -> nn.Module:
-        """Our model."""
-        return build("language_modeling", config.values, (config.vocab_size,) * 2)
-
     def get_input_embeddings(self) -> nn.Module:
-        """The tokens' embedding."""
         return self.model.decoder.embed_tokens
 
     def forward(
@@ -241,7 +220,6 @@ class RelPosForCausalLM(_Generating):
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, **unused
     ) -> dict[str, Any]:
-        """All tokens so far: fairseq's decoder takes what it lacks."""
         return {
             "input_ids": input_ids,
             "past_key_values": past_key_values,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from relpos_fairseq.conversion.translation.generating import build
 from relpos_fairseq.export.graphs import scores_of
 from relpos_fairseq.export.transformers import PAD, register
 from relpos_fairseq.export.transformers_generation import (
@@ -20,8 +19,6 @@ from relpos_fairseq.modules.memory import Memory
 
 
 class RelPosMemoryConfig(RelPosLanguageConfig):
-    """As RelPosConfig."""
-
     model_type = "relpos_memory_language_model"
 
 
@@ -38,7 +35,6 @@ class MemoryCache(DecodingCache):
     start: int = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Select rows."""
         super().reorder_cache(beam_idx)
         if self.memory is not None:
             self.memory = self.memory.reorder(beam_idx)
@@ -54,11 +50,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
     """A language model with memory: segments of the trained length, each after those before."""
 
     config_class = RelPosMemoryConfig
-
-    @staticmethod
-    def build(config: RelPosMemoryConfig) -> nn.Module:
-        """Our model."""
-        return build("segment_language_modeling", config.values, (config.vocab_size,) * 2)
+    our_kind = "segment_language_modeling"
 
     def decode(
         self, tokens: Tensor, source: None, cache: MemoryCache | None, use_cache: bool

@@ -17,11 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizer
 from relpos_fairseq.data.dictionary import EOS, SPECIAL, UNK, read_dictionary
 from relpos_fairseq.data.tokenizers import MASK
 from relpos_fairseq.data.tokenizers.base import FROM_BERT
-from relpos_fairseq.data.tokenizers.library import (
-    LibraryTokenizer,
-    import_library,
-    single_and_pair,
-)
+from relpos_fairseq.data.tokenizers.library import LibraryTokenizer, import_library, single_and_pair
 from relpos_fairseq.engine.files import read_json, write_json
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.inference.beside import FOLDER, PARTS
@@ -86,11 +82,9 @@ class RelPosTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the model's input."""
         return len(self.symbols[0])
 
     def get_vocab(self) -> dict[str, int]:
-        """Ids by symbol."""
         return dict(self.numbers[self.side])
 
     def _tokenize(self, text: str, **unused: Any) -> list[str]:
@@ -128,14 +122,12 @@ class RelPosTokenizer(PreTrainedTokenizer):
         return [0] * length + [1] * (whole - length)
 
     def get_special_tokens_mask(self, first, second=None, already_has_special_tokens=False):
-        """1 at special symbols."""
         ids = first if already_has_special_tokens else self.build_inputs_with_special_tokens(
             first, second
         )  # fmt: skip
         return [int(number in self.all_special_ids) for number in ids]
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple:
-        """Write relpos_text.json and text/."""
         path = Path(save_directory, FACTS)
         write_json(path, self.facts)
         if path.parent.resolve() != self.folder.parent.resolve():

@@ -21,9 +21,7 @@ PARTS = ("", "input0", "label")  # of GLUE's data, input0 and label have diction
 def files_of(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
     """Return the files that a data folder's text needs, by their places in `text/`.
 
-    Args:
-        data: the folder that was trained on.
-        tokenizer: where the tokenizer is, if not there.
+    The tokenizer may lie in a folder of its own.
     """
     found = {}
     for place in (data, *([tokenizer] if tokenizer else [])):

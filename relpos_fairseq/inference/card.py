@@ -14,13 +14,9 @@ FILE = "MODEL_CARD.md"
 
 
 def write_card(folder: Path, facts: Mapping[str, object], command: str, manifest: Path) -> None:
-    """Write the card of a training.
+    """Write the card of a training: what is known of the model, its command and its data.
 
-    Args:
-        folder: of its checkpoints.
-        facts: architecture, positions, parameters, scores, by their names.
-        command: that trained it.
-        manifest: of its data; its part is left out where it is not there.
+    Facts stand under their names; a manifest of the data that is not there is left out.
     """
     parts = ["# Model card", _rows(facts), "## Command", f"```\n{command}\n```"]
     data = read_json(manifest)
@@ -46,14 +42,7 @@ def write_card(folder: Path, facts: Mapping[str, object], command: str, manifest
 def write_export_card(
     checkpoint: Path, folder: Path, format: str, facts: Mapping[str, object]
 ) -> None:
-    """Write the card of an export: what the export knows, then the checkpoint's own card.
-
-    Args:
-        checkpoint: what was exported.
-        folder: of the export.
-        format: what it is called.
-        facts: of the export, by their names.
-    """
+    """Write the card of an export: what the export knows, then the checkpoint's own card."""
     parts = [f"# Model card: {format} of {checkpoint.name}", _rows(facts)]
     own = checkpoint.parent / FILE
     if own.is_file():

@@ -13,13 +13,7 @@ from typing import Any
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import open_text_out
 from relpos_fairseq.engine.lines import BOM, LONGEST_LINE, decode, read_lines
-from relpos_fairseq.inference.translator import (
-    Batching,
-    Search,
-    Translated,
-    Translator,
-    translate,
-)
+from relpos_fairseq.inference.translator import Batching, Search, Translated, Translator, translate
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
@@ -48,7 +42,6 @@ def writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def as_json(value: Any) -> str:
-    """A JSON object in a line."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -59,12 +52,7 @@ def quietly() -> None:
 
 
 def translate_file(args: Any, open_translator: Callable[..., Translator]) -> None:
-    """Run `relpos translate`.
-
-    Args:
-        args: its arguments.
-        open_translator: returns what translates, given `args.model`, `args.data` and `args.cpu`.
-    """
+    """Run `relpos translate` with `open_translator(args.model, args.data, args.cpu)`."""
     quietly()
     names = ("beam", "nbest", "lenpen", "unkpen", "max_len_a", "max_len_b", "no_repeat_ngram_size")
     search = Search(**{name: getattr(args, name) for name in names})
@@ -142,9 +130,10 @@ def answer_questions(args: Any) -> None:
     questions = [*args.questions, *(read_lines(args.file) if args.file else [])]
     if not questions:
         raise PreparationError("give a QUESTION, or --file with one a line")
-    from relpos_fairseq.inference.checkpoints.understanding import answer, open_answering
+    from relpos_fairseq.inference.checkpoints.loading import load
+    from relpos_fairseq.inference.checkpoints.understanding import answer
 
-    trained = open_answering(args.checkpoint, args.data, args.cpu)
+    trained = load(args.checkpoint, args.data, args.cpu, "relpos answer")
     with writer(args.out) as write:
         for one in answer(trained, context, questions, args.no_answer, args.nbest):
             if args.jsonl:

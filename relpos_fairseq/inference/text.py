@@ -58,13 +58,11 @@ class ParallelText:
         self.detokenise = Detokeniser(language, tokenizer, bpe)
 
     def encode(self, text: str) -> list[str]:
-        """Return the symbols of a sentence."""
         for step in self.steps:
             text = step(text)
         return text.split()
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the detokenised sentence."""
         return self.detokenise(" ".join(symbols))
 
 
@@ -99,7 +97,6 @@ class LevelText:
         return [UNKNOWN if symbol in SPECIAL else symbol for symbol in found]
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text."""
         stream = self.stream()
         return "".join(map(stream, symbols)) + stream(None)
 
@@ -149,11 +146,9 @@ class TokenizerText:
         self.tokenizer = load_tokenizer(folder)
 
     def encode(self, text: str) -> list[str]:
-        """Return the pieces of a text."""
         return self.tokenizer.encode(text).pieces
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text of pieces."""
         return self.tokenizer.decode(list(symbols))
 
 
@@ -174,13 +169,11 @@ class PieceText:
         self.pieces = import_library().SentencePieceProcessor(model_file=str(model))
 
     def encode(self, text: str) -> list[str]:
-        """Return the pieces of a sentence."""
         found = LANGUAGE_CODE.match(text)
         code = [found.group()] if found and found.group() in self.codes else []
         return code + self.pieces.encode(text.removeprefix("".join(code)), out_type=str)
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the sentence of pieces."""
         return self.pieces.decode_pieces(list(symbols)).strip()
 
 
@@ -188,20 +181,16 @@ class SymbolText:
     """Symbols of dict.txt joined by spaces: what nothing else is known of."""
 
     def encode(self, text: str) -> list[str]:
-        """Return the words between white space."""
         return text.split()
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Join the symbols."""
         return " ".join(symbols)
 
 
 def read_text(folder: Path, language: str | None = None) -> Text:
-    """Return how a folder's text becomes symbols.
+    """Return how text becomes symbols, by a data folder or what training wrote beside checkpoints.
 
-    Args:
-        folder: one that training wrote beside its checkpoints, or a data folder.
-        language: which side, of parallel text.
+    Of parallel text `language` chooses the side.
 
     Raises:
         PreparationError: a file that the manifest names, or a dictionary, is not there.

@@ -71,7 +71,6 @@ class RelPosDecoder(TransformerDecoderBase):
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
-        """The positions that the config asks for."""
         return decoder_positions(cfg)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
@@ -162,7 +161,6 @@ class RelPosDecoder(TransformerDecoderBase):
         return self.dropout_module(x)
 
     def max_positions(self) -> int:
-        """The longest output that the position scheme takes."""
         return limit_of(self.positions)
 
 

@@ -60,7 +60,6 @@ class RelPosEncoder(TransformerEncoderBase):
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
-        """The positions that the config asks for."""
         return encoder_positions(cfg)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
@@ -145,5 +144,4 @@ class RelPosEncoder(TransformerEncoderBase):
         return super().reorder_encoder_out(encoder_out, new_order) | {"sources": [sources]}
 
     def max_positions(self) -> int:
-        """The longest input that the position scheme takes."""
         return limit_of(self.positions)

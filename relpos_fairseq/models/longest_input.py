@@ -14,7 +14,6 @@ class TableLimit(int):
 
     @classmethod
     def of(cls, length: int, scheme: str) -> TableLimit:
-        """Return the length as an int with a name."""
         limit = cls(length)
         limit.scheme = scheme
         return limit

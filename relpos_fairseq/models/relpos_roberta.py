@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta.model import RobertaModel
 from torch import Tensor, nn
 
 from relpos_fairseq.models.config.roberta import RelPosRobertaConfig, namespace
-from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.config.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.models.roberta import hub
-from relpos_fairseq.models.roberta.encoder import RelPosRobertaEncoder
-from relpos_fairseq.models.roberta.span_head import SpanHead
+from relpos_fairseq.models.roberta.encoder import RelPosRobertaEncoder, SpanHead
 from relpos_fairseq.modules.transformer_layer import initialize_projections
 from relpos_fairseq.tasks.sentence_pairs import request_segments
 
@@ -24,12 +22,7 @@ class RelPosRobertaModel(RobertaModel):
     """fairseq's RobertaModel whose self-attention has a position scheme."""
 
     def __init__(self, args: Any, encoder: RelPosRobertaEncoder) -> None:
-        """Initialise as BERT, then let schemes set what they must (M4M's projection biases).
-
-        Args:
-            args: a Namespace of `roberta_config.namespace`.
-            encoder: the encoder.
-        """
+        """Initialise as BERT, then let schemes set what they must (M4M's projection biases)."""
         super().__init__(args, encoder)
         self.span_heads = nn.ModuleDict()
         sentence_encoder = encoder.sentence_encoder
@@ -38,10 +31,7 @@ class RelPosRobertaModel(RobertaModel):
             if hasattr(module, "eps") and hasattr(module, "normalized_shape"):
                 module.eps = args.layer_norm_eps  # fairseq builds every layer norm with 1e-5
 
-    @classmethod
-    def add_args(cls, parser: Any) -> None:
-        """Every field of the named size's config; defaults are the config's, not argparse's."""
-        gen_parser_from_dataclass(parser, getattr(cls, "__dataclass")(), delete_default=True)  # noqa: B009
+    add_args = classmethod(add_flags)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosRobertaModel:
@@ -104,11 +94,7 @@ class RelPosRobertaModel(RobertaModel):
         return chosen[0] if chosen else None
 
     def register_question_answering_head(self, name: str) -> None:
-        """Register a span head: start and end logits of every token.
-
-        Args:
-            name: by which `forward(span_head_name=name)` chooses it.
-        """
+        """Register a span head, which `forward(span_head_name=name)` chooses."""
         if name in self.span_heads:
             logger.warning("registering span head %r again: its weights start afresh", name)
         self.span_heads[name] = SpanHead(self.args.encoder_embed_dim, self.args.pooler_dropout)
@@ -170,21 +156,12 @@ def _check_lengths(model: RelPosRobertaModel, wanted: int) -> None:
         )
 
 
-def _width(dim: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
-    return {
-        "encoder_embed_dim": dim,
-        "encoder_ffn_embed_dim": ffn,
-        "encoder_attention_heads": heads,
-        "encoder_layers": layers,
-    }
-
-
 SIZES: dict[str, dict[str, Any]] = {
     "relpos_roberta": {},
-    "relpos_roberta_tiny": _width(128, 512, 4, 2),
-    "relpos_roberta_small": _width(512, 2048, 8, 4),
-    "relpos_roberta_base": _width(768, 3072, 12, 12),
-    "relpos_roberta_large": _width(1024, 4096, 16, 24),
+    "relpos_roberta_tiny": widths("encoder", 128, 512, 4, 2),
+    "relpos_roberta_small": widths("encoder", 512, 2048, 8, 4),
+    "relpos_roberta_base": widths("encoder", 768, 3072, 12, 12),
+    "relpos_roberta_large": widths("encoder", 1024, 4096, 16, 24),
 }
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerModelBase
 
 from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
-from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.config.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.models.decoder import RelPosDecoder
 from relpos_fairseq.models.encoder import RelPosEncoder
 
@@ -16,10 +15,7 @@ from relpos_fairseq.models.encoder import RelPosEncoder
 class RelPosTransformerModel(TransformerModelBase):
     """fairseq's TransformerModel whose self-attention has a position scheme."""
 
-    @classmethod
-    def add_args(cls, parser: Any) -> None:
-        """Every field of the named size's config; defaults are the config's, not argparse's."""
-        gen_parser_from_dataclass(parser, getattr(cls, "__dataclass")(), delete_default=True)  # noqa: B009
+    add_args = classmethod(add_flags)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosTransformerModel:
@@ -39,28 +35,15 @@ class RelPosTransformerModel(TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg: Any, src_dict: Any, embed_tokens: Any) -> RelPosEncoder:
-        """The encoder."""
         return RelPosEncoder(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: Any) -> RelPosDecoder:
-        """The decoder."""
         return RelPosDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
 
-def _widths(side: str, width: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
-    return {
-        f"{side}_embed_dim": width,
-        f"{side}_ffn_embed_dim": ffn,
-        f"{side}_attention_heads": heads,
-        f"{side}_layers": layers,
-    }
-
-
-def _both(width: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
-    return _widths("encoder", width, ffn, heads, layers) | _widths(
-        "decoder", width, ffn, heads, layers
-    )
+def _both(*sizes: int) -> dict[str, int]:
+    return widths("encoder", *sizes) | widths("decoder", *sizes)
 
 
 SIZES: dict[str, dict[str, Any]] = {

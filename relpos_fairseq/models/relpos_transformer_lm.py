@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq import utils
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import FairseqLanguageModel
 from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
@@ -16,11 +15,8 @@ from relpos_fairseq.models.config.language_model import (
     RelPosTransformerLMConfig,
     nested,
 )
-from relpos_fairseq.models.config.sizes import register_sizes
-from relpos_fairseq.models.decoder import (
-    RelPosDecoder,
-    decoder_positions,
-)
+from relpos_fairseq.models.config.sizes import add_flags, register_sizes, widths
+from relpos_fairseq.models.decoder import RelPosDecoder, decoder_positions
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
@@ -33,7 +29,6 @@ class RelPosLMDecoder(RelPosDecoder):
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
-        """The positions that the config asks for."""
         return decoder_positions(cfg, "language_model", sides=(), length_flag="--tokens-per-sample")
 
 
@@ -43,10 +38,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
     flags: type = LanguageModelFlags
     decoder_class: type[RelPosDecoder] = RelPosLMDecoder
 
-    @classmethod
-    def add_args(cls, parser: Any) -> None:
-        """Every field of the config; defaults are those of the named size, not argparse's."""
-        gen_parser_from_dataclass(parser, cls.flags(), delete_default=True)
+    add_args = classmethod(add_flags)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosLanguageModel:
@@ -156,18 +148,10 @@ class RelPosTransformerLanguageModel(RelPosLanguageModel):
 
 SIZES: dict[str, dict[str, Any]] = {
     "relpos_transformer_lm": {},
-    "relpos_transformer_lm_tiny": {
-        "decoder_embed_dim": 128,
-        "decoder_ffn_embed_dim": 512,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-    },
+    "relpos_transformer_lm_tiny": widths("decoder", 128, 512, 4, 2),
     # Baevski and Auli 2019 (fairseq's transformer_lm_wiki103)
     "relpos_transformer_lm_wiki103": {
-        "decoder_embed_dim": 1024,
-        "decoder_ffn_embed_dim": 4096,
-        "decoder_layers": 16,
-        "decoder_attention_heads": 8,
+        **widths("decoder", 1024, 4096, 8, 16),
         "dropout": 0.3,
         "attention_dropout": 0.1,
         "activation_dropout": 0.1,
@@ -181,10 +165,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     # fairseq's transformer_lm_gpt2_small: 24 layers, which OpenAI calls medium
     "relpos_transformer_lm_gpt2_small": {
-        "decoder_embed_dim": 1024,
-        "decoder_ffn_embed_dim": 4096,
-        "decoder_layers": 24,
-        "decoder_attention_heads": 16,
+        **widths("decoder", 1024, 4096, 16, 24),
         "dropout": 0.1,
         "attention_dropout": 0.1,
         "activation_fn": "gelu",

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.models.config.sizes import register_sizes
+from relpos_fairseq.models.config.sizes import register_sizes, widths
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel
 from relpos_fairseq.models.transformer_xl.decoder import RelPosXLDecoder
@@ -46,19 +46,7 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
         incremental_state: dict | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits (B, T, V) and {"memory": the memory after the segment}.
-
-        Args:
-            src_tokens: (B, T) tokens.
-            src_lengths: unused: padding is seen in the tokens.
-            memory: what came before, or a carrier of it, which is given the new memory.
-            document_starts: (B, T) True at tokens that see nothing before them.
-            incremental_state: fairseq's decoding cache.
-            unused: what fairseq's tasks hand in besides.
-
-        Raises:
-            ValueError: a memory or document_starts that do not fit the tokens.
-        """
+        """Logits (B, T, V) and {"memory": the new memory}; see `RelPosXLDecoder.forward`."""
         return self.decoder(
             src_tokens,
             incremental_state=incremental_state,
@@ -78,14 +66,8 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
 
 
 def _paper(width: int, ffn: int, heads: int, layers: int, dropout: float) -> dict[str, Any]:
-    return {
-        "decoder_embed_dim": width,
-        "decoder_ffn_embed_dim": ffn,
-        "decoder_attention_heads": heads,
-        "decoder_layers": layers,
-        "dropout": dropout,
-        "activation_dropout": dropout,
-    }
+    sizes = widths("decoder", width, ffn, heads, layers)
+    return sizes | {"dropout": dropout, "activation_dropout": dropout}
 
 
 def _adaptive(factor: float) -> dict[str, Any]:

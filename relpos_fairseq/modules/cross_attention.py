@@ -21,12 +21,7 @@ SOURCES = "relpos_sources"  # in fairseq's incremental state: (B,) source that e
 
 
 def repeats(sources: Tensor | None, rows: int) -> int:
-    """How many rows in succession read the same source, everywhere in the batch.
-
-    Args:
-        sources: (B,) number of each row's source, or None where nothing is known of them.
-        rows: B.
-    """
+    """How many rows in succession read the same source (B,), everywhere in the batch."""
     if sources is None or len(sources) != rows:
         return 1
     counts = torch.unique_consecutive(sources, return_counts=True)[1]
@@ -165,7 +160,6 @@ class CrossAttention(MultiheadAttention):
         return out, probs.view(sources, heads, rows, -1)
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Select the rows of the batch that beam search keeps."""
         self.reorder(incremental_state, new_order)
         return incremental_state
 

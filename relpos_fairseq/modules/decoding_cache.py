@@ -46,19 +46,14 @@ class DecodingCache:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of what is kept a key."""
         return tuple(self._buffers)
 
     def tables(
         self, terms: tuple[PositionTerms, ...], positions: Positions, like: Tensor, scale: float
     ) -> StepTables | None:
-        """The terms' tables for the last query; None where no step of decoding is evaluated.
+        """The terms' tables for the last query, of whose type and device they are.
 
-        Args:
-            terms: of this step.
-            positions: where its query and keys stand.
-            like: the query, whose type and device count.
-            scale: factor of the content.
+        None where no step of decoding is evaluated.
         """
         if torch.is_grad_enabled() or not serves(terms, positions):
             return None

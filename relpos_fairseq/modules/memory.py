@@ -36,7 +36,6 @@ class Memory:
     valid: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse what is no memory."""
         if not self.states:
             raise ValueError("a memory needs the states of at least one layer, got none")
         shapes = [tuple(state.shape) for state in self.states]
@@ -59,22 +58,18 @@ class Memory:
         return cls((state,) * num_layers, valid)
 
     def __len__(self) -> int:
-        """Number of slots M."""
         return self.states[0].size(0)
 
     @property
     def num_layers(self) -> int:
-        """Number of layers whose inputs are kept."""
         return len(self.states)
 
     @property
     def batch(self) -> int:
-        """Number of rows B."""
         return self.states[0].size(1)
 
     @property
     def width(self) -> int:
-        """Width C of the model."""
         return self.states[0].size(2)
 
     def check(self, num_layers: int, batch: int, width: int) -> None:
@@ -189,7 +184,6 @@ class MemoryCarrier:
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
-        """Start with `memory`, or with none."""
         self.memory = memory
         self._filled_by: object = None
 
@@ -222,14 +216,9 @@ def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
 
 
 def number_documents(starts: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """Number the documents of a segment.
+    """(B, T) document number of each token of a segment; 0 goes on with the memory's.
 
-    Args:
-        starts: (B, T) True at tokens that begin a document, or None.
-        padding: (B, T) True at padding, which begins nothing, or None.
-
-    Returns:
-        (B, T) document number of each token; 0 goes on with the memory's.
+    Documents begin where `starts` (B, T) is True, and never at padding (B, T).
     """
     if starts is None:
         return None

@@ -39,18 +39,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
-        """Build projections as fairseq does.
-
-        Args:
-            embed_dim: width E.
-            num_heads: number of heads H.
-            schemes: the layer's own position schemes.
-            scale: factor of q.k.
-            dropout: of attention probabilities.
-            backend: how attention is evaluated.
-            q_noise: quantisation noise.
-            qn_block_size: its block size.
-        """
+        """Build projections as fairseq does; `scale` is the factor of q.k."""
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
@@ -205,7 +194,6 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return None if cache is None else cache.padding
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Select the rows of the batch that beam search keeps."""
         cache = self._get_input_buffer(incremental_state)
         if cache is not None:
             cache.reorder(new_order, incremental_state.setdefault(SPARES, {}))

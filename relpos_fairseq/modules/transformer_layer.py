@@ -90,8 +90,6 @@ def _check_backend(
 
 
 class _EncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer whose self-attention is told positions."""
-
     def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool = False) -> None:
         # fairseq's constructor asks build_self_attention before attributes may be set.
         self._make_attention = lambda dim: build_self_attention(

@@ -15,12 +15,7 @@ Scores = dict[str, dict[str, float]]  # data set to model to score
 
 
 def draw_bars(files: list[Path], sets: list[str], out: Path) -> None:
-    """Draw a bar a model, a panel a data set.
-
-    Args:
-        files: what `relpos finetune glue` and `relpos finetune xtreme` wrote.
-        sets: names of the data sets.
-        out: folder for PNG and CSV.
+    """Draw a bar a model, a panel a data set, of what the commands `relpos finetune` wrote.
 
     Raises:
         PlotError: a file is no such table, or none has a data set.

@@ -19,22 +19,14 @@ from relpos_fairseq.pictures.logits import (
     segment_logits,
 )
 from relpos_fairseq.pictures.model import PlotError, Stack, find_stacks, load
-from relpos_fairseq.pictures.sentence import (
-    choose_sentence,
-    further_sentences,
-    token_names,
-    watch,
-)
+from relpos_fairseq.pictures.sentence import choose_sentence, further_sentences, token_names, watch
 
 COSINE_POSITIONS = 64
 
 
 @torch.no_grad()
 def draw_checkpoint(args: argparse.Namespace) -> None:
-    """Draw everything; nothing is written before all could be computed.
-
-    Args:
-        args: the command line of `relpos plot`.
+    """Draw all that `relpos plot` asks for; nothing is written before all could be computed.
 
     Raises:
         PlotError: one line that says what cannot be drawn and what to do.

@@ -77,7 +77,6 @@ def read(path: Path, measure: str) -> dict[str, Points]:
 
 
 def numbers(text: str) -> dict[str, float]:
-    """Return the numbers of a line by their names."""
     if text.startswith("{"):
         pairs = json.loads(text).items()
     else:

@@ -39,18 +39,11 @@ class DistanceTable:
 
     @property
     def heads(self) -> list[str]:
-        """Names of the heads."""
         return head_names(self.values.size(0))
 
 
 def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[DistanceTable]]:
-    """The tables of the given fields, by name of field; a second term's are numbered.
-
-    Args:
-        stack: whose tables.
-        fields: SCALARS or VECTORS.
-        reach: the largest distance.
-    """
+    """The tables of SCALARS or VECTORS up to `reach`, by field; second ones are numbered."""
     found: dict[str, list[DistanceTable]] = defaultdict(list)
     shared: Counter = Counter()
     for layer, terms in stack.terms(stack.at(reach + 1)):
@@ -93,17 +86,9 @@ def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
             Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().numpy())
             for t in group
         ]
-        yield Picture(
-            name=f"{stack.name}-{name}",
-            title=f"{name} by distance: {meaning}",
-            detail=stack.title,
-            kind="lines",
-            panels=panels,
-            row="head",
-            column="distance",
-            axes=(DISTANCE, "", "logit" if neutral == 0 else "factor"),
-            neutral=neutral,
-        )
+        axes = (DISTANCE, "", "logit" if neutral == 0 else "factor")
+        words = (f"{stack.name}-{name}", f"{name} by distance: {meaning}", stack.title)
+        yield Picture(*words, "lines", panels, "head", "distance", axes, neutral=neutral)
 
 
 def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
@@ -113,33 +98,19 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         raise Absent("vectors over distance: no term has any")
     for name, group in found.items():
         meaning, neutral = VECTORS[_field(name)]
-        yield Picture(
-            name=f"{stack.name}-{name}-channels",
-            title=f"{name} by distance: {meaning}",
-            detail=stack.title,
-            kind="signed",
-            panels=[panel for t in group for panel in _channels(t)],
-            row="channel",
-            column="distance",
-            axes=(DISTANCE, "channel", "weight"),
-            across=len(group[0].heads) if len(group[0].heads) > 1 else None,
-            neutral=neutral,
-        )
+        panels = [panel for t in group for panel in _channels(t)]
+        heads = len(group[0].heads)
+        across = heads if heads > 1 else None
+        axes = (DISTANCE, "channel", "weight")
+        words = (f"{stack.name}-{name}-channels", f"{name} by distance: {meaning}", stack.title)
+        yield Picture(*words, "signed", panels, "channel", "distance", axes, across, neutral)
         norms = [
             Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().norm(dim=-1).numpy())
             for t in group
         ]
-        yield Picture(
-            name=f"{stack.name}-{name}-norm",
-            title=f"norm of {name} by distance",
-            detail=stack.title,
-            kind="lines",
-            panels=norms,
-            row="head",
-            column="distance",
-            axes=(DISTANCE, "", "Euclidean norm"),
-            neutral=None,
-        )
+        axes = (DISTANCE, "", "Euclidean norm")
+        words = (f"{stack.name}-{name}-norm", f"norm of {name} by distance", stack.title)
+        yield Picture(*words, "lines", norms, "head", "distance", axes, neutral=None)
 
 
 def _channels(found: DistanceTable) -> Iterator[Panel]:

@@ -74,7 +74,6 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """The key in words."""
         return ", ".join(
             f"all {name}s" if value == "all" else f"{name} {value}"
             for name, value in self.key.items()
@@ -111,7 +110,6 @@ class Picture:
 
 
 def write(picture: Picture, folder: Path) -> list[Path]:
-    """Writes the picture's PNG and CSV; returns their paths."""
     paths = [folder / f"{picture.name}.png", folder / f"{picture.name}.csv"]
     with plt.rc_context(STYLE), warnings.catch_warnings(), atomic_path(paths[0]) as partial:
         # A token in a script that the font lacks is drawn as a box, which is no news to the user.
@@ -141,7 +139,6 @@ def table(picture: Picture) -> Iterator[list]:
 
 
 def draw(picture: Picture) -> Figure:
-    """The picture as a figure."""
     count = len(picture.panels)
     across = min(picture.across or int(np.ceil(np.sqrt(count))), count)
     down = -(-count // across)

@@ -197,12 +197,7 @@ def input_logits(stack: Stack, length: int) -> Iterator[Picture]:
 
 
 def ranks(stack: Stack, batch: list[dict]) -> Iterator[Picture]:
-    """Numerical ranks of logits before masking, their mean over a batch's sentences (004 Fig. 2).
-
-    Args:
-        stack: whose.
-        batch: for every sentence, what each layer's attention did.
-    """
+    """Numerical ranks of logits before masking, the mean of a batch's sentences (004 Fig. 2)."""
     lengths = [calls[stack.attentions[0]].inputs.positions.src_len for calls in batch]
     panels, full = [], True
     for number, attention in enumerate(stack.attentions, 1):

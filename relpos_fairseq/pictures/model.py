@@ -37,7 +37,6 @@ class Stack:
 
     @property
     def title(self) -> str:
-        """Stack and scheme, for titles and messages."""
         return f"{self.name}, {self.positions.plan.name}"
 
     @property
@@ -64,11 +63,7 @@ class Stack:
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
-    """Loads a checkpoint's model and task.
-
-    Args:
-        checkpoint: the file.
-        data: the folder with its dictionaries; None: dictionaries of the right size stand in.
+    """Loads a checkpoint's model and task; without `data` dictionaries of the right size stand in.
 
     Raises:
         PlotError: either is not what it should be.

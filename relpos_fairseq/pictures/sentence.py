@@ -122,10 +122,8 @@ def cut(net_input: dict[str, Any]) -> dict[str, Any]:
 
 def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
     """A model's arguments for words (L,): each kind of model has its own beginning and end."""
-    start, end = (
-        words.new_tensor([task.source_dictionary.bos()]),
-        words.new_tensor([task.source_dictionary.eos()]),
-    )
+    start = words.new_tensor([task.source_dictionary.bos()])
+    end = words.new_tensor([task.source_dictionary.eos()])
     if not hasattr(model, "encoder"):
         return {"src_tokens": torch.cat([end, words])[None]}
     if not hasattr(model, "decoder"):

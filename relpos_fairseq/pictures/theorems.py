@@ -100,7 +100,6 @@ def gradients(sizes: Sizes, seed: int) -> float:
 
 
 def report(sizes: Sizes, seed: int) -> str:
-    """Return both theorems, with the numbers."""
     found = ranks(sizes, seed)
     bound, most = sizes.head_dim, min(sizes.head_dim + sizes.rank, sizes.length)
     said = {

@@ -39,11 +39,6 @@ class QuestionAnsweringTask(FairseqTask):
     def __init__(self, cfg: Any, dictionary: Dictionary, tokenizer: Any) -> None:
         """Check the options.
 
-        Args:
-            cfg: a QuestionAnsweringConfig.
-            dictionary: the model's.
-            tokenizer: of `data.tokenizers`.
-
         Raises:
             ValueError: an option that cannot be, or a tokenizer of another dictionary.
         """
@@ -86,12 +81,7 @@ class QuestionAnsweringTask(FairseqTask):
         return cls(cfg, dictionary, tokenizer)
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
-        """Read and tokenise a split.
-
-        Args:
-            split: name of a .json or .json.gz in the data folder.
-            combine: fairseq's sign that this is for training.
-            kwargs: unused.
+        """Read and tokenise SPLIT.json or .json.gz of the data folder; `combine`: for training.
 
         Raises:
             ValueError: absent or wrong.
@@ -156,17 +146,14 @@ class QuestionAnsweringTask(FairseqTask):
         return model
 
     def max_positions(self) -> int:
-        """Tokens of a sample at most."""
         return self.cfg.tokens_per_sample
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary."""
         return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The dictionary."""
         return self.dictionary
 
 
@@ -185,7 +172,6 @@ def _check_segments(model: Any) -> None:
 
 
 def dict_path(data: str) -> Path:
-    """Where the dictionary is."""
     return Path(data) / "dict.txt"
 
 

@@ -1,21 +1,17 @@
 """The options of the question_answering task."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import MISSING
 
+from relpos_fairseq.config import help_text as _help
 from relpos_fairseq.data.question_answering.encoding import LONG_QUESTION
 from relpos_fairseq.data.question_answering.reading import BAD_ANSWER
 from relpos_fairseq.metrics.question_answering import METRICS
 
 SEPARATORS = ("auto", "1", "2")
 UNANSWERABLE = ("auto", "yes", "no")
-
-
-def _help(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass

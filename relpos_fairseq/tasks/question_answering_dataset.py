@@ -68,7 +68,6 @@ class QuestionDataset(FairseqDataset):
         unanswerable: bool,
         normalised: Callable[[str], str] = normalise,
     ) -> None:
-        """Count windows and tokens."""
         self.encoded = encoded
         self.dictionary = dictionary
         self.training = training
@@ -104,7 +103,6 @@ class QuestionDataset(FairseqDataset):
         return int(self.costs[index])
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of many samples."""
         return self.costs[indices]
 
     def batch_by_size(
@@ -140,7 +138,6 @@ class QuestionDataset(FairseqDataset):
 
     @property
     def supports_prefetch(self) -> bool:
-        """Everything is in memory."""
         return False
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class WithMemory:
         self.samples, self.model = samples, model
 
     def __len__(self) -> int:
-        """Number of blocks."""
         return len(self.samples)
 
     def __iter__(self) -> Iterator[dict]:
@@ -80,10 +79,7 @@ def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
 def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]:
     """What a training memory depends on beside the cut of its stream: flags, every `auto` resolved.
 
-    Args:
-        cfg: the model's config.
-        task: the task's config.
-        model: the model; one without memory depends on nothing.
+    A model without memory depends on nothing.
     """
     if not hasattr(model, "mem_len"):
         return {}

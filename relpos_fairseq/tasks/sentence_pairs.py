@@ -30,11 +30,7 @@ from relpos_fairseq.mends.replacing import replaces
 
 
 def segments_of_parts(lengths: Sequence[int]) -> Tensor:
-    """(sum of lengths,) segment numbers: part p of the input is segment p.
-
-    Args:
-        lengths: number of tokens of each part, special tokens included.
-    """
+    """(sum of lengths,) segment numbers: part p, special tokens included, is segment p."""
     return torch.repeat_interleave(torch.arange(len(lengths)), torch.as_tensor(list(lengths)))
 
 
@@ -42,11 +38,7 @@ class PartSegments(FairseqDataset):
     """Segment numbers of the samples of joined datasets."""
 
     def __init__(self, parts: Sequence[FairseqDataset]) -> None:
-        """Read the parts' lengths.
-
-        Args:
-            parts: the datasets whose samples are joined, in their order.
-        """
+        """Read the lengths of the datasets whose samples are joined, in their order."""
         super().__init__()
         self.lengths = np.stack([np.asarray(part.sizes) for part in parts], axis=1)
 
@@ -55,20 +47,16 @@ class PartSegments(FairseqDataset):
         return segments_of_parts(self.lengths[index].tolist())
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.lengths)
 
     @property
     def sizes(self) -> np.ndarray:
-        """(N,) tokens of each sample."""
         return self.lengths.sum(axis=1)
 
     def num_tokens(self, index: int) -> int:
-        """Tokens of a sample."""
         return int(self.sizes[index])
 
     def size(self, index: int) -> int:
-        """Tokens of a sample."""
         return int(self.sizes[index])
 
 
@@ -131,8 +119,4 @@ def _parts(dataset: FairseqDataset) -> Sequence[FairseqDataset]:
         inner = inner.dataset
     if isinstance(inner, ConcatSentencesDataset):
         return inner.datasets
-    return [_unshortened(whole)]
-
-
-def _unshortened(dataset: FairseqDataset) -> FairseqDataset:
-    return dataset.dataset if hasattr(dataset, "truncation_length") else dataset
+    return [whole.dataset if hasattr(whole, "truncation_length") else whole]  # unshortened

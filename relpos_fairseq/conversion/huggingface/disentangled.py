@@ -147,13 +147,9 @@ def unread(config: dict[str, Any]) -> set[str]:
 
 
 def positions(model: Any, state: State, scheme: str, on_input: str) -> dict[str, Any]:
-    """Write the tables; returns the values of our config that they need.
+    """Write the tables into `state`; returns the values of our config that they need.
 
-    Args:
-        model: the folder.
-        state: gets our tensors.
-        scheme: our name of these positions.
-        on_input: our name of positions that are added to the input.
+    Our names of these positions are `scheme`, and of those that are added to the input `on_input`.
     """
     config = model.config
     biased, terms = _on_input(config), _terms(config)
@@ -161,10 +157,8 @@ def positions(model: Any, state: State, scheme: str, on_input: str) -> dict[str,
         table = model.encoder("embeddings.position_embeddings.weight")
         state[f"{ENCODER}.positions.shared.0.table"] = table
     for layer in range(model.layers):
-        ours, theirs = (
-            f"{ENCODER}.layers.{layer}.self_attn.position.0",
-            f"encoder.layer.{layer}.attention.self",
-        )
+        ours = f"{ENCODER}.layers.{layer}.self_attn.position.0"
+        theirs = f"encoder.layer.{layer}.attention.self"
         table = model.encoder("encoder.rel_embeddings.weight")
         state[f"{ours}.table"] = table.flip(0)[None]  # i - j to j - i
         if _norm(config):

@@ -22,10 +22,10 @@ from relpos_fairseq.conversion.huggingface import names as hf_names
 from relpos_fairseq.conversion.huggingface.files import import_safetensors
 from relpos_fairseq.conversion.huggingface.folder import ACTIVATIONS, SCHEMES
 from relpos_fairseq.conversion.huggingface.names import FAMILIES, Family
-from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.source import SourceModel, plan_of
+from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.data.tokenizers import MASK, SPECIAL
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
@@ -35,16 +35,13 @@ from relpos_fairseq.schemes import scheme_class
 def export(
     source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
-    """Say a model of ours in Hugging Face's words.
+    """Say a model of ours in Hugging Face's words: config.json, the tensors, and what was done.
 
     Args:
         source: the model.
         family_name: `bert` or `roberta`.
         vocabulary: the order of rows that the folder shall have.
         head: the classification or span head that goes with it; None: the masked LM's.
-
-    Returns:
-        config.json, the tensors, and what was done.
 
     Raises:
         ConversionError: the architecture cannot express the model.
@@ -204,7 +201,6 @@ def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict
 
 
 def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors into a folder."""
     tensors = {name: value.detach().clone().contiguous() for name, value in weights.items()}
     if config["tie_word_embeddings"]:
         for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight"):

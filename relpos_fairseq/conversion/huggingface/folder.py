@@ -57,7 +57,6 @@ class HuggingFaceModel:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
         return self.config["num_hidden_layers"]
 
     @property

@@ -89,27 +89,17 @@ def distances(layer: int) -> str:
 
 def encoder_names(layers: int) -> dict[str, str]:
     """Return Hugging Face's names of the encoder, without the prefix, beside fairseq's."""
-    names = {"embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight"}
-    for part in ("weight", "bias"):
-        names[f"embeddings.LayerNorm.{part}"] = f"{ENCODER}.layernorm_embedding.{part}"
-        for layer in range(layers):
-            for theirs, ours in _LAYER.items():
-                names[f"encoder.layer.{layer}.{theirs}.{part}"] = (
-                    f"{ENCODER}.layers.{layer}.{ours}.{part}"
-                )
-    return names
+    modules = {"embeddings.LayerNorm": f"{ENCODER}.layernorm_embedding"}
+    for layer in range(layers):
+        for theirs, ours in _LAYER.items():
+            modules[f"encoder.layer.{layer}.{theirs}"] = f"{ENCODER}.layers.{layer}.{ours}"
+    words = {"embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight"}
+    return words | _parameters(modules)
 
 
 def head_names(family: Family) -> dict[str, str]:
     """Return Hugging Face's names of the masked LM's head beside fairseq's."""
-    names = {}
-    for theirs, ours in family.lm_head.items():
-        if theirs.endswith((".weight", ".bias")):
-            names[theirs] = f"encoder.lm_head.{ours}"
-        else:
-            for part in ("weight", "bias"):
-                names[f"{theirs}.{part}"] = f"encoder.lm_head.{ours}.{part}"
-    return names
+    return _parameters({name: f"encoder.lm_head.{ours}" for name, ours in family.lm_head.items()})
 
 
 def classifier_names(family: Family, head: str) -> dict[str, str]:
@@ -120,15 +110,20 @@ def classifier_names(family: Family, head: str) -> dict[str, str]:
     dense, out = ("classifier.dense", "classifier.out_proj")
     if not family.padded:
         dense, out = (f"{family.prefix}pooler.dense", "classifier")
-    return {
-        f"{theirs}.{part}": f"classification_heads.{head}.{ours}.{part}"
-        for theirs, ours in ((dense, "dense"), (out, "out_proj"))
-        for part in ("weight", "bias")
-    }
+    ours = f"classification_heads.{head}"
+    return _parameters({dense: f"{ours}.dense", out: f"{ours}.out_proj"})
 
 
 def span_names(head: str) -> dict[str, str]:
     """Return Hugging Face's names of a span head beside ours."""
-    return {
-        f"qa_outputs.{part}": f"span_heads.{head}.out_proj.{part}" for part in ("weight", "bias")
-    }
+    return _parameters({"qa_outputs": f"span_heads.{head}.out_proj"})
+
+
+def _parameters(modules: dict[str, str]) -> dict[str, str]:
+    """Return the names of modules' weights and biases; what is a parameter already stays."""
+    found = {}
+    for theirs, ours in modules.items():
+        alone = theirs.endswith((".weight", ".bias"))
+        ends = ("",) if alone else (".weight", ".bias")
+        found |= {theirs + end: ours + end for end in ends}
+    return found

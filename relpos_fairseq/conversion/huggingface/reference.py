@@ -42,7 +42,6 @@ class Reference:
     """
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> None:
-        """Keep them, in fp64."""
         self.config, self.prefix = config, prefix
         self.weights = {name: value.double() for name, value in weights.items()}
         self.kind = config.get("position_embedding_type") or "absolute"
@@ -58,16 +57,7 @@ class Reference:
         return F.layer_norm(x, (x.size(-1),), weight, bias, eps)
 
     def features(self, tokens: Tensor, padding: Tensor, types: Tensor) -> Tensor:
-        """Last hidden states.
-
-        Args:
-            tokens: (B, T) numbers of the source's vocabulary.
-            padding: (B, T) True at padding, which stands on the right.
-            types: (B, T) token types.
-
-        Returns:
-            (B, T, E).
-        """
+        """Last hidden states (B, T, E) of (B, T) tokens and types; padding stands on the right."""
         base = f"{self.prefix}embeddings."
         x = self.weights[f"{base}word_embeddings.weight"][tokens]
         x = x + self.weights[f"{base}token_type_embeddings.weight"][types]

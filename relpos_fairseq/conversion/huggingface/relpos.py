@@ -16,7 +16,7 @@ TIED, EMBEDDING = "encoder.lm_head.weight", f"{ENCODER}.embed_tokens.weight"
 CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
 
 
-def state_of(folder: Path, config: dict[str, Any]) -> State:
+def state_of(folder: Path) -> State:
     """Return the tensors under our names.
 
     Raises:
@@ -56,11 +56,3 @@ def task_of(config: dict[str, Any], state: State) -> dict[str, Any]:
             len(state[f"{CLASSIFIER}out_proj.weight"]) == 1
         )
     return task
-
-
-def labels_of(config: dict[str, Any]) -> list[str]:
-    """Return names of the classes where the config gives every one its own."""
-    named = config.get("id2label") or {}
-    labels = [str(named[key]).strip() for key in sorted(named, key=int)]
-    own = all(labels) and len(set(labels)) == len(labels)
-    return labels if own and not any(name.startswith("LABEL_") for name in labels) else []

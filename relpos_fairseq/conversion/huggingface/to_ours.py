@@ -77,7 +77,7 @@ def task_of(model: HuggingFaceModel) -> dict[str, Any]:
     RoBERTa's pairs are `<s> A </s> </s> B </s>`, BERT's `<s> A </s> B </s>`: fairseq's
     sentence_prediction writes the first with a separator token and the second without one.
     """
-    if _classes(model) == 0:
+    if classes_of(model) == 0:
         return {}
     bert = not model.family.padded
     if bert:
@@ -90,21 +90,21 @@ def task_of(model: HuggingFaceModel) -> dict[str, Any]:
         "init_token": 0,
         "separator_token": None if bert else 2,
         "classification_head_name": HEAD,
-        "regression_target": _classes(model) == 1
+        "regression_target": classes_of(model) == 1
         or model.config.get("problem_type") == "regression",
     }
 
 
-def labels_of(model: HuggingFaceModel) -> list[str]:
-    """Return names of the classes where config.json gives every one its own."""
-    named = model.config.get("id2label")
+def labels_of(config: dict[str, Any], classes: int) -> list[str]:
+    """Return names of so many classes, where config.json gives every one its own."""
+    named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
-    labels = [str(named.get(str(number), "")).strip() for number in range(_classes(model))]
+    labels = [str(named.get(str(number), "")).strip() for number in range(classes)]
     own = all(labels) and len(set(labels)) == len(labels)
     return labels if own and not any(name.startswith("LABEL_") for name in labels) else []
 
 
-def _classes(model: HuggingFaceModel) -> int:
+def classes_of(model: HuggingFaceModel) -> int:
     """Return outputs of the classifier; 0: there is none."""
     names = hf_names.classifier_names(model.family, HEAD)
     key = next(theirs for theirs, ours in names.items() if ours.endswith("out_proj.weight"))

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.data.tokenizers import FILES, MASK, MODEL_FILES, SPECIAL, load_tokenizer
 from relpos_fairseq.data.tokenizers.base import FROM_BERT, UNKNOWN
 from relpos_fairseq.data.tokenizers.library import import_library, single_and_pair
@@ -26,49 +23,8 @@ _BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
 _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
 
 
-@dataclass
-class Vocabulary:
-    """The rows of a model in fairseq's order.
-
-    Args:
-        symbols: lines of dict.txt: what stands between the special symbols and <mask>.
-        rows: number, in the source, of each of fairseq's rows; -1 where the source has none.
-        files: the tokenizer's files.
-        made: name to text of files that stand for some of those.
-    """
-
-    symbols: list[str]
-    rows: list[int]
-    files: list[Path] = field(default_factory=list)
-    made: dict[str, str] = field(default_factory=dict)
-
-    def take(self, table: Tensor) -> Tensor:
-        """Return (V, ...) rows in the source's order as (V', ...) rows in fairseq's."""
-        rows = torch.tensor(self.rows)
-        taken = table[rows.clamp(min=0)]
-        taken[rows < 0] = 0
-        return taken
-
-    def put(self, table: Tensor) -> Tensor:
-        """Return (V', ...) rows in fairseq's order as (V, ...) in the source's."""
-        rows = torch.tensor(self.rows)
-        known = rows >= 0
-        result = table.new_zeros(int(rows.max()) + 1, *table.shape[1:])
-        result[rows[known]] = table[known]
-        return result
-
-    def dictionary(self) -> str:
-        """Return the text of dict.txt."""
-        return "".join(f"{symbol} 1\n" for symbol in self.symbols)
-
-
 def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabulary:
-    """Return the vocabulary of a Hugging Face folder.
-
-    Args:
-        folder: with the tokenizer's files, if there are any.
-        config: its config.json.
-        notes: told what is assumed.
+    """Return the vocabulary of a Hugging Face folder; `notes` are told what is assumed.
 
     Raises:
         ConversionError: the tokenizer has more symbols than the model rows, or lacks a special one.
@@ -87,9 +43,10 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
         )
     lost = [name for name in SPECIAL if name not in numbers]
     if lost:
+        bert = next(bert for bert, ours in FROM_BERT.items() if ours == lost[0])
         raise ConversionError(
-            f"{folder}: the tokenizer has no {lost[0]} (BERT's "
-            f"{_bert_name(lost[0])}): it is no vocabulary of BERT or RoBERTa"
+            f"{folder}: the tokenizer has no {lost[0]} (BERT's {bert}): it is no vocabulary of "
+            f"BERT or RoBERTa"
         )
     bert = config["model_type"] == "bert" or "special_ids" in config
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
@@ -216,10 +173,6 @@ def symbol_numbers(folder: Path) -> dict[str, int]:
         return numbers | {MASK: len(numbers)}
     found = tokenizer.model.get_vocab()
     return {FROM_BERT.get(piece, piece): number for piece, number in found.items()}
-
-
-def _bert_name(symbol: str) -> str:
-    return next(bert for bert, ours in FROM_BERT.items() if ours == symbol)
 
 
 def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:

@@ -68,7 +68,6 @@ class Released:
 
     @property
     def layers(self) -> int:
-        """How many there are."""
         return 1 + max(int(name.split(".")[1]) for name in self.state if name[:7] == "layers.")
 
     @property
@@ -78,7 +77,6 @@ class Released:
 
     @property
     def width(self) -> int:
-        """The model's."""
         return len(self.state["layers.0.dec_attn.o_net.weight"])
 
     @property
@@ -88,13 +86,11 @@ class Released:
         return list(zip(ends, ends[1:], strict=False))
 
     def band_width(self, number: int) -> int:
-        """Width of a band's embedding."""
         tables = embeddings(self.state)
         return tables[number if len(tables) > 1 else 0].size(1)
 
     @property
     def types(self) -> int:
-        """Size of the vocabulary."""
         return sum(map(len, embeddings(self.state)))
 
 

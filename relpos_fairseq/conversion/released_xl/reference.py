@@ -12,17 +12,12 @@ from relpos_fairseq.conversion.released_xl.model import Released, embeddings, pr
 
 
 def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
-    """Log-probabilities (B, T, types) of the next type, segment after segment.
-
-    Args:
-        released: the model.
-        segments: (B, T) types each, in the released order.
-    """
+    """Log-probabilities (B, T, types) of the next type, segment (B, T) after segment."""
     state = {name: value.double() for name, value in released.state.items()}
     memory: list[Tensor | None] = [None] * released.layers
     found = []
     for types in segments:
-        h = math.sqrt(released.width) * _embedded(released, state, types)
+        h = math.sqrt(released.width) * _embedded(state, types)
         inputs = []
         for layer in range(released.layers):
             h, memory[layer] = _moved(released, state, layer, h, memory[layer])
@@ -37,7 +32,7 @@ def log_probs(released: Released, segments: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _embedded(released: Released, state: dict[str, Tensor], types: Tensor) -> Tensor:
+def _embedded(state: dict[str, Tensor], types: Tensor) -> Tensor:
     tables = embeddings(state)
     wide = []
     for number, table in enumerate(tables):

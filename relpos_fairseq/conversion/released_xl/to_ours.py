@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
+from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.released_xl.model import Released, embeddings, projections
-from relpos_fairseq.conversion.released_xl.vocabulary import Vocabulary
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.vocabulary import Vocabulary, take_rows
 from relpos_fairseq.models.transformer_xl.window_positions import KINDS
 from relpos_fairseq.schemes import named_elsewhere
 
@@ -32,7 +32,6 @@ _LAYER = {
     "pos_ff.layer_norm.weight": "final_layer_norm.weight",
     "pos_ff.layer_norm.bias": "final_layer_norm.bias",
 }
-State = dict[str, Tensor]
 
 
 def values_of(released: Released, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def values_of(released: Released, vocabulary: Vocabulary) -> dict[str, Any]:
         tied = torch.equal(embeddings(state)[0], state["crit.out_layers.0.weight"])
         sizes = {"decoder_input_dim": first, "decoder_output_dim": first}
         return values | sizes | {"share_decoder_input_output_embed": tied}
-    cutoffs = ",".join(str(end + vocabulary.added) for end in released.cutoffs)
+    cutoffs = ",".join(str(end + vocabulary.rows.count(-1)) for end in released.cutoffs)
     values |= {"adaptive_input": True, "decoder_input_dim": first}
     values |= {f"adaptive_{side}_cutoff": cutoffs for side in ("input", "softmax")}
     return values | {
@@ -147,20 +146,12 @@ def _positions(released: Released, layer: int) -> State:
     }
 
 
-def _rows(table: Tensor, rows: list[int], new: float = 0.0) -> Tensor:
-    """Return rows of a table in our order; those that are new have one value."""
-    order = torch.tensor(rows)
-    found = table[order.clamp(min=0)]
-    found[order < 0] = new
-    return found
-
-
 def _plain(released: Released, vocabulary: Vocabulary) -> State:
     state, rows = released.state, vocabulary.rows
     found = {
-        "decoder.embed_tokens.weight": _rows(embeddings(state)[0], rows),
-        "decoder.output_projection.weight": _rows(state["crit.out_layers.0.weight"], rows),
-        "decoder.output_projection.bias": _rows(state["crit.out_layers.0.bias"], rows, NEVER),
+        "decoder.embed_tokens.weight": take_rows(embeddings(state)[0], rows),
+        "decoder.output_projection.weight": take_rows(state["crit.out_layers.0.weight"], rows),
+        "decoder.output_projection.bias": take_rows(state["crit.out_layers.0.bias"], rows, NEVER),
     }
     if "word_emb.emb_projs.0" in state:
         found["decoder.project_in_dim.weight"] = state["word_emb.emb_projs.0"]
@@ -170,7 +161,7 @@ def _plain(released: Released, vocabulary: Vocabulary) -> State:
 
 def _adaptive(released: Released, vocabulary: Vocabulary) -> State:
     state, found = released.state, {}
-    bands = [vocabulary.rows[: released.cutoffs[0] + vocabulary.added]]
+    bands = [vocabulary.rows[: released.cutoffs[0] + vocabulary.rows.count(-1)]]
     bands += [list(range(start, end)) for start, end in released.bands[1:]]
     eye = torch.eye(released.width, dtype=state["crit.cluster_weight"].dtype)
     first = embeddings(state)[0].size(1)
@@ -187,10 +178,10 @@ def _adaptive(released: Released, vocabulary: Vocabulary) -> State:
         embedding = state[f"word_emb.emb_layers.{own}.weight"][take]
         spread = state.get(f"word_emb.emb_projs.{own}", eye)  # (width, d)
         place = f"decoder.embed_tokens.embeddings.{number}."
-        found[f"{place}0.weight"] = pad(_rows(embedding, local), entering)
+        found[f"{place}0.weight"] = pad(take_rows(embedding, local), entering)
         found[f"{place}1.weight"] = pad(spread, entering)
-        weight = _rows(state[f"crit.out_layers.{own}.weight"][take], local)
-        bias = _rows(state[f"crit.out_layers.{own}.bias"][take], local, NEVER)
+        weight = take_rows(state[f"crit.out_layers.{own}.weight"][take], local)
+        bias = take_rows(state[f"crit.out_layers.{own}.bias"][take], local, NEVER)
         inner = state.get(f"crit.out_projs.{number}", eye).t()  # (d, width)
         if number == 0:
             # The released code gives band i the i-th column from the end.

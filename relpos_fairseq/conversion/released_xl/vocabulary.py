@@ -3,68 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from relpos_fairseq.conversion.released_xl.inert import Inert, read_inert
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.vocabulary import Vocabulary
+from relpos_fairseq.data.dictionary import SPECIAL
 
 CACHE, TEXT = "cache.pt", "vocab.txt"
-SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 TAKEN = {"</s>": ("<eos>",), "<unk>": ("<unk>", "<UNK>")}  # the first that there is
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Types in fairseq's order.
+def in_order(symbols: list[str], path: Path) -> Vocabulary:
+    """Put the end of a line and the unknown word where fairseq has them.
 
-    Attributes:
-        words: the types after fairseq's own four.
-        rows: of every type of ours the released one; -1: it is new.
+    Raises:
+        ConversionError: a symbol occurs twice, or is one of fairseq's own.
     """
-
-    words: list[str]
-    rows: list[int]
-
-    @property
-    def added(self) -> int:
-        """How many types are new."""
-        return self.rows.count(-1)
-
-    @classmethod
-    def of(cls, symbols: list[str], path: Path) -> Vocabulary:
-        """Put the end of a line and the unknown word where fairseq has them.
-
-        Raises:
-            ConversionError: a symbol occurs twice, or is one of fairseq's own.
-        """
-        known = {
-            special: next((symbols.index(name) for name in names if name in symbols), -1)
-            for special, names in TAKEN.items()
-        }
-        own = [(n, symbol) for n, symbol in enumerate(symbols) if n not in known.values()]
-        words = [symbol for _, symbol in own]
-        often = Counter([*SPECIALS, *words])
-        wrong = [word for word in words if often[word] > 1 or word.split() != [word]]
-        if wrong:
-            raise ConversionError(f"{path}: {wrong[0]!r} cannot be a word of fairseq's dictionary")
-        first = [known.get(special, -1) for special in SPECIALS]
-        return cls(words, first + [row for row, _ in own])
-
-    def dictionary(self) -> str:
-        """Return dict.txt; the released file's counts are of no use to fairseq's tools."""
-        return "".join(f"{word} 1\n" for word in self.words)
+    known = {
+        special: next((symbols.index(name) for name in names if name in symbols), -1)
+        for special, names in TAKEN.items()
+    }
+    own = [(n, symbol) for n, symbol in enumerate(symbols) if n not in known.values()]
+    words = [symbol for _, symbol in own]
+    often = Counter([*SPECIAL, *words])
+    wrong = [word for word in words if often[word] > 1 or word.split() != [word]]
+    if wrong:
+        raise ConversionError(f"{path}: {wrong[0]!r} cannot be a word of fairseq's dictionary")
+    first = [known.get(special, -1) for special in SPECIAL]
+    return Vocabulary(words, first + [row for row, _ in own])
 
 
 def read_vocabulary(folder: Path, types: int) -> Vocabulary:
     """Read `cache.pt`, the corpus that the released code keeps beside its data, or `vocab.txt`.
 
-    Args:
-        folder: where it is.
-        types: how many there must be.
-
     Raises:
-        ConversionError: there is none, or it is another model's.
+        ConversionError: there is none, or it has not as many types as the model.
     """
     path = next((folder / n for n in (CACHE, TEXT) if (folder / n).is_file()), None)
     if path is None:
@@ -83,4 +57,4 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
             raise ConversionError(f"{path} holds no vocabulary of the released code")
     if len(symbols) != types:
         raise ConversionError(f"{path} has {len(symbols):,} types, and the model {types:,}")
-    return Vocabulary.of([str(symbol) for symbol in symbols], path)
+    return in_order([str(symbol) for symbol in symbols], path)

@@ -25,12 +25,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport
-from relpos_fairseq.conversion.translation.foreign import Foreign, Words
+from relpos_fairseq.conversion.translation.foreign import Foreign
 from relpos_fairseq.conversion.translation.generating import Generating, build
+from relpos_fairseq.conversion.vocabulary import take_rows
 from relpos_fairseq.schemes import named_elsewhere
 
 EPSILON = 1e-5  # of fairseq's layer norms
@@ -42,12 +42,7 @@ SIDES = ("encoder", "decoder")
 
 
 def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
-    """Return a foreign model as ours.
-
-    Args:
-        model: it.
-        length: positions that our model is built for.
-        report: told what is done.
+    """Return a foreign model as ours, with `length` positions.
 
     Raises:
         ConversionError: a layer norm after each block whose eps is not fairseq's.
@@ -62,10 +57,10 @@ def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
             )
         _widen(state, factor)
         report.step(f"residual streams times {factor:.4g}: layer norms' eps becomes {EPSILON:g}")
-    state["encoder.embed_tokens.weight"] = _take(state["encoder.embed_tokens.weight"], model.source)
-    table = _take(state["decoder.embed_tokens.weight"], model.target)
-    table[END] = state["decoder.embed_tokens.weight"][form.start]
-    state["decoder.embed_tokens.weight"] = table
+    for side, words in zip(SIDES, (model.source, model.target), strict=True):
+        table = state[f"{side}.embed_tokens.weight"].float()
+        state[f"{side}.embed_tokens.weight"] = words.take(table)
+    state["decoder.embed_tokens.weight"][END] = table[form.start]
     report.step("the decoder's </s> is the source's first symbol of a target")
     _fold_bias(state, model)
     report.step("the output's bias is folded into its matrix and the last layer norm")
@@ -86,14 +81,6 @@ def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
     )
 
 
-def _take(table: Tensor, words: Words) -> Tensor:
-    """Rows (V, E) in fairseq's order; zeros where the source has none."""
-    rows = torch.tensor(words.rows)
-    taken = table.float()[rows.clamp(min=0)]
-    taken[rows < 0] = 0
-    return taken
-
-
 def _widen(state: State, factor: float) -> None:
     """Multiply the residual streams, in place."""
     added = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
@@ -111,9 +98,7 @@ def _fold_bias(state: State, model: Foreign) -> None:
     bias = state.pop("output.bias", matrix.new_zeros(len(matrix))).double().flatten()
     column = (matrix @ (shift - gain) + bias) / len(gain)
     folded = matrix * gain + column[:, None]
-    rows = torch.tensor(model.target.rows)
-    taken = folded[rows.clamp(min=0)]
-    taken[rows < 0] = NEVER / len(gain)
+    taken = take_rows(folded, model.target.rows, NEVER / len(gain))
     state["decoder.output_projection.weight"] = taken
     for part in ("weight", "bias"):
         state[f"decoder.{norm}.{part}"] = torch.ones_like(gain)

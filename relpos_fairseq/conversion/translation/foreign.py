@@ -19,6 +19,7 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.vocabulary import Vocabulary
 
 ACTIVATIONS = {
     "relu": F.relu,
@@ -41,7 +42,6 @@ class Form:
         scale: what embeddings are multiplied by.
         eps: of layer norms.
         start: the number that a decoder's input begins with.
-        end: the number of </s>.
         pad: the number of padding.
         source_ends: whether a source ends in </s>.
         dropout: fairseq's dropout, attention_dropout and activation_dropout.
@@ -54,23 +54,9 @@ class Form:
     scale: float
     eps: float
     start: int
-    end: int
     pad: int
     source_ends: bool
     dropout: tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Words:
-    """A vocabulary in the order of fairseq's dictionary.
-
-    Args:
-        symbols: the lines of dict.txt: what follows <s>, <pad>, </s> and <unk>.
-        rows: number, in the source, of each of fairseq's rows; -1 where the source has none.
-    """
-
-    symbols: list[str]
-    rows: list[int]
 
 
 @dataclass
@@ -95,8 +81,8 @@ class Foreign:
     path: Path
     weights: State
     form: Form
-    source: Words
-    target: Words
+    source: Vocabulary
+    target: Vocabulary
     languages: tuple[str, str]
     files: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -105,16 +91,12 @@ class Foreign:
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T, V) in the source's order of rows, in fp64.
 
-        Args:
-            source: (B, S) its numbers, padded on the right.
-            target: (B, T) its numbers, the first of them `form.start`; none is padding.
+        Sources (B, S) are padded on the right; targets (B, T) begin with `form.start`, unpadded.
         """
         return _Formula(self).logits(source, target)
 
 
 class _Formula:
-    """The formula of a model."""
-
     def __init__(self, model: Foreign) -> None:
         self.form = model.form
         self.weights = {name: value.double() for name, value in model.weights.items()}
@@ -189,7 +171,7 @@ class _Formula:
         return self._linear(out.flatten(2), f"{layer}{name}.out_proj")
 
 
-def words_of(symbols: list[str], special: dict[str, str], where: str) -> Words:
+def words_of(symbols: list[str], special: dict[str, str], where: str) -> Vocabulary:
     """Put a vocabulary into the order of fairseq's dictionary.
 
     Args:
@@ -210,4 +192,4 @@ def words_of(symbols: list[str], special: dict[str, str], where: str) -> Words:
         numbers[symbol] = number
     first = [numbers.get(name, -1) for name in special.values()]
     rest = [number for symbol, number in numbers.items() if symbol not in special.values()]
-    return Words([symbols[number] for number in rest], first + rest)
+    return Vocabulary([symbols[number] for number in rest], first + rest)

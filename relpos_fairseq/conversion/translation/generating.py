@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.writer import (
-    CHECKPOINT,
-    Rows,
-    config_of,
-    fairseq_checkpoint,
-    load_tensors,
-)
+from relpos_fairseq.conversion.writer import Rows, config_of, fairseq_checkpoint, load_tensors
 from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
@@ -61,6 +54,7 @@ class Generating:
         state: tensors.
         task: options of its task, `_name` among them.
         files: of text, by the names that they shall have.
+        criterion: its options; what is not named is that of KINDS.
     """
 
     kind: str
@@ -69,20 +63,16 @@ class Generating:
     state: State
     task: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
+    criterion: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """Say where its positions are."""
         plans = {name: value for name, value in self.state.items() if name.endswith(IDENTITY)}
         return "; ".join(
             f"{name.split('.')[0]}: {decode_text(value)}" for name, value in sorted(plans.items())
         )
 
     def checkpoint(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Return a fairseq checkpoint, with default options elsewhere.
-
-        Args:
-            about: where the model comes from; kept under `conversion`.
-        """
+        """Return a fairseq checkpoint; what is told `about` it is kept as `conversion`."""
         _, name, config, task, criterion = KINDS[self.kind]
         known = {part.name for part in fields(task)}
         told = {key: value for key, value in self.task.items() if key in known}
@@ -90,26 +80,13 @@ class Generating:
         cfg = config_of(
             OmegaConf.merge(config(), self.values | {"_name": name}),
             OmegaConf.merge(task(), told),
-            {"_name": criterion},
+            {"_name": criterion} | self.criterion,
         )
         return fairseq_checkpoint(cfg, self.state, about, "CrossEntropyCriterion")
 
-    def write(self, checkpoint: dict[str, Any], folder: Path) -> None:
-        """Write the checkpoint and its text."""
-        torch.save(checkpoint, folder / CHECKPOINT)
-        for name, path in self.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / name)
-
 
 def build(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
-    """Build a model of config values.
-
-    Args:
-        kind: of KINDS.
-        values: of our config; what is not named is its default.
-        rows: of the embeddings of input and output.
-    """
+    """Build a model of KINDS; values of our config that are not named are its defaults."""
     model, _, base, _, _ = KINDS[kind]
     config = base()
     for name, value in values.items():
@@ -136,12 +113,7 @@ def logits_of(checkpoint: dict[str, Any], kind: str, rows: tuple[int, int],
               source: Tensor, target: Tensor) -> Tensor:  # fmt: skip
     """Scores (B, T, V) of a checkpoint after each target token, in fp64.
 
-    Args:
-        checkpoint: in memory.
-        kind: of KINDS.
-        rows: of the embeddings of input and output.
-        source: (B, S) tokens that end in </s>; not read by a language model.
-        target: (B, T) tokens that begin with </s>.
+    Sources (B, S) end in </s>, and a language model reads none; targets (B, T) begin with </s>.
 
     Raises:
         ConversionError: its tensors do not fit its options.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,13 @@ from relpos_fairseq.conversion.checkpoints import read_file
 from relpos_fairseq.conversion.convert import Conversion
 from relpos_fairseq.conversion.fidelity import EOS, FIRST, PADDING, Probe
 from relpos_fairseq.conversion.huggingface.files import read_json
-from relpos_fairseq.conversion.job import Job, Say, measure
+from relpos_fairseq.conversion.job import Job, Say, Writer, measure
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport
 from relpos_fairseq.conversion.translation import exported, marian, opennmt
 from relpos_fairseq.conversion.translation.adopt import adopt
 from relpos_fairseq.conversion.translation.foreign import Foreign
 from relpos_fairseq.conversion.translation.generating import Generating, check_rows, logits_of
+from relpos_fairseq.conversion.writer import write_checkpoint
 
 LENGTH = 1024  # positions where the source sets none
 SHORTEST = 4  # tokens that are compared
@@ -39,7 +39,6 @@ class Pair:
 
     @classmethod
     def draw(cls, rows: tuple[int, int], longest: int, seed: int, batch: int = 3) -> Pair:
-        """Draw one of at most 40 tokens a row."""
         random = torch.Generator().manual_seed(seed)
         length = max(min(longest, 40), SHORTEST)
         source, target = (
@@ -53,7 +52,7 @@ class Pair:
         return cls(source, target)
 
 
-def convert_generating(job: Job, path: Path, say: Say) -> Callable[[Path], None] | None:
+def convert_generating(job: Job, path: Path, say: Say) -> Writer | None:
     """Convert a model that generates; returns what writes it, None where `path` is another kind.
 
     Raises:
@@ -68,7 +67,9 @@ def convert_generating(job: Job, path: Path, say: Say) -> Callable[[Path], None]
     if isinstance(found, Foreign):
         kind, notes = found.kind, found.notes
         reach = length or len(found.weights.get("encoder.positions", range(LENGTH)))
-        made, dictionaries = adopt(found, reach, report), _dictionaries(found)
+        made, words = adopt(found, reach, report), (found.source, found.target)
+        sides = zip(found.languages, words, strict=True)
+        dictionaries = {f"dict.{language}.txt": one.dictionary() for language, one in sides}
     else:
         kind, notes, made, dictionaries = "transformers, exported by relpos", [], found, {}
         check_rows(found.files, found.rows)
@@ -92,17 +93,9 @@ def convert_generating(job: Job, path: Path, say: Say) -> Callable[[Path], None]
     measured = measure(*outputs, Probe(pair.target, None), Conversion({}, report), say)
     about["differences"] = measured.largest
 
-    def write(place: Path) -> None:
-        if not place.is_dir():
-            torch.save(checkpoint, place)
-            return
-        made.write(checkpoint, place)
-        for name, text in dictionaries.items():
-            (place / name).write_text(text, encoding="utf-8")
-        text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-        (place / "conversion.json").write_text(text, encoding="utf-8")
-
-    return write
+    return functools.partial(
+        write_checkpoint, checkpoint=checkpoint, about=about, files=made.files, texts=dictionaries
+    )
 
 
 def _read(path: Path, length: int | None) -> Foreign | Generating | None:
@@ -126,24 +119,14 @@ def _check(job: Job, foreign: bool) -> None:
             f"--to {job.to}: a model that generates is converted with --to same alone; "
             f"fairseq-train --finetune-from-model then changes its scheme where that is exact"
         )
-    wrong = [name for name, value in job.given.items()
-             if value is not None and not (foreign and name == "max_positions")]  # fmt: skip
-    wrong = [name.removeprefix("max_") for name in wrong]
-    wrong += ["approximate"] * job.approximate + ["fill"] * bool(job.fill)
-    wrong += ["head"] * bool(job.head) + ["init"] * (job.init != "neutral")
+    wrong = job.beyond("max_positions") if foreign else job.beyond()
     length = job.given.get("max_positions")
     if length is not None and length < SHORTEST:
         raise ConversionError(f"--positions {length}: the comparison needs {SHORTEST} at least")
     if wrong:
-        raise ConversionError(f"--{wrong[0].replace('_', '-')} says nothing here: leave it out")
-
-
-def _dictionaries(model: Foreign) -> dict[str, str]:
-    sides = zip(model.languages, (model.source, model.target), strict=True)
-    return {
-        f"dict.{language}.txt": "".join(f"{symbol} 1\n" for symbol in words.symbols)
-        for language, words in sides
-    }
+        raise ConversionError(
+            f"--{wrong[0].split()[0].removeprefix('max-')} says nothing here: leave it out"
+        )
 
 
 def _source_logits(found: Foreign | Generating, made: Generating, pair: Pair) -> Tensor:

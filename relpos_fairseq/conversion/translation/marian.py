@@ -24,12 +24,7 @@ PIECES = ("source.spm", "target.spm")
 
 
 def read(folder: Path, config: dict[str, Any], length: int | None) -> Foreign:
-    """Read a folder.
-
-    Args:
-        folder: of transformers' save_pretrained.
-        config: its config.json.
-        length: positions wanted; None: those of the config.
+    """Read a folder of save_pretrained, with `length` positions; None: those of the config.
 
     Raises:
         ConversionError: a file is missing, or what fairseq's layers cannot express.
@@ -54,7 +49,6 @@ def read(folder: Path, config: dict[str, Any], length: int | None) -> Foreign:
         scale=width**0.5 if config.get("scale_embedding") else 1.0,
         eps=1e-5,
         start=config["decoder_start_token_id"],
-        end=config["eos_token_id"],
         pad=config["pad_token_id"],
         source_ends=True,
         dropout=tuple(
@@ -116,7 +110,6 @@ def _symbols(path: Path, rows: int) -> list[str]:
 
 
 def _add_text(model: Foreign) -> None:
-    """Add languages and sentencepiece's models."""
     path = model.path / "tokenizer_config.json"
     facts = read_json(path) if path.is_file() else {}
     found = tuple(str(facts.get(f"{side}_lang") or side) for side in ("source", "target"))

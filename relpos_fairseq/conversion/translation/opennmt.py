@@ -44,17 +44,11 @@ EXPRESSED = {
 
 
 def is_opennmt(checkpoint: dict[str, Any]) -> bool:
-    """Whether a file holds a checkpoint of OpenNMT-py's."""
     return "vocab" in checkpoint and "opt" in checkpoint
 
 
 def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
-    """Read a checkpoint.
-
-    Args:
-        path: its file; the tensors may lie beside it in FILE.safetensors.
-        checkpoint: what it holds.
-        length: positions of the result.
+    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors.
 
     Raises:
         ConversionError: another architecture, or a part that fairseq's layers cannot express.
@@ -108,7 +102,6 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
         scale=width**0.5 if absolute else 1.0,
         eps=float(options.get("norm_eps", 1e-6)),
         start=symbols["tgt"].index(start),
-        end=target.rows[2],
         pad=source.rows[1],
         source_ends=False,
         dropout=tuple(
@@ -141,7 +134,6 @@ def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
 
 
 def _named(weights: State, path: Path) -> State:
-    """Rename tensors as fairseq's."""
     result = {}
     for name, value in weights.items():
         if name.endswith((".pe.pe", ".mask")):  # buffers

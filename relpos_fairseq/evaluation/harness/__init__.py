@@ -28,7 +28,6 @@ def register() -> None:
 
 
 def main() -> None:
-    """Run the harness's own command."""
     try:
         register()
         from lm_eval.__main__ import cli_evaluate

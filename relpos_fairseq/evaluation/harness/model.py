@@ -114,12 +114,9 @@ class RelPosLM(LM):
             named = ("temperature", "top_k", "top_p", "seed")
             choice = Choice(**{name: options[name] for name in named if name in options})
         start = Continuation(self.trained, 1, **self.lengths)
-        count, show, text = (
-            int(options.get("max_gen_toks", DRAWN)),
-            streamer(self.trained.source, context),
-            "",
-        )
-        drawn = sample(self.trained, start, ids_of(self.trained, context), count, choice)
+        count, text = int(options.get("max_gen_toks", DRAWN)), ""
+        show = streamer(self.trained.source, context)
+        drawn = sample(start, ids_of(self.trained, context), count, choice)
         for symbol in itertools.chain((one for one, _ in drawn), [None]):
             text += show(None if symbol is None else start.words[int(symbol[0])])
             if places := [text.index(end) for end in ends if end in text]:

@@ -26,11 +26,7 @@ METRICS = {"XQuAD": "squad", "MLQA": "mlqa", "TyDiQA-GoldP": "squad"}
 
 
 def question_files(name: str, folder: Path) -> dict[str, Path]:
-    """Language to file; of MLQA the test set where there are both.
-
-    Args:
-        name: a key of `NAMES`.
-        folder: looked through with its subfolders.
+    """Language to file, of a folder and its subfolders; of MLQA the test set where there are both.
 
     Raises:
         PreparationError: there is none.
@@ -51,7 +47,6 @@ def question_files(name: str, folder: Path) -> dict[str, Path]:
 
 
 def example(name: str) -> str:
-    """A file's name, for messages."""
     return {
         "XQuAD": "xquad.de.json",
         "MLQA": "test-context-de-question-de.json",

@@ -33,11 +33,8 @@ class Splits:
 def languages(data: Path) -> dict[str, Splits]:
     """Splits of every language: test sets are scored, or validation sets where no test has labels.
 
-    Args:
-        data: `XNLI` of prepare_glue.py.
-
     Raises:
-        PreparationError: there is none.
+        PreparationError: the data, `XNLI` of prepare_glue.py, have none.
     """
     there, labelled = (
         {path.stem for path in (data / part).glob("*_*.idx")} for part in ("input0", "label")
@@ -64,12 +61,7 @@ class Classifier:
     """A fine-tuned model and its task."""
 
     def __init__(self, checkpoint: Path, data: Path, cpu: bool = False) -> None:
-        """Load both.
-
-        Args:
-            checkpoint: of finetune_glue.py, or of fairseq-train.
-            data: `XNLI` of prepare_glue.py.
-            cpu: whether to leave a GPU alone.
+        """Load a checkpoint of finetune_glue.py or fairseq-train, and `XNLI` of prepare_glue.py.
 
         Raises:
             PreparationError: the checkpoint is none of a sentence_prediction.

@@ -15,7 +15,6 @@ from relpos_fairseq.inference.translator import Hypothesis, Search
 
 
 def load(path: Path, data: Path | None, cpu: bool) -> BeamSearch:
-    """Return a checkpoint's translator."""
     return BeamSearch(load_trained(path, data, cpu, "relpos translate"))
 
 
@@ -34,7 +33,6 @@ class BeamSearch:
         self._generator = (None, None)
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
-        """Return the best translations of each sentence."""
         task = self.trained.task
         words = task.source_dictionary
         rows = [torch.tensor([*map(words.index, symbols), words.eos()]) for symbols in batch]

@@ -4,12 +4,13 @@ fairseq's whole-word masking and fairseq-interactive use it.  DIR is the text/ b
 a data folder, or a tokenizer's.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
 
+from relpos_fairseq.config import help_text
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import read_json
 from relpos_fairseq.inference.text import SymbolText, TokenizerText, manifest_of, read_text
@@ -19,9 +20,7 @@ from relpos_fairseq.inference.text import SymbolText, TokenizerText, manifest_of
 class TokenizerFolderConfig(FairseqDataclass):
     """Where the text's units are."""
 
-    tokenizer_folder: str = field(
-        default="", metadata={"help": "folder with tokenizer.json, sentencepiece.model, ..."}
-    )
+    tokenizer_folder: str = help_text("", "folder with tokenizer.json, sentencepiece.model, ...")
 
 
 @register_bpe("relpos", dataclass=TokenizerFolderConfig)
@@ -46,11 +45,9 @@ class FolderText:
             )
 
     def encode(self, x: str) -> str:
-        """Symbols of a text, joined by spaces."""
         return " ".join(self.source.encode(x))
 
     def decode(self, x: str) -> str:
-        """The text of symbols joined by spaces."""
         return self.target.decode(x.split(" "))
 
     def is_beginning_of_word(self, x: str) -> bool:

@@ -44,7 +44,6 @@ class TextHub(Fairseq):
     """
 
     def __init__(self, cfg: Any, task: Any, models: Any) -> None:
-        """As fairseq's."""
         super().__init__(cfg, task, models)
         self.source = self.target = None
         ours = all(type(model).__module__.startswith("relpos_fairseq.") for model in models)

@@ -49,18 +49,17 @@ class Trained:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
 
 def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
-    """Load a checkpoint for a command.
+    """Load a checkpoint for a command, whose tasks are those of JOBS.
 
     Args:
         path: the checkpoint.
         data: its data folder; None: what lies beside it.
         cpu: use no GPU.
-        command: `relpos translate`, ...: the tasks that it is for are those of JOBS.
+        command: `relpos translate`, ...
 
     Raises:
         PreparationError: no file, another command's model, or no dictionaries.

@@ -168,20 +168,9 @@ def ids_of(trained: Trained, text: str) -> list[int]:
 
 
 def sample(
-    trained: Trained, start: Continuation, ids: Sequence[int], count: int, choice: Choice
+    start: Continuation, ids: Sequence[int], count: int, choice: Choice
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Continue a text.
-
-    Args:
-        trained: the model.
-        start: where it stands.
-        ids: the prompt.
-        count: how many symbols to draw.
-        choice: how.
-
-    Yields:
-        The symbols (B,) drawn, and the log-probability of each.
-    """
+    """Continue a prompt; yields the symbols (B,) drawn, and the log-probability of each."""
     generator = torch.Generator().manual_seed(choice.seed)
     scores = start.read(ids)
     for number in range(count):
@@ -218,7 +207,7 @@ def texts(
     symbols: list[list[str]] = [[] for _ in rows]
     nats, left = [0.0 for _ in rows], [lines for _ in rows]
     show = streamer(trained.source, prompt)
-    for drawn, scores in sample(trained, start, ids_of(trained, prompt), count, choice):
+    for drawn, scores in sample(start, ids_of(trained, prompt), count, choice):
         for row in rows:
             if left[row] == 0:
                 continue

@@ -38,11 +38,6 @@ def fill(hub: RelPosRobertaHub, line: str, number: int, count: int) -> list[dict
     return [{"text": t, "probability": round(p, 6), "piece": piece} for t, p, piece in found]
 
 
-def open_answering(path: Path, data: Path | None, cpu: bool) -> Trained:
-    """Return a question answering model."""
-    return load(path, data, cpu, "relpos answer")
-
-
 @torch.no_grad()
 def answer(
     trained: Trained, context: str, questions: Sequence[str], none: bool, count: int

@@ -20,10 +20,10 @@ from fairseq.models.transformer.transformer_config import (
     EncDecBaseConfig,
     QuantNoiseConfig,
 )
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
-from relpos_fairseq.config import PositionConfig
-from relpos_fairseq.models.config.single_stack import ACTIVATIONS, help_text
+from relpos_fairseq.config import PositionConfig, help_text
+from relpos_fairseq.models.config.single_stack import ACTIVATIONS, plain
 
 _NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Positions are ours to say; cross+self attention puts source and target on one line of slots.
@@ -82,16 +82,8 @@ class RelPosTransformerConfig(_Flat):
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """Fairseq's nested config, carrying the position fields, from a flat one.
-
-    Args:
-        cfg: DictConfig, Namespace or RelPosTransformerConfig.
-    """
-    if OmegaConf.is_config(cfg):
-        flat = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    else:
-        flat = dict(vars(cfg))
-    flat = {key: value for key, value in flat.items() if not key.startswith("_")}
+    """Fairseq's nested config, carrying the position fields, from a flat one (see `plain`)."""
+    flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
     for key in ("max_source_positions", "max_target_positions"):
         if not isinstance(flat.get(key), int):
             flat[key] = DEFAULT_LENGTH

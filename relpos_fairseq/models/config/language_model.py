@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
-from relpos_fairseq.models.config.single_stack import (
-    ACTIVATIONS,
-    SinglePlacement,
-    help_text,
-)
+from relpos_fairseq.config import help_text
+from relpos_fairseq.models.config.single_stack import ACTIVATIONS, SinglePlacement, plain
 
 DEFAULT_LENGTH = 1024
 
@@ -97,17 +94,10 @@ class RelPosTransformerLMConfig(LanguageModelFlags):
 def nested(cfg: Any) -> TransformerConfig:
     """Fairseq's nested config of a decoder, carrying all other fields, from a flat one.
 
-    Args:
-        cfg: DictConfig, Namespace or one of the configs here.
-
     Raises:
         ValueError: options that exclude each other.
     """
-    if OmegaConf.is_config(cfg):
-        flat = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    else:
-        flat = dict(vars(cfg))
-    flat = {key: value for key, value in flat.items() if not key.startswith("_")}
+    flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
     lengths = (flat.get("max_target_positions"), flat.get("tokens_per_sample"), DEFAULT_LENGTH)
     flat["max_target_positions"] = next(n for n in lengths if isinstance(n, int))
     for key in ("decoder_input_dim", "decoder_output_dim"):

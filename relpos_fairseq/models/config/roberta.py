@@ -10,15 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Optional
 
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
-from omegaconf import OmegaConf
 
-from relpos_fairseq.models.config.single_stack import (
-    ACTIVATIONS,
-    SinglePlacement,
-)
-from relpos_fairseq.models.config.single_stack import (
-    help_text as _help,
-)
+from relpos_fairseq.config import help_text as _help
+from relpos_fairseq.models.config.single_stack import ACTIVATIONS, SinglePlacement, plain
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE
 
 
@@ -65,14 +59,9 @@ class RelPosRobertaConfig(SinglePlacement):
 def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
     """The options as fairseq's RoBERTa classes read them: a plain, complete Namespace.
 
-    Args:
-        cfg: DictConfig, Namespace or RelPosRobertaConfig.
-        task_positions: length of the task's samples, where the config does not say.
+    Where the config does not say `max_positions`, it is the length of the task's samples.
     """
-    if OmegaConf.is_config(cfg):
-        values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    else:
-        values = dict(vars(cfg))
+    values = plain(cfg)
     known = {part.name: part.default for part in fields(RelPosRobertaConfig)}
     args = argparse.Namespace(
         **{name: values.get(name, default) for name, default in known.items() if name != "_name"}

@@ -5,6 +5,7 @@ from typing import Any
 
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import OmegaConf
 
 from relpos_fairseq.config import PositionConfig
 
@@ -13,9 +14,11 @@ ACTIVATIONS = ChoiceEnum([*utils.get_available_activation_fns(), "swish"])  # of
 _DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
 
 
-def help_text(default: Any, text: str) -> Any:
-    """A field with a default and a help text."""
-    return field(default=default, metadata={"help": text})
+def plain(cfg: Any) -> dict[str, Any]:
+    """Return the values of a DictConfig, a Namespace or a dataclass."""
+    if OmegaConf.is_config(cfg):
+        return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    return dict(vars(cfg))
 
 
 SinglePlacement = make_dataclass(

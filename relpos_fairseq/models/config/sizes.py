@@ -7,16 +7,12 @@ from dataclasses import fields, make_dataclass
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 
 
 def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[FairseqDataclass]:
     """Make the config class of a named size, whose defaults are `values`.
-
-    Args:
-        name: of the class.
-        base: the config whose defaults change.
-        values: new defaults by field.
 
     Raises:
         ValueError: if a value names no field.
@@ -36,6 +32,22 @@ def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[Fairse
     return make_dataclass(name, changed, bases=(base,))
 
 
+def widths(side: str, width: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
+    """Return the fields of an encoder's or a decoder's sizes."""
+    return {
+        f"{side}_embed_dim": width,
+        f"{side}_ffn_embed_dim": ffn,
+        f"{side}_attention_heads": heads,
+        f"{side}_layers": layers,
+    }
+
+
+def add_flags(model: type, parser: Any) -> None:
+    """Add every field of a model's config, whose defaults are the config's, not argparse's."""
+    config = getattr(model, "flags", None) or getattr(model, "__dataclass")  # noqa: B009
+    gen_parser_from_dataclass(parser, config(), delete_default=True)
+
+
 def register_sizes(
     model: type, base: type[FairseqDataclass], sizes: dict[str, dict[str, Any]], module: str
 ) -> dict[str, type]:
@@ -45,10 +57,7 @@ def register_sizes(
         model: the model that every size's class derives from.
         base: its config.
         sizes: by name, the defaults in which a size differs from `base`.
-        module: name of the module that the classes are put in.
-
-    Returns:
-        The classes by name, for the module's namespace, where pickle looks for them.
+        module: whose names the returned classes become: pickle looks for them there.
     """
     made = {}
     for name, values in sizes.items():

@@ -5,8 +5,8 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 
+from relpos_fairseq.config import help_text
 from relpos_fairseq.models.config.language_model import LanguageModelFlags
-from relpos_fairseq.models.config.single_stack import help_text
 from relpos_fairseq.models.transformer_xl.window_positions import KINDS
 from relpos_fairseq.schemes import DEFAULT
 

@@ -1,4 +1,4 @@
-"""RoBERTa's encoder: fairseq's, with a position scheme and segments."""
+"""RoBERTa's encoder: fairseq's, with a position scheme and segments; and its span head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class RelPosSentenceEncoder(RelPosEncoder):
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
-        """The positions that the config asks for."""
         return Placement(resolve(cfg, encoder_shape(cfg, "--max-positions"), "masked_lm"))
 
     def forward(
@@ -33,15 +32,9 @@ class RelPosSentenceEncoder(RelPosEncoder):
         token_embeddings: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's.
+        """As fairseq's, for (B, T) tokens padded on either side, and (B, T) segment numbers.
 
-        Args:
-            src_tokens: (B, T) token ids, padded on either side.
-            src_lengths: unused beyond fairseq's signature.
-            return_all_hiddens: return every layer's output too.
-            token_embeddings: (B, T, E) in place of the tokens' own.
-            segments: (B, T) segment numbers; None where the task divides nothing, which is one
-                segment, as a single sentence is.
+        Segments are None where the task divides nothing: one segment, as a single sentence is.
         """
         if self.positions.plan.segment_encoding == "none":
             segments = None
@@ -116,5 +109,26 @@ class RelPosRobertaEncoder(RobertaEncoder):
         return out["encoder_out"][0].transpose(0, 1), {"inner_states": inner_states}
 
     def max_positions(self) -> int:
-        """The longest input that the position scheme takes."""
         return self.sentence_encoder.max_positions()
+
+
+class SpanHead(nn.Module):
+    """Start and end logits of every token, for question answering.
+
+    Devlin et al. 2018, BERT (arXiv:1810.04805), section 4.2: two vectors S and E, and a token's
+    logits are their products with its last hidden state (here the rows of one projection, with
+    biases, as in BERT's released code).
+
+    Args:
+        embed_dim: width E of the features.
+        dropout: of the features.
+    """
+
+    def __init__(self, embed_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(embed_dim, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, 2): start and end logits."""
+        return self.out_proj(self.dropout(features))

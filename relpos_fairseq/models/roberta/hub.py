@@ -26,13 +26,7 @@ class RelPosRobertaHub(nn.Module):
     """A trained model with its dictionary and, where there is one, its tokenizer."""
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, tokenizer: Tokenizer | None) -> None:
-        """Keep the parts.
-
-        Args:
-            cfg: the checkpoint's config.
-            task: whose dictionary the model was trained with.
-            model: the model.
-            tokenizer: text to the dictionary's symbols; None: text is symbols joined by spaces.
+        """Keep the parts; without a tokenizer text is symbols joined by spaces.
 
         Raises:
             ValueError: a tokenizer of another dictionary.
@@ -45,7 +39,6 @@ class RelPosRobertaHub(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     def encode(self, sentence: str, *more: str, no_separator: bool | None = None) -> Tensor:
@@ -152,7 +145,6 @@ class RelPosRobertaHub(nn.Module):
         return {"src_tokens": tokens.to(self.device), "segments": segments}
 
     def register_classification_head(self, name: str, num_classes: int, **kwargs: Any) -> None:
-        """Add an untrained classification head."""
         self.model.register_classification_head(name, num_classes=num_classes, **kwargs)
 
     def predict(
@@ -168,11 +160,7 @@ class RelPosRobertaHub(nn.Module):
         return logits if return_logits else F.log_softmax(logits, dim=-1)
 
     def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
-        """The likeliest words for the one `<mask>` of a text.
-
-        Args:
-            masked_input: text with one <mask>.
-            topk: how many.
+        """The `topk` likeliest words for the one `<mask>` of a text.
 
         Returns:
             (filled text, probability, the piece's text), best first; special symbols, which

@@ -23,9 +23,12 @@ from torch import Tensor, nn
 
 from relpos_fairseq.models.config.transformer_xl import check_mem_len, check_memory_flags
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
-from relpos_fairseq.models.transformer_xl.initial_values import drop_biases, initialise
+from relpos_fairseq.models.transformer_xl.initial_values import (
+    add_output_bias,
+    drop_biases,
+    initialise,
+)
 from relpos_fairseq.models.transformer_xl.memory_positions import memory_positions
-from relpos_fairseq.models.transformer_xl.output_bias import add_output_bias
 from relpos_fairseq.models.transformer_xl.window_positions import window_of
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
@@ -68,7 +71,6 @@ class RelPosXLDecoder(RelPosLMDecoder):
         initialise(self, cfg.init_std, cfg.proj_init_std)
 
     def max_positions(self) -> int:
-        """The longest segment that the positions take."""
         longest = super().max_positions()
         return longest if self.window is None else min(longest, self.window.segment)
 

@@ -1,4 +1,4 @@
-"""Initial values of Transformer-XL's released code (`weights_init` in its train.py).
+"""Initial values of Transformer-XL's released code (`weights_init` in its train.py); its biases.
 
 Weights come from N(0, 0.02), projections of adaptive embeddings from N(0, 0.01), layer norms from
 N(1, 0.02), and biases are 0.  Position schemes keep what they started from.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from fairseq.modules import AdaptiveInput
-from torch import nn
+from torch import Tensor, nn
 
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.scheme import PositionScheme
@@ -17,13 +18,7 @@ from relpos_fairseq.stack import SchemeStack
 
 
 def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
-    """Redraw all that is a decoder's own.
-
-    Args:
-        decoder: a fairseq TransformerDecoderBase.
-        std: standard deviation of weights.
-        proj_std: the same for projections of adaptive embeddings.
-    """
+    """Redraw all that is a fairseq decoder's own; `proj_std`: projections between widths."""
     projections = _projections(decoder)
     for module in _own_modules(decoder):
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -71,3 +66,27 @@ def drop_biases(layers: nn.ModuleList) -> None:
                 )
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             getattr(attention, name).register_parameter("bias", None)
+
+
+class Bias(nn.Module):
+    """Adds a parameter (N,), at first zero, to (..., N)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+def add_output_bias(decoder: nn.Module) -> None:
+    """Give the outputs of a fairseq TransformerDecoderBase biases, those of each band their own."""
+    softmax = decoder.adaptive_softmax
+    if softmax is None:
+        projection = decoder.output_projection
+        projection.bias = nn.Parameter(torch.zeros(projection.out_features))
+        return
+    sizes = [end - start for start, end in zip(softmax.cutoff, softmax.cutoff[1:])]  # noqa: B905
+    softmax.head = nn.Sequential(softmax.head, Bias(softmax.cutoff[0] + len(sizes)))
+    for tail, size in zip(softmax.tail, sizes, strict=True):
+        tail.append(Bias(size))
