@@ -47,17 +47,11 @@ FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest
 
 @dataclass
 class AttentionRun:
-    """What a command measures, and what it has found.
+    """What a command measures, and what it has found."""
 
-    Args:
-        args: the command line.
-        where: columns that say on what machine and by which versions.
-        log: rows.
-    """
-
-    args: argparse.Namespace
-    where: dict
-    log: RowLog
+    args: argparse.Namespace  # the command line
+    where: dict  # columns that say on what machine and by which versions
+    log: RowLog  # rows
     notes: list[str] = field(default_factory=list)
     checked: int = 0
     worst: tuple[float, str] = (0.0, "")

@@ -20,29 +20,17 @@ BASELINE = PLAIN
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens.
+    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens."""
 
-    Args:
-        width: E.
-        ffn: width of the feed-forward layer.
-        heads: number of heads.
-        batch: rows.
-        length: tokens of each.
-        clip: clip distance of schemes that take one; 0: unclipped.
-        dropout: everywhere, in training.
-        dtype: of parameters.
-        device: where it runs.
-    """
-
-    width: int
-    ffn: int
-    heads: int
-    batch: int
-    length: int
-    clip: int
-    dropout: float
-    dtype: torch.dtype
-    device: torch.device
+    width: int  # e
+    ffn: int  # width of the feed-forward layer
+    heads: int  # number of heads
+    batch: int  # rows
+    length: int  # tokens of each
+    clip: int  # clip distance of schemes that take one; 0: unclipped
+    dropout: float  # everywhere, in training
+    dtype: torch.dtype  # of parameters
+    device: torch.device  # where it runs
 
 
 class OurLayer(nn.Module):

@@ -21,27 +21,16 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a program 
 
 @dataclass
 class Kernel:
-    """A compiled kernel.
+    """A compiled kernel."""
 
-    Args:
-        name: the function's.
-        warps: warps of a program.
-        registers: of a thread.
-        spilled: bytes a thread stores to and loads from memory for want of registers.
-        stack: bytes of a thread's stack frame.
-        shared: bytes of shared memory that a program takes.
-        matrix_products: warp-group products (wgmma) in the code.
-        users: labels of the calls that launch it.
-    """
-
-    name: str
-    warps: int
-    registers: int
-    spilled: int
-    stack: int
-    shared: int
-    matrix_products: int
-    users: list[str] = field(default_factory=list)
+    name: str  # the function's
+    warps: int  # warps of a program
+    registers: int  # of a thread
+    spilled: int  # bytes a thread stores to and loads from memory for want of registers
+    stack: int  # bytes of a thread's stack frame
+    shared: int  # bytes of shared memory that a program takes
+    matrix_products: int  # warp-group products (wgmma) in the code
+    users: list[str] = field(default_factory=list)  # labels of the calls that launch it
 
     def faults(self, capability: int) -> list[str]:
         """Why it would be slow or not start."""

@@ -55,27 +55,16 @@ def takes_clip(name: str) -> bool:
 
 @dataclass(frozen=True)
 class AttentionSetting:
-    """The call of attention that is measured.
+    """The call of attention that is measured."""
 
-    Args:
-        batch: B.
-        heads: H.
-        length: T = S; of a decoding step, S.
-        head_dim: D.
-        clip: clip distance of tables that take one; 0: as long as the input.
-        causal: keys in a query's future are excluded.
-        dtype: of queries, keys, values and parameters.
-        device: where.
-    """
-
-    batch: int
-    heads: int
-    length: int
-    head_dim: int
-    clip: int
-    causal: bool
-    dtype: torch.dtype
-    device: torch.device
+    batch: int  # b
+    heads: int  # h
+    length: int  # t = S; of a decoding step, S
+    head_dim: int  # d
+    clip: int  # clip distance of tables that take one; 0: as long as the input
+    causal: bool  # keys in a query's future are excluded
+    dtype: torch.dtype  # of queries, keys, values and parameters
+    device: torch.device  # where
 
     @property
     def embed_dim(self) -> int:

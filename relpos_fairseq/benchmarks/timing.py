@@ -55,15 +55,10 @@ def synchronise(device: torch.device) -> None:
 
 @dataclass
 class Times:
-    """Milliseconds of one candidate.
+    """Milliseconds of one candidate."""
 
-    Args:
-        samples: each the mean of some runs.
-        noisy: how many of them were taken on a machine that was not idle.
-    """
-
-    samples: list[float]
-    noisy: int = 0
+    samples: list[float]  # each the mean of some runs
+    noisy: int = 0  # how many of them were taken on a machine that was not idle
 
     @property
     def median(self) -> float:

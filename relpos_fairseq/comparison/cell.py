@@ -39,17 +39,10 @@ HASHES = Hashes()  # of checkpoints that schemes begin with
 
 @dataclass(frozen=True)
 class Cell:
-    """A scheme on a task with a seed.
-
-    Attributes:
-        scheme: its label.
-        scheme_flags: its flags of fairseq-train.
-        task: the task.
-        seed: the seed.
-    """
+    """A scheme on a task with a seed."""
 
     scheme: str
-    scheme_flags: dict
+    scheme_flags: dict  # its flags of fairseq-train
     task: Task
     seed: int
 

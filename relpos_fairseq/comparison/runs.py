@@ -25,26 +25,17 @@ FAILED = "failed.txt"
 class Options:
     """Where a comparison lies and how it runs.
 
-    Attributes:
-        spec: its file.
-        work: folder of data, checkpoints and logs; None: `compare_out/NAME`.
-        results: folder of the results; None: NAME, beside the file.
-        workers: cells at a time, each in one thread.
-        threads: of a cell.
-        keep_models: whether checkpoints stay.
-        any_code: whether results of another version of the code count.
-
     Raises:
         ValueError: a number is below 1.
     """
 
     spec: Path
-    work: Path | None = None
-    results: Path | None = None
-    workers: int = 1
-    threads: int = 1
-    keep_models: bool = False
-    any_code: bool = False
+    work: Path | None = None  # folder of data, checkpoints and logs; None: `compare_out/NAME`
+    results: Path | None = None  # folder of the results; None: NAME, beside the file
+    workers: int = 1  # cells at a time, each in one thread
+    threads: int = 1  # of a cell
+    keep_models: bool = False  # whether checkpoints stay
+    any_code: bool = False  # whether results of another version of the code count
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):

@@ -18,21 +18,13 @@ CHRF_ORDERS, CHRF_BETA = 6, 2
 
 @dataclass(frozen=True)
 class Metric:
-    """A score.
+    """A score."""
 
-    Attributes:
-        name: as tables call it.
-        value: (..., K) sums of statistics -> (...) scores.
-        higher: whether more is better.
-        digits: decimals that a table prints.
-        limits: the least and the largest value that it can have.
-    """
-
-    name: str
-    value: Callable[[np.ndarray], np.ndarray]
-    higher: bool = True
-    digits: int = 1
-    limits: tuple[float, float] = (0.0, 100.0)
+    name: str  # as tables call it
+    value: Callable[[np.ndarray], np.ndarray]  # (..., K) sums of statistics -> (...) scores
+    higher: bool = True  # whether more is better
+    digits: int = 1  # decimals that a table prints
+    limits: tuple[float, float] = (0.0, 100.0)  # the least and the largest value that it can have
 
 
 def share(sums: np.ndarray) -> np.ndarray:

@@ -29,27 +29,16 @@ SCHEME = "position-scheme"
 
 @dataclass(frozen=True)
 class Spec:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        name: of its folders.
-        title: of its report.
-        schemes: label to flags of fairseq-train.
-        seeds: every scheme's.
-        tasks: by label.
-        baseline: label of the scheme that the others are compared with.
-        pairs: (scheme, other) that are tested.
-        slurm: submitit's parameters.
-    """
-
-    name: str
-    title: str
-    schemes: dict[str, dict]
-    seeds: tuple[int, ...]
-    tasks: dict[str, Task]
-    baseline: str
-    pairs: tuple[tuple[str, str], ...]
-    slurm: dict = field(default_factory=dict)
+    name: str  # of its folders
+    title: str  # of its report
+    schemes: dict[str, dict]  # label to flags of fairseq-train
+    seeds: tuple[int, ...]  # every scheme's
+    tasks: dict[str, Task]  # by label
+    baseline: str  # label of the scheme that the others are compared with
+    pairs: tuple[tuple[str, str], ...]  # (scheme, other) that are tested
+    slurm: dict = field(default_factory=dict)  # submitit's parameters
 
 
 def read_spec(path: Path) -> Spec:

@@ -13,20 +13,14 @@ PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 @dataclass
 class TrainingLog:
-    """Numbers of a training, line by line; after a resumption later lines replace earlier ones.
+    """Numbers of a training, line by line; after a resumption later lines replace earlier ones."""
 
-    Attributes:
-        parameters: of the model.
-        speeds: tokens a second, of every line of training.
-            valid: updates to all that a validation logged.
-        newest: the last line of training, for the eye.
-    """
-
-    parameters: int = 0
+    parameters: int = 0  # of the model
+    # tokens a second, of every line of training. valid: updates to all that a validation logged
     speeds: list[float] = field(default_factory=list)
     epochs: list[float] = field(default_factory=list)
     valid: dict[int, dict[str, float]] = field(default_factory=dict)
-    newest: str = ""
+    newest: str = ""  # the last line of training, for the eye
 
     def read(self, line: str) -> None:
         """Take a line."""

@@ -19,21 +19,15 @@ POLL = 0.05  # seconds between two looks at a child
 
 @dataclass(eq=False)
 class Fork:
-    """A child that runs a function; this process must not have computed with several threads.
+    """A child that runs a function; this process must not have computed with several threads."""
 
-    Attributes:
-        function: what it runs; an exception or `SystemExit` ends it as in a command.
-        log: file to which all that it prints is appended.
-        status: how it ended; None: it runs.
-        megabytes: the most memory that it, and each child that it waited for, used at a time.
-        seconds: from its start to its end.
-    """
-
+    # what it runs; an exception or `SystemExit` ends it as in a command
     function: Callable[[], object]
-    log: Path
-    status: int | None = None
+    log: Path  # file to which all that it prints is appended
+    status: int | None = None  # how it ended; None: it runs
+    # the most memory that it, and each child that it waited for, used at a time
     megabytes: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # from its start to its end
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

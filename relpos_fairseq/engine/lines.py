@@ -50,21 +50,13 @@ def read_lines(
 
 
 class Part(NamedTuple):
-    """A line, or a part of a very long one.
+    """A line, or a part of a very long one."""
 
-    Attributes:
-        text: Characters or bytes, without the line feed.
-        path: The file.
-        number: The line's number in the file, from 1.
-        begins: Whether the line begins here.
-        ends: Whether a line feed follows.
-    """
-
-    text: str | bytes
+    text: str | bytes  # characters or bytes, without the line feed
     path: Path
-    number: int
-    begins: bool = True
-    ends: bool = True
+    number: int  # the line's number in the file, from 1
+    begins: bool = True  # whether the line begins here
+    ends: bool = True  # whether a line feed follows
 
 
 def read_byte_parts(path: Path) -> Iterator[Part]:

@@ -18,24 +18,18 @@ STAMPS = ".stages"
 
 @dataclass(frozen=True)
 class Stage:
-    """One step from files to files.
+    """One step from files to files."""
 
-    Attributes:
-        name: Unique in its pipeline; also the stamp's file name.
-        run: Makes the outputs, each whole or not at all, and returns counts for the manifest.
-        inputs: Files and folders that it reads.
-        outputs: Files and folders that it makes.
-        parameters: All else that the outputs depend on, as JSON values.
-        keeps: Whether outputs that are no longer asked for stay: downloads, a user's own files.
-        home: The folder that keeps its stamp, where it is not that of `run_stages`.
-    """
-
-    name: str
+    name: str  # unique in its pipeline; also the stamp's file name
+    # makes the outputs, each whole or not at all, and returns counts for the manifest
     run: Callable[[], Mapping | None]
-    inputs: list[Path]
-    outputs: list[Path]
+    inputs: list[Path]  # files and folders that it reads
+    outputs: list[Path]  # files and folders that it makes
+    # all else that the outputs depend on, as JSON values
     parameters: dict = field(default_factory=dict)
+    # whether outputs that are no longer asked for stay: downloads, a user's own files
     keeps: bool = False
+    # the folder that keeps its stamp, where it is not that of `run_stages`
     home: Path | None = None
 
 

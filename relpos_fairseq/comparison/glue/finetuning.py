@@ -34,38 +34,26 @@ NAMED = re.compile(r"(?P<name>[\w+.-]+)=(?P<path>.+)")
 class Options:
     """What is fine-tuned, and how.
 
-    Attributes:
-        data: folder that `relpos prepare glue` wrote.
-        models: pre-trained checkpoints, `path` or `name=path`.
-        out: folder of the runs and the table.
-        protocol: `huang` or `chen`.
-        tasks: names joined by commas; None: those in `data`.
-        lr: other learning rates than the protocol's; epochs and seeds likewise.
-        max_update: updates that end a run; 0: none.
-        model_flags: flags of the model beside its checkpoint's, as in a shell.
-        train_flags: further flags of fairseq-train.
-        keep_models: whether each run's model is kept.
-        predictions: whether the models that the table reports predict all sets (keeps models).
-        threads: threads of a run.
-
     Raises:
         PreparationError: a value is wrong.
     """
 
-    data: Path
-    models: list[str]
-    out: Path
-    protocol: str = "huang"
-    tasks: str | None = None
+    data: Path  # folder that `relpos prepare glue` wrote
+    models: list[str]  # pre-trained checkpoints, `path` or `name=path`
+    out: Path  # folder of the runs and the table
+    protocol: str = "huang"  # `huang` or `chen`
+    tasks: str | None = None  # names joined by commas; None: those in `data`
+    # other learning rates than the protocol's; epochs and seeds likewise
     lr: list[float] | None = None
     epochs: list[int] | None = None
     seeds: list[int] | None = None
-    max_update: int = 0
-    model_flags: str = ""
-    train_flags: str = ""
-    keep_models: bool = False
+    max_update: int = 0  # updates that end a run; 0: none
+    model_flags: str = ""  # flags of the model beside its checkpoint's, as in a shell
+    train_flags: str = ""  # further flags of fairseq-train
+    keep_models: bool = False  # whether each run's model is kept
+    # whether the models that the table reports predict all sets (keeps models)
     predictions: bool = False
-    threads: int = 1
+    threads: int = 1  # threads of a run
 
     def __post_init__(self) -> None:
         check_search(self)

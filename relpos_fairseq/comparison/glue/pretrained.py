@@ -18,21 +18,13 @@ LEFT_OUT = ("_name", "max_positions", "load_checkpoint_heads", "checkpoint_activ
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What is fine-tuned.
+    """What is fine-tuned."""
 
-    Attributes:
-        name: what tables call it.
-        path: the checkpoint.
-        positions: the longest input that it was built for.
-        flags: the command line's flags that build its model.
-        any_length: whether its positions reach beyond that: a relative scheme's do.
-    """
-
-    name: str
+    name: str  # what tables call it
     path: Path
-    positions: int
-    flags: dict[str, object]
-    any_length: bool = False
+    positions: int  # the longest input that it was built for
+    flags: dict[str, object]  # the command line's flags that build its model
+    any_length: bool = False  # whether its positions reach beyond that: a relative scheme's do
 
 
 def read_pretrained(name: str, path: Path) -> Pretrained:

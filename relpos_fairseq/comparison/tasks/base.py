@@ -53,28 +53,16 @@ def kind(name: str) -> Callable[[type], type]:
 
 @dataclass
 class Scored:
-    """What a run scored on a test set.
+    """What a run scored on a test set."""
 
-    Attributes:
-        lengths: (N,) of the examples, in `Task.unit`.
-        statistics: metric to (N, K), as `scores.METRICS` sums them up.
-        notes: other numbers of the run.
-    """
-
-    lengths: np.ndarray
-    statistics: dict[str, np.ndarray]
-    notes: dict = field(default_factory=dict)
+    lengths: np.ndarray  # (N,) of the examples, in `Task.unit`
+    statistics: dict[str, np.ndarray]  # metric to (N, K), as `scores.METRICS` sums them up
+    notes: dict = field(default_factory=dict)  # other numbers of the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data, the commands that train on them, and scores of every example.
-
-    Attributes:
-        label: as the specification calls it.
-        train: flags of fairseq-train.
-        generate: flags of fairseq-generate.
-    """
+    """Data, the commands that train on them, and scores of every example."""
 
     kind: ClassVar[str] = ""
     unit: ClassVar[str] = "tokens"  # of lengths
@@ -82,9 +70,9 @@ class Task:
     default: ClassVar[dict] = {}  # flags of fairseq-train
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_ppl")  # kept of every validation
 
-    label: str
-    train: dict = field(default_factory=dict)
-    generate: dict = field(default_factory=dict)
+    label: str  # as the specification calls it
+    train: dict = field(default_factory=dict)  # flags of fairseq-train
+    generate: dict = field(default_factory=dict)  # flags of fairseq-generate
 
     def sets(self) -> tuple[str, ...]:
         """Return the names of the test sets."""
@@ -152,19 +140,12 @@ class Task:
 
 @dataclass
 class Run:
-    """A cell at work.
+    """A cell at work."""
 
-    Attributes:
-        task: what it runs.
-        data: the folder of its data.
-        folder: its own.
-        threads: to compute with.
-    """
-
-    task: Task
-    data: Path
-    folder: Path
-    threads: int = 1
+    task: Task  # what it runs
+    data: Path  # the folder of its data
+    folder: Path  # its own
+    threads: int = 1  # to compute with
 
     @property
     def checkpoints(self) -> Path:

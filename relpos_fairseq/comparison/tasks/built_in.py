@@ -15,12 +15,7 @@ from relpos_fairseq.data import grammar
 @kind("built_in")
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn(Translation):
-    """The quickstart's corpus.
-
-    Attributes:
-        pairs_seed: of the corpus.
-        pairs_train: how many pairs each split has; likewise the others.
-    """
+    """The quickstart's corpus."""
 
     languages: ClassVar[Pair] = ("en", "de")
     tokenize: ClassVar[str] = "none"
@@ -33,8 +28,8 @@ class BuiltIn(Translation):
         "save-interval-updates": 200,
     }
 
-    pairs_seed: int = 1
-    pairs_train: int = 24000
+    pairs_seed: int = 1  # of the corpus
+    pairs_train: int = 24000  # how many pairs each split has; likewise the others
     pairs_valid: int = 500
     pairs_test: int = 500
     pairs_test_long: int = 300

@@ -32,16 +32,7 @@ MODEL = "finetune-from-model"
 @kind("glue")
 @dataclass(frozen=True, kw_only=True)
 class Glue(Task):
-    """A task of GLUE, or XNLI; schemes name their pre-trained model by `finetune-from-model`.
-
-    Attributes:
-        data: folder that `relpos prepare glue` wrote.
-        name: of the task, as GLUE writes it.
-        protocol: a paper's way to fine-tune, `glue/protocols.py`.
-        lr: the learning rate; None: the protocol's first.
-        epochs: how many; None: the protocol's first.
-        max_update: updates that end a run; 0: none.
-    """
+    """A task of GLUE, or XNLI; schemes name their pre-trained model by `finetune-from-model`."""
 
     unit: ClassVar[str] = "tokens"
     # What TRAIN says otherwise; False leaves a flag out.
@@ -60,12 +51,12 @@ class Glue(Task):
         "log-interval": 50,
     }
 
-    data: Path
-    name: str
-    protocol: str = "huang"
-    lr: float | None = None
-    epochs: int | None = None
-    max_update: int = 0
+    data: Path  # folder that `relpos prepare glue` wrote
+    name: str  # of the task, as GLUE writes it
+    protocol: str = "huang"  # a paper's way to fine-tune, `glue/protocols.py`
+    lr: float | None = None  # the learning rate; None: the protocol's first
+    epochs: int | None = None  # how many; None: the protocol's first
+    max_update: int = 0  # updates that end a run; 0: none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Path(self.data))

@@ -25,14 +25,7 @@ Labelled = tuple[list[str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Task):
-    """Sequences and their labels.
-
-    Attributes:
-        longest: the longest sequence in training.
-        beyond: the longest in the test.
-        examples: of training.
-        test: examples of each test set.
-    """
+    """Sequences and their labels."""
 
     unit: ClassVar[str] = "symbols"
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_accuracy")
@@ -50,10 +43,10 @@ class Labels(Task):
         "required-batch-size-multiple": 1,
     }
 
-    longest: int = 40
-    beyond: int = 200
-    examples: int = 20000
-    test: int = 500
+    longest: int = 40  # the longest sequence in training
+    beyond: int = 200  # the longest in the test
+    examples: int = 20000  # of training
+    test: int = 500  # examples of each test set
 
     def __post_init__(self) -> None:
         if not 2 <= self.longest < self.beyond:

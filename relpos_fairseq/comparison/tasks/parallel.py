@@ -53,21 +53,15 @@ class Translation(Pairs):
 @kind("parallel")
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Translation):
-    """Plain text, cut into joint sentencepiece units.
+    """Plain text, cut into joint sentencepiece units."""
 
-    Attributes:
-        data: folder of `SPLIT.LANGUAGE`, plain or .gz.
-        source: the source's language; None: from the files' names.
-        target: the target's language.
-        files: the names of splits, where they are not train, valid and test.
-        longest: words of either side that training and validation keep, so that longer sentences
-            are a test set of their own; 0: no limit.
-    """
-
-    data: Path
-    source: str | None = None
-    target: str | None = None
+    data: Path  # folder of `SPLIT.LANGUAGE`, plain or .gz
+    source: str | None = None  # the source's language; None: from the files' names
+    target: str | None = None  # the target's language
+    # the names of splits, where they are not train, valid and test
     files: dict = field(default_factory=dict)
+    # words of either side that training and validation keep, so that longer sentences are a test
+    # set of their own; 0: no limit
     longest: int = 0
 
     def __post_init__(self) -> None:
@@ -124,15 +118,10 @@ class Parallel(Translation):
 @kind("prepared")
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Translation):
-    """A folder that `relpos prepare wmt` wrote.
-
-    Attributes:
-        data: the folder.
-        tests: names of its test sets.
-    """
+    """A folder that `relpos prepare wmt` wrote."""
 
     data: Path
-    tests: list = field(default_factory=lambda: ["test"])
+    tests: list = field(default_factory=lambda: ["test"])  # names of its test sets
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,15 +29,7 @@ Prompt = tuple[list[str], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts(Task):
-    """Prompts and answers.
-
-    Attributes:
-        symbols: how many different ones there are.
-        longest: the longest prompt in training.
-        beyond: the longest prompt in the test.
-        examples: of training.
-        each: test prompts of every length.
-    """
+    """Prompts and answers."""
 
     unit: ClassVar[str] = "symbols"
     default: ClassVar[dict] = {
@@ -50,11 +42,11 @@ class Prompts(Task):
         "max-tokens": 4096,
     }
 
-    symbols: int = 20
-    longest: int = 20
-    beyond: int = 40
-    examples: int = 20000
-    each: int = 20
+    symbols: int = 20  # how many different ones there are
+    longest: int = 20  # the longest prompt in training
+    beyond: int = 40  # the longest prompt in the test
+    examples: int = 20000  # of training
+    each: int = 20  # test prompts of every length
 
     def __post_init__(self) -> None:
         for name in ("symbols", "longest", "examples", "each"):
@@ -166,12 +158,9 @@ class Reverse(Prompts):
 @kind("power")
 @dataclass(frozen=True, kw_only=True)
 class Power(Prompts):
-    """a^n to a^n, b^n, or a^2n.
+    """a^n to a^n, b^n, or a^2n."""
 
-    Attributes:
-        answers: the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`.
-    """
-
+    # the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`
     answers: str = "a"
 
     def prompt(self, length: int, generator: random.Random) -> list[str]:

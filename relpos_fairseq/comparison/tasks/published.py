@@ -19,15 +19,10 @@ from relpos_fairseq.engine.lines import read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Published(Pairs):
-    """A task read from a folder.
+    """A task read from a folder."""
 
-    Attributes:
-        data: the folder of the published files.
-        test: examples of each test set, drawn once for all; 0: all of them.
-    """
-
-    data: Path
-    test: int = 0
+    data: Path  # the folder of the published files
+    test: int = 0  # examples of each test set, drawn once for all; 0: all of them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Path(self.data))

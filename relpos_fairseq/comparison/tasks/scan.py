@@ -47,19 +47,14 @@ def commands() -> dict[str, list[str]]:
 @kind("scan")
 @dataclass(frozen=True, kw_only=True)
 class Scan(Pairs):
-    """SCAN by length.
-
-    Attributes:
-        cutoff: the longest output in training, in actions.
-        valid: pairs of training lengths that validate; as many, others, are the set `inside`.
-        test: longer pairs that are tested, drawn once for all; 0: all of them.
-    """
+    """SCAN by length."""
 
     unit: ClassVar[str] = "actions"
 
-    cutoff: int = 22
+    cutoff: int = 22  # the longest output in training, in actions
+    # pairs of training lengths that validate; as many, others, are the set `inside`
     valid: int = 500
-    test: int = 0
+    test: int = 0  # longer pairs that are tested, drawn once for all; 0: all of them
 
     def __post_init__(self) -> None:
         if not 1 <= self.cutoff < 48:

@@ -37,42 +37,28 @@ Found = dict[tuple[str, str], list[Result]]
 class Options:
     """What is fine-tuned and evaluated; what is None is left out.
 
-    Attributes:
-        models: pre-trained checkpoints, `path` or `name=path`.
-        out: folder of the runs, the predictions and the table.
-        answering: how questions are answered.
-        xnli: XNLI, as `relpos prepare glue` wrote it.
-        squad: English questions, as `relpos prepare qa` wrote them.
-        xquad: folder of XQuAD's files; mlqa and tydiqa likewise.
-        lr: other learning rates than the protocol's; epochs and seeds likewise.
-        max_update: updates that end a run; 0: none.
-        model_flags: flags of the model beside its checkpoint's, as in a shell.
-        train_flags: further flags of fairseq-train.
-        squad_flags: the same, for questions alone.
-        qa_flags: further options of the answering, as they were given.
-        threads: threads of a run.
-
     Raises:
         PreparationError: a value is wrong, or data without what goes with them.
     """
 
-    models: list[str]
-    out: Path
-    answering: Answering
-    xnli: Path | None = None
-    squad: Path | None = None
-    xquad: Path | None = None
+    models: list[str]  # pre-trained checkpoints, `path` or `name=path`
+    out: Path  # folder of the runs, the predictions and the table
+    answering: Answering  # how questions are answered
+    xnli: Path | None = None  # XNLI, as `relpos prepare glue` wrote it
+    squad: Path | None = None  # English questions, as `relpos prepare qa` wrote them
+    xquad: Path | None = None  # folder of XQuAD's files; mlqa and tydiqa likewise
     mlqa: Path | None = None
     tydiqa: Path | None = None
+    # other learning rates than the protocol's; epochs and seeds likewise
     lr: list[float] | None = None
     epochs: list[int] | None = None
     seeds: list[int] | None = None
-    max_update: int = 0
-    model_flags: str = ""
-    train_flags: str = ""
-    squad_flags: str = ""
-    qa_flags: str = ""
-    threads: int = 1
+    max_update: int = 0  # updates that end a run; 0: none
+    model_flags: str = ""  # flags of the model beside its checkpoint's, as in a shell
+    train_flags: str = ""  # further flags of fairseq-train
+    squad_flags: str = ""  # the same, for questions alone
+    qa_flags: str = ""  # further options of the answering, as they were given
+    threads: int = 1  # threads of a run
 
     def __post_init__(self) -> None:
         check_search(self)

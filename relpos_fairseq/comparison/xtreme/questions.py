@@ -21,14 +21,7 @@ CUT = ("tokens-per-sample", "doc-stride", "max-query-length", "on-long-question"
 
 @dataclass(frozen=True, kw_only=True)
 class Questions(Task):
-    """A folder of `relpos prepare qa`; what is scored is its `valid`, after every epoch.
-
-    Attributes:
-        data: the folder.
-        lr: learning rate.
-        epochs: how many.
-        max_update: updates that end a run; 0: none.
-    """
+    """A folder of `relpos prepare qa`; what is scored is its `valid`, after every epoch."""
 
     kind: ClassVar[str] = "questions"
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_f1", "valid_em")
@@ -40,9 +33,9 @@ class Questions(Task):
     }
 
     data: Path
-    lr: float
-    epochs: int
-    max_update: int = 0
+    lr: float  # learning rate
+    epochs: int  # how many
+    max_update: int = 0  # updates that end a run; 0: none
 
     def sets(self) -> tuple[str, ...]:
         """Return none: other languages are evaluated when all runs have ended."""

@@ -48,43 +48,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context.
+    """A question about a context."""
 
-    Attributes:
-        id: its id, unique in a file.
-        text: the question.
-        context: number of the context in its file.
-        answers: gold answers that stand at their offsets; empty for an unanswerable question.
-        gold: texts of all gold answers of the file, which the metric compares with.
-        answerable: whether it has an answer.
-        article: number of the article in its file.
-        language: where the id says it (TyDiQA), else empty.
-    """
-
-    id: str
+    id: str  # its id, unique in a file
     text: str
-    context: int
+    context: int  # number of the context in its file
+    # gold answers that stand at their offsets; empty for an unanswerable question
     answers: tuple[Answer, ...]
-    gold: tuple[str, ...]
-    answerable: bool = True
-    article: int = 0
-    language: str = ""
+    gold: tuple[str, ...]  # texts of all gold answers of the file, which the metric compares with
+    answerable: bool = True  # whether it has an answer
+    article: int = 0  # number of the article in its file
+    language: str = ""  # where the id says it (TyDiQA), else empty
 
 
 @dataclass
 class QuestionFile:
-    """A file's questions.
-
-    Attributes:
-        path: the file.
-        contexts: the contexts' texts.
-        questions: the questions in the file's order.
-        bad_answers: ids whose answer's text is not at its offset, and what stands there.
-    """
+    """A file's questions."""
 
     path: Path
-    contexts: list[str] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
+    contexts: list[str] = field(default_factory=list)  # the contexts' texts
+    questions: list[Question] = field(default_factory=list)  # the questions in the file's order
+    # ids whose answer's text is not at its offset, and what stands there
     bad_answers: list[str] = field(default_factory=list)
 
     @property

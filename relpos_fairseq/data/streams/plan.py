@@ -23,17 +23,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Which tokens of a stream each row and each block reads.
+    """Which tokens of a stream each row and each block reads."""
 
-    Attributes:
-        tokens: tokens of the stream, N.
-        rows: rows of all processes together, R.
-        block: tokens a row and step, T.
-    """
-
-    tokens: int
-    rows: int
-    block: int
+    tokens: int  # tokens of the stream, N
+    rows: int  # rows of all processes together, R
+    block: int  # tokens a row and step, T
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -92,19 +86,12 @@ class StreamPlan:
 
 @dataclass(frozen=True)
 class Block:
-    """One step of some rows.
+    """One step of some rows."""
 
-    Attributes:
-        inputs: (B, width) token ids, right-padded.
-        targets: (B, width), `pad` where nothing is predicted.
-        lengths: (B,) tokens a row.
-        starts: (B, width) bool, inputs that begin a document; None without documents.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    lengths: Tensor
-    starts: Tensor | None
+    inputs: Tensor  # (B, width) token ids, right-padded
+    targets: Tensor  # (B, width), `pad` where nothing is predicted
+    lengths: Tensor  # (B,) tokens a row
+    starts: Tensor | None  # (B, width) bool, inputs that begin a document; None without documents
 
 
 def read_block(

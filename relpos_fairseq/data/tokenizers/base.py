@@ -24,20 +24,14 @@ FROM_BERT = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """A tokenised text.
+    """A tokenised text."""
 
-    Attributes:
-        pieces: symbols as in dict.txt, L of them.
-        offsets: for each the half-open range of characters (Unicode code points) of the text that
-            it covers, without the space before a word.  Ranges never go back; pieces that are parts
-            of one character all cover that character; a piece for nothing but the beginning of a
-            word covers nothing.
-        word_begins: whether a piece begins a word, for whole-word masking.
-    """
-
-    pieces: list[str]
+    pieces: list[str]  # symbols as in dict.txt, L of them
+    # for each the half-open range of characters (Unicode code points) of the text that it covers,
+    # without the space before a word.  Ranges never go back; pieces that are parts of one character
+    # all cover that character; a piece for nothing but the beginning of a word covers nothing
     offsets: list[tuple[int, int]]
-    word_begins: list[bool]
+    word_begins: list[bool]  # whether a piece begins a word, for whole-word masking
 
     def __len__(self) -> int:
         """L."""
@@ -45,14 +39,10 @@ class Encoding:
 
 
 class Tokenizer(ABC):
-    """Splits text into the symbols of a fairseq dictionary.
+    """Splits text into the symbols of a fairseq dictionary."""
 
-    Attributes:
-        kind: `bpe`, `wordpiece` or `sentencepiece` (or a library's own name for another model).
-        symbols: all that `encode` can give, in the order of dict.txt, special ones left out.
-    """
-
-    kind: str
+    kind: str  # `bpe`, `wordpiece` or `sentencepiece` (or a library's own name for another model)
+    # all that `encode` can give, in the order of dict.txt, special ones left out
     symbols: list[str]
 
     @abstractmethod

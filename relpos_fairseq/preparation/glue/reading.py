@@ -21,32 +21,20 @@ LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
 
 @dataclass(frozen=True)
 class TableFile:
-    """Where the rows of a split are.
-
-    Attributes:
-        path: the file.
-        columns: its columns; without a label's name it has no labels.
-        language: only rows whose column `language` says so; empty: all.
-    """
+    """Where the rows of a split are."""
 
     path: Path
-    columns: Columns
-    language: str = ""
+    columns: Columns  # its columns; without a label's name it has no labels
+    language: str = ""  # only rows whose column `language` says so; empty: all
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row.
+    """One row."""
 
-    Attributes:
-        first: first sentence.
-        second: second sentence, empty where the task has one.
-        label: as the file spells it; empty in a test file.
-    """
-
-    first: str
-    second: str
-    label: str
+    first: str  # first sentence
+    second: str  # second sentence, empty where the task has one
+    label: str  # as the file spells it; empty in a test file
 
 
 def read_examples(

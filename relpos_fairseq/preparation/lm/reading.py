@@ -16,19 +16,12 @@ HEADING = re.compile(r"= (?!= ).*(?<! =) =")  # WikiText: " = Title = ", but not
 
 @dataclass
 class Chunk:
-    """What a worker gets.
+    """What a worker gets."""
 
-    Attributes:
-        shard: Which shard it belongs to.
-        parts: Its lines.
-        starts: The places in `parts` where documents start.
-        size: Its characters (or bytes).
-    """
-
-    shard: int = 0
-    parts: list[Part] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    size: int = 0
+    shard: int = 0  # which shard it belongs to
+    parts: list[Part] = field(default_factory=list)  # its lines
+    starts: list[int] = field(default_factory=list)  # the places in `parts` where documents start
+    size: int = 0  # its characters (or bytes)
 
 
 def read_text(

@@ -26,19 +26,14 @@ OPENING = "\"'“‘([「『（"
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file's lines are documents and sentences.
+    """How a file's lines are documents and sentences."""
 
-    Attributes:
-        documents: what ends a document: `blank` (an empty line), `line` (each line is one), `file`,
-            or a regular expression that matches the line that begins one.  `json`: each line is an
-            object whose `text` is a document, as C4's files are.
-        sentences: `line` (a line is a sentence) or `split` (a line has several).
-        on_bad_line: `fail` or `drop` where a line is not UTF-8.
-    """
-
+    # what ends a document: `blank` (an empty line), `line` (each line is one), `file`, or a regular
+    # expression that matches the line that begins one.  `json`: each line is an object whose `text`
+    # is a document, as C4's files are
     documents: str = "blank"
-    sentences: str = "line"
-    on_bad_line: str = "fail"
+    sentences: str = "line"  # `line` (a line is a sentence) or `split` (a line has several)
+    on_bad_line: str = "fail"  # `fail` or `drop` where a line is not UTF-8
 
     def __post_init__(self) -> None:
         """Check the choices.

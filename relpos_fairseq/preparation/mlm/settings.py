@@ -22,18 +22,11 @@ TRAINING = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file.
+    """A text file."""
 
-    Attributes:
-        name: unique, also of the files that are made of it.
-        split: `train` or `valid`.
-        language: its language, `text` where none was given.
-        path: the file.
-    """
-
-    name: str
-    split: str
-    language: str
+    name: str  # unique, also of the files that are made of it
+    split: str  # `train` or `valid`
+    language: str  # its language, `text` where none was given
     path: Path
 
 

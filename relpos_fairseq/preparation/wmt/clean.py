@@ -32,17 +32,13 @@ RECORD = np.dtype([("hash", "<u8"), ("words", "<u4", 2)])
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What is left of a chunk.
+    """What is left of a chunk."""
 
-    Attributes:
-        files: Bytes for the three outputs: source lines, target lines, RECORDs.
-        counts: Pairs, source words and target words by reason, and "kept" and "read".
-        pairs: How many the chunk had.
-    """
-
+    # bytes for the three outputs: source lines, target lines, RECORDs
     files: tuple[bytes, bytes, bytes]
+    # pairs, source words and target words by reason, and "kept" and "read"
     counts: dict[str, list[int]]
-    pairs: int
+    pairs: int  # how many the chunk had
 
 
 class Cleaner:

@@ -16,16 +16,11 @@ CZENG_BLOCKS = "convert_czeng16_to_17.pl"  # names the blocks of 1.6 that 1.7 le
 
 @dataclass(frozen=True)
 class Texts:
-    """What a preparation reads.
+    """What a preparation reads."""
 
-    Attributes:
-        training: The training corpora.
-        held_out: "valid", "test", "test1", ... and the text.
-        names: What the held-out sets are called where they come from.
-    """
-
-    training: list[Text]
-    held_out: dict[str, Text]
+    training: list[Text]  # the training corpora
+    held_out: dict[str, Text]  # "valid", "test", "test1", ... and the text
+    # what the held-out sets are called where they come from
     names: dict[str, str] = field(default_factory=dict)
 
     def paths(self, texts: list[Text] | None = None) -> list[Path]:

@@ -19,19 +19,13 @@ BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
 
 @dataclass(frozen=True)
 class Text:
-    """One corpus in two files, or in two columns of one.
+    """One corpus in two files, or in two columns of one."""
 
-    Attributes:
-        name: What the table and the manifest call it.
-        paths: The source's and the target's file; the same twice for columns.
-        columns: The source's and the target's column of tab-separated lines; () for two files.
-        skipped: Blocks of CzEng 1.6 that are not in CzEng 1.7.
-    """
-
-    name: str
-    paths: tuple[Path, Path]
+    name: str  # what the table and the manifest call it
+    paths: tuple[Path, Path]  # the source's and the target's file; the same twice for columns
+    # the source's and the target's column of tab-separated lines; () for two files
     columns: tuple[int, ...] = ()
-    skipped: frozenset[int] = frozenset()
+    skipped: frozenset[int] = frozenset()  # blocks of CzEng 1.6 that are not in CzEng 1.7
 
     def count(self) -> int:
         """Return the number of pairs.
@@ -70,19 +64,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pairs of a text; a line's text never has a line feed.
+    """Some pairs of a text; a line's text never has a line feed."""
 
-    Attributes:
-        text: Where they are from.
-        numbers: Their lines' numbers in the files, from 1.
-        source: The source's lines, joined by line feeds.
-        target: The target's.
-    """
-
-    text: Text
-    numbers: Sequence[int]
-    source: bytes
-    target: bytes
+    text: Text  # where they are from
+    numbers: Sequence[int]  # their lines' numbers in the files, from 1
+    source: bytes  # the source's lines, joined by line feeds
+    target: bytes  # the target's
 
 
 def read_chunks(

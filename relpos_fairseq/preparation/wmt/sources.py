@@ -20,34 +20,21 @@ from relpos_fairseq.engine.remote import RemoteFile
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """A part of a training set.
+    """A part of a training set."""
 
-    Attributes:
-        name: As the table and the manifest call it.
-        archive: The archive; None for a folder that the user names (CzEng).
-        members: Language to the member of the archive that holds it.
-        expanded: Bytes of the two members together, roughly, for --dry-run.
-    """
-
-    name: str
-    archive: RemoteFile | None
-    members: dict[str, str]
-    expanded: int
+    name: str  # as the table and the manifest call it
+    archive: RemoteFile | None  # the archive; None for a folder that the user names (CzEng)
+    members: dict[str, str]  # language to the member of the archive that holds it
+    expanded: int  # bytes of the two members together, roughly, for --dry-run
 
 
 @dataclass(frozen=True)
 class TestSet:
-    """A test set of sacrebleu's.
+    """A test set of sacrebleu's."""
 
-    Attributes:
-        name: As the news translation task calls it.
-        archive: The archive, with the MD5 that sacrebleu has.
-        members: Language to its SGML file in the archive.
-    """
-
-    name: str
-    archive: RemoteFile
-    members: dict[str, str]
+    name: str  # as the news translation task calls it
+    archive: RemoteFile  # the archive, with the MD5 that sacrebleu has
+    members: dict[str, str]  # language to its SGML file in the archive
 
 
 EUROPARL = RemoteFile(
