@@ -132,11 +132,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def refuse_strangers(stamp: dict | None, folder: Path) -> None:
-    """Refuse to make folders anew that hold files which the stage did not put there.
-
-    Raises:
-        PreparationError: There are some; the message names them.
-    """
+    """Refuse, by name, files in a folder to be made anew which the stage did not put there."""
     for name, described in (stamp or {}).get("outputs", {}).items():
         path = folder / name
         if "files" in described and path.is_dir():

@@ -76,11 +76,7 @@ def read_examples(
 
 
 def width_of(path: Path) -> int:
-    """The number of columns of a quoted file's first row; 0: it has no rows.
-
-    Raises:
-        PreparationError: its quotes are wrong.
-    """
+    """The number of columns of a quoted file's first row; 0: it has no rows."""
     for line in filter(str.strip, read_lines(path)):
         try:
             return len(_fields(line, quoted=True))
@@ -99,11 +95,7 @@ def _fields(line: str, quoted: bool) -> list[str]:
 
 
 def languages_of(path: Path) -> list[str]:
-    """The languages of a file that has a column `language`, in alphabetical order.
-
-    Raises:
-        PreparationError: it has no such column.
-    """
+    """The languages of a file that has a column `language`, in alphabetical order."""
     rows = read_lines(path)
     header = next(rows, "").split("\t")
     if "language" not in header:
@@ -132,11 +124,7 @@ def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, di
 
 
 def _example(fields: list[str], width: int, places: dict[str, int], task: Task) -> Example:
-    """One row.
-
-    Raises:
-        PreparationError: what is wrong with it.
-    """
+    """One row; what is wrong with it is an error."""
     # A tab too many inside a sentence would shift the columns behind it, silently.
     if len(fields) <= max(places.values()) or len(fields) > width:
         raise PreparationError(f"{len(fields)} columns where {width} are expected")
@@ -151,11 +139,7 @@ def _example(fields: list[str], width: int, places: dict[str, int], task: Task) 
 
 
 def _checked_label(label: str, task: Task) -> str:
-    """The label.
-
-    Raises:
-        PreparationError: it is none of the task's.
-    """
+    """The label; one that is none of the task's is an error."""
     if not label:
         raise PreparationError("the label is missing")
     if not task.regression:

@@ -110,11 +110,7 @@ TASKS = GLUE | {"XNLI": XNLI}
 
 
 def chosen_tasks(names: str) -> list[Task]:
-    """The tasks of a comma-separated list, each once, in its order.
-
-    Raises:
-        ValueError: there is no such task.
-    """
+    """The tasks of a comma-separated list, each once, in its order; an unknown one is refused."""
     folded = {name.replace("-", "").lower(): task for name, task in TASKS.items()}
     tasks = {}
     for name in filter(None, (name.strip() for name in names.split(","))):

@@ -27,13 +27,10 @@ class Chunk:
 def read_text(
     paths: Iterable[Path], level: str, on_bad_line: str, counts: dict | None = None
 ) -> Iterator[Part]:
-    """Stream the files' lines as a level needs them: bytes untouched, text decoded.
+    """Stream the files' lines as a level needs them, and count dropped ones.
 
-    Args:
-        paths: The files, plain or compressed.
-        level: "byte" and "char" keep line feeds apart and cut long lines; others have whole lines.
-        on_bad_line: "fail" or "drop", for lines that are not UTF-8.
-        counts: Counts dropped lines.
+    "byte" has bytes, untouched, all others text; "byte" and "char" keep line feeds apart and cut
+    long lines, others have whole lines. `on_bad_line` ("fail" or "drop") is for what is no UTF-8.
     """
     for path in paths:
         if level == "byte":
@@ -114,8 +111,3 @@ def measure(paths: Sequence[Path], level: str, on_bad_line: str) -> Counter:
         counts["lines"] += part.begins
         counts["size"] += size_of(part)
     return counts
-
-
-def describe_place(part: Part) -> str:
-    """Name a part's file and line."""
-    return f"{part.path}, line {part.number}"

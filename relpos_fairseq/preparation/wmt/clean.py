@@ -44,10 +44,7 @@ class Cleaned:
 class Cleaner:
     """Normalises and filters chunks; the same chunk always gives the same result.
 
-    Args:
-        normalisers: Of the source and of the target.
-        filter: Says what to drop.
-        on_bad_line: "drop" or "fail" where a line is not UTF-8.
+    `on_bad_line` is "drop" or "fail" where a line is not UTF-8.
     """
 
     def __init__(
@@ -58,11 +55,6 @@ class Cleaner:
         self.on_bad_line = on_bad_line
 
     def __call__(self, chunk: Chunk) -> Cleaned:
-        """Clean a chunk.
-
-        Raises:
-            PreparationError: A line is not UTF-8 and on_bad_line is "fail".
-        """
         counts: dict[str, list[int]] = {}
         kept: tuple[list[str], list[str]] = ([], [])
         records = []

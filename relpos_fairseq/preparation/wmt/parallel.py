@@ -28,11 +28,7 @@ class Text:
     skipped: frozenset[int] = frozenset()  # blocks of CzEng 1.6 that are not in CzEng 1.7
 
     def count(self) -> int:
-        """Return the number of pairs.
-
-        Raises:
-            PreparationError: The files have different numbers of lines.
-        """
+        """Return the number of pairs; files with different numbers of lines are refused."""
         counts = [count_lines(path) for path in dict.fromkeys(self.paths)]
         if counts[0] != counts[-1]:
             source, target = self.paths
@@ -75,16 +71,9 @@ class Chunk:
 def read_chunks(
     text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str
 ) -> Iterator[Chunk]:
-    """Read the pairs of a text that are asked for.
+    """Read the pairs of a text that are asked for, in `wanted` for each pair.
 
-    Args:
-        text: What to read.
-        wanted: Whether each pair is asked for; as long as the text.
-        counts: Counts malformed lines under MALFORMED.
-        on_bad_line: "drop" or "fail".
-
-    Raises:
-        PreparationError: A malformed line under "fail"; the message has its number.
+    Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail".
     """
     numbers, source, target, size = [], [], [], 0
     for number, (row, asked) in enumerate(zip(text.rows(), wanted, strict=False), start=1):

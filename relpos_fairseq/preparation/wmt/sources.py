@@ -153,11 +153,7 @@ SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
 
 
 def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, ...]:
-    """Return the corpora of a year's training set.
-
-    Raises:
-        PreparationError: There is none for these languages.
-    """
+    """Return the corpora of a year's training set."""
     other = target if source == "en" else source
     if "en" not in (source, target) or (year, other) not in TRAINING:
         known = ", ".join(f"{y} en-{lang}, {y} {lang}-en" for y, lang in TRAINING)
@@ -169,11 +165,7 @@ def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, .
 
 
 def test_set(name: str, source: str, target: str) -> TestSet:
-    """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15.
-
-    Raises:
-        PreparationError: sacrebleu has none of this name for these languages.
-    """
+    """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15."""
     dataset = DATASETS.get(name.replace("newstest20", "wmt"))
     pair = f"{source}-{target}"
     if dataset is None or pair not in dataset.langpairs or not dataset.md5:
