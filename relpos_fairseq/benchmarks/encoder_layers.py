@@ -36,9 +36,7 @@ class LayerSetting:
 class OurLayer(nn.Module):
     """A layer of `relpos_roberta` with what its stack evaluates once a forward pass.
 
-    Args:
-        name: scheme (and backend: `label_of`).
-        setting: what is measured.
+    `name` is a scheme (and backend: `label_of`).
     """
 
     def __init__(self, name: str, setting: LayerSetting) -> None:
@@ -88,11 +86,7 @@ def layer_runner(
 ) -> Callable[[], object]:
     """Return what is timed: a forward pass without gradients, or forward and backward.
 
-    Args:
-        layer: takes and returns (T, B, E), or (B, T, E).
-        setting: what is measured.
-        mode: `train` or `forward`.
-        time_first: which of the two.
+    The layer takes and returns (T, B, E), or (B, T, E) where not `time_first`.
     """
     layer = layer.to(setting.device, setting.dtype).train(mode == "train")
     rows = (setting.length, setting.batch) if time_first else (setting.batch, setting.length)

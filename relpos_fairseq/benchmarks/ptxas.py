@@ -45,14 +45,7 @@ class Kernel:
 
 
 def start_compiling(cache: str) -> None:
-    """Set what Triton reads when it is imported.
-
-    Args:
-        cache: an empty folder: ptxas speaks only where it runs.
-
-    Raises:
-        ValueError: Triton is imported already.
-    """
+    """Set what Triton reads when it is imported; ptxas speaks only where the cache is empty."""
     if "triton" in sys.modules:
         raise ValueError("triton is imported already: start a process that compiles first")
     os.environ["TRITON_INTERPRET"] = "0"
@@ -79,14 +72,9 @@ class _Target:
 
 
 class Compiler:
-    """Compiles whatever is launched inside `catching`.
-
-    Args:
-        capability: compute capability times ten, 90 for H100 and H200.
-    """
+    """Compiles whatever is launched inside `catching`; capability 90 is an H100's and H200's."""
 
     def __init__(self, capability: int = 90) -> None:
-        """Nothing is compiled yet."""
         self.capability = capability
         self.kernels: dict[int, Kernel] = {}
 
@@ -121,11 +109,7 @@ class Compiler:
 
 
 def _kernel(compiled: Any, log: str) -> Kernel:
-    """What ptxas said of a kernel.
-
-    Raises:
-        ValueError: ptxas said nothing of it.
-    """
+    """What ptxas said of a kernel; an error where it said nothing."""
     used = re.search(r"Used (\d+) registers", log)
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill", log)
     name = compiled.metadata.name
