@@ -48,7 +48,6 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What it is called in messages."""
         return f"{self.task.label} / {self.scheme} / seed {self.seed}"
 
     @cached_property
@@ -67,11 +66,7 @@ class Cell:
         return as_json({"task": self.task.options(), "train": flags, "generate": generate})
 
     def name(self, code: str) -> str:
-        """Return the name of its folder and its result.
-
-        Args:
-            code: version of the code.
-        """
+        """Return the name of its folder and its result, for a version of the code."""
         key = key_of([self.settings, self.task.data_key(), code, self.seed])
         return f"{self.scheme}-seed{self.seed}-{key}"
 
@@ -94,9 +89,6 @@ class Cell:
             code: version of the code.
             threads: to compute with.
             keep: whether the checkpoints stay.
-
-        Raises:
-            ToolError: a command failed.
         """
         data, folder = self.task.data_folder(work), self.folder(work, code)
         run = Run(self.task, data, folder, threads)

@@ -61,10 +61,6 @@ class Choices:
 def quickstart(schemes: list[str], choices: Choices) -> int:
     """Finish every scheme; print and write the table, samples and pictures.
 
-    Args:
-        schemes: names of position schemes.
-        choices: of all runs.
-
     Returns:
         The exit status: 1 where a scheme failed.
     """

@@ -42,11 +42,7 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a specification.
-
-    Raises:
-        PreparationError: what is wrong with it.
-    """
+    """Read a specification."""
     import yaml
 
     if not path.is_file():
@@ -62,15 +58,7 @@ def read_spec(path: Path) -> Spec:
 
 
 def make_spec(name: str, content: object) -> Spec:
-    """Return a specification.
-
-    Args:
-        name: of its folders.
-        content: as in YAML.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
+    """Return a specification from what YAML holds; what is wrong with it is a ValueError."""
     mapping(content, "a comparison")
     check_keys(content, KEYS, "a comparison")
     schemes = schemes_of(content.get("schemes"))

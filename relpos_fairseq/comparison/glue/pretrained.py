@@ -28,15 +28,7 @@ class Pretrained:
 
 
 def read_pretrained(name: str, path: Path) -> Pretrained:
-    """Read a checkpoint's configuration.
-
-    Args:
-        name: what tables call it.
-        path: a checkpoint of relpos_roberta, or of fairseq's roberta.
-
-    Raises:
-        PreparationError: it is missing or no such checkpoint.
-    """
+    """Read the configuration of a checkpoint of relpos_roberta, or of fairseq's roberta."""
     import torch
 
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
@@ -66,12 +58,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
 
 
 def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:
-    """Whether a model's positions have no end: none of its schemes has a row a position.
-
-    Args:
-        model: its configuration.
-        positions: the longest input that it was built for.
-    """
+    """Whether a model's positions have no end: none of its schemes has a row a position."""
     from relpos_fairseq.conversion.source import DEFAULTS, plan_of
     from relpos_fairseq.schemes import DEFAULT
 

@@ -58,15 +58,7 @@ class Result:
     folder: Path | None = None  # what the run left
 
     def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
-        """The validation that counts; the first of equals.
-
-        Args:
-            metric: the deciding metric.
-            checkpoint: `last` or `best`.
-
-        Raises:
-            ValueError: there is no validation.
-        """
+        """The validation that counts, of a deciding metric; the first of equals."""
         if not self.validations:
             raise ValueError("a run without a validation has no result")
         if checkpoint == "last":
@@ -89,18 +81,10 @@ class Summary:
 
 
 def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
-    """The median run of the best learning rate and number of epochs.
+    """The median run of the best learning rate and number of epochs, by the deciding metric.
 
     Of an even number of runs the lower of the two in the middle: what is reported is a run that was
     made, with all its metrics.
-
-    Args:
-        results: the runs.
-        metric: the deciding metric.
-        checkpoint: which of a run's validations counts.
-
-    Raises:
-        ValueError: there are no results.
     """
     if not results:
         raise ValueError("there is nothing to summarise: no run has ended")

@@ -122,16 +122,7 @@ class Summary:
 
 
 def summarise(spec: Spec, results: list[tuple[Cell, dict]], total: int) -> Summary:
-    """Sum up the results of a comparison.
-
-    Args:
-        spec: what was asked for.
-        results: what there is.
-        total: how many there should be.
-
-    Raises:
-        PreparationError: results of a task are of different data.
-    """
+    """Sum up what results there are of a comparison of `total` cells."""
     parts = []
     for label in spec.tasks:
         found = [result for cell, result in results if cell.task.label == label]

@@ -18,6 +18,7 @@ class BuiltIn(Translation):
     """The quickstart's corpus."""
 
     languages: ClassVar[Pair] = ("en", "de")
+    test_sets: ClassVar[tuple[str, ...]] = ("test", "test_long")
     tokenize: ClassVar[str] = "none"
     # A grammar is learned, not memorised, without dropout.
     default: ClassVar[dict] = Translation.default | {
@@ -34,12 +35,7 @@ class BuiltIn(Translation):
     pairs_test: int = 500
     pairs_test_long: int = 300
 
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
-        return ("test", "test_long")
-
     def pairs(self) -> dict[str, list[Pair]]:
-        """Return the corpus."""
         return grammar.build(
             self.pairs_seed,
             self.pairs_train,

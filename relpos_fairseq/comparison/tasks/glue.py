@@ -66,11 +66,7 @@ class Glue(Task):
 
     @cached_property
     def known(self) -> dict:
-        """What the preparation wrote of the task.
-
-        Raises:
-            PreparationError: it is not prepared.
-        """
+        """What the preparation wrote of the task; one that is not prepared is an error."""
         folder = self.data / self.name
         if (found := read_json(folder / "task.json")) is None:
             raise PreparationError(
@@ -94,7 +90,6 @@ class Glue(Task):
         return tuple(TASKS[self.name].valid_splits)
 
     def inputs(self) -> list[Path]:
-        """Return the task's folder."""
         return [self.data / self.name]
 
     def options(self) -> dict:
@@ -102,15 +97,10 @@ class Glue(Task):
         return {"kind": self.kind, "name": self.name}
 
     def make(self, folder: Path) -> None:
-        """Refer to the prepared folder."""
         os.symlink((self.data / self.name).absolute(), folder / "bin", target_is_directory=True)
 
     def flags(self, scheme: dict, seed: int) -> dict:
-        """Return fairseq-train's flags: the protocol's, and those of the checkpoint's model.
-
-        Raises:
-            PreparationError: the data have longer examples than the model has positions.
-        """
+        """Return fairseq-train's flags: the protocol's, and those of the checkpoint's model."""
         task, protocol, known = TASKS[self.name], PROTOCOLS[self.protocol], self.known
         if MODEL not in scheme:
             raise PreparationError(f"kind glue: a scheme needs {MODEL}, a checkpoint")
@@ -146,7 +136,6 @@ class Glue(Task):
         return super().flags(model.flags | own | self.train | scheme, seed)
 
     def score(self, name: str, run: Run) -> Scored:
-        """Predict a validation set."""
         task = TASKS[self.name]
         logits, targets, lengths = logits_of(run, name, name)
         found = logits[:, 0] if task.regression else logits.argmax(1)

@@ -46,7 +46,6 @@ class Translation(Pairs):
         object.__setattr__(self, "generate", self.search | self.generate)
 
     def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
-        """Return the statistics of every sentence, by metric."""
         return scores.of_translations(system, references, self.tokenize)
 
 
@@ -81,15 +80,12 @@ class Parallel(Translation):
 
     @property
     def languages(self) -> Pair:
-        """Source and target."""
         return tuple(dict.fromkeys(language for _, language in self.found))
 
     def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
         return ("test", "longer") if self.longest else ("test",)
 
     def inputs(self) -> list[Path]:
-        """Return the six files."""
         return list(self.found.values())
 
     def make(self, folder: Path) -> None:
@@ -128,7 +124,6 @@ class Prepared(Translation):
         object.__setattr__(self, "data", Path(self.data))
 
     def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
         return tuple(self.tests)
 
     def inputs(self) -> list[Path]:
@@ -142,20 +137,12 @@ class Prepared(Translation):
         shutil.copy(self.data / "manifest.json", folder / "prepared.json")
 
     def pair(self, run: Run) -> Pair:
-        """Return the languages."""
         return tuple(read_json(run.data / "prepared.json")["settings"]["languages"])
 
     def subset(self, name: str) -> str:
-        """Return fairseq's name of a test set: here its own."""
         return name
 
-    def texts(self, name: str, run: Run) -> tuple[list[str], list[str]]:
-        """Return the references, for both sides: the plain sources are not kept."""
-        reference = list(read_lines(run.data / "raw" / f"{name}.{self.pair(run)[1]}"))
-        return reference, reference
-
     def plain(self, system: list[str], run: Run) -> list[str]:
-        """Return translations as the references are written."""
         made = read_json(run.data / "prepared.json")["settings"]
         return list(map(Detokeniser(made["languages"][1], made["tokenizer"], made["bpe"]), system))
 
@@ -163,11 +150,7 @@ class Prepared(Translation):
 def guess_languages(
     data: Path, source: str | None, target: str | None, names: Mapping[str, str]
 ) -> Pair:
-    """Complete the pair of languages from the names of the files.
-
-    Raises:
-        DataError: The folder is missing, or its files do not name exactly one pair.
-    """
+    """Complete the pair of languages from the names of the files, which must name exactly one."""
     if not data.is_dir():
         raise DataError(f"{data} is not a folder")
     if source and target:
@@ -192,11 +175,7 @@ def guess_languages(
 def find_files(
     data: Path, source: str, target: str, names: Mapping[str, str]
 ) -> dict[tuple[str, str], Path]:
-    """Find the six files, plain before .gz.
-
-    Raises:
-        DataError: Some are missing; the message names all of them.
-    """
+    """Find the six files, plain before .gz; all that are missing are named."""
     if source == target:
         raise DataError(f"source and target language are both {source}")
     files, missing = {}, []
@@ -214,11 +193,7 @@ def find_files(
 
 
 def check_lines(files: dict[tuple[str, str], Path]) -> None:
-    """Check that every split has as many lines in both languages, and some.
-
-    Raises:
-        DataError: Names every wrong pair with its counts.
-    """
+    """Refuse splits without as many lines in both languages, and some."""
     counts: dict[str, list[tuple[str, int]]] = {}
     for (split, _), path in files.items():
         try:
@@ -256,11 +231,7 @@ def cut_into_subwords(files: dict[tuple[str, str], Path], folder: Path) -> None:
 
 
 def train_subwords(paths: list[Path]) -> bytes:
-    """Return a byte pair model whose size suits the amount of text.
-
-    Raises:
-        DataError: sentencepiece finds no way to make a model of this text.
-    """
+    """Return a byte pair model whose size suits the amount of text."""
     words, letters = 0, set()
     for path in paths:
         for line in read_lines(path):

@@ -52,11 +52,9 @@ class Characters(Task):
             )
 
     def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
         return tuple(f"{times}x" for times in self.times)
 
     def inputs(self) -> list[Path]:
-        """Return the text."""
         return [self.text] if self.text else sorted(Path(grammar.__file__).parent.glob("*.py"))
 
     def make(self, folder: Path) -> None:

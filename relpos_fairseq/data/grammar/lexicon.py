@@ -146,7 +146,6 @@ _VERBS = f"""
 
 
 def _read_nouns() -> dict[str, Noun]:
-    """Builds the nouns from their table."""
     nouns = {}
     for kind, table in _NOUNS.items():
         for line in table.strip().splitlines():
@@ -158,7 +157,6 @@ def _read_nouns() -> dict[str, Noun]:
 
 
 def _read_verbs() -> dict[str, Verb]:
-    """Builds the verbs from their table."""
     verbs = {}
     for line in _VERBS.strip().splitlines():
         frame, english, extra, german, objects, flags = (part.strip() for part in line.split("|"))

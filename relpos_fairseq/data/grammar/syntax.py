@@ -43,11 +43,6 @@ class NP:
         """Whether the phrase is definite, which decides its place in the German clause."""
         return self.det in DEFINITE
 
-    @property
-    def heavy(self) -> bool:
-        """Whether a clause stands at the end of the phrase."""
-        return self.relative is not None
-
 
 @dataclass(frozen=True)
 class PP:
@@ -100,19 +95,7 @@ def np(
     relative: Relative | None = None,
     conjunct: NP | None = None,
 ) -> NP:
-    """Builds a noun phrase from English words.
-
-    Args:
-        head: English singular noun, or the subject form of a pronoun.
-        det: English determiner.
-        *adjectives: English adjectives.
-        plural: whether the noun is plural.
-        relative: relative clause.
-        conjunct: a second noun phrase.
-
-    Returns:
-        The noun phrase.
-    """
+    """Builds a noun phrase from English words: a singular noun, or a pronoun's subject form."""
     if head in PRONOUNS:
         return NP(pronoun=head)
     return NP(NOUNS[head], "", det, plural, adjectives, relative, conjunct)

@@ -33,11 +33,6 @@ class Shape:
     on_long_question: str = "fail"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            ValueError: a length below 1, or an unknown choice.
-        """
         for name in ("tokens_per_sample", "doc_stride", "max_query_length"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
@@ -83,7 +78,7 @@ class EncodedFile:
 
 
 class QuestionEncoder:
-    """Tokenises files of questions.
+    """Tokenises files of questions; a dictionary that lacks the tokenizer's pieces is refused.
 
     Args:
         tokenizer: the tokenizer.
@@ -93,11 +88,6 @@ class QuestionEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Any, shape: Shape, name: str = "dict.txt"):
-        """Check that both belong together.
-
-        Raises:
-            ValueError: the dictionary lacks pieces of the tokenizer.
-        """
         tokenizer.check_dictionary(dictionary, name)
         self.tokenizer = tokenizer
         self.dictionary = dictionary

@@ -41,7 +41,6 @@ class Answer:
 
     @property
     def score(self) -> float:
-        """Sum of both logits."""
         return self.start_logit + self.end_logit
 
 

@@ -20,9 +20,6 @@ from relpos_fairseq.data.tokenizers.base import require_characters
 logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
 _NAMED = 5  # how many ids a message names
-_TYDI = re.compile(
-    r"^(arabic|bengali|english|finnish|indonesian|japanese|korean|russian|swahili|telugu|thai)-"
-)
 _TYDI_CODES = {
     "arabic": "ar",
     "bengali": "bn",
@@ -36,6 +33,7 @@ _TYDI_CODES = {
     "telugu": "te",
     "thai": "th",
 }
+_TYDI = re.compile(f"({'|'.join(_TYDI_CODES)})-")
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class QuestionFile:
 
     @property
     def articles(self) -> int:
-        """How many articles there are."""
         return 1 + max((question.article for question in self.questions), default=-1)
 
 
@@ -88,11 +85,7 @@ def split_name(path: str | Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file, plain or .gz.
-
-    Raises:
-        ValueError: absent, not UTF-8, truncated or no JSON.
-    """
+    """The JSON of a file, plain or .gz; what cannot be read is a ValueError that names it."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

@@ -43,11 +43,9 @@ class Window:
 
     @property
     def end(self) -> int:
-        """The piece after its last."""
         return self.start + self.length
 
     def holds(self, piece: int) -> bool:
-        """Whether a piece is in it."""
         return self.start <= piece < self.end
 
     def surroundings(self, first: int, last: int) -> float:

@@ -34,7 +34,6 @@ class Encoding:
     word_begins: list[bool]  # whether a piece begins a word, for whole-word masking
 
     def __len__(self) -> int:
-        """L."""
         return len(self.pieces)
 
 
@@ -70,11 +69,7 @@ class Tokenizer(ABC):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Tokenise many texts.
-
-        Raises:
-            ValueError: a text holds half a surrogate pair, which is no character.
-        """
+        """Tokenise many texts; half a surrogate pair, which is no character, is refused."""
         for text in texts:
             require_characters(text)
         found = self.raw(texts)
@@ -95,14 +90,9 @@ class Tokenizer(ABC):
         write_dictionary(folder / "dict.txt", ((symbol, 1) for symbol in self.symbols))
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
-        """Compare with the dictionary of a data set or a model.
+        """Refuse the dictionary of a data set or a model that lacks symbols of this tokenizer.
 
-        Args:
-            known: the dictionary's symbols.
-            name: the dictionary in the error's words.
-
-        Raises:
-            ValueError: it lacks symbols of this tokenizer.
+        `name` is the dictionary in the error's words.
         """
         missing = [symbol for symbol in self.symbols if symbol not in known]
         if missing:
@@ -131,20 +121,12 @@ def _mark_first(pieces: list[str]) -> Iterable[tuple[bool, str]]:
 def exact_offsets(
     text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Make a library's offsets exact.
+    """Make a library's offsets exact: half-open ranges in characters, one for each piece.
 
     Spaces around a piece are not the piece's.  Combining marks that the tokenizer dropped belong to
     the letter before them (else a WordPiece model would cut the accent off an answer's last
     letter).  An empty range within a character, one of several pieces for it, becomes the
-    character's.
-
-    Args:
-        text: the text.
-        pieces: its pieces, L of them.
-        offsets: the library's ranges, half-open, in characters, never going back.
-
-    Returns:
-        L ranges.
+    character's.  Ranges never go back.
     """
     exact = []
     following = [start for start, _ in [*offsets, (len(text), 0)][1:]]
