@@ -38,21 +38,17 @@ pip() { "$python" -m pip --no-input --disable-pip-version-check "$@"; }
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
 
 find_python() {
-  local candidate wanted candidates=(python3 python3.11 python3.12 python3.13 python3.10 python)
-  [ -z "$wanted_version" ] || candidates=("python$wanted_version" python3 python)
+  local candidate versions candidates=(python3 python3.11 python3.12 python3.13 python3.10 python)
+  local wanted=('3.11 3.12' '3.13 3.10')  # the first that is of the former, else of the latter
+  [ -z "$wanted_version" ] || candidates=("python$wanted_version" python3 python) wanted=("$wanted_version")
   [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
-  for candidate in "${candidates[@]}"; do
-    [ -z "$wanted_version" ] || [ "$(version_of "$candidate")" != "$wanted_version" ] ||
-      { echo "$candidate"; return; }
-  done
-  [ -z "$wanted_version" ] ||
-    die "no Python $wanted_version among ${candidates[*]}; name one: PYTHON=/path/to/python$wanted_version"
-  for wanted in '3.11 3.12' '3.13 3.10'; do
+  for versions in "${wanted[@]}"; do
     for candidate in "${candidates[@]}"; do
-      case " $wanted " in *" $(version_of "$candidate") "*) echo "$candidate"; return ;; esac
+      case " $versions " in *" $(version_of "$candidate") "*) echo "$candidate"; return ;; esac
     done
   done
-  die "no Python 3.10 to 3.13 among ${candidates[*]}; name one: PYTHON=/path/to/python3.11"
+  die "no Python ${wanted_version:-3.10 to 3.13} among ${candidates[*]}; name one:" \
+    "PYTHON=/path/to/python${wanted_version:-3.11}"
 }
 
 ensure_venv() {

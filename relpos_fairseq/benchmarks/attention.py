@@ -37,6 +37,7 @@ from relpos_fairseq.benchmarks.settings import (
     AttentionSetting,
     has_formula,
     schemes_for,
+    setting_of,
 )
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
 from relpos_fairseq.schemes import parse_hybrid
@@ -47,17 +48,11 @@ FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest
 
 @dataclass
 class AttentionRun:
-    """What a command measures, and what it has found.
+    """What a command measures, and what it has found."""
 
-    Args:
-        args: the command line.
-        where: columns that say on what machine and by which versions.
-        log: rows.
-    """
-
-    args: argparse.Namespace
-    where: dict
-    log: RowLog
+    args: argparse.Namespace  # the command line
+    where: dict  # columns that say on what machine and by which versions
+    log: RowLog  # rows
     notes: list[str] = field(default_factory=list)
     checked: int = 0
     worst: tuple[float, str] = (0.0, "")
@@ -104,11 +99,7 @@ def benchmark(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> torch.device:
-    """Turn lists into lists, refuse what cannot be, and return the device.
-
-    Raises:
-        ValueError: a value that cannot be.
-    """
+    """Turn lists into lists, refuse what cannot be, and return the device."""
     every = args.lengths == "all"
     args.lengths = list(EVERY_LENGTH) if every else lengths_of(args.lengths, ", or all")
     args.modes = chosen_of("modes", args.modes, MODES)
@@ -128,11 +119,7 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
 
 
 def set_published(args: argparse.Namespace) -> None:
-    """Put the shape of the published layer into a command line's options.
-
-    Raises:
-        ValueError: the device is no GPU.
-    """
+    """Put the shape of the published layer, which is a GPU's, into a command line's options."""
     if args.device != "cuda":
         raise ValueError("--published compares with times of a GPU: add --device cuda")
     vars(args).update(LAYER["setting"])
@@ -142,18 +129,10 @@ def set_published(args: argparse.Namespace) -> None:
 
 def settings_of(args: argparse.Namespace) -> list[AttentionSetting]:
     """Return one setting a length, shortest first."""
+    batches = {n: args.batch or max(args.tokens // n, 1) for n in sorted(set(args.lengths))}
     return [
-        AttentionSetting(
-            batch=args.batch or max(args.tokens // length, 1),
-            heads=args.heads,
-            length=length,
-            head_dim=args.head_dim,
-            clip=args.clip,
-            causal=args.causal,
-            dtype=getattr(torch, args.dtype),
-            device=torch.device(args.device),
-        )
-        for length in sorted(set(args.lengths))
+        setting_of(AttentionSetting, args, length=length, batch=batch)
+        for length, batch in batches.items()
     ]
 
 
@@ -198,11 +177,7 @@ def _formula_elements(name: str, setting: AttentionSetting) -> int:
 
 
 def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) -> list[Candidate]:
-    """Return the candidates that may be timed, each held against fp64.
-
-    Raises:
-        ValueError: one is wrong.
-    """
+    """Return the candidates that may be timed, each held against fp64; a wrong one is an error."""
     kept = []
     with progress(len(candidates), f"checking length {candidates[0].setting.length}") as bar:
         for candidate in candidates:

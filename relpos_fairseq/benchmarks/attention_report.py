@@ -19,14 +19,7 @@ TITLES = {
 
 
 def report(args: argparse.Namespace, rows: list[dict], notes: list[str], machine: str) -> str:
-    """Return what was measured, the tables, and remarks.
-
-    Args:
-        args: the command line.
-        rows: of all settings and modes.
-        notes: remarks for the foot.
-        machine: in words.
-    """
+    """Return what was measured, the tables of all settings and modes, and remarks for the foot."""
     clip = f"clip {args.clip}" if args.clip else "unclipped"
     what = "a BERT layer" if args.layer else "attention"
     parts = [
@@ -76,12 +69,7 @@ def by_place(rows: list[dict]) -> dict[tuple, dict]:
 
 
 def tables(rows: list[dict], bar: bool = False) -> str:
-    """Return a table a mode: a row a candidate, a column a length.
-
-    Args:
-        rows: of one device, type, clip distance.
-        bar: say beside each cell whether it meets what is known to be possible.
-    """
+    """Return a table a mode: a row a candidate, a column a length; with `bar`, what is possible."""
     cells = by_place(rows)
     names, modes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("name", "mode"))
     lengths = sorted({row["length"] for row in rows})

@@ -73,9 +73,7 @@ def kind_of(scheme: str) -> str | None:
 def target(row: dict, rows: dict[tuple, dict]) -> float | None:
     """Return the ratio that a row should not exceed, or None where none is known.
 
-    Args:
-        row: of results.
-        rows: all rows of the table by (name, length, mode).
+    `rows` are all rows of the table by (name, length, mode).
     """
     name, length, mode = row["name"], row["length"], row["mode"]
     kind, on_cpu = kind_of(name), row["device"] == "cpu"
@@ -106,11 +104,7 @@ def _of_layer(mode: str, length: int, clip: int) -> float | None:
 def model_target(part: str, label: str, column: str, clip: int) -> float | None:
     """Return the ratio that a whole model or layer should not exceed, or None where none is known.
 
-    Args:
-        part: `translation` or `layers`.
-        label: of a row; those of other libraries have no target.
-        column: mode, then the length where there is one.
-        clip: clip distance, 0: unclipped.
+    `column` is a mode, then the length where there is one; rows of other libraries have no target.
     """
     scheme, _ = scheme_and_backend(label)
     if scheme == PLAIN or not set(scheme.split("+")) <= set(scheme_names()):

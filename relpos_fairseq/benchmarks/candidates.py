@@ -17,12 +17,7 @@ MODES = ("train", "forward", "decode", "memory")
 
 
 class Candidate:
-    """One way to attend over the queries, keys and values of a setting.
-
-    Args:
-        label: the row's name.
-        setting: what is measured.
-    """
+    """One way to attend over the queries, keys and values of a setting; `label` names its row."""
 
     def __init__(self, label: str, setting: AttentionSetting) -> None:
         self.label, self.setting = label, setting
@@ -66,11 +61,7 @@ class NoPositions(Candidate):
 
 
 class LayerCandidate(Candidate):
-    """A BERT layer around a candidate: what positions cost where other work is done as well.
-
-    Args:
-        attention: the candidate that attends.
-    """
+    """A BERT layer around a candidate: what positions cost where other work is done as well."""
 
     def __init__(self, attention: Candidate) -> None:
         super().__init__(attention.label, attention.setting)
@@ -87,7 +78,6 @@ class LayerCandidate(Candidate):
         return (draw(setting, setting.batch, setting.length, setting.embed_dim),)
 
     def parameters(self) -> list[Tensor]:
-        """Return the layer's parameters and the scheme's."""
         return [*self.body.parameters(), *self.attention.parameters()]
 
     def refusal(self, mode: str) -> str | None:

@@ -13,11 +13,7 @@ from relpos_fairseq.schemes import parse_hybrid
 
 
 def chosen_of(flag: str, text: str, known: Sequence[str]) -> list[str]:
-    """Return words separated by commas.
-
-    Raises:
-        ValueError: one is unknown.
-    """
+    """Return words separated by commas; an unknown one is refused."""
     for word in text.split(","):
         if word not in known:
             raise ValueError(f"--{flag} must be of {', '.join(known)}, got {word}")
@@ -25,15 +21,7 @@ def chosen_of(flag: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def lengths_of(text: str, more: str = "") -> list[int]:
-    """Return lengths separated by commas.
-
-    Args:
-        text: of --lengths.
-        more: what else it may be, for the message.
-
-    Raises:
-        ValueError: one is no whole number, or below 1.
-    """
+    """Return lengths separated by commas; `more` is what else they may be, for the message."""
     try:
         lengths = [int(part) for part in text.split(",")]
     except ValueError:
@@ -46,11 +34,7 @@ def lengths_of(text: str, more: str = "") -> list[int]:
 
 
 def check_least(args: argparse.Namespace, least: int, names: str) -> None:
-    """Refuse numbers that are too small; None stands for a default.
-
-    Raises:
-        ValueError: names the flag and its value.
-    """
+    """Refuse numbers that are too small, by flag and value; None stands for a default."""
     for name in names.split():
         value = getattr(args, name)
         if value is not None and value < least:
@@ -58,11 +42,7 @@ def check_least(args: argparse.Namespace, least: int, names: str) -> None:
 
 
 def schemes_of(text: str, every: Sequence[str]) -> list[str]:
-    """Return schemes separated by commas, or `every` for `all`.
-
-    Raises:
-        ValueError: one is unknown.
-    """
+    """Return schemes separated by commas, or `every` for `all`; an unknown one is refused."""
     names = list(every) if text == "all" else text.split(",")
     for name in names:
         parse_hybrid(name)
@@ -70,22 +50,14 @@ def schemes_of(text: str, every: Sequence[str]) -> list[str]:
 
 
 def set_labels(args: argparse.Namespace) -> None:
-    """Make lists of `schemes` and `backends`, and `labels` of the rows that they have together.
-
-    Raises:
-        ValueError: an unknown scheme or backend.
-    """
+    """Make lists of `schemes` and `backends`, and `labels` of the rows that they have together."""
     args.schemes = schemes_of(args.schemes, schemes_for())
     args.backends = chosen_of("backends", args.backends, BACKENDS)
     args.labels = [label_of(name, backend) for name in args.schemes for backend in args.backends]
 
 
 def prepare_run(args: argparse.Namespace) -> torch.device:
-    """Check device, threads and the file to continue; return the device.
-
-    Raises:
-        ValueError: one of them cannot be.
-    """
+    """Check device, threads and the file to continue; return the device."""
     check_least(args, 1, "rounds threads")
     if args.resume and args.csv is None:
         raise ValueError("--resume continues a file: add --csv FILE")

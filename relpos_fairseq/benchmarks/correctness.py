@@ -31,11 +31,7 @@ RowRanges = Sequence[tuple[int, int]]
 
 
 def check(candidate: Candidate, gradients: bool = True) -> float:
-    """Hold a candidate against fp64.
-
-    Args:
-        candidate: which.
-        gradients: values and gradients, where it has them; False: values alone.
+    """Hold a candidate against fp64: values, and gradients where it has them.
 
     Returns:
         Its largest error, in units of what the formula errs in the same precision (with rounding).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -27,8 +28,8 @@ from relpos_fairseq.benchmarks.report import (
     versions,
     write_section,
 )
-from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
-from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend
+from relpos_fairseq.benchmarks.rows import RowLog, add_times
+from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend, setting_of
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
 from relpos_fairseq.schemes import DEFAULT
 
@@ -48,7 +49,7 @@ def benchmark(args: argparse.Namespace) -> None:
     count_parameters(args, log, where)
     measure(args, log, where)
     for length in args.lengths if args.fit else ():
-        count_rows(args.labels, setting_of(args, length), args.fit, log, where)
+        count_rows(args.labels, step_of(args, length), args.fit, log, where)
     text = report(args, log.those(where), words)
     print(f"\n{text}", flush=True)
     if args.write:
@@ -56,11 +57,7 @@ def benchmark(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> torch.device:
-    """Turn lists into lists, refuse what cannot be, and return the device.
-
-    Raises:
-        ValueError: a wrong value.
-    """
+    """Turn lists into lists, refuse what cannot be, and return the device."""
     args.lengths = lengths_of(args.lengths)
     check_least(args, 1, "batch")
     check_least(args, 0, "layers clip fit")
@@ -74,20 +71,10 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
     return prepare_run(args)
 
 
-def setting_of(args: argparse.Namespace, length: int) -> MaskedLMSetting:
+def step_of(args: argparse.Namespace, length: int) -> MaskedLMSetting:
     """Return what is measured at a length."""
-    return MaskedLMSetting(
-        size=args.model,
-        layers=args.layers,
-        vocabulary=args.vocabulary,
-        positions=max(BERT_POSITIONS, length),
-        clip=args.clip,
-        batch=args.batch,
-        length=length,
-        dropout=args.dropout,
-        dtype=getattr(torch, args.dtype),
-        device=torch.device(args.device),
-    )
+    most = max(BERT_POSITIONS, length)
+    return setting_of(MaskedLMSetting, args, size=args.model, positions=most, length=length)
 
 
 def count_parameters(args: argparse.Namespace, log: RowLog, where: dict) -> None:
@@ -95,7 +82,7 @@ def count_parameters(args: argparse.Namespace, log: RowLog, where: dict) -> None
     column = where | {"column": "parameters"}
     if not log.lacks(column, args.schemes):
         return
-    whole = replace(setting_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
+    whole = replace(step_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
     whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
     without = parameters(masked_lm(PLAIN, whole))
     with progress(len(args.schemes), "parameters") as bar:
@@ -108,26 +95,16 @@ def count_parameters(args: argparse.Namespace, log: RowLog, where: dict) -> None
 def measure(args: argparse.Namespace, log: RowLog, where: dict) -> None:
     """Add time and memory; the baseline is timed again with each handful of schemes."""
     others = [label for label in args.labels if label != BASELINE]
-    groups = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
-    device = torch.device(args.device)
     for length in args.lengths:
-        what = setting_of(args, length)
+        what = step_of(args, length)
         for mode, make in MODES.items():
             column = where | {"column": f"{mode} {length}"}
-            for group in groups or [[]]:
-                names = (BASELINE, *group)
-                if log.lacks(column, names):
-                    runs = {scheme: make(scheme, what) for scheme in names}
-                    words = column["column"]
-                    log.add(
-                        column,
-                        timed_rows(words, BASELINE, runs, device, args.rounds, args.seconds),
-                    )
+            add_times(log, column, BASELINE, others, TOGETHER, partial(make, setting=what), args)
         column, names = where | {"column": f"memory {length}"}, [BASELINE, *others]
         with progress(len(names), f"memory {length}") as bar:
             for scheme in names:
                 if log.lacks(column, [scheme]):
-                    peak = peak_mebibytes(training_step(scheme, what), device)
+                    peak = peak_mebibytes(training_step(scheme, what), what.device)
                     log.add(column, [{"name": scheme, "MiB": peak}])
                 bar.update()
 

@@ -19,11 +19,7 @@ MARKERS = "os^vDxPh"
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse before anything is measured what could not be drawn after.
-
-    Raises:
-        ValueError: matplotlib is not installed, or the file's kind is unknown.
-    """
+    """Refuse before anything is measured what could not be drawn after."""
     if path is None:
         return
     if path.suffix not in KINDS:
@@ -35,13 +31,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> None:
-    """Draw a panel a measurement, a bar a row, and a line at 1.
-
-    Args:
-        path: a .png, .pdf or .svg file, whole or not at all.
-        panels: by title, ratios by row.
-        title: of the picture.
-    """
+    """Draw a panel a measurement, a bar a row with its ratio, and a line at 1."""
     from matplotlib.figure import Figure
 
     tallest = max(len(rows) for rows in panels.values())
@@ -63,14 +53,7 @@ def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> No
 
 
 def draw_lengths(path: Path, modes: dict[str, list[dict]], baseline: str, title: str) -> None:
-    """Draw a panel a mode, a colour a scheme: median ratio over length.
-
-    Args:
-        path: a .png, .pdf or .svg file, whole or not at all.
-        modes: by title, rows of results.
-        baseline: the row that ratios are relative to, which is not drawn.
-        title: what was measured.
-    """
+    """Draw a panel a mode, a colour a scheme: median ratio over length, without the baseline."""
     from matplotlib.figure import Figure
 
     figure = Figure((3 + 5 * len(modes), 6.5), layout="constrained")

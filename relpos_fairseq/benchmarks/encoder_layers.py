@@ -20,37 +20,23 @@ BASELINE = PLAIN
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens.
+    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens."""
 
-    Args:
-        width: E.
-        ffn: width of the feed-forward layer.
-        heads: number of heads.
-        batch: rows.
-        length: tokens of each.
-        clip: clip distance of schemes that take one; 0: unclipped.
-        dropout: everywhere, in training.
-        dtype: of parameters.
-        device: where it runs.
-    """
-
-    width: int
-    ffn: int
-    heads: int
-    batch: int
-    length: int
-    clip: int
-    dropout: float
-    dtype: torch.dtype
-    device: torch.device
+    width: int  # e
+    ffn: int  # width of the feed-forward layer
+    heads: int  # number of heads
+    batch: int  # rows
+    length: int  # tokens of each
+    clip: int  # clip distance of schemes that take one; 0: unclipped
+    dropout: float  # everywhere, in training
+    dtype: torch.dtype  # of parameters
+    device: torch.device  # where it runs
 
 
 class OurLayer(nn.Module):
     """A layer of `relpos_roberta` with what its stack evaluates once a forward pass.
 
-    Args:
-        name: scheme (and backend: `label_of`).
-        setting: what is measured.
+    `name` is a scheme (and backend: `label_of`).
     """
 
     def __init__(self, name: str, setting: LayerSetting) -> None:
@@ -100,11 +86,7 @@ def layer_runner(
 ) -> Callable[[], object]:
     """Return what is timed: a forward pass without gradients, or forward and backward.
 
-    Args:
-        layer: takes and returns (T, B, E), or (B, T, E).
-        setting: what is measured.
-        mode: `train` or `forward`.
-        time_first: which of the two.
+    The layer takes and returns (T, B, E), or (B, T, E) where not `time_first`.
     """
     layer = layer.to(setting.device, setting.dtype).train(mode == "train")
     rows = (setting.length, setting.batch) if time_first else (setting.batch, setting.length)

@@ -21,15 +21,7 @@ from relpos_fairseq.benchmarks.timing import peak_mebibytes
 def count_rows(
     labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict
 ) -> None:
-    """Add to a log how many rows a training step holds.
-
-    Args:
-        labels: the schemes.
-        what: the step; its batch is what is searched.
-        limit: MiB.
-        log: of the benchmark.
-        where: what the log's rows have in common.
-    """
+    """Add to a log how many rows a training step holds in `limit` MiB."""
     column = where | {"column": f"rows in {limit} MiB, {what.length}"}
     with progress(len(labels), column["column"]) as bar:
         for scheme in labels:
@@ -50,12 +42,9 @@ def weights(scheme: str, what: MaskedLMSetting) -> float:
 
 
 def most_rows(needed: Callable[[int], float], limit: float, most: int = 1 << 16) -> int:
-    """Return the largest number of rows that needs no more than `limit`, found by bisection.
+    """Return the largest number of rows that needs no more than `limit` MiB, found by bisection.
 
-    Args:
-        needed: MiB that a number of rows needs; out of memory counts as too much.
-        limit: MiB.
-        most: where the search ends.
+    Out of memory counts as too much; the search ends at `most`.
     """
 
     def fits(rows: int) -> bool:

@@ -26,12 +26,7 @@ VARIANTS = 512  # compiled versions that are kept: one a scheme and shape
 
 
 class Flex(SchemeCandidate):
-    """A position scheme by FlexAttention.
-
-    Args:
-        name: scheme or hybrid.
-        setting: what is measured.
-    """
+    """A position scheme by FlexAttention."""
 
     def __init__(self, name: str, setting: AttentionSetting) -> None:
         super().__init__(name, setting)

@@ -33,18 +33,10 @@ def of_environment(name: str) -> dict[str, str | None]:
 
 
 def run_with(name: str | None, command: str, argv: Sequence[str]) -> int | None:
-    """Run a command of `relpos` again under an instruction set, unless it is under it already.
-
-    Args:
-        name: of SETS; None: whatever the environment says.
-        command: the words of the subcommand.
-        argv: its arguments, --isa among them.
+    """Run a command of `relpos` again under a set of SETS, unless it is under it already.
 
     Returns:
         The status of the other process, or None where this one is to go on.
-
-    Raises:
-        ValueError: this processor has no such set.
     """
     wanted = {} if name is None else of_environment(name)
     if all(os.environ.get(variable) == value for variable, value in wanted.items()):
@@ -59,11 +51,7 @@ def run_with(name: str | None, command: str, argv: Sequence[str]) -> int | None:
 
 
 def check(name: str) -> None:
-    """Refuse a set that this processor does not have: its first instruction would end the process.
-
-    Raises:
-        ValueError: names the set and what is missing.
-    """
+    """Refuse a set that this processor lacks: its first instruction would end the process."""
     needed = SETS[name][1]
     if needed and platform.machine().lower() not in X86:
         raise ValueError(f"--isa {name} is a set of x86 processors, this is {platform.machine()}")

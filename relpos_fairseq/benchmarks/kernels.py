@@ -16,11 +16,7 @@ KEY = "triton kernels"
 
 
 def benchmark(args: argparse.Namespace) -> None:
-    """Compile, print and write.
-
-    Raises:
-        ValueError: a bad argument, or a kernel that spills.
-    """
+    """Compile, print and write; a kernel that spills is an error."""
     check_arguments(args)
     with tempfile.TemporaryDirectory(prefix="kernels_") as cache:
         start_compiling(cache)
@@ -48,11 +44,7 @@ def benchmark(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Turn lists into lists, and refuse what cannot be.
-
-    Raises:
-        ValueError: a value that cannot be, or no Triton.
-    """
+    """Turn lists into lists, and refuse what cannot be."""
     for name, allowed in (("dtypes", DTYPES), ("masks", MASKS)):
         given = getattr(args, name).split(",")
         if unknown := sorted(set(given) - set(allowed)):

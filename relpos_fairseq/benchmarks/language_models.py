@@ -30,11 +30,7 @@ AT_LEAST_1 = "context tokens sliding_tokens batch train_batch threads"
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    """Measure and print.
-
-    Raises:
-        ValueError: a wrong value, or a model without memory.
-    """
+    """Measure and print."""
     check_least(options, 1, AT_LEAST_1)
     options.threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(options.threads)

@@ -23,31 +23,18 @@ SPECIAL = 5  # <s>, <pad>, </s>, <unk> and <mask>
 
 @dataclass(frozen=True)
 class MaskedLMSetting:
-    """A step of masked language modelling.
+    """A step of masked language modelling."""
 
-    Args:
-        size: `base` or `small`: a named size of relpos_roberta.
-        layers: how many of its layers; 0: all.
-        vocabulary: entries of the vocabulary, with special ones.
-        positions: that tables cover.
-        clip: clip distance of schemes that take one; None: their own default.
-        batch: rows.
-        length: tokens of each.
-        dropout: everywhere, in training.
-        dtype: of parameters.
-        device: where it runs.
-    """
-
-    size: str
-    layers: int
-    vocabulary: int
-    positions: int
-    clip: int | None
-    batch: int
-    length: int
-    dropout: float
-    dtype: torch.dtype
-    device: torch.device
+    size: str  # `base` or `small`: a named size of relpos_roberta
+    layers: int  # how many of its layers; 0: all
+    vocabulary: int  # entries of the vocabulary, with special ones
+    positions: int  # that tables cover
+    clip: int | None  # clip distance of schemes that take one; None: their own default
+    batch: int  # rows
+    length: int  # tokens of each
+    dropout: float  # everywhere, in training
+    dtype: torch.dtype  # of parameters
+    device: torch.device  # where it runs
 
 
 def sizes_of(size: str) -> dict[str, int]:

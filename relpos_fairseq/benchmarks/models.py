@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from relpos_fairseq.benchmarks.encoder_layers import (
     OurLayer,
     layer_runner,
 )
+from relpos_fairseq.benchmarks.masked_lm import parameters
 from relpos_fairseq.benchmarks.peers import PACKAGES, PEERS
 from relpos_fairseq.benchmarks.report import (
     HOW,
@@ -34,8 +36,8 @@ from relpos_fairseq.benchmarks.report import (
     versions,
     write_section,
 )
-from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
-from relpos_fairseq.benchmarks.settings import in_attention
+from relpos_fairseq.benchmarks.rows import RowLog, add_times, timed_rows
+from relpos_fairseq.benchmarks.settings import in_attention, setting_of
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
 from relpos_fairseq.benchmarks.translation import (
     FAIRSEQ,
@@ -76,11 +78,7 @@ def benchmark(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> torch.device:
-    """Turn lists into lists, refuse what cannot be, and return the device.
-
-    Raises:
-        ValueError: a wrong value.
-    """
+    """Turn lists into lists, refuse what cannot be, and return the device."""
     packages = [FAIRSEQ, *PACKAGES]
     args.parts = chosen_of("parts", args.parts, list(PARTS))
     args.modes = chosen_of("modes", args.modes, MODES)
@@ -112,43 +110,15 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
 
 def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> None:
     """Add rows of whole models; the baseline is timed again with each handful of others."""
-    setting = TranslationSetting(
-        size=args.size,
-        vocabulary=args.vocabulary,
-        rows=args.rows,
-        length=args.length,
-        beam=args.beam,
-        dropout=args.dropout,
-        dtype=getattr(torch, args.dtype),
-        device=torch.device(args.device),
-    )
+    setting = setting_of(TranslationSetting, args)
     makers = {"train": training_step, "generate": generation}
     for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
         labels = [*(GAINS if mode == "train" else ()), *args.labels]
-        for start in range(0, len(labels), TOGETHER):
-            names, column = [FAIRSEQ, *labels[start : start + TOGETHER]], where | {"column": mode}
-            if log.lacks(column, names):
-                runs = {name: makers[mode](name, setting) for name in names}
-                timed = timed_rows(mode, FAIRSEQ, runs, setting.device, args.rounds, args.seconds)
-                log.add(column, timed)
+        make = partial(makers[mode], setting=setting)
+        add_times(log, where | {"column": mode}, FAIRSEQ, labels, TOGETHER, make, args)
 
 
 # --- layers --------------------------------------------------------------------------------------
-
-
-def layer_setting(args: argparse.Namespace, length: int) -> LayerSetting:
-    """Return what is measured at a length."""
-    return LayerSetting(
-        width=args.width,
-        ffn=args.ffn,
-        heads=args.heads,
-        batch=max(args.tokens // length, 1),
-        length=length,
-        clip=args.clip,
-        dropout=args.dropout,
-        dtype=getattr(torch, args.dtype),
-        device=torch.device(args.device),
-    )
 
 
 def layer_makers(
@@ -176,7 +146,8 @@ def measure_layers(args: argparse.Namespace, log: RowLog, where: dict) -> None:
     for length in args.lengths:
         columns = {mode: where | {"column": f"{mode} {length}"} for mode in modes}
         missing = [mode for mode in modes if log.lacks(columns[mode], makers)]
-        setting, built = layer_setting(args, length), {}
+        batch, built = max(args.tokens // length, 1), {}
+        setting = setting_of(LayerSetting, args, batch=batch, length=length)
         for name, (build, time_first) in makers.items() if missing else ():
             torch.manual_seed(1)
             built[name] = (build(setting), time_first)
@@ -196,12 +167,7 @@ def layer_rows(
         return [{"name": n, "MiB": peak_mebibytes(run, setting.device)} for n, run in runs.items()]
     baseline, column = encoder_layers.BASELINE, f"{mode} {setting.length}"
     timed = timed_rows(column, baseline, runs, setting.device, args.rounds, args.seconds)
-    return [{**row, "parameters": count(built[row["name"]][0])} for row in timed]
-
-
-def count(layer: torch.nn.Module) -> int:
-    """Return the number of parameters."""
-    return sum(part.numel() for part in layer.parameters())
+    return [{**row, "parameters": parameters(built[row["name"]][0])} for row in timed]
 
 
 # --- the report ----------------------------------------------------------------------------------
@@ -210,10 +176,7 @@ def count(layer: torch.nn.Module) -> int:
 def part_table(rows: list[dict], part: str, clip: int | None = None) -> str:
     """Return a part's table: a row a candidate, a column a measurement.
 
-    Args:
-        rows: of results.
-        part: `translation` or `layers`.
-        clip: the clip distance, where cells say what is known to be possible; None: they do not.
+    With `clip`, the clip distance, cells say what is known to be possible.
     """
     cells = {(row["name"], row["column"]): row for row in rows}
     columns = list(dict.fromkeys(row["column"] for row in rows))

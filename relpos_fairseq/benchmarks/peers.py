@@ -27,27 +27,16 @@ LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, 
 
 @dataclass(frozen=True)
 class Peer:
-    """A layer of another library.
+    """A layer of another library."""
 
-    Args:
-        name: of its row.
-        package: which must be installed.
-        module: which it must have.
-        like: our scheme that computes the same or the like.
-        build: the function of this file that makes the layer.
-        options: of that function.
-        time_first: takes (T, B, E), not (B, T, E).
-        cuda: runs on a GPU only.
-    """
-
-    name: str
-    package: str
-    module: str
-    like: str
-    build: str
-    options: dict[str, Any] = field(default_factory=dict)
-    time_first: bool = False
-    cuda: bool = False
+    name: str  # of its row
+    package: str  # which must be installed
+    module: str  # which it must have
+    like: str  # our scheme that computes the same or the like
+    build: str  # the function of this file that makes the layer
+    options: dict[str, Any] = field(default_factory=dict)  # of that function
+    time_first: bool = False  # takes (T, B, E), not (B, T, E)
+    cuda: bool = False  # runs on a GPU only
 
     def absence(self, device: torch.device) -> str | None:
         """Return why it cannot be measured, or None."""

@@ -1,6 +1,5 @@
 """Text preparation measured: pairs a second by workers, peak memory by size, the usual way."""
 
-import json
 import os
 import random
 import resource
@@ -13,9 +12,9 @@ from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
-from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import open_text_out, write_json
 from relpos_fairseq.engine.lines import read_lines
+from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.wmt.local import find, parallel_files
 from relpos_fairseq.preparation.wmt.settings import WmtSettings
@@ -28,11 +27,7 @@ LEARNING = ("sample", "learn")  # the same work in both ways
 
 
 def replicate(text: Path, languages: tuple[str, str], pairs: int, folder: Path) -> Path:
-    """Write train of so many pairs, and links the held-out sets.
-
-    Raises:
-        PreparationError: The text lacks a file.
-    """
+    """Write train of so many pairs, and link the held-out sets."""
     texts = parallel_files(text, *languages)
     folder.mkdir(parents=True, exist_ok=True)
     for held_out in texts.held_out.values():
@@ -92,16 +87,9 @@ def memory(pid: int) -> int:
 
 
 class Watch:
-    """Seconds, processor seconds and peak memory of what runs inside it.
-
-    Attributes:
-        seconds: By the clock.
-        processor: Of this process and its children.
-        peak: The largest memory seen, in bytes.
-    """
+    """Seconds, processor seconds (with children's) and peak memory in bytes of what runs inside."""
 
     def __enter__(self) -> "Watch":
-        """Start to look."""
         self.peak, self.ended = 0, threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
         self.thread.start()
@@ -109,7 +97,6 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Note the times."""
         self.seconds, self.processor = time.monotonic() - self.start, used() - self.before
         self.ended.set()
         self.thread.join()
@@ -178,24 +165,8 @@ def usual(folder: Path, languages: tuple[str, str], codes: Path, pairs: int, out
 
 def apart(function: Callable[..., dict], *arguments: object) -> dict:
     """Call a function in a process of its own, so that memory starts from nothing."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(read)
-            result = function(*arguments)
-            with os.fdopen(write, "w") as file:
-                json.dump(result, file)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as file:
-        result = file.read()
-    if os.waitpid(child, 0)[1] != 0:
-        raise PreparationError(f"{function.__name__} failed; its error stands above")
-    return json.loads(result)
+    [result] = ordered_map(lambda given: function(*given), [arguments], workers=2)
+    return result
 
 
 def row(way: str, workers: int, pairs: int, stages: dict) -> list:

@@ -21,27 +21,16 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a program 
 
 @dataclass
 class Kernel:
-    """A compiled kernel.
+    """A compiled kernel."""
 
-    Args:
-        name: the function's.
-        warps: warps of a program.
-        registers: of a thread.
-        spilled: bytes a thread stores to and loads from memory for want of registers.
-        stack: bytes of a thread's stack frame.
-        shared: bytes of shared memory that a program takes.
-        matrix_products: warp-group products (wgmma) in the code.
-        users: labels of the calls that launch it.
-    """
-
-    name: str
-    warps: int
-    registers: int
-    spilled: int
-    stack: int
-    shared: int
-    matrix_products: int
-    users: list[str] = field(default_factory=list)
+    name: str  # the function's
+    warps: int  # warps of a program
+    registers: int  # of a thread
+    spilled: int  # bytes a thread stores to and loads from memory for want of registers
+    stack: int  # bytes of a thread's stack frame
+    shared: int  # bytes of shared memory that a program takes
+    matrix_products: int  # warp-group products (wgmma) in the code
+    users: list[str] = field(default_factory=list)  # labels of the calls that launch it
 
     def faults(self, capability: int) -> list[str]:
         """Why it would be slow or not start."""
@@ -56,14 +45,7 @@ class Kernel:
 
 
 def start_compiling(cache: str) -> None:
-    """Set what Triton reads when it is imported.
-
-    Args:
-        cache: an empty folder: ptxas speaks only where it runs.
-
-    Raises:
-        ValueError: Triton is imported already.
-    """
+    """Set what Triton reads when it is imported; ptxas speaks only where the cache is empty."""
     if "triton" in sys.modules:
         raise ValueError("triton is imported already: start a process that compiles first")
     os.environ["TRITON_INTERPRET"] = "0"
@@ -90,14 +72,9 @@ class _Target:
 
 
 class Compiler:
-    """Compiles whatever is launched inside `catching`.
-
-    Args:
-        capability: compute capability times ten, 90 for H100 and H200.
-    """
+    """Compiles whatever is launched inside `catching`; capability 90 is an H100's and H200's."""
 
     def __init__(self, capability: int = 90) -> None:
-        """Nothing is compiled yet."""
         self.capability = capability
         self.kernels: dict[int, Kernel] = {}
 
@@ -132,11 +109,7 @@ class Compiler:
 
 
 def _kernel(compiled: Any, log: str) -> Kernel:
-    """What ptxas said of a kernel.
-
-    Raises:
-        ValueError: ptxas said nothing of it.
-    """
+    """What ptxas said of a kernel; an error where it said nothing."""
     used = re.search(r"Used (\d+) registers", log)
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill", log)
     name = compiled.metadata.name

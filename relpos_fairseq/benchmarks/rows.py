@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +17,7 @@ from relpos_fairseq.engine.files import atomic_path
 class RowLog:
     """Rows of results, kept in a CSV file as they come, so that a run may be continued.
 
-    Args:
-        path: the file, or None: rows are in memory only.
-        resume: keep the rows that the file has.
-
-    Raises:
-        ValueError: the file is there and not to be continued, or has no folder.
+    Without a path rows are in memory only; a file that is there is continued or refused.
     """
 
     def __init__(self, path: Path | None, resume: bool = False) -> None:
@@ -87,6 +83,27 @@ def _value(text: str) -> int | float | str:
     return text
 
 
+def add_times(
+    log: RowLog,
+    column: dict,
+    baseline: str,
+    others: Sequence[str],
+    together: int,
+    make: Callable[[str], Callable[[], object]],
+    args: argparse.Namespace,
+) -> None:
+    """Time what a log lacks, `together` others at a time, and the baseline anew with each handful.
+
+    A run is made by its name when its handful's turn comes, as models fill the memory.
+    """
+    for start in range(0, max(len(others), 1), together):
+        names = [baseline, *others[start : start + together]]
+        if log.lacks(column, names):
+            runs = {name: make(name) for name in names}
+            device, how = torch.device(args.device), (args.rounds, args.seconds)
+            log.add(column, timed_rows(column["column"], baseline, runs, device, *how))
+
+
 def timed_rows(
     column: str,
     baseline: str,
@@ -95,15 +112,7 @@ def timed_rows(
     rounds: int,
     seconds: float,
 ) -> list[dict]:
-    """Time candidates in turns.
-
-    Args:
-        column: what is measured, for messages.
-        baseline: name of the candidate that ratios are relative to.
-        runs: candidates by name.
-        device: where they run.
-        rounds: samples of each.
-        seconds: about how long that may take.
+    """Time candidates in turns; ratios are to the baseline's.
 
     Returns:
         A row each: name, ms, least_ms, spread, ratio of medians, least_ratio of minima, samples,

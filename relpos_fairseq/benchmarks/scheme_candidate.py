@@ -24,11 +24,8 @@ from relpos_fairseq.stack import DecodingTerms, decay_of
 class SchemeCandidate(Candidate):
     """A position scheme, by a backend.
 
-    Args:
-        name: scheme or hybrid.
-        setting: what is measured.
-        backend: how; `reference` is the papers' formula, with a (T, S) matrix a head.
-        dtype: the setting's, or another that its rounded parameters are given in.
+    `reference` is the papers' formula, with a (T, S) matrix a head; `dtype` is the setting's, or
+    another that its rounded parameters are given in.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class SchemeCandidate(Candidate):
         return source.to(self.setting.device, next(iter(self.parameters()), source).dtype)
 
     def parameters(self) -> list[Tensor]:
-        """Return the scheme's parameters."""
         both = [*self.stack.parameters(), *self.layer.parameters()]
         return list({id(part): part for part in both if part.requires_grad}.values())
 

@@ -115,11 +115,7 @@ def markdown() -> str:
 
 
 def renewed(text: str) -> str:
-    """`text` with the table between its markers renewed.
-
-    Raises:
-        ValueError: if the markers are missing.
-    """
+    """`text` with the table between its markers renewed; without them it is refused."""
     if BEGIN not in text or END not in text:
         raise ValueError(f"no {BEGIN} ... {END} in the file: add both markers where it shall stand")
     head, rest = text.split(BEGIN, 1)

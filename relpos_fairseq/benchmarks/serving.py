@@ -39,13 +39,6 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
     """Return a table; engines take turns, and a row is the median of its rounds.
 
     All translate the same batches, `relpos translate`'s own. BLEU is sacrebleu's, of text.
-
-    Args:
-        checkpoint: of a model that CTranslate2 holds.
-        data: its binarised data.
-        split: `test`, `valid`.
-        beam: of every search.
-        rounds: how often each is timed.
     """
     with tempfile.TemporaryDirectory() as name:
         folders = {kind: Path(name) / kind for kind in ("fp32", "int8")}

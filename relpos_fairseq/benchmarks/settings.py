@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
 PLAIN = "none"  # attention without positions, evaluated by this package
+Setting = TypeVar("Setting")
 
 
 def label_of(scheme: str, backend: str) -> str:
@@ -39,10 +42,8 @@ def has_formula(name: str) -> bool:
 def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
     """Return the schemes that `all` stands for.
 
-    Args:
-        causal: a decoder's calls, in which every scheme is defined; else without those that are
-            defined for decoders alone.
-        attention: only those that are evaluated in attention.
+    Those that are defined for decoders alone only with `causal`; with `attention` none that acts
+    on the input alone.
     """
     names = [name for name in scheme_names() if causal or not scheme_class(name).causal_only]
     return [name for name in names if in_attention(name) or not attention]
@@ -53,29 +54,25 @@ def takes_clip(name: str) -> bool:
     return any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name))
 
 
+def setting_of(kind: type[Setting], args: argparse.Namespace, **own: object) -> Setting:
+    """Return a setting: its fields are options of the same names, but for those given here."""
+    own |= {"dtype": getattr(torch, args.dtype), "device": torch.device(args.device)}
+    names = [one.name for one in fields(kind) if one.name not in own]
+    return kind(**own, **{name: getattr(args, name) for name in names})
+
+
 @dataclass(frozen=True)
 class AttentionSetting:
-    """The call of attention that is measured.
+    """The call of attention that is measured."""
 
-    Args:
-        batch: B.
-        heads: H.
-        length: T = S; of a decoding step, S.
-        head_dim: D.
-        clip: clip distance of tables that take one; 0: as long as the input.
-        causal: keys in a query's future are excluded.
-        dtype: of queries, keys, values and parameters.
-        device: where.
-    """
-
-    batch: int
-    heads: int
-    length: int
-    head_dim: int
-    clip: int
-    causal: bool
-    dtype: torch.dtype
-    device: torch.device
+    batch: int  # b
+    heads: int  # h
+    length: int  # t = S; of a decoding step, S
+    head_dim: int  # d
+    clip: int  # clip distance of tables that take one; 0: as long as the input
+    causal: bool  # keys in a query's future are excluded
+    dtype: torch.dtype  # of queries, keys, values and parameters
+    device: torch.device  # where
 
     @property
     def embed_dim(self) -> int:

@@ -55,15 +55,10 @@ def synchronise(device: torch.device) -> None:
 
 @dataclass
 class Times:
-    """Milliseconds of one candidate.
+    """Milliseconds of one candidate."""
 
-    Args:
-        samples: each the mean of some runs.
-        noisy: how many of them were taken on a machine that was not idle.
-    """
-
-    samples: list[float]
-    noisy: int = 0
+    samples: list[float]  # each the mean of some runs
+    noisy: int = 0  # how many of them were taken on a machine that was not idle
 
     @property
     def median(self) -> float:
@@ -71,7 +66,6 @@ class Times:
 
     @property
     def least(self) -> float:
-        """The minimum."""
         return min(self.samples)
 
     @property
@@ -90,16 +84,10 @@ def time_in_turns(
     seconds: float,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[dict[str, Times], int]:
-    """Time every run once a round, for `rounds` rounds or until `seconds` are over.
+    """Time every run once a round, for `rounds` rounds or until about `seconds` are over.
 
-    Three rounds are made (or `rounds`, if fewer) whatever they last.
-
-    Args:
-        runs: what to time, by name.
-        device: where it runs.
-        rounds: samples of each.
-        seconds: about how long all of it may last.
-        tick: called after each run's sample, and after each run's first call.
+    Three rounds are made (or `rounds`, if fewer) whatever they last. `tick` is called after each
+    run's sample, and after each run's first call.
 
     Returns:
         Times by name, and how many samples were taken on a machine that was not idle.

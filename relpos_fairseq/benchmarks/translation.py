@@ -58,27 +58,16 @@ MODEL_SIZES = {
 
 @dataclass(frozen=True)
 class TranslationSetting:
-    """A model's size and a batch of sentences.
+    """A model's size and a batch of sentences."""
 
-    Args:
-        size: a name of MODEL_SIZES.
-        vocabulary: words of the joint vocabulary.
-        rows: sentences of a batch.
-        length: tokens of the longest sentence; the shortest has three quarters of it.
-        beam: of the search.
-        dropout: in training.
-        dtype: of parameters.
-        device: where it runs.
-    """
-
-    size: str
-    vocabulary: int
-    rows: int
-    length: int
-    beam: int
-    dropout: float
-    dtype: torch.dtype
-    device: torch.device
+    size: str  # a name of MODEL_SIZES
+    vocabulary: int  # words of the joint vocabulary
+    rows: int  # sentences of a batch
+    length: int  # tokens of the longest sentence; the shortest has three quarters of it
+    beam: int  # of the search
+    dropout: float  # in training
+    dtype: torch.dtype  # of parameters
+    device: torch.device  # where it runs
 
 
 def small_task(words: int) -> SimpleNamespace:

@@ -15,44 +15,18 @@ from types import ModuleType
 from relpos_fairseq.cli.parser import Parser
 from relpos_fairseq.engine.command import AGAIN, CONTINUE, run_command
 
-# The words of each subcommand, and its file in this folder.
-COMMANDS = {
-    "quickstart": "quickstart",
-    "compare": "compare",
-    "schemes": "schemes",
-    "doctor": "doctor",
-    "prepare wmt": "prepare_wmt",
-    "prepare lm": "prepare_lm",
-    "prepare mlm": "prepare_mlm",
-    "prepare glue": "prepare_glue",
-    "prepare qa": "prepare_qa",
-    "corpus": "corpus",
-    "convert": "convert",
-    "average": "average",
-    "translate": "translate",
-    "sample": "sample",
-    "fill": "fill",
-    "answer": "answer",
-    "score": "score",
-    "evaluate lm": "evaluate_lm",
-    "evaluate length": "evaluate_length",
-    "evaluate qa": "evaluate_qa",
-    "evaluate xtreme": "evaluate_xtreme",
-    "finetune glue": "finetune_glue",
-    "finetune xtreme": "finetune_xtreme",
-    "export ct2": "export_ct2",
-    "export onnx": "export_onnx",
-    "export transformers": "export_transformers",
-    "plot": "plot",
-    "theorems": "theorems",
-    "benchmark attention": "benchmark_attention",
-    "benchmark models": "benchmark_models",
-    "benchmark lm": "benchmark_lm",
-    "benchmark costs": "benchmark_costs",
-    "benchmark kernels": "benchmark_kernels",
-    "benchmark preparation": "benchmark_preparation",
-    "benchmark serving": "benchmark_serving",
-}
+# Subcommands in the order of the overview: the first word of a group, or none, and the names in it.
+GROUPS = (
+    ("", "quickstart compare schemes doctor"),
+    ("prepare", "wmt lm mlm glue qa"),
+    ("", "corpus convert average translate sample fill answer score"),
+    ("evaluate", "lm length qa xtreme"),
+    ("finetune", "glue xtreme"),
+    ("export", "ct2 onnx transformers"),
+    ("", "plot theorems"),
+    ("benchmark", "attention models lm costs kernels preparation serving"),
+)
+COMMANDS = [f"{group} {name}".strip() for group, names in GROUPS for name in names.split()]
 
 # Those that keep what is done, and go on from there.
 CONTINUED = ("quickstart", "prepare", "finetune")
@@ -88,8 +62,8 @@ def find(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def load(name: str) -> ModuleType:
-    """Import a subcommand's file."""
-    return importlib.import_module(f"relpos_fairseq.cli.{COMMANDS[name]}")
+    """Import a subcommand's file, which has its words for a name."""
+    return importlib.import_module(f"relpos_fairseq.cli.{name.replace(' ', '_')}")
 
 
 def read(module: ModuleType, program: str, argv: Sequence[str]) -> Callable[[], int | None]:
@@ -121,8 +95,9 @@ def overview(argv: Sequence[str]) -> int:
 
 def summary(name: str) -> str:
     """Return a subcommand in a line, its `HELP`, from its file as it lies there."""
-    tree = ast.parse((Path(__file__).parent / f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
+    path = Path(__file__).with_name(f"{name.replace(' ', '_')}.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "HELP":
             return ast.literal_eval(statement.value)
-    raise ValueError(f"cli/{COMMANDS[name]}.py has no HELP, its command in one line")
+    raise ValueError(f"cli/{path.name} has no HELP, its command in one line")

@@ -39,23 +39,15 @@ HASHES = Hashes()  # of checkpoints that schemes begin with
 
 @dataclass(frozen=True)
 class Cell:
-    """A scheme on a task with a seed.
-
-    Attributes:
-        scheme: its label.
-        scheme_flags: its flags of fairseq-train.
-        task: the task.
-        seed: the seed.
-    """
+    """A scheme on a task with a seed."""
 
     scheme: str
-    scheme_flags: dict
+    scheme_flags: dict  # its flags of fairseq-train
     task: Task
     seed: int
 
     @property
     def title(self) -> str:
-        """What it is called in messages."""
         return f"{self.task.label} / {self.scheme} / seed {self.seed}"
 
     @cached_property
@@ -74,11 +66,7 @@ class Cell:
         return as_json({"task": self.task.options(), "train": flags, "generate": generate})
 
     def name(self, code: str) -> str:
-        """Return the name of its folder and its result.
-
-        Args:
-            code: version of the code.
-        """
+        """Return the name of its folder and its result, for a version of the code."""
         key = key_of([self.settings, self.task.data_key(), code, self.seed])
         return f"{self.scheme}-seed{self.seed}-{key}"
 
@@ -101,9 +89,6 @@ class Cell:
             code: version of the code.
             threads: to compute with.
             keep: whether the checkpoints stay.
-
-        Raises:
-            ToolError: a command failed.
         """
         data, folder = self.task.data_folder(work), self.folder(work, code)
         run = Run(self.task, data, folder, threads)

@@ -4,17 +4,16 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from relpos_fairseq.engine.forks import Fork, in_fork
 
 
 def as_arguments(flags: dict[str, object]) -> list[str]:
-    """Return flags as a command line's arguments.
+    """Return flags, with `--` or without, as a command line's arguments.
 
-    Args:
-        flags: `dropout` or `--dropout` to its value; True or None: a flag without one; False: none.
+    True or None: a flag without a value; False: none.
     """
     arguments = []
     for name, value in flags.items():
@@ -39,25 +38,8 @@ def prepare_process() -> None:
         importlib.import_module(f"fairseq_cli.{tool}")
 
 
-def fairseq(
-    tool: str,
-    arguments: Sequence[object],
-    log: Path,
-    threads: int = 1,
-    on_line: Callable[[str], object] | None = None,
-) -> Fork:
-    """Run a command of fairseq to its end.
-
-    Args:
-        tool: `train`, `generate`, ...
-        arguments: its command line.
-        log: file that takes its output.
-        threads: to compute with.
-        on_line: called with the log's lines at the end.
-
-    Raises:
-        ToolError: it failed.
-    """
+def fairseq(tool: str, arguments: Sequence[object], log: Path, threads: int = 1) -> Fork:
+    """Run a command of fairseq (`train`, `generate`, ...) to its end; ToolError if it fails."""
     given = [f"fairseq-{tool}", *map(str, arguments)]
 
     def run() -> None:
@@ -66,7 +48,7 @@ def fairseq(
         print("+", " ".join(given), flush=True)
         importlib.import_module(f"fairseq_cli.{tool}").cli_main()
 
-    return in_fork(run, log, given[0], on_line)
+    return in_fork(run, log, given[0])
 
 
 def computing(threads: int) -> None:

@@ -25,28 +25,18 @@ SAMPLES = 3
 class Choices:
     """What the user chose for all schemes.
 
-    Attributes:
-        out: The output folder.
-        max_update: Updates of training.
-        minutes: An upper limit for the training of one scheme; None sets none.
-        seed: The random seed.
-        threads: Threads to compute with.
-        text: Folder of the user's parallel text; None: the built-in corpus.
-        source: Its source language; None: from the files' names.
-        target: Its target language; None: from the files' names.
-
     Raises:
         ValueError: A number is not above 0.
     """
 
-    out: Path
-    max_update: int
-    minutes: float | None
-    seed: int
-    threads: int
-    text: Path | None = None
-    source: str | None = None
-    target: str | None = None
+    out: Path  # the output folder
+    max_update: int  # updates of training
+    minutes: float | None  # an upper limit for the training of one scheme; None sets none
+    seed: int  # the random seed
+    threads: int  # threads to compute with
+    text: Path | None = None  # folder of the user's parallel text; None: the built-in corpus
+    source: str | None = None  # its source language; None: from the files' names
+    target: str | None = None  # its target language; None: from the files' names
 
     def __post_init__(self) -> None:
         for name in ("max_update", "minutes", "threads"):
@@ -70,10 +60,6 @@ class Choices:
 
 def quickstart(schemes: list[str], choices: Choices) -> int:
     """Finish every scheme; print and write the table, samples and pictures.
-
-    Args:
-        schemes: names of position schemes.
-        choices: of all runs.
 
     Returns:
         The exit status: 1 where a scheme failed.

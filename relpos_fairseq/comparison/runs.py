@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,26 +26,17 @@ FAILED = "failed.txt"
 class Options:
     """Where a comparison lies and how it runs.
 
-    Attributes:
-        spec: its file.
-        work: folder of data, checkpoints and logs; None: `compare_out/NAME`.
-        results: folder of the results; None: NAME, beside the file.
-        workers: cells at a time, each in one thread.
-        threads: of a cell.
-        keep_models: whether checkpoints stay.
-        any_code: whether results of another version of the code count.
-
     Raises:
         ValueError: a number is below 1.
     """
 
     spec: Path
-    work: Path | None = None
-    results: Path | None = None
-    workers: int = 1
-    threads: int = 1
-    keep_models: bool = False
-    any_code: bool = False
+    work: Path | None = None  # folder of data, checkpoints and logs; None: `compare_out/NAME`
+    results: Path | None = None  # folder of the results; None: NAME, beside the file
+    workers: int = 1  # cells at a time, each in one thread
+    threads: int = 1  # of a cell
+    keep_models: bool = False  # whether checkpoints stay
+    any_code: bool = False  # whether results of another version of the code count
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
@@ -99,14 +91,18 @@ class Comparison:
         """Return the cells without a result."""
         return [cell for cell in self.cells if self.result(cell) is None]
 
-    def run(self) -> int:
-        """Finish what is missing; returns the exit status: 1 where a cell failed."""
+    def run(self, pool: Callable[[Comparison, list[Cell]], dict[str, str]] | None = None) -> int:
+        """Finish what is missing; returns the exit status: 1 where a cell failed.
+
+        Args:
+            pool: finishes cells, and says by title why some failed; None: a `Pool`.
+        """
         missing = self.missing()
         print(f"{counted(len(self.cells), 'cell')}, {len(missing)} to do", flush=True)
         if not missing:
             return 0
         self.prepare(missing)
-        failed = Pool(self, missing).run()
+        failed = pool(self, missing) if pool else Pool(self, missing).run()
         for title, reason in failed.items():
             print(f"failed: {title}: {reason}", flush=True)
         return 1 if failed else 0
@@ -148,7 +144,6 @@ class Pool:
     """Cells in children of this process, some at a time."""
 
     def __init__(self, comparison: Comparison, cells: list[Cell]) -> None:
-        """Take the cells that are to be done."""
         self.comparison, self.waiting, self.total = comparison, list(cells), len(cells)
         self.active: dict[Fork, Cell] = {}
         self.failed: dict[str, str] = {}
@@ -171,7 +166,6 @@ class Pool:
         return self.failed
 
     def start(self, cell: Cell) -> None:
-        """Start a cell."""
         log = cell.folder(self.comparison.work, self.comparison.code) / "cell.log"
         self.active[Fork(lambda: self.comparison.finish(cell), log)] = cell
 

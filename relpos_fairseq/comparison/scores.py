@@ -18,21 +18,13 @@ CHRF_ORDERS, CHRF_BETA = 6, 2
 
 @dataclass(frozen=True)
 class Metric:
-    """A score.
+    """A score."""
 
-    Attributes:
-        name: as tables call it.
-        value: (..., K) sums of statistics -> (...) scores.
-        higher: whether more is better.
-        digits: decimals that a table prints.
-        limits: the least and the largest value that it can have.
-    """
-
-    name: str
-    value: Callable[[np.ndarray], np.ndarray]
-    higher: bool = True
-    digits: int = 1
-    limits: tuple[float, float] = (0.0, 100.0)
+    name: str  # as tables call it
+    value: Callable[[np.ndarray], np.ndarray]  # (..., K) sums of statistics -> (...) scores
+    higher: bool = True  # whether more is better
+    digits: int = 1  # decimals that a table prints
+    limits: tuple[float, float] = (0.0, 100.0)  # the least and the largest value that it can have
 
 
 def share(sums: np.ndarray) -> np.ndarray:
@@ -48,8 +40,7 @@ def perplexity(sums: np.ndarray) -> np.ndarray:
 def bleu(sums: np.ndarray) -> np.ndarray:
     """Return BLEU as sacrebleu smooths it (NIST's `exp`).
 
-    Args:
-        sums: (..., 10): system's length, reference's length, matches and totals of 1- to 4-grams.
+    `sums` (..., 10): system's length, reference's length, matches and totals of 1- to 4-grams.
     """
     system, reference = sums[..., 0], sums[..., 1]
     right, total = sums[..., 2 : 2 + ORDERS], sums[..., 2 + ORDERS :]
@@ -119,13 +110,7 @@ def matches(right: Sequence[bool]) -> np.ndarray:
 def of_translations(
     system: list[str], reference: list[str], tokenize: str
 ) -> dict[str, np.ndarray]:
-    """Return BLEU's and chrF's statistics of every sentence.
-
-    Args:
-        system: translations.
-        reference: one reference each.
-        tokenize: sacrebleu's name of BLEU's tokeniser.
-    """
+    """Return BLEU's and chrF's statistics of every sentence, by sacrebleu's name of a tokeniser."""
     from sacrebleu.metrics import BLEU, CHRF
 
     metrics = {"BLEU": BLEU(tokenize=tokenize, force=True), "chrF": CHRF()}

@@ -29,35 +29,20 @@ SCHEME = "position-scheme"
 
 @dataclass(frozen=True)
 class Spec:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        name: of its folders.
-        title: of its report.
-        schemes: label to flags of fairseq-train.
-        seeds: every scheme's.
-        tasks: by label.
-        baseline: label of the scheme that the others are compared with.
-        pairs: (scheme, other) that are tested.
-        slurm: submitit's parameters.
-    """
-
-    name: str
-    title: str
-    schemes: dict[str, dict]
-    seeds: tuple[int, ...]
-    tasks: dict[str, Task]
-    baseline: str
-    pairs: tuple[tuple[str, str], ...]
-    slurm: dict = field(default_factory=dict)
+    name: str  # of its folders
+    title: str  # of its report
+    schemes: dict[str, dict]  # label to flags of fairseq-train
+    seeds: tuple[int, ...]  # every scheme's
+    tasks: dict[str, Task]  # by label
+    baseline: str  # label of the scheme that the others are compared with
+    pairs: tuple[tuple[str, str], ...]  # (scheme, other) that are tested
+    slurm: dict = field(default_factory=dict)  # submitit's parameters
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a specification.
-
-    Raises:
-        PreparationError: what is wrong with it.
-    """
+    """Read a specification."""
     import yaml
 
     if not path.is_file():
@@ -73,15 +58,7 @@ def read_spec(path: Path) -> Spec:
 
 
 def make_spec(name: str, content: object) -> Spec:
-    """Return a specification.
-
-    Args:
-        name: of its folders.
-        content: as in YAML.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
+    """Return a specification from what YAML holds; what is wrong with it is a ValueError."""
     mapping(content, "a comparison")
     check_keys(content, KEYS, "a comparison")
     schemes = schemes_of(content.get("schemes"))

@@ -44,10 +44,7 @@ class Estimate:
 def draws_of(metric: Metric, statistics: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the scores (S, B) of every seed on every resample of the examples.
 
-    Args:
-        metric: the score.
-        statistics: (S, N, K) of seeds and examples.
-        weights: (B, N) how often a resample has each example.
+    `statistics` (S, N, K) are of seeds and examples, `weights` (B, N) how often each is drawn.
     """
     return metric.value(np.einsum("bn,snk->sbk", weights, statistics, optimize=True))
 
@@ -83,11 +80,7 @@ def interval(
 
 
 def sign_flip(differences: np.ndarray) -> float:
-    """Return the two-sided p of no difference: the share of sign flips with as large a mean.
-
-    Args:
-        differences: (S,) of the seeds.
-    """
+    """Return the two-sided p of no difference (S,): the share of sign flips as far from 0."""
     seeds = len(differences)
     if seeds <= EXACT:
         signs = 1 - 2 * ((np.arange(1 << seeds)[:, None] >> np.arange(seeds)) & 1)
@@ -113,13 +106,9 @@ def holm(values: list[float]) -> list[float]:
 
 
 def detectable(differences: np.ndarray, comparisons: int) -> float:
-    """Return the difference that so many seeds would find with a power of 80 %.
+    """Return the difference that so many seeds (S,) would find with a power of 80 %.
 
     A paired t-test's, at 5 % divided by the number of comparisons; infinite for one seed.
-
-    Args:
-        differences: (S,) of the seeds, for their deviation.
-        comparisons: of the table.
     """
     seeds = len(differences)
     if seeds < 2:
@@ -131,9 +120,7 @@ def detectable(differences: np.ndarray, comparisons: int) -> float:
 def within(whole: np.ndarray, drawn: np.ndarray) -> tuple[int, int]:
     """Return in how many seeds the examples alone tell a difference above and below 0 (p < .05).
 
-    Args:
-        whole: (S,) differences on all examples.
-        drawn: (S, B) on resamples of the examples.
+    `whole` (S,) are differences on all examples, `drawn` (S, B) on resamples.
     """
     p = 2 * np.minimum((drawn <= 0).mean(1), (drawn >= 0).mean(1))
     sure = p < 0.05

@@ -13,23 +13,16 @@ PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 @dataclass
 class TrainingLog:
-    """Numbers of a training, line by line; after a resumption later lines replace earlier ones.
+    """Numbers of a training, line by line; after a resumption later lines replace earlier ones."""
 
-    Attributes:
-        parameters: of the model.
-        speeds: tokens a second, of every line of training.
-            valid: updates to all that a validation logged.
-        newest: the last line of training, for the eye.
-    """
-
-    parameters: int = 0
-    speeds: list[float] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
+    parameters: int = 0  # of the model
+    speeds: list[float] = field(default_factory=list)  # tokens a second, of every line of training
+    epochs: list[float] = field(default_factory=list)  # likewise, of every epoch
+    # updates to all that a validation logged
     valid: dict[int, dict[str, float]] = field(default_factory=dict)
-    newest: str = ""
+    newest: str = ""  # the last line of training, for the eye
 
     def read(self, line: str) -> None:
-        """Take a line."""
         if match := PARAMETERS.search(line):
             self.parameters = int(match[1].replace(",", ""))
         if (match := LINE.search(line)) is None:

@@ -21,12 +21,8 @@ FILE = "word_starts.txt"
 def word_starts(folder: str | Path, dictionary: Any) -> Tensor:
     """(V,) 1 where a symbol begins a word, as fairseq's MaskTokensDataset takes it.
 
-    Args:
-        folder: of the data.
-        dictionary: fairseq's Dictionary; its special symbols, fillers and <mask> begin words.
-
-    Raises:
-        ValueError: the folder says nothing of words, or of another dictionary.
+    Special symbols of the dictionary, fillers and <mask> begin words.  A folder that says nothing
+    of words, or of another dictionary, is refused.
     """
     folder = Path(folder)
     path = folder / FILE

@@ -92,7 +92,8 @@ Member = tuple[str, int, BinaryIO | None, str | None]  # name, size, bytes, what
 
 def tar_members(archive: Path) -> Iterator[Member]:
     """Stream a tar's members; at its end checks that the end was really there."""
-    with open_compressed(archive) as raw:
+    suffix = archive.suffix.lower()
+    with open_binary(archive, SHORT.get(suffix, suffix)) as raw:
         tail = _Tail(raw)
         with tarfile.open(fileobj=tail, mode="r|", encoding="utf-8") as tar:
             for member in tar:
@@ -131,14 +132,6 @@ def single_member(archive: Path) -> Iterator[Member]:
 
 
 @contextmanager
-def open_compressed(archive: Path) -> Iterator[BinaryIO]:
-    """Open a tar of any compression as the bytes of the tar."""
-    suffix = SHORT.get(archive.suffix.lower(), archive.suffix.lower())
-    with open_binary(archive, suffix) as file:
-        yield file
-
-
-@contextmanager
 def damage_named(archive: Path) -> Iterator[None]:
     """Turn what the libraries raise of a damaged archive into one clear error."""
     damage = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError)
@@ -163,11 +156,9 @@ class _Tail(io.RawIOBase):
         self.raw, self.last = raw, b""
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Read as the file below does."""
         block = self.raw.read(size)
         self.last = (self.last + block)[-len(ZEROS) :]
         return block

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.files import existing_folder
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CONTINUE = "interrupted; run the same command again to continue"
@@ -90,14 +91,6 @@ def describe(error: OSError) -> str | None:
             "make room and run the same command again"
         )
     return f"{error.filename}: {error.strerror}" if error.filename else None
-
-
-def existing_folder(path: Path) -> Path:
-    """Return the nearest folder at or above a path that exists."""
-    path = path.absolute()
-    while not path.is_dir():
-        path = path.parent
-    return path
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def fetch(
     timeout: float = 60.0,
     hashes: Hashes | None = None,
 ) -> dict[str, Path]:
-    """Download files, or finds them downloaded; all of them are complete and checked.
+    """Download files, or find them downloaded; all of them are complete and checked.
 
     Args:
         sources: What is wanted.
@@ -64,11 +64,7 @@ def fetch(
 
 
 def find_local(sources: list[RemoteFile], folder: Path, hashes: Hashes) -> dict[str, Path]:
-    """Find files in the user's folder and checks them.
-
-    Raises:
-        PreparationError: Some are missing or are not the files meant.
-    """
+    """Find files in the user's folder and check them; missing or wrong ones are an error."""
     if not folder.is_dir():
         raise PreparationError(f"{folder} is not a folder")
     found, missing = {}, []

@@ -14,12 +14,9 @@ class ToolError(RuntimeError):
 
 
 def unreadable(path: str | Path, error: Exception, kind: str = "checkpoint") -> str:
-    """Say in one line why torch could not load a file; its advice to run a file's code is left out.
+    """Say in one line why torch.load(weights_only=True) could not load a file.
 
-    Args:
-        path: the file.
-        error: what torch.load(weights_only=True) raised.
-        kind: what the file should be.
+    `kind` is what it should be; torch's advice to run the file's code is left out.
     """
     size = os.path.getsize(path) if os.path.isfile(path) else 0
     text = str(error)

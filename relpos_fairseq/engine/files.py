@@ -168,11 +168,7 @@ def write_json(path: str | Path, value: object) -> None:
 
 
 def read_json(path: str | Path) -> dict | None:
-    """Read a JSON file; None where there is none.
-
-    Raises:
-        PreparationError: The file is not JSON.
-    """
+    """Read a JSON file; None where there is none, an error where it is not JSON."""
     path = Path(path)
     if not path.exists():
         return None
@@ -183,12 +179,7 @@ def read_json(path: str | Path) -> dict | None:
 
 
 def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
-    """Return the SHA-256 of a file's bytes, or of a folder's names and files in order.
-
-    Args:
-        path: The file or folder.
-        hashes: Remembers files' hashes; None computes them.
-    """
+    """Return the SHA-256 of a file's bytes, or of a folder's names and files in order."""
     path = Path(path)
     if path.is_dir():
         digest = hashlib.sha256()
@@ -271,20 +262,17 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def existing_folder(path: str | Path) -> Path:
+    """Return the nearest folder at or above a path that exists."""
+    path = Path(path).absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
 def require_space(folder: str | Path, bytes: int) -> None:
-    """Check that a folder's disk has room.
-
-    Args:
-        folder: It, or the nearest folder above it that exists, is asked.
-        bytes: What will be written.
-
-    Raises:
-        PreparationError: There is less.
-    """
-    existing = Path(folder).absolute()
-    while not existing.is_dir():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    """Refuse to write so many bytes into a folder whose disk has not the room."""
+    free = shutil.disk_usage(existing_folder(folder)).free
     if free < bytes:
         raise PreparationError(
             f"{folder} needs {bytes / 1e6:,.1f} MB, its disk has {free / 1e6:,.1f} MB free: "

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from relpos_fairseq.engine.command import last_words
 from relpos_fairseq.engine.errors import ToolError
-from relpos_fairseq.engine.lines import read_lines
 from relpos_fairseq.engine.pool import end_with
 
 POLL = 0.05  # seconds between two looks at a child
@@ -19,21 +18,15 @@ POLL = 0.05  # seconds between two looks at a child
 
 @dataclass(eq=False)
 class Fork:
-    """A child that runs a function; this process must not have computed with several threads.
+    """A child that runs a function; this process must not have computed with several threads."""
 
-    Attributes:
-        function: what it runs; an exception or `SystemExit` ends it as in a command.
-        log: file to which all that it prints is appended.
-        status: how it ended; None: it runs.
-        megabytes: the most memory that it, and each child that it waited for, used at a time.
-        seconds: from its start to its end.
-    """
-
+    # what it runs; an exception or `SystemExit` ends it as in a command
     function: Callable[[], object]
-    log: Path
-    status: int | None = None
+    log: Path  # file to which all that it prints is appended
+    status: int | None = None  # how it ended; None: it runs
+    # the most memory that it, and each child that it waited for, used at a time
     megabytes: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # from its start to its end
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -90,23 +83,8 @@ class Fork:
             return last_words(file) or f"status {self.status}"
 
 
-def in_fork(
-    function: Callable[[], object],
-    log: Path,
-    name: str,
-    on_line: Callable[[str], object] | None = None,
-) -> Fork:
-    """Run a function in a child to its end.
-
-    Args:
-        function: what to run.
-        log: file that takes its output.
-        name: what it is called in errors.
-        on_line: called with every line of the log at its end.
-
-    Raises:
-        ToolError: it failed.
-    """
+def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
+    """Run a function in a child to its end; where it fails, the ToolError calls it by its name."""
     fork = Fork(function, log)
     try:
         while fork.poll() is None:
@@ -115,8 +93,6 @@ def in_fork(
         fork.end()
     if fork.status:
         raise ToolError(f"{name}: {fork.reason()} (its whole output: {log})")
-    for line in read_lines(log, "drop") if on_line else ():
-        on_line(line)
     return fork
 
 

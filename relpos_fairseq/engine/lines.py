@@ -50,21 +50,13 @@ def read_lines(
 
 
 class Part(NamedTuple):
-    """A line, or a part of a very long one.
+    """A line, or a part of a very long one."""
 
-    Attributes:
-        text: Characters or bytes, without the line feed.
-        path: The file.
-        number: The line's number in the file, from 1.
-        begins: Whether the line begins here.
-        ends: Whether a line feed follows.
-    """
-
-    text: str | bytes
+    text: str | bytes  # characters or bytes, without the line feed
     path: Path
-    number: int
-    begins: bool = True
-    ends: bool = True
+    number: int  # the line's number in the file, from 1
+    begins: bool = True  # whether the line begins here
+    ends: bool = True  # whether a line feed follows
 
 
 def read_byte_parts(path: Path) -> Iterator[Part]:
@@ -125,14 +117,8 @@ def count_lines(path: str | Path) -> int:
     return count + (last != b"\n")
 
 
-def raw_lines(path: str | Path, longest: int = LONGEST_LINE, ends: bool = False) -> Iterator[bytes]:
-    r"""Stream lines as bytes; of one that is too long only `longest + 1` bytes.
-
-    Args:
-        path: The file.
-        longest: The most bytes of a line.
-        ends: Whether to keep the `\n` (never a `\r` before it).
-    """
+def raw_lines(path: str | Path, longest: int = LONGEST_LINE) -> Iterator[bytes]:
+    """Stream lines as bytes; of one that is too long only `longest + 1` bytes."""
     with open_binary(path) as file:
         first = True
         while raw := file.readline(longest + 3):
@@ -147,9 +133,7 @@ def raw_lines(path: str | Path, longest: int = LONGEST_LINE, ends: bool = False)
                     pass
                 terminated = rest.endswith(b"\n")
             body = raw.removesuffix(b"\n")
-            if terminated:
-                body = body.removesuffix(b"\r")
-            yield body[: longest + 1] + (b"\n" if ends and terminated else b"")
+            yield (body.removesuffix(b"\r") if terminated else body)[: longest + 1]
 
 
 def decode(
@@ -162,28 +146,19 @@ def decode(
 ) -> str | None:
     """Decode a line; a bad one is counted and dropped (None), or an error."""
     problem = "too_long"
+    said = f"longer than {longest:,} bytes; drop such lines or cut them"
     if len(raw) <= longest:
         try:
             return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            problem = "invalid_utf8"
+        except UnicodeDecodeError as error:
+            value = raw[error.start : error.start + 4].hex(" ")
+            hint = " (this looks like UTF-16)" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+            said = f"invalid UTF-8 at byte {error.start + 1} ({value}){hint}; drop such lines or "
+            problem, said = "invalid_utf8", f"{said}convert it"
     if on_bad_line != "drop":
-        raise PreparationError(describe(path, number, raw, problem, longest))
+        raise PreparationError(f"{path}, line {number}: {said}")
     count_line(counts, problem)
     return None
-
-
-def describe(path: str | Path, number: int, raw: bytes, problem: str, longest: int) -> str:
-    """Say what is wrong with a line, and what helps."""
-    if problem == "too_long":
-        return f"{path}, line {number}: longer than {longest:,} bytes; drop such lines or cut them"
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        value = raw[error.start : error.start + 4].hex(" ")
-        where = f"byte {error.start + 1} ({value})"
-        hint = " (this looks like UTF-16)" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-    return f"{path}, line {number}: invalid UTF-8 at {where}{hint}; drop such lines or convert it"
 
 
 def count_line(counts: MutableMapping[str, int] | None, key: str) -> None:
@@ -194,11 +169,7 @@ def count_line(counts: MutableMapping[str, int] | None, key: str) -> None:
 
 @contextmanager
 def open_binary(path: str | Path, suffix: str | None = None) -> Iterator[BinaryIO]:
-    """Open a plain or compressed file for reading.
-
-    Args:
-        path: The file.
-        suffix: Says the compression, where the file's own does not.
+    """Open a plain or compressed file for reading; `suffix` says how, where its own does not.
 
     Raises:
         PreparationError: It is not there, or damaged (found out while reading).

@@ -124,5 +124,4 @@ def _watch(parent: int) -> None:
 
 
 def _call(chunk: object) -> object:
-    """Call the worker's function."""
     return _function(chunk)

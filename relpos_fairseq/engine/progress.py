@@ -25,14 +25,10 @@ def progress(
     unit: str = "it",
     file: TextIO | None = None,
 ) -> "Bar | LogProgress":
-    """Wrap an iterable, or counts by `update(n)`; also a context manager.
+    """Wrap an iterable, or count by `update(n)`; also a context manager.
 
-    Args:
-        iterable: What to pass on.
-        total: How many there are, where that is known.
-        description: What is being done.
-        unit: What is counted; "B" is printed in kB, MB, ...
-        file: Where to print; stderr by default.
+    `total` is how many there are, where that is known; the unit "B" is printed in kB, MB, ...;
+    `file` is stderr by default.
     """
     file = file or sys.stderr
     if total is None and hasattr(iterable, "__len__"):
@@ -56,25 +52,21 @@ class LogProgress:
         unit: str,
         file: TextIO,
     ) -> None:
-        """Start the clock; the arguments are those of `progress`."""
         self.iterable, self.total, self.unit, self.file = iterable, total, unit, file
         self.description = description or "progress"
         self.n = self.printed = 0
         self.start = self.last = time.monotonic()
 
     def __iter__(self) -> Iterator:
-        """Pass the items on and counts them."""
         with self:
             for item in self.iterable:
                 yield item
                 self.update()
 
     def __enter__(self) -> "LogProgress":
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Print the last line."""
         self.close()
 
     def update(self, n: int = 1) -> None:
@@ -91,7 +83,6 @@ class LogProgress:
             self.print(time.monotonic())
 
     def print(self, now: float) -> None:
-        """Print a line."""
         seconds = now - self.start
         of = f" of {self.amount(self.total)} ({self.n / self.total:.0%})" if self.total else ""
         rate = self.amount(self.n / seconds) if seconds else "?"

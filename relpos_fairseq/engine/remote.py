@@ -9,26 +9,17 @@ from relpos_fairseq.engine.files import describe_size
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that can be downloaded.
+    """A file that can be downloaded."""
 
-    Attributes:
-        name: What the program calls it.
-        urls: Where it is, the preferred mirror first.
-        filename: What it is called in the folder.
-        size: Its bytes, where they are known.
-        sha256: Its hash, where one has been published. Without one, the hash of the first download
-            is kept beside the file (`FILENAME.sha256`) and later ones must have it too.
-        licence: What its use is subject to, for the eye.
-        md5: Its MD5, where that has been published instead.
-    """
-
-    name: str
-    urls: tuple[str, ...] | list[str]
-    filename: str
-    size: int | None = None
+    name: str  # what the program calls it
+    urls: tuple[str, ...] | list[str]  # where it is, the preferred mirror first
+    filename: str  # what it is called in the folder
+    size: int | None = None  # its bytes, where they are known
+    # its hash, where one has been published. Without one, the hash of the first download is kept
+    # beside the file (`FILENAME.sha256`) and later ones must have it too
     sha256: str | None = None
-    licence: str = ""
-    md5: str | None = None
+    licence: str = ""  # what its use is subject to, for the eye
+    md5: str | None = None  # its MD5, where that has been published instead
 
     def __post_init__(self) -> None:
         if Path(self.filename).name != self.filename or self.filename in ("", ".", ".."):

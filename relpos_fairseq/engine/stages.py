@@ -18,24 +18,18 @@ STAMPS = ".stages"
 
 @dataclass(frozen=True)
 class Stage:
-    """One step from files to files.
+    """One step from files to files."""
 
-    Attributes:
-        name: Unique in its pipeline; also the stamp's file name.
-        run: Makes the outputs, each whole or not at all, and returns counts for the manifest.
-        inputs: Files and folders that it reads.
-        outputs: Files and folders that it makes.
-        parameters: All else that the outputs depend on, as JSON values.
-        keeps: Whether outputs that are no longer asked for stay: downloads, a user's own files.
-        home: The folder that keeps its stamp, where it is not that of `run_stages`.
-    """
-
-    name: str
+    name: str  # unique in its pipeline; also the stamp's file name
+    # makes the outputs, each whole or not at all, and returns counts for the manifest
     run: Callable[[], Mapping | None]
-    inputs: list[Path]
-    outputs: list[Path]
+    inputs: list[Path]  # files and folders that it reads
+    outputs: list[Path]  # files and folders that it makes
+    # all else that the outputs depend on, as JSON values
     parameters: dict = field(default_factory=dict)
+    # whether outputs that are no longer asked for stay: downloads, a user's own files
     keeps: bool = False
+    # the folder that keeps its stamp, where it is not that of `run_stages`
     home: Path | None = None
 
 
@@ -138,11 +132,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def refuse_strangers(stamp: dict | None, folder: Path) -> None:
-    """Refuse to make folders anew that hold files which the stage did not put there.
-
-    Raises:
-        PreparationError: There are some; the message names them.
-    """
+    """Refuse, by name, files in a folder to be made anew which the stage did not put there."""
     for name, described in (stamp or {}).get("outputs", {}).items():
         path = folder / name
         if "files" in described and path.is_dir():

@@ -4,13 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = False) -> str:
-    """Return a Markdown table; integers have thousands separators.
-
-    Args:
-        rows: cells.
-        headers: of the columns.
-        written: whether the cells are texts that stay as they are.
-    """
+    """Return a Markdown table; integers have thousands separators, `written` cells stay."""
     import tabulate
 
     formats = {"disable_numparse": True} if written else {"intfmt": ",", "floatfmt": ",.2f"}

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from relpos_fairseq.engine.command import last_words
@@ -15,19 +15,8 @@ from relpos_fairseq.engine.errors import ToolError
 USER_DIR = Path(__file__).resolve().parents[1]
 
 
-def run_tool(
-    command: list[str],
-    log: Path,
-    threads: int,
-    on_line: Callable[[str], None] | None = None,
-) -> None:
-    """Runs a command to its end; its output is appended to a log, line by line.
-
-    Args:
-        command: The program's path and its arguments.
-        log: The file that takes output and errors.
-        threads: How many threads the command may compute with.
-        on_line: Called with every line.
+def run_tool(command: list[str], log: Path, threads: int) -> None:
+    """Run a command to its end with some threads; its output is appended to a log, line by line.
 
     Raises:
         ToolError: The command did not end with status 0.
@@ -45,7 +34,7 @@ def run_tool(
         errors="replace",
     )
     try:
-        reason = follow(process, log, on_line)
+        reason = follow(process, log)
         status = process.wait()
     finally:
         if process.poll() is None:
@@ -57,14 +46,12 @@ def run_tool(
         raise ToolError(f"{name}: {reason} (its whole output: {log})")
 
 
-def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] | None) -> str:
-    """Copies a command's output to its log; returns its last words."""
+def follow(process: subprocess.Popen, log: Path) -> str:
+    """Copy a command's output to its log; return its last words."""
 
     def copied() -> Iterator[str]:
         for line in process.stdout:
             file.write(line)
-            if on_line is not None:
-                on_line(line)
             yield line
 
     with log.open("a", encoding="utf-8") as file:
@@ -72,10 +59,8 @@ def follow(process: subprocess.Popen, log: Path, on_line: Callable[[str], None] 
 
 
 def key_of(settings: object, files: Iterable[Path] = ()) -> str:
-    """Returns a short hash of settings and of the files' contents."""
+    """Return a short hash of settings and of the contents of source files."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for path in files:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:8]

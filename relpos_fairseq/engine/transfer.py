@@ -40,7 +40,17 @@ class Stopped(Exception):
 
 
 class Transfer:
-    """Downloads one file from one address, resuming what is there."""
+    """Downloads one file from one address, resuming what is there.
+
+    Args:
+        url: The address.
+        target: The file; while unfinished it is `NAME.partial`.
+        size: Its bytes, if known.
+        sha256: Its hash, if known.
+        stop: Ends the transfer when set.
+        report: Called with the number of bytes of every block.
+        **settings: attempts, backoff and timeout of `fetch`; say, called with what happens.
+    """
 
     def __init__(
         self,
@@ -52,17 +62,6 @@ class Transfer:
         report: Callable[[int], object],
         **settings,
     ) -> None:
-        """Remember what to get.
-
-        Args:
-            url: The address.
-            target: The file; while unfinished it is `NAME.partial`.
-            size: Its bytes, if known.
-            sha256: Its hash, if known.
-            stop: Ends the transfer when set.
-            report: Called with the number of bytes of every block.
-            **settings: attempts, backoff and timeout of `fetch`; say, called with what happens.
-        """
         self.url, self.target, self.size, self.sha256 = url, target, size, sha256
         self.stop, self.report = stop, report
         self.attempts, self.timeout = int(settings["attempts"]), settings["timeout"]
@@ -242,11 +241,7 @@ class Transfer:
 
 
 def next_block(blocks) -> bytes | None:
-    """Return the next block of a body; None at its end.
-
-    Raises:
-        Broken: The connection ended or stalled.
-    """
+    """Return the next block of a body; None at its end, `Broken` where it stalled."""
     try:
         return next(blocks, None)
     except NETWORK as error:

@@ -9,21 +9,14 @@ from relpos_fairseq.engine.stages import Stage, run_stages
 
 
 class Preparation(ABC):
-    """One preparation; a subclass takes its settings.
+    """One preparation, into the folder `out`; a subclass takes its settings."""
 
-    Attributes:
-        out: The folder that takes everything.
-        hashes: Of all files that a run reads, each computed once.
-        prunes: Whether what earlier settings made is removed.
-        waits: Whether to wait for another process that works in the same folder.
-    """
-
-    prunes = False
-    waits = False
+    prunes = False  # whether what earlier settings made is removed
+    waits = False  # whether to wait for another process that works in the same folder
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.hashes = Hashes()
+        self.hashes = Hashes()  # of all files that a run reads, each computed once
 
     @abstractmethod
     def stages(self) -> list[Stage]:
@@ -31,12 +24,7 @@ class Preparation(ABC):
 
     @abstractmethod
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
-        """Write the manifest and print what was made.
-
-        Args:
-            counts: Every stage's counts.
-            command: The program and its arguments.
-        """
+        """Write the manifest and print what was made, from every stage's counts."""
 
     def run(self, command: Sequence[str], force: bool = False) -> None:
         """Run the stages that are not done, or all of them, and report."""

@@ -19,17 +19,10 @@ CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
 
 
 def preprocess(arguments: Sequence[str], workers: int) -> Path:
-    """Run fairseq-preprocess; its folder appears whole or not at all.
+    """Run fairseq-preprocess with `--destdir FOLDER`, which appears whole or not at all.
 
-    Args:
-        arguments: Those of the command, with `--destdir`, without `--workers`.
-        workers: How many processes binarise; the result does not depend on it.
-
-    Returns:
-        The folder. The command's log, which has clock times, is removed.
-
-    Raises:
-        PreparationError: The command failed; the message has its exception and names its log.
+    The result does not depend on the workers. The command's log, which has clock times, is removed;
+    of one that failed it stays, and the error names it.
     """
     arguments = [str(argument) for argument in arguments]
     if "--destdir" not in arguments:
@@ -78,15 +71,9 @@ def write_indexed(
 def write_blocks(
     path_prefix: str | Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], vocab_size: int
 ) -> dict[str, int]:
-    """Write many items at a time: the `.bin` first, then the `.idx`, each whole or not at all.
+    """Do as `write_indexed`, many items at a time: the `.bin` first, then the `.idx`, each whole.
 
-    Args:
-        path_prefix: The files' path without `.bin` and `.idx`.
-        blocks: Pairs of the ids of some items (N,) and the items' sizes (n,), sum(sizes) = N.
-        vocab_size: As in `write_indexed`.
-
-    Returns:
-        How many items ("sequences") and ids ("tokens") were written.
+    `blocks` are pairs of the ids of some items (N,) and the items' sizes (n,), sum(sizes) = N.
     """
     dtype = id_type(vocab_size)
     prefix = str(path_prefix)

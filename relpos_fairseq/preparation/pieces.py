@@ -21,9 +21,6 @@ def train_pieces(lines: Iterable[str], size: int, option: str, **options: object
         **options: sentencepiece's own. Whatever depends on the machine needs a fixed value: the
             sums of a unigram model depend on num_threads in their last digits.
 
-    Returns:
-        The model.
-
     Raises:
         PreparationError: The text allows no model of that size; the message says whether the size
             must be larger or smaller.

@@ -23,11 +23,7 @@ def count_unknown(prefix: str | Path, vocab_size: int) -> int:
 
 
 def warn_of_unknown(found: Mapping[str, tuple[int, int]]) -> None:
-    """Say on stderr which data sets have many unknown pieces.
-
-    Args:
-        found: by the name of a data set, how many unknown pieces, and how many pieces it has.
-    """
+    """Say on stderr which data sets have many unknown ones among so many pieces."""
     for name, (unknown, pieces) in found.items():
         if unknown > MOST * pieces:
             print(

@@ -245,8 +245,8 @@ def test_peers_have_our_sizes(peer) -> None:
     }
     torch.manual_seed(0)
     layer = peer.layer(LAYER)
-    plain = models.count(OurLayer("none", LAYER))
-    assert models.count(layer) == plain + beyond.get(peer.name, 0)
+    plain = models.parameters(OurLayer("none", LAYER))
+    assert models.parameters(layer) == plain + beyond.get(peer.name, 0)
     out = layer_runner(layer, LAYER, "forward", peer.time_first)()
     rows = (LAYER.length, LAYER.batch) if peer.time_first else (LAYER.batch, LAYER.length)
     assert out.shape == (*rows, width) and bool(out.isfinite().all())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from relpos_fairseq.comparison.cell import Cell
 from relpos_fairseq.comparison.commands import device
 from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained
 from relpos_fairseq.comparison.glue.protocols import (
@@ -22,6 +21,7 @@ from relpos_fairseq.comparison.glue.protocols import (
 from relpos_fairseq.comparison.glue.tables import choices, scores
 from relpos_fairseq.comparison.runs import Comparison
 from relpos_fairseq.comparison.spec import Spec
+from relpos_fairseq.comparison.tasks import base
 from relpos_fairseq.comparison.tasks.glue import MODEL, MODELS, Glue
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import write_json, write_text
@@ -30,60 +30,91 @@ from relpos_fairseq.preparation.glue.tasks import TASKS, Task, chosen_tasks
 NAMED = re.compile(r"(?P<name>[\w+.-]+)=(?P<path>.+)")
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is fine-tuned, and how.
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The runs of pre-trained models by a protocol; values that cannot be are refused."""
 
-    Attributes:
-        data: folder that `relpos prepare glue` wrote.
-        models: pre-trained checkpoints, `path` or `name=path`.
-        out: folder of the runs and the table.
-        protocol: `huang` or `chen`.
-        tasks: names joined by commas; None: those in `data`.
-        lr: other learning rates than the protocol's; epochs and seeds likewise.
-        max_update: updates that end a run; 0: none.
-        model_flags: flags of the model beside its checkpoint's, as in a shell.
-        train_flags: further flags of fairseq-train.
-        keep_models: whether each run's model is kept.
-        predictions: whether the models that the table reports predict all sets (keeps models).
-        threads: threads of a run.
-
-    Raises:
-        PreparationError: a value is wrong.
-    """
-
-    data: Path
-    models: list[str]
-    out: Path
-    protocol: str = "huang"
-    tasks: str | None = None
+    models: list[str]  # pre-trained checkpoints, `path` or `name=path`
+    out: Path  # folder of the runs, the predictions and the table
+    # other learning rates than the protocol's; epochs and seeds likewise
     lr: list[float] | None = None
     epochs: list[int] | None = None
     seeds: list[int] | None = None
-    max_update: int = 0
-    model_flags: str = ""
-    train_flags: str = ""
-    keep_models: bool = False
-    predictions: bool = False
-    threads: int = 1
+    max_update: int = 0  # updates that end a run; 0: none
+    model_flags: str = ""  # flags of the model beside its checkpoint's, as in a shell
+    train_flags: str = ""  # further flags of fairseq-train
+    threads: int = 1  # threads of a run
 
     def __post_init__(self) -> None:
-        check_search(self)
+        for name in ("lr", "epochs", "seeds"):
+            if any(value <= 0 for value in getattr(self, name) or ()):
+                raise PreparationError(f"--{name} must be above 0, got {getattr(self, name)}")
+        if self.max_update < 0 or self.threads < 1:
+            raise PreparationError("--max-update must not be negative, --threads at least 1")
+
+    def settings(self, protocol: Protocol) -> dict[str, dict[str, float]]:
+        """Return options of tasks by name, for each learning rate and number of epochs."""
+        return {
+            f"lr{rate:g}-epochs{n}": {"lr": rate, "epochs": n, "max_update": self.max_update}
+            for rate in self.lr or protocol.learning_rates
+            for n in self.epochs or protocol.epochs
+        }
+
+    def spec(
+        self,
+        name: str,
+        title: str,
+        protocol: Protocol,
+        models: list[Pretrained],
+        tasks: dict[str, base.Task],
+    ) -> Spec:
+        """Return all runs as a comparison of the models."""
+        own = flags_of(self.model_flags)
+        MODELS.update({model.path: model for model in models})  # under their names, in errors
+        schemes = {model.name: {MODEL: str(model.path), **own} for model in models}
+        seeds = tuple(self.seeds or protocol.seeds)
+        return Spec(name, title, schemes, seeds, tasks, models[0].name, ())
+
+    def run(self, spec: Spec, keep: bool) -> tuple[int, dict[tuple[str, str], list[Result]]]:
+        """Make every run that is not there.
+
+        Returns:
+            The exit status, 1 where a run failed; results by model and task.
+        """
+        comparison = Comparison(
+            spec, self.out, self.out / "results", threads=self.threads, keep=keep
+        )
+        for cell in comparison.cells:
+            cell.settings  # noqa: B018  what is wrong with the data is said before hours of work
+        status, results = comparison.run(), defaultdict(list)
+        for cell in comparison.cells:
+            if found := comparison.result(cell):
+                # Those of a second set begin with its name.
+                validations = tuple(
+                    {name.removeprefix("valid_"): value for name, value in one.items()}
+                    for one in found["validations"]
+                )
+                task, folder = cell.task, cell.folder(comparison.work, comparison.code)
+                one = Result(task.lr, task.epochs, cell.seed, validations, folder)
+                results[cell.scheme, task.name].append(one)
+        return status, results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Search):
+    """What is fine-tuned on GLUE, and how."""
+
+    data: Path  # folder that `relpos prepare glue` wrote
+    protocol: str = "huang"  # of PROTOCOLS
+    tasks: str | None = None  # names joined by commas; None: those in `data`
+    keep_models: bool = False  # whether each run's model is kept
+    # whether the models that the table reports predict all sets (keeps models)
+    predictions: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.data.is_dir():
             raise PreparationError(f"there is no folder {self.data}: make it with prepare_glue.py")
-
-
-def check_search(options: Any) -> None:
-    """Refuse values of a search that cannot be: lr, epochs, seeds, max_update, threads.
-
-    Raises:
-        PreparationError: names the option.
-    """
-    for name in ("lr", "epochs", "seeds"):
-        if any(value <= 0 for value in getattr(options, name) or ()):
-            raise PreparationError(f"--{name} must be above 0, got {getattr(options, name)}")
-    if options.max_update < 0 or options.threads < 1:
-        raise PreparationError("--max-update must not be negative, --threads at least 1")
 
 
 def finetune(options: Options) -> int:
@@ -91,29 +122,17 @@ def finetune(options: Options) -> int:
 
     Returns:
         The exit status: 1 where a run failed.
-
-    Raises:
-        ValueError: what is wrong with the input or the options.
     """
     protocol = PROTOCOLS[options.protocol]
     tasks, models = tasks_of(options), models_of(options.models)
-    spec = plan(options, protocol, models, tasks)
-    comparison = Comparison(
-        spec,
-        options.out,
-        options.out / "results",
-        threads=options.threads,
-        keep=options.keep_models or options.predictions,
-    )
-    for cell in comparison.cells:
-        cell.settings  # noqa: B018  whatever is wrong with the data is said before hours of work
-    status = comparison.run()
-    results: dict[tuple[str, str], list[Result]] = {}
-    for cell in comparison.cells:
-        if found := comparison.result(cell):
-            folder = cell.folder(comparison.work, comparison.code)
-            one = result_of(cell, found, folder)
-            results.setdefault((cell.scheme, cell.task.name), []).append(one)
+    train, made = flags_of(options.train_flags), {}
+    for task in tasks:
+        own = {"train": train, "data": options.data, "name": task.name, "protocol": protocol.name}
+        for name, setting in options.settings(protocol).items():
+            label = f"{task.name}-{name}"
+            made[label] = Glue(label=label, **own, **setting)
+    spec = options.spec("glue", "GLUE", protocol, models, made)
+    status, results = options.run(spec, options.keep_models or options.predictions)
     chosen = {
         key: summarise(some, TASKS[key[1]].metrics[0], protocol.checkpoint)
         for key, some in results.items()
@@ -122,15 +141,6 @@ def finetune(options: Options) -> int:
     if options.predictions:
         predict(options, chosen, "--cpu" in device())
     return status
-
-
-def result_of(cell: Cell, found: dict, folder: Path) -> Result:
-    """Return a run's validations by metric; those of a second set begin with its name."""
-    validations = tuple(
-        {name.removeprefix("valid_"): value for name, value in one.items()}
-        for one in found["validations"]
-    )
-    return Result(cell.task.lr, cell.task.epochs, cell.seed, validations, folder)
 
 
 def predict(options: Options, found: dict[tuple[str, str], Summary], cpu: bool) -> None:
@@ -180,31 +190,6 @@ def tasks_of(options: Options) -> list[Task]:
     if not tasks:
         raise PreparationError(f"{options.data} has no task: make it with prepare_glue.py")
     return tasks
-
-
-def plan(options: Options, protocol: Protocol, models: list[Pretrained], tasks: list[Task]) -> Spec:
-    """Return all runs as a comparison: a task for each learning rate and number of epochs."""
-    train = flags_of(options.train_flags)
-    made = {}
-    for task in tasks:
-        for rate in options.lr or protocol.learning_rates:
-            for epochs in options.epochs or protocol.epochs:
-                label = f"{task.name}-lr{rate:g}-epochs{epochs}"
-                made[label] = Glue(
-                    label=label,
-                    train=train,
-                    data=options.data,
-                    name=task.name,
-                    protocol=protocol.name,
-                    lr=rate,
-                    epochs=epochs,
-                    max_update=options.max_update,
-                )
-    own = flags_of(options.model_flags)
-    MODELS.update({model.path: model for model in models})  # under their names, in errors
-    schemes = {model.name: {MODEL: str(model.path), **own} for model in models}
-    seeds = tuple(options.seeds or protocol.seeds)
-    return Spec("glue", "GLUE", schemes, seeds, made, models[0].name, ())
 
 
 def flags_of(text: str) -> dict[str, str | None]:

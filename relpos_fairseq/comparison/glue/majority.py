@@ -12,14 +12,6 @@ def majority(task: Task, train: list[str], valid: list[str]) -> dict[str, float]
 
     For a number it is its mean, which correlates with nothing: 0, as is Matthews' correlation of a
     constant (its denominator vanishes; sklearn's convention).
-
-    Args:
-        task: the task.
-        train: training labels.
-        valid: the labels to predict.
-
-    Raises:
-        ValueError: there are no labels.
     """
     if not train or not valid:
         raise ValueError(f"{task.name} has no labels: {len(train)} in train, {len(valid)} in valid")

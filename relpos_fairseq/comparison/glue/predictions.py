@@ -18,7 +18,7 @@ SUBMITTED = {("MNLI", "test"): "MNLI-m", ("MNLI", "test1"): "MNLI-mm", ("MNLI", 
 def write_predictions(
     checkpoint: Path, data: Path, task: Task, folder: Path, submission: Path, cpu: bool = False
 ) -> list[Path]:
-    """Predict every validation and test set of a task.
+    """Predict every validation and test set of a task; return the files for GLUE's server.
 
     Args:
         checkpoint: of `relpos finetune glue`.
@@ -27,12 +27,6 @@ def write_predictions(
         folder: takes SPLIT.tsv: `index`, `prediction` and, where it is known, `label`.
         submission: takes the test sets' files under the names of GLUE's server.
         cpu: whether to leave a GPU alone.
-
-    Returns:
-        The files for the server.
-
-    Raises:
-        PreparationError: the checkpoint is none of a sentence_prediction, or data are missing.
     """
     classifier = Classifier(checkpoint, data, cpu)
     found = sorted(path.stem for path in (data / "input0").glob("*.idx"))
@@ -63,15 +57,7 @@ def _table(columns: list[list[str]]) -> str:
 
 
 def kept_model(folder: Path, which: str) -> Path:
-    """Return a run's model.
-
-    Args:
-        folder: of the run.
-        which: `last` or `best`.
-
-    Raises:
-        PreparationError: the run was made without keeping it.
-    """
+    """Return a run's model, `last` or `best`; one that was not kept is an error."""
     path = folder / "checkpoints" / f"checkpoint_{which}.pt"
     if not path.is_file():
         raise PreparationError(

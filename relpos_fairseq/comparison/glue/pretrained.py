@@ -18,33 +18,17 @@ LEFT_OUT = ("_name", "max_positions", "load_checkpoint_heads", "checkpoint_activ
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What is fine-tuned.
+    """What is fine-tuned."""
 
-    Attributes:
-        name: what tables call it.
-        path: the checkpoint.
-        positions: the longest input that it was built for.
-        flags: the command line's flags that build its model.
-        any_length: whether its positions reach beyond that: a relative scheme's do.
-    """
-
-    name: str
+    name: str  # what tables call it
     path: Path
-    positions: int
-    flags: dict[str, object]
-    any_length: bool = False
+    positions: int  # the longest input that it was built for
+    flags: dict[str, object]  # the command line's flags that build its model
+    any_length: bool = False  # whether its positions reach beyond that: a relative scheme's do
 
 
 def read_pretrained(name: str, path: Path) -> Pretrained:
-    """Read a checkpoint's configuration.
-
-    Args:
-        name: what tables call it.
-        path: a checkpoint of relpos_roberta, or of fairseq's roberta.
-
-    Raises:
-        PreparationError: it is missing or no such checkpoint.
-    """
+    """Read the configuration of a checkpoint of relpos_roberta, or of fairseq's roberta."""
     import torch
 
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
@@ -74,12 +58,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
 
 
 def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:
-    """Whether a model's positions have no end: none of its schemes has a row a position.
-
-    Args:
-        model: its configuration.
-        positions: the longest input that it was built for.
-    """
+    """Whether a model's positions have no end: none of its schemes has a row a position."""
     from relpos_fairseq.conversion.source import DEFAULTS, plan_of
     from relpos_fairseq.schemes import DEFAULT
 

@@ -27,23 +27,14 @@ WARMUP = 0.1
 
 @dataclass(frozen=True)
 class Protocol:
-    """Which runs there are and which number they give.
-
-    Attributes:
-        name: its name.
-        learning_rates: learning rates to choose from.
-        epochs: numbers of epochs to choose from.
-        seeds: the runs of each learning rate and number of epochs.
-        checkpoint: `last` or `best`: which of a run's validations counts.
-        interval: updates between checkpoints, beside each epoch's end; 0: none.
-    """
+    """Which runs there are and which number they give."""
 
     name: str
-    learning_rates: tuple[float, ...]
-    epochs: tuple[int, ...]
-    seeds: tuple[int, ...]
-    checkpoint: str
-    interval: int = 0
+    learning_rates: tuple[float, ...]  # learning rates to choose from
+    epochs: tuple[int, ...]  # numbers of epochs to choose from
+    seeds: tuple[int, ...]  # the runs of each learning rate and number of epochs
+    checkpoint: str  # `last` or `best`: which of a run's validations counts
+    interval: int = 0  # updates between checkpoints, beside each epoch's end; 0: none
 
 
 PROTOCOLS = {
@@ -56,33 +47,18 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One run that has ended.
+    """One run that has ended."""
 
-    Attributes:
-        learning_rate: its learning rate.
-        epochs: its number of epochs.
-        seed: its seed.
-        validations: metric to value of each validation, in their order; of a second validation set
-            (MNLI's mismatched) the name of the metric begins with `valid1_`.
-        folder: what the run left.
-    """
-
-    learning_rate: float
-    epochs: int
+    learning_rate: float  # its learning rate
+    epochs: int  # its number of epochs
     seed: int
+    # metric to value of each validation, in their order; of a second validation set (MNLI's
+    # mismatched) the name of the metric begins with `valid1_`
     validations: tuple[dict[str, float], ...]
-    folder: Path | None = None
+    folder: Path | None = None  # what the run left
 
     def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
-        """The validation that counts; the first of equals.
-
-        Args:
-            metric: the deciding metric.
-            checkpoint: `last` or `best`.
-
-        Raises:
-            ValueError: there is no validation.
-        """
+        """The validation that counts, of a deciding metric; the first of equals."""
         if not self.validations:
             raise ValueError("a run without a validation has no result")
         if checkpoint == "last":
@@ -92,40 +68,23 @@ class Result:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table prints of a model on a task.
+    """What a table prints of a model on a task."""
 
-    Attributes:
-        values: metric to value of the run that is reported: the only one, or the median one.
-        learning_rate: the chosen learning rate.
-        epochs: the chosen number of epochs.
-        runs: how many runs were chosen from; with that learning rate and number of epochs.
-        lowest: the lowest of those runs' deciding values.
-        highest: the highest of them.
-        folder: what the run that is reported left.
-    """
-
+    # metric to value of the run that is reported: the only one, or the median one
     values: dict[str, float]
-    learning_rate: float
-    epochs: int
-    runs: int
-    lowest: float
-    highest: float
-    folder: Path | None = None
+    learning_rate: float  # the chosen learning rate
+    epochs: int  # the chosen number of epochs
+    runs: int  # how many runs were chosen from; with that learning rate and number of epochs
+    lowest: float  # the lowest of those runs' deciding values
+    highest: float  # the highest of them
+    folder: Path | None = None  # what the run that is reported left
 
 
 def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
-    """The median run of the best learning rate and number of epochs.
+    """The median run of the best learning rate and number of epochs, by the deciding metric.
 
     Of an even number of runs the lower of the two in the middle: what is reported is a run that was
     made, with all its metrics.
-
-    Args:
-        results: the runs.
-        metric: the deciding metric.
-        checkpoint: which of a run's validations counts.
-
-    Raises:
-        ValueError: there are no results.
     """
     if not results:
         raise ValueError("there is nothing to summarise: no run has ended")

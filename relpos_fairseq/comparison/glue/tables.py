@@ -54,17 +54,12 @@ def cell(task: Task, values: dict[str, float] | None) -> str:
 
 
 def average(found: dict[str, dict[str, float]]) -> str:
-    """Return 004's Avg: the mean of its seven numbers, where all of them are there.
-
-    Args:
-        found: task to metric to value.
-    """
+    """Return 004's Avg, of a task's metrics: the mean of its seven numbers, where all are there."""
     values = [found.get(task, {}).get(metric) for task, metric in AVERAGED]
     return MISSING if None in values else f"{np.mean(values):.2f}"
 
 
 def title(task: Task) -> str:
-    """A column's heading."""
     names = [TITLES[metric] for metric in task.metrics]
     if len(task.valid_splits) > 1:
         names = ["accuracy m", "mm"]

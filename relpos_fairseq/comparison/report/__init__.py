@@ -40,11 +40,7 @@ COLUMNS = (
 
 
 def write_report(comparison: Comparison) -> int:
-    """Write report.md, report.csv and report.html beside the results.
-
-    Raises:
-        PreparationError: there are no results yet.
-    """
+    """Write report.md, report.csv and report.html beside the results; there must be some."""
     found = [(cell, comparison.result(cell)) for cell in comparison.cells]
     results = [(cell, result) for cell, result in found if result is not None]
     if not results:

@@ -25,14 +25,9 @@ TICKS = 6
 
 
 def chart(series: dict[str, Points], colours: dict[str, str], x: str, y: str, title: str) -> str:
-    """Return a chart of lines.
+    """Return a chart of lines, by name.
 
-    Args:
-        series: points of every line, by its name.
-        colours: of the lines.
-        x: what the horizontal axis shows.
-        y: likewise the vertical one.
-        title: for those who cannot see it.
+    `x` and `y` say what the axes show; the title is for those who cannot see it.
     """
     points = [point for line in series.values() for point in line]
     if not points:

@@ -33,7 +33,6 @@ def number(value: float, digits: int) -> str:
 
 
 def signed(value: float, digits: int) -> str:
-    """Return a number with its sign."""
     return f"+{number(value, digits)}" if value >= 0 else number(value, digits)
 
 
@@ -49,7 +48,6 @@ def rows_of(table: Table, baseline: str) -> list[tuple[list[str], bool]]:
 
 
 def span(value: statistics.Estimate, digits: int) -> str:
-    """Return an interval."""
     return f" [{number(value.low, digits)}, {number(value.high, digits)}]"
 
 

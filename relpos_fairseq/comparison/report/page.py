@@ -62,12 +62,10 @@ def page(summary: Summary) -> str:
 
 
 def warning(text: str) -> str:
-    """Return a warning."""
     return f'<p class="warning">{escape(text)}.</p>'
 
 
 def section(part: Part, baseline: str) -> str:
-    """Return a task's section."""
     metric = part.tables[0].metric.name
     colours = dict(zip(part.costs, (COLOURS * 3)[: len(part.costs)], strict=False))
     figures = [

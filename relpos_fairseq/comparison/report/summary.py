@@ -33,29 +33,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """A scheme against another.
+    """A scheme against another."""
 
-    Attributes:
-        scheme: the one.
-        other: what it is compared with.
-        seeds: how many both have.
-        estimate: the mean difference and its interval.
-        p: of the sign-flip permutation.
-        holm: p corrected within the table.
-        detectable: what so many seeds would find.
-        above: in how many seeds the examples alone tell a difference above 0.
-        below: likewise below 0.
-    """
-
-    scheme: str
-    other: str
-    seeds: int
-    estimate: Estimate
-    p: float
-    holm: float
-    detectable: float
-    above: int
-    below: int
+    scheme: str  # the one
+    other: str  # what it is compared with
+    seeds: int  # how many both have
+    estimate: Estimate  # the mean difference and its interval
+    p: float  # of the sign-flip permutation
+    holm: float  # p corrected within the table
+    detectable: float  # what so many seeds would find
+    above: int  # in how many seeds the examples alone tell a difference above 0
+    below: int  # likewise below 0
 
     @property
     def sure(self) -> bool:
@@ -134,16 +122,7 @@ class Summary:
 
 
 def summarise(spec: Spec, results: list[tuple[Cell, dict]], total: int) -> Summary:
-    """Sum up the results of a comparison.
-
-    Args:
-        spec: what was asked for.
-        results: what there is.
-        total: how many there should be.
-
-    Raises:
-        PreparationError: results of a task are of different data.
-    """
+    """Sum up what results there are of a comparison of `total` cells."""
     parts = []
     for label in spec.tasks:
         found = [result for cell, result in results if cell.task.label == label]

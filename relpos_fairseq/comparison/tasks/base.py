@@ -53,42 +53,31 @@ def kind(name: str) -> Callable[[type], type]:
 
 @dataclass
 class Scored:
-    """What a run scored on a test set.
+    """What a run scored on a test set."""
 
-    Attributes:
-        lengths: (N,) of the examples, in `Task.unit`.
-        statistics: metric to (N, K), as `scores.METRICS` sums them up.
-        notes: other numbers of the run.
-    """
-
-    lengths: np.ndarray
-    statistics: dict[str, np.ndarray]
-    notes: dict = field(default_factory=dict)
+    lengths: np.ndarray  # (N,) of the examples, in `Task.unit`
+    statistics: dict[str, np.ndarray]  # metric to (N, K), as `scores.METRICS` sums them up
+    notes: dict = field(default_factory=dict)  # other numbers of the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data, the commands that train on them, and scores of every example.
-
-    Attributes:
-        label: as the specification calls it.
-        train: flags of fairseq-train.
-        generate: flags of fairseq-generate.
-    """
+    """Data, the commands that train on them, and scores of every example."""
 
     kind: ClassVar[str] = ""
+    test_sets: ClassVar[tuple[str, ...]] = ()  # their names, where no option changes them
     unit: ClassVar[str] = "tokens"  # of lengths
     checkpoint: ClassVar[str] = "last"  # or best, by the validation loss
     default: ClassVar[dict] = {}  # flags of fairseq-train
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_ppl")  # kept of every validation
 
-    label: str
-    train: dict = field(default_factory=dict)
-    generate: dict = field(default_factory=dict)
+    label: str  # as the specification calls it
+    train: dict = field(default_factory=dict)  # flags of fairseq-train
+    generate: dict = field(default_factory=dict)  # flags of fairseq-generate
 
     def sets(self) -> tuple[str, ...]:
         """Return the names of the test sets."""
-        raise NotImplementedError
+        return self.test_sets
 
     def make(self, folder: Path) -> None:
         """Write text to `folder/raw` and what fairseq reads to `folder/bin`."""
@@ -124,7 +113,6 @@ class Task:
         return key_of([self.options(), hashes], sorted(set(code)))
 
     def data_folder(self, work: Path) -> Path:
-        """Return where the data go."""
         return work / "data" / f"{self.label}-{self.data_key()}"
 
     def prepare(self, work: Path) -> Path:
@@ -152,19 +140,12 @@ class Task:
 
 @dataclass
 class Run:
-    """A cell at work.
+    """A cell at work."""
 
-    Attributes:
-        task: what it runs.
-        data: the folder of its data.
-        folder: its own.
-        threads: to compute with.
-    """
-
-    task: Task
-    data: Path
-    folder: Path
-    threads: int = 1
+    task: Task  # what it runs
+    data: Path  # the folder of its data
+    folder: Path  # its own
+    threads: int = 1  # to compute with
 
     @property
     def checkpoints(self) -> Path:
@@ -177,13 +158,20 @@ class Run:
         return self.checkpoints / f"checkpoint_{self.task.checkpoint}.pt"
 
     def manifest(self) -> dict:
-        """Return the data's manifest."""
         return read_json(self.data / "data.json") or {}
 
-    def call(self, tool: str, log: str, *arguments: object, flags: dict | None = None) -> Any:
+    def load(self) -> tuple[Any, Any]:
+        """Return the trained model, on the GPU where there is one, and its task."""
+        from fairseq import checkpoint_utils
+
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(self.model)], arg_overrides={"data": str(self.data / "bin")}
+        )
+        return models[0].eval().to("cpu" if device() else "cuda"), task
+
+    def call(self, tool: str, log: str, flags: dict) -> Any:
         """Run a command of fairseq on the data; returns its fork."""
-        given = [self.data / "bin", "--user-dir", USER_DIR, *arguments]
-        given += [*as_arguments(flags or {}), *device()]
+        given = [self.data / "bin", "--user-dir", USER_DIR, *as_arguments(flags), *device()]
         return fairseq(tool, given, self.folder / log, self.threads)
 
     def apart(self, name: str, work: Callable[[], object]) -> None:
@@ -197,13 +185,7 @@ class Run:
 
 
 def binarise(folder: Path, texts: Mapping[str, object], to: str = "bin") -> None:
-    """Run fairseq-preprocess on text of one side.
-
-    Args:
-        folder: of the data.
-        texts: the file of `train`, `valid` and `test`; several of one by commas.
-        to: folder inside it.
-    """
+    """Run fairseq-preprocess on text of one side: `train`, `valid`, `test` (several by commas)."""
     given = [part for split, path in texts.items() for part in (f"--{split}pref", path)]
     given += ["--only-source", "--destdir", folder / to, "--workers", 1]
     fairseq("preprocess", given, folder / "prepare.log")

@@ -15,14 +15,10 @@ from relpos_fairseq.data import grammar
 @kind("built_in")
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn(Translation):
-    """The quickstart's corpus.
-
-    Attributes:
-        pairs_seed: of the corpus.
-        pairs_train: how many pairs each split has; likewise the others.
-    """
+    """The quickstart's corpus."""
 
     languages: ClassVar[Pair] = ("en", "de")
+    test_sets: ClassVar[tuple[str, ...]] = ("test", "test_long")
     tokenize: ClassVar[str] = "none"
     # A grammar is learned, not memorised, without dropout.
     default: ClassVar[dict] = Translation.default | {
@@ -33,18 +29,13 @@ class BuiltIn(Translation):
         "save-interval-updates": 200,
     }
 
-    pairs_seed: int = 1
-    pairs_train: int = 24000
+    pairs_seed: int = 1  # of the corpus
+    pairs_train: int = 24000  # how many pairs each split has; likewise the others
     pairs_valid: int = 500
     pairs_test: int = 500
     pairs_test_long: int = 300
 
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
-        return ("test", "test_long")
-
     def pairs(self) -> dict[str, list[Pair]]:
-        """Return the corpus."""
         return grammar.build(
             self.pairs_seed,
             self.pairs_train,

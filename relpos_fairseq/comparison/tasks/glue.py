@@ -32,16 +32,7 @@ MODEL = "finetune-from-model"
 @kind("glue")
 @dataclass(frozen=True, kw_only=True)
 class Glue(Task):
-    """A task of GLUE, or XNLI; schemes name their pre-trained model by `finetune-from-model`.
-
-    Attributes:
-        data: folder that `relpos prepare glue` wrote.
-        name: of the task, as GLUE writes it.
-        protocol: a paper's way to fine-tune, `glue/protocols.py`.
-        lr: the learning rate; None: the protocol's first.
-        epochs: how many; None: the protocol's first.
-        max_update: updates that end a run; 0: none.
-    """
+    """A task of GLUE, or XNLI; schemes name their pre-trained model by `finetune-from-model`."""
 
     unit: ClassVar[str] = "tokens"
     # What TRAIN says otherwise; False leaves a flag out.
@@ -60,12 +51,12 @@ class Glue(Task):
         "log-interval": 50,
     }
 
-    data: Path
-    name: str
-    protocol: str = "huang"
-    lr: float | None = None
-    epochs: int | None = None
-    max_update: int = 0
+    data: Path  # folder that `relpos prepare glue` wrote
+    name: str  # of the task, as GLUE writes it
+    protocol: str = "huang"  # a paper's way to fine-tune, `glue/protocols.py`
+    lr: float | None = None  # the learning rate; None: the protocol's first
+    epochs: int | None = None  # how many; None: the protocol's first
+    max_update: int = 0  # updates that end a run; 0: none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Path(self.data))
@@ -75,11 +66,7 @@ class Glue(Task):
 
     @cached_property
     def known(self) -> dict:
-        """What the preparation wrote of the task.
-
-        Raises:
-            PreparationError: it is not prepared.
-        """
+        """What the preparation wrote of the task; one that is not prepared is an error."""
         folder = self.data / self.name
         if (found := read_json(folder / "task.json")) is None:
             raise PreparationError(
@@ -103,7 +90,6 @@ class Glue(Task):
         return tuple(TASKS[self.name].valid_splits)
 
     def inputs(self) -> list[Path]:
-        """Return the task's folder."""
         return [self.data / self.name]
 
     def options(self) -> dict:
@@ -111,15 +97,10 @@ class Glue(Task):
         return {"kind": self.kind, "name": self.name}
 
     def make(self, folder: Path) -> None:
-        """Refer to the prepared folder."""
         os.symlink((self.data / self.name).absolute(), folder / "bin", target_is_directory=True)
 
     def flags(self, scheme: dict, seed: int) -> dict:
-        """Return fairseq-train's flags: the protocol's, and those of the checkpoint's model.
-
-        Raises:
-            PreparationError: the data have longer examples than the model has positions.
-        """
+        """Return fairseq-train's flags: the protocol's, and those of the checkpoint's model."""
         task, protocol, known = TASKS[self.name], PROTOCOLS[self.protocol], self.known
         if MODEL not in scheme:
             raise PreparationError(f"kind glue: a scheme needs {MODEL}, a checkpoint")
@@ -155,7 +136,6 @@ class Glue(Task):
         return super().flags(model.flags | own | self.train | scheme, seed)
 
     def score(self, name: str, run: Run) -> Scored:
-        """Predict a validation set."""
         task = TASKS[self.name]
         logits, targets, lengths = logits_of(run, name, name)
         found = logits[:, 0] if task.regression else logits.argmax(1)

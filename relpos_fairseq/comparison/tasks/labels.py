@@ -25,16 +25,10 @@ Labelled = tuple[list[str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Task):
-    """Sequences and their labels.
-
-    Attributes:
-        longest: the longest sequence in training.
-        beyond: the longest in the test.
-        examples: of training.
-        test: examples of each test set.
-    """
+    """Sequences and their labels."""
 
     unit: ClassVar[str] = "symbols"
+    test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_accuracy")
     default: ClassVar[dict] = {
         "task": "sentence_prediction",
@@ -50,10 +44,10 @@ class Labels(Task):
         "required-batch-size-multiple": 1,
     }
 
-    longest: int = 40
-    beyond: int = 200
-    examples: int = 20000
-    test: int = 500
+    longest: int = 40  # the longest sequence in training
+    beyond: int = 200  # the longest in the test
+    examples: int = 20000  # of training
+    test: int = 500  # examples of each test set
 
     def __post_init__(self) -> None:
         if not 2 <= self.longest < self.beyond:
@@ -61,16 +55,11 @@ class Labels(Task):
         if self.examples < 1 or self.test < 1:
             raise ValueError(f"examples and test must be >= 1, got {self.examples} and {self.test}")
 
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets: lengths of training, and longer ones."""
-        return ("inside", "longer")
-
     def example(self, length: int, generator: random.Random) -> Labelled:
         """Return a sequence of about a length, and its label, each as often."""
         raise NotImplementedError
 
     def make(self, folder: Path) -> None:
-        """Write all splits and binarise them."""
         generator, raw = random.Random(1), folder / "raw"
         for name, size, least, most in (
             ("train", self.examples, 2, self.longest),
@@ -91,7 +80,6 @@ class Labels(Task):
         return {"max-positions": self.beyond + 8} | super().flags(scheme, seed)
 
     def score(self, name: str, run: Run) -> Scored:
-        """Predict a test set's labels."""
         split = f"test{self.sets().index(name) or ''}"
         logits, targets, lengths = logits_of(run, name, split)
         right = logits.argmax(1) == targets
@@ -123,14 +111,9 @@ def logits_of(run: Run, name: str, split: str) -> tuple[np.ndarray, np.ndarray, 
 def predicted(run: Run, split: str) -> list[np.ndarray]:
     """Return what `logits_of` does, computed here."""
     import torch
-    from fairseq import checkpoint_utils, utils
+    from fairseq import utils
 
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(run.model)], arg_overrides={"data": str(run.data / "bin")}
-    )
-    model, cuda = models[0].eval(), not device()
-    if cuda:
-        model.cuda()
+    (model, task), cuda = run.load(), not device()
     task.load_dataset(split)
     found = []
     batches = task.get_batch_iterator(task.datasets[split], max_tokens=8192, num_workers=0)
@@ -151,7 +134,6 @@ class EvenPairs(Labels):
     """Whether `ab` and `ba` together occur an odd number of times: the ends differ."""
 
     def example(self, length: int, generator: random.Random) -> Labelled:
-        """Return a sequence of a length, and its label."""
         sequence = generator.choices("ab", k=length)
         pairs = sum(one != other for one, other in zip(sequence, sequence[1:], strict=False))
         return sequence, str(pairs % 2)
@@ -163,7 +145,6 @@ class MissingDuplicate(Labels):
     """Which symbol is masked in a sequence that is written twice."""
 
     def example(self, length: int, generator: random.Random) -> Labelled:
-        """Return a sequence of an even length, and its label."""
         half = generator.choices("ab", k=length // 2)
         sequence, place = half * 2, generator.randrange(length // 2 * 2)
         label, sequence[place] = sequence[place], "?"

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from relpos_fairseq.comparison import scores
-from relpos_fairseq.comparison.commands import fairseq
+from relpos_fairseq.comparison.commands import as_arguments, fairseq
 from relpos_fairseq.comparison.tasks.base import Run, Scored, Task, write_lines
 from relpos_fairseq.engine.files import write_text
 from relpos_fairseq.engine.lines import read_lines
@@ -29,31 +29,20 @@ GENERATE = {
 }
 
 
-def binarise_pairs(
-    folder: Path, text: str, tests: tuple[str, ...], pair: Pair, *more: str, workers: int = 1
-) -> None:
+def binarise_pairs(folder: Path, text: str, tests: tuple[str, ...], pair: Pair) -> None:
     """Run fairseq-preprocess on `folder/text`; `folder/bin` is made, and a manifest."""
     raw = folder / text
-    tested = ",".join(str(raw / name) for name in tests)
-    given = [
-        "--source-lang",
-        pair[0],
-        "--target-lang",
-        pair[1],
-        "--joined-dictionary",
-        "--trainpref",
-        raw / "train",
-        "--validpref",
-        raw / "valid",
-        "--testpref",
-        tested,
-        "--destdir",
-        folder / "bin",
-        "--workers",
-        workers,
-        *more,
-    ]
-    fairseq("preprocess", given, folder / "prepare.log")
+    flags = {
+        "source-lang": pair[0],
+        "target-lang": pair[1],
+        "joined-dictionary": True,
+        "trainpref": raw / "train",
+        "validpref": raw / "valid",
+        "testpref": ",".join(str(raw / name) for name in tests),
+        "destdir": folder / "bin",
+        "workers": 1,
+    }
+    fairseq("preprocess", as_arguments(flags), folder / "prepare.log")
     made = [folder / "bin", *folder.glob("sentencepiece.model")]
     write_manifest(
         folder / "manifest.json",
@@ -82,16 +71,10 @@ class Pairs(Task):
         raise NotImplementedError
 
     def make(self, folder: Path) -> None:
-        """Write and binarise the pairs."""
         for name, pairs in self.pairs().items():
             for side, language in enumerate(self.languages):
                 write_lines(folder / "raw" / f"{name}.{language}", [pair[side] for pair in pairs])
         binarise_pairs(folder, "raw", self.sets(), self.languages)
-
-    def texts(self, name: str, run: Run) -> tuple[list[str], list[str]]:
-        """Return a test set's plain sources and references."""
-        paths = (run.data / "raw" / f"{name}.{language}" for language in self.languages)
-        return tuple(list(read_lines(path)) for path in paths)
 
     def score(self, name: str, run: Run) -> Scored:
         """Translate a test set and score every sentence."""
@@ -103,12 +86,10 @@ class Pairs(Task):
         run.call("generate", log, flags=flags)
         found = (SPEED.search(line) for line in read_lines(run.folder / log, "drop"))
         speed = max((float(match[1]) for match in found if match), default=0.0)
-        sources, references = self.texts(name, run)
+        references = list(read_lines(run.data / "raw" / f"{name}.{self.pair(run)[1]}"))
         system = self.plain(read_system(run.folder / log, len(references)), run)
         write_text(run.folder / f"{name}.txt", "".join(f"{line}\n" for line in system))
-        lengths = np.array(
-            [len(self.measured(*pair)) for pair in zip(sources, references, strict=True)]
-        )
+        lengths = np.array([len(line.split()) for line in references])  # of the outputs
         return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed})
 
     def subset(self, name: str) -> str:
@@ -116,19 +97,13 @@ class Pairs(Task):
         return f"test{self.sets().index(name) or ''}"
 
     def pair(self, run: Run) -> Pair:
-        """Return the languages."""
         return self.languages
 
     def plain(self, system: list[str], run: Run) -> list[str]:
         """Return translations as the references are written."""
         return system
 
-    def measured(self, source: str, reference: str) -> list[str]:
-        """Return what an example's length counts: the output's tokens."""
-        return reference.split()
-
     def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
-        """Return the statistics of every sentence, by metric."""
         right = [
             line.split() == other.split() for line, other in zip(system, references, strict=True)
         ]

@@ -46,28 +46,21 @@ class Translation(Pairs):
         object.__setattr__(self, "generate", self.search | self.generate)
 
     def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
-        """Return the statistics of every sentence, by metric."""
         return scores.of_translations(system, references, self.tokenize)
 
 
 @kind("parallel")
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Translation):
-    """Plain text, cut into joint sentencepiece units.
+    """Plain text, cut into joint sentencepiece units."""
 
-    Attributes:
-        data: folder of `SPLIT.LANGUAGE`, plain or .gz.
-        source: the source's language; None: from the files' names.
-        target: the target's language.
-        files: the names of splits, where they are not train, valid and test.
-        longest: words of either side that training and validation keep, so that longer sentences
-            are a test set of their own; 0: no limit.
-    """
-
-    data: Path
-    source: str | None = None
-    target: str | None = None
+    data: Path  # folder of `SPLIT.LANGUAGE`, plain or .gz
+    source: str | None = None  # the source's language; None: from the files' names
+    target: str | None = None  # the target's language
+    # the names of splits, where they are not train, valid and test
     files: dict = field(default_factory=dict)
+    # words of either side that training and validation keep, so that longer sentences are a test
+    # set of their own; 0: no limit
     longest: int = 0
 
     def __post_init__(self) -> None:
@@ -87,15 +80,12 @@ class Parallel(Translation):
 
     @property
     def languages(self) -> Pair:
-        """Source and target."""
         return tuple(dict.fromkeys(language for _, language in self.found))
 
     def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
         return ("test", "longer") if self.longest else ("test",)
 
     def inputs(self) -> list[Path]:
-        """Return the six files."""
         return list(self.found.values())
 
     def make(self, folder: Path) -> None:
@@ -124,22 +114,16 @@ class Parallel(Translation):
 @kind("prepared")
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Translation):
-    """A folder that `relpos prepare wmt` wrote.
-
-    Attributes:
-        data: the folder.
-        tests: names of its test sets.
-    """
+    """A folder that `relpos prepare wmt` wrote."""
 
     data: Path
-    tests: list = field(default_factory=lambda: ["test"])
+    tests: list = field(default_factory=lambda: ["test"])  # names of its test sets
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "data", Path(self.data))
 
     def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
         return tuple(self.tests)
 
     def inputs(self) -> list[Path]:
@@ -153,20 +137,12 @@ class Prepared(Translation):
         shutil.copy(self.data / "manifest.json", folder / "prepared.json")
 
     def pair(self, run: Run) -> Pair:
-        """Return the languages."""
         return tuple(read_json(run.data / "prepared.json")["settings"]["languages"])
 
     def subset(self, name: str) -> str:
-        """Return fairseq's name of a test set: here its own."""
         return name
 
-    def texts(self, name: str, run: Run) -> tuple[list[str], list[str]]:
-        """Return the references, for both sides: the plain sources are not kept."""
-        reference = list(read_lines(run.data / "raw" / f"{name}.{self.pair(run)[1]}"))
-        return reference, reference
-
     def plain(self, system: list[str], run: Run) -> list[str]:
-        """Return translations as the references are written."""
         made = read_json(run.data / "prepared.json")["settings"]
         return list(map(Detokeniser(made["languages"][1], made["tokenizer"], made["bpe"]), system))
 
@@ -174,11 +150,7 @@ class Prepared(Translation):
 def guess_languages(
     data: Path, source: str | None, target: str | None, names: Mapping[str, str]
 ) -> Pair:
-    """Complete the pair of languages from the names of the files.
-
-    Raises:
-        DataError: The folder is missing, or its files do not name exactly one pair.
-    """
+    """Complete the pair of languages from the names of the files, which must name exactly one."""
     if not data.is_dir():
         raise DataError(f"{data} is not a folder")
     if source and target:
@@ -203,11 +175,7 @@ def guess_languages(
 def find_files(
     data: Path, source: str, target: str, names: Mapping[str, str]
 ) -> dict[tuple[str, str], Path]:
-    """Find the six files, plain before .gz.
-
-    Raises:
-        DataError: Some are missing; the message names all of them.
-    """
+    """Find the six files, plain before .gz; all that are missing are named."""
     if source == target:
         raise DataError(f"source and target language are both {source}")
     files, missing = {}, []
@@ -225,11 +193,7 @@ def find_files(
 
 
 def check_lines(files: dict[tuple[str, str], Path]) -> None:
-    """Check that every split has as many lines in both languages, and some.
-
-    Raises:
-        DataError: Names every wrong pair with its counts.
-    """
+    """Refuse splits without as many lines in both languages, and some."""
     counts: dict[str, list[tuple[str, int]]] = {}
     for (split, _), path in files.items():
         try:
@@ -267,11 +231,7 @@ def cut_into_subwords(files: dict[tuple[str, str], Path], folder: Path) -> None:
 
 
 def train_subwords(paths: list[Path]) -> bytes:
-    """Return a byte pair model whose size suits the amount of text.
-
-    Raises:
-        DataError: sentencepiece finds no way to make a model of this text.
-    """
+    """Return a byte pair model whose size suits the amount of text."""
     words, letters = 0, set()
     for path in paths:
         for line in read_lines(path):

@@ -24,22 +24,14 @@ from relpos_fairseq.engine.files import write_text
 from relpos_fairseq.engine.lines import read_lines
 
 MARK = ">"
-Prompt = tuple[list[str], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts(Task):
-    """Prompts and answers.
-
-    Attributes:
-        symbols: how many different ones there are.
-        longest: the longest prompt in training.
-        beyond: the longest prompt in the test.
-        examples: of training.
-        each: test prompts of every length.
-    """
+    """Prompts and answers."""
 
     unit: ClassVar[str] = "symbols"
+    test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
     default: ClassVar[dict] = {
         "task": "language_modeling",
         "arch": "relpos_transformer_lm_tiny",
@@ -50,11 +42,11 @@ class Prompts(Task):
         "max-tokens": 4096,
     }
 
-    symbols: int = 20
-    longest: int = 20
-    beyond: int = 40
-    examples: int = 20000
-    each: int = 20
+    symbols: int = 20  # how many different ones there are
+    longest: int = 20  # the longest prompt in training
+    beyond: int = 40  # the longest prompt in the test
+    examples: int = 20000  # of training
+    each: int = 20  # test prompts of every length
 
     def __post_init__(self) -> None:
         for name in ("symbols", "longest", "examples", "each"):
@@ -62,10 +54,6 @@ class Prompts(Task):
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.beyond <= self.longest:
             raise ValueError(f"beyond must be above longest, {self.longest}, got {self.beyond}")
-
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets: lengths of training, and longer ones."""
-        return ("inside", "longer")
 
     def prompt(self, length: int, generator: random.Random) -> list[str]:
         """Return a prompt of a length."""
@@ -91,7 +79,6 @@ class Prompts(Task):
         return found
 
     def make(self, folder: Path) -> None:
-        """Write all splits and binarise those that training reads."""
         for name, lines in self.lines().items():
             write_lines(folder / "raw" / f"{name}.txt", lines)
         binarise(folder, {split: folder / "raw" / f"{split}.txt" for split in ("train", "valid")})
@@ -103,7 +90,6 @@ class Prompts(Task):
         return lengths | super().flags(scheme, seed)
 
     def score(self, name: str, run: Run) -> Scored:
-        """Answer a test set's prompts."""
         lines = list(read_lines(run.data / "raw" / f"{name}.txt"))
         outputs = run.folder / f"{name}.txt"
         run.apart(name, lambda: write_text(outputs, "\n".join([*answers(run, lines), ""])))
@@ -117,14 +103,9 @@ class Prompts(Task):
 def answers(run: Run, lines: list[str]) -> list[str]:
     """Return the first choices for every token of the answers; a right end is not written."""
     import torch
-    from fairseq import checkpoint_utils
 
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(run.model)], arg_overrides={"data": str(run.data / "bin")}
-    )
-    words, model = task.source_dictionary, models[0].eval()
-    where = "cpu" if device() else "cuda"
-    model.to(where)
+    model, task = run.load()
+    words, where = task.source_dictionary, "cpu" if device() else "cuda"
     mark, found = words.index(MARK), [""] * len(lines)
     ids = [words.encode_line(line, add_if_not_exist=False).long() for line in lines]
     groups: dict[int, list[int]] = {}
@@ -149,7 +130,6 @@ class Copy(Prompts):
     """Repeat the prompt."""
 
     def answer(self, prompt: list[str]) -> list[str]:
-        """Return the answer to a prompt."""
         return prompt
 
 
@@ -159,25 +139,19 @@ class Reverse(Prompts):
     """Repeat the prompt from its end."""
 
     def answer(self, prompt: list[str]) -> list[str]:
-        """Return the answer to a prompt."""
         return prompt[::-1]
 
 
 @kind("power")
 @dataclass(frozen=True, kw_only=True)
 class Power(Prompts):
-    """a^n to a^n, b^n, or a^2n.
+    """a^n to a^n, b^n, or a^2n."""
 
-    Attributes:
-        answers: the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`.
-    """
-
+    # the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`
     answers: str = "a"
 
     def prompt(self, length: int, generator: random.Random) -> list[str]:
-        """Return a prompt of a length."""
         return ["a"] * length
 
     def answer(self, prompt: list[str]) -> list[str]:
-        """Return the answer to a prompt."""
         return self.answers.split() * len(prompt)

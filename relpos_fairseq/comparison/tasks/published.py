@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from relpos_fairseq.comparison.tasks.base import kind
 from relpos_fairseq.comparison.tasks.pairs import Pair, Pairs
@@ -19,15 +20,10 @@ from relpos_fairseq.engine.lines import read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Published(Pairs):
-    """A task read from a folder.
+    """A task read from a folder."""
 
-    Attributes:
-        data: the folder of the published files.
-        test: examples of each test set, drawn once for all; 0: all of them.
-    """
-
-    data: Path
-    test: int = 0
+    data: Path  # the folder of the published files
+    test: int = 0  # examples of each test set, drawn once for all; 0: all of them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Path(self.data))
@@ -46,16 +42,12 @@ class Published(Pairs):
 class Cogs(Published):
     """COGS; `gen` is the generalisation set."""
 
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
-        return ("test", "gen")
+    test_sets: ClassVar[tuple[str, ...]] = ("test", "gen")
 
     def inputs(self) -> list[Path]:
-        """Return the files."""
         return [self.data / f"{name}.tsv" for name in ("train", "dev", "test", "gen")]
 
     def pairs(self) -> dict[str, list[Pair]]:
-        """Return the published splits."""
         train, valid, test, gen = map(self.read, self.inputs())
         return {"train": train, "valid": valid, "test": self.drawn(test), "gen": self.drawn(gen)}
 
@@ -76,18 +68,14 @@ class Cogs(Published):
 class PcfgSet(Published):
     """PCFG SET; a tenth of training, 1,000 pairs at most, validates."""
 
-    def sets(self) -> tuple[str, ...]:
-        """Return the name of the test set."""
-        return ("test",)
+    test_sets: ClassVar[tuple[str, ...]] = ("test",)
 
     def inputs(self) -> list[Path]:
-        """Return the files."""
         return [
             self.data / f"{name}.{side}" for name in ("train", "test") for side in ("src", "tgt")
         ]
 
     def pairs(self) -> dict[str, list[Pair]]:
-        """Return the published split."""
         lines = [list(read_lines(path)) for path in self.inputs()]
         for source, target in (lines[:2], lines[2:]):
             if len(source) != len(target) or not source:

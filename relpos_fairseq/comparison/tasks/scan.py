@@ -47,19 +47,15 @@ def commands() -> dict[str, list[str]]:
 @kind("scan")
 @dataclass(frozen=True, kw_only=True)
 class Scan(Pairs):
-    """SCAN by length.
-
-    Attributes:
-        cutoff: the longest output in training, in actions.
-        valid: pairs of training lengths that validate; as many, others, are the set `inside`.
-        test: longer pairs that are tested, drawn once for all; 0: all of them.
-    """
+    """SCAN by length."""
 
     unit: ClassVar[str] = "actions"
+    test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
 
-    cutoff: int = 22
+    cutoff: int = 22  # the longest output in training, in actions
+    # pairs of training lengths that validate; as many, others, are the set `inside`
     valid: int = 500
-    test: int = 0
+    test: int = 0  # longer pairs that are tested, drawn once for all; 0: all of them
 
     def __post_init__(self) -> None:
         if not 1 <= self.cutoff < 48:
@@ -69,12 +65,7 @@ class Scan(Pairs):
         if self.valid < 1 or self.test < 0:
             raise ValueError(f"valid must be >= 1 and test >= 0, got {self.valid} and {self.test}")
 
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets: lengths of training, and longer ones."""
-        return ("inside", "longer")
-
     def pairs(self) -> dict[str, list[Pair]]:
-        """Return the split."""
         every = [(command, " ".join(actions)) for command, actions in commands().items()]
         random.Random(1).shuffle(every)
         short = [pair for pair in every if len(pair[1].split()) <= self.cutoff]

@@ -22,14 +22,7 @@ SPACE = "▁"
 @kind("characters")
 @dataclass(frozen=True, kw_only=True)
 class Characters(Task):
-    """Plain text, character by character; its last twentieths validate and test.
-
-    Attributes:
-        text: a file of lines, plain or compressed; None: the English of the built-in corpus.
-        context: characters of a sample in training.
-        times: contexts in the test, as multiples of that.
-        predictions: scored of the test, the same ones in every context.
-    """
+    """Plain text, character by character; its last twentieths validate and test."""
 
     unit: ClassVar[str] = "characters of context"
     checkpoint: ClassVar[str] = "best"
@@ -43,10 +36,11 @@ class Characters(Task):
         "lr": 2e-3,
     }
 
+    # a file of lines, plain or compressed; None: the English of the built-in corpus
     text: Path | None = None
-    context: int = 64
-    times: tuple = (1, 2, 4, 8)
-    predictions: int = 4096
+    context: int = 64  # characters of a sample in training
+    times: tuple = (1, 2, 4, 8)  # contexts in the test, as multiples of that
+    predictions: int = 4096  # scored of the test, the same ones in every context
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", self.text and Path(self.text))
@@ -58,11 +52,9 @@ class Characters(Task):
             )
 
     def sets(self) -> tuple[str, ...]:
-        """Return the names of the test sets."""
         return tuple(f"{times}x" for times in self.times)
 
     def inputs(self) -> list[Path]:
-        """Return the text."""
         return [self.text] if self.text else sorted(Path(grammar.__file__).parent.glob("*.py"))
 
     def make(self, folder: Path) -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from relpos_fairseq.comparison.commands import device
-from relpos_fairseq.comparison.glue.finetuning import (
-    check_search,
-    flags_of,
-    models_of,
-    result_of,
-)
+from relpos_fairseq.comparison.glue.finetuning import Search, flags_of, models_of
 from relpos_fairseq.comparison.glue.predictions import kept_model
 from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, Summary, summarise
 from relpos_fairseq.comparison.glue.tables import choices
-from relpos_fairseq.comparison.runs import Comparison
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.tasks.base import Task
-from relpos_fairseq.comparison.tasks.glue import MODEL, MODELS, Glue
+from relpos_fairseq.comparison.tasks.glue import Glue
 from relpos_fairseq.comparison.xtreme.questions import Questions
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import write_json, write_text
@@ -30,52 +23,23 @@ from relpos_fairseq.evaluation.xtreme.files import NAMES
 
 PROTOCOL = PROTOCOLS["xtreme"]
 METRIC = {"XNLI": "accuracy", "SQuAD": "f1"}  # on English, by which a learning rate is chosen
-Found = dict[tuple[str, str], list[Result]]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is fine-tuned and evaluated; what is None is left out.
+@dataclass(frozen=True, kw_only=True)
+class Options(Search):
+    """What is fine-tuned and evaluated; what is None is left out."""
 
-    Attributes:
-        models: pre-trained checkpoints, `path` or `name=path`.
-        out: folder of the runs, the predictions and the table.
-        answering: how questions are answered.
-        xnli: XNLI, as `relpos prepare glue` wrote it.
-        squad: English questions, as `relpos prepare qa` wrote them.
-        xquad: folder of XQuAD's files; mlqa and tydiqa likewise.
-        lr: other learning rates than the protocol's; epochs and seeds likewise.
-        max_update: updates that end a run; 0: none.
-        model_flags: flags of the model beside its checkpoint's, as in a shell.
-        train_flags: further flags of fairseq-train.
-        squad_flags: the same, for questions alone.
-        qa_flags: further options of the answering, as they were given.
-        threads: threads of a run.
-
-    Raises:
-        PreparationError: a value is wrong, or data without what goes with them.
-    """
-
-    models: list[str]
-    out: Path
-    answering: Answering
-    xnli: Path | None = None
-    squad: Path | None = None
-    xquad: Path | None = None
+    answering: Answering  # how questions are answered
+    xnli: Path | None = None  # XNLI, as `relpos prepare glue` wrote it
+    squad: Path | None = None  # English questions, as `relpos prepare qa` wrote them
+    xquad: Path | None = None  # folder of XQuAD's files; mlqa and tydiqa likewise
     mlqa: Path | None = None
     tydiqa: Path | None = None
-    lr: list[float] | None = None
-    epochs: list[int] | None = None
-    seeds: list[int] | None = None
-    max_update: int = 0
-    model_flags: str = ""
-    train_flags: str = ""
-    squad_flags: str = ""
-    qa_flags: str = ""
-    threads: int = 1
+    squad_flags: str = ""  # further flags of fairseq-train, for questions alone
+    qa_flags: str = ""  # further options of the answering, as they were given
 
     def __post_init__(self) -> None:
-        check_search(self)
+        super().__post_init__()
         if bool(self.squad) != any(self.evaluated.values()):
             raise PreparationError(
                 "--squad belongs together with one of --xquad, --mlqa, --tydiqa at least"
@@ -101,22 +65,9 @@ def finetune(options: Options) -> int:
 
     Returns:
         The exit status: 1 where a run failed.
-
-    Raises:
-        ValueError: what is wrong with the input or the options.
     """
     spec = plan(options)
-    results = options.out / "results"
-    comparison = Comparison(spec, options.out, results, threads=options.threads, keep=True)
-    for cell in comparison.cells:
-        cell.settings  # noqa: B018  whatever is wrong with the data is said before hours of work
-    status = comparison.run()
-    found: Found = defaultdict(list)
-    for cell in comparison.cells:
-        if result := comparison.result(cell):
-            folder = cell.folder(comparison.work, comparison.code)
-            name = "SQuAD" if isinstance(cell.task, Questions) else "XNLI"
-            found[cell.scheme, name].append(result_of(cell, result, folder))
+    status, found = options.run(spec, keep=True)
     chosen = {key: summarise(some, METRIC[key[1]], "last") for key, some in found.items()}
     scores = {}
     for model in spec.schemes:
@@ -131,25 +82,17 @@ def finetune(options: Options) -> int:
 
 def plan(options: Options) -> Spec:
     """Return all runs as a comparison: a task for each data set and learning rate."""
-    models = models_of(options.models)
-    train = flags_of(options.train_flags)
+    models, train = models_of(options.models), flags_of(options.train_flags)
     made: dict[str, Task] = {}
-    for rate in options.lr or PROTOCOL.learning_rates:
-        for epochs in options.epochs or PROTOCOL.epochs:
-            shared = {"lr": rate, "epochs": epochs, "max_update": options.max_update}
-            name = f"lr{rate:g}-epochs{epochs}"
-            if options.xnli:
-                label, data = f"XNLI-{name}", options.xnli.resolve().parent
-                made[label] = Glue(label=label, train=train, data=data, name="XNLI",
-                                   protocol=PROTOCOL.name, **shared)  # fmt: skip
-            if options.squad:
-                label, flags = f"SQuAD-{name}", train | flags_of(options.squad_flags)
-                made[label] = Questions(label=label, train=flags, data=options.squad, **shared)
-    MODELS.update({model.path: model for model in models})  # under their names, in errors
-    own = flags_of(options.model_flags)
-    schemes = {model.name: {MODEL: str(model.path), **own} for model in models}
-    seeds = tuple(options.seeds or PROTOCOL.seeds)
-    return Spec("xtreme", "XTREME", schemes, seeds, made, models[0].name, ())
+    for name, setting in options.settings(PROTOCOL).items():
+        if options.xnli:
+            label, data = f"XNLI-{name}", options.xnli.resolve().parent
+            made[label] = Glue(label=label, train=train, data=data, name="XNLI",
+                               protocol=PROTOCOL.name, **setting)  # fmt: skip
+        if options.squad:
+            label, flags = f"SQuAD-{name}", train | flags_of(options.squad_flags)
+            made[label] = Questions(label=label, train=flags, data=options.squad, **setting)
+    return options.spec("xtreme", "XTREME", PROTOCOL, models, made)
 
 
 def trials_of(results: list[Result], chosen: Summary) -> list[Path]:

@@ -23,14 +23,11 @@ CUT = ("tokens-per-sample", "doc-stride", "max-query-length", "on-long-question"
 class Questions(Task):
     """A folder of `relpos prepare qa`; what is scored is its `valid`, after every epoch.
 
-    Attributes:
-        data: the folder.
-        lr: learning rate.
-        epochs: how many.
-        max_update: updates that end a run; 0: none.
+    It has no test sets: other languages are evaluated when all runs have ended.
     """
 
     kind: ClassVar[str] = "questions"
+    name: ClassVar[str] = "SQuAD"
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_f1", "valid_em")
     default: ClassVar[dict] = Glue.default | {
         "task": "question_answering",
@@ -40,20 +37,14 @@ class Questions(Task):
     }
 
     data: Path
-    lr: float
-    epochs: int
-    max_update: int = 0
-
-    def sets(self) -> tuple[str, ...]:
-        """Return none: other languages are evaluated when all runs have ended."""
-        return ()
+    lr: float  # learning rate
+    epochs: int  # how many
+    max_update: int = 0  # updates that end a run; 0: none
 
     def inputs(self) -> list[Path]:
-        """Return the files that a training reads."""
         return [split_of(self.data, name) for name in ("train", "valid")]
 
     def make(self, folder: Path) -> None:
-        """Refer to the prepared folder."""
         os.symlink(self.data.absolute(), folder / "bin", target_is_directory=True)
 
     def flags(self, scheme: dict, seed: int) -> dict:
@@ -77,11 +68,7 @@ class Questions(Task):
 
 
 def split_of(data: Path, name: str) -> Path:
-    """Return a split's file.
-
-    Raises:
-        PreparationError: there is none.
-    """
+    """Return a split's file."""
     paths = [data / f"{name}{suffix}" for suffix in (".json", ".json.gz")]
     if found := [path for path in paths if path.is_file()]:
         return found[0]
@@ -90,12 +77,7 @@ def split_of(data: Path, name: str) -> Path:
 
 @functools.cache
 def windows(data: Path, cut: tuple[tuple[str, object], ...]) -> int:
-    """Count the windows of the training questions, as the task cuts them.
-
-    Args:
-        data: folder of `relpos prepare qa`.
-        cut: flags of the task, as (name, value).
-    """
+    """Count the windows of the training questions, as the task cuts them by flags (name, value)."""
     from relpos_fairseq.tasks.question_answering import QuestionAnsweringTask
     from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from relpos_fairseq.engine.files import open_together
 from relpos_fairseq.engine.tables import table
 
 from . import english, german
@@ -36,7 +36,6 @@ class _Collector:
     """Collects pairs; no English and no German sentence gets into two splits."""
 
     def __init__(self, seed: int) -> None:
-        """Starts with nothing; ``seed`` is the seed of the corpus."""
         self._seed = seed
         self._used: tuple[set[str], set[str]] = (set(), set())
 
@@ -49,7 +48,7 @@ class _Collector:
     def split(
         self, number: int, size: int, least: int, most: int, words: Counter[str]
     ) -> list[Pair]:
-        """Collects one split.
+        """Collects one split, of ``least`` to ``most`` tokens on either side.
 
         Args:
             number: number of the split; each has its own stream of random numbers.
@@ -57,9 +56,6 @@ class _Collector:
             least: least tokens of either side.
             most: most tokens of either side.
             words: words that may occur; empty for any.
-
-        Returns:
-            The pairs.
 
         Raises:
             GrammarError: if so many pairs could not be found.
@@ -88,22 +84,9 @@ class _Collector:
 def build(
     seed: int = 1, train: int = 24000, valid: int = 500, test: int = 500, test_long: int = 300
 ) -> Corpus:
-    """Builds the corpus.
+    """Builds the corpus, which depends on the seed and on the splits' numbers of pairs only.
 
     The sentences of ``test_long`` are longer, on both sides, than any of ``train``.
-
-    Args:
-        seed: seed; the corpus depends on it and on the sizes only.
-        train: pairs to train on.
-        valid: pairs to validate on.
-        test: pairs to test on.
-        test_long: long pairs to test on.
-
-    Returns:
-        The pairs of each split, by its name.
-
-    Raises:
-        GrammarError: if the grammar does not have so many pairs.
     """
     collector = _Collector(seed)
     corpus = {"train": collector.split(0, train, 1, MAX_TOKENS, Counter())}
@@ -117,30 +100,15 @@ def build(
 
 
 def write(corpus: Corpus, directory: Path) -> None:
-    """Writes a corpus, two files a split.
-
-    Every file is written whole under a temporary name first, and no file takes its own name
-    before all are written.
-
-    Args:
-        corpus: the corpus.
-        directory: where to write; made where missing.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    moves: list[tuple[Path, Path]] = []
-    try:
-        for split, pairs in corpus.items():
-            for language, side in (("en", 0), ("de", 1)):
-                target = directory / f"{split}.{language}"
-                temporary = directory / f".{target.name}.{os.getpid()}.tmp"
-                moves.append((temporary, target))
-                text = "".join(pair[side] + "\n" for pair in pairs)
-                temporary.write_bytes(text.encode("utf-8"))
-        for temporary, target in moves:
-            temporary.replace(target)
-    finally:
-        for temporary, _ in moves:
-            temporary.unlink(missing_ok=True)
+    """Writes a corpus, two files a split, which appear together and whole."""
+    paths = {
+        directory / f"{split}.{language}": [pair[side] for pair in pairs]
+        for split, pairs in corpus.items()
+        for side, language in enumerate(("en", "de"))
+    }
+    with open_together(*paths) as files:
+        for file, lines in zip(files, paths.values(), strict=True):
+            file.write("".join(line + "\n" for line in lines).encode())
 
 
 def describe(corpus: Corpus) -> str:

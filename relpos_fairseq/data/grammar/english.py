@@ -35,14 +35,9 @@ def _relative(relative: Relative, human: bool) -> list[str]:
 
 
 def _verb_group(clause: Clause, support: bool) -> tuple[str, list[str]]:
-    """Splits the verb into the finite word and the rest.
+    """Splits the verb into the finite word and the words after it; "not" goes between the two.
 
-    Args:
-        clause: the clause.
-        support: whether the finite word must be an auxiliary (negation, questions).
-
-    Returns:
-        The finite word and the words after it (the word "not" goes between the two).
+    With ``support`` the finite word must be an auxiliary (negation, questions).
     """
     verb, plural = clause.verb, clause.subject.plural_agreement
     if clause.tense == "perfect":
@@ -82,20 +77,11 @@ def _objects(clause: Clause) -> list[str]:
 
 
 def _pp(phrase: PP) -> list[str]:
-    """Says a prepositional phrase."""
     return [*phrase.preposition.split(), *noun_phrase(phrase.np)]
 
 
 def clause_words(clause: Clause, inverted: bool = False) -> list[str]:
-    """Says a clause.
-
-    Args:
-        clause: the clause.
-        inverted: whether the finite verb comes before the subject, as in questions.
-
-    Returns:
-        The words.
-    """
+    """Says a clause; ``inverted``: the finite verb comes before the subject, as in questions."""
     finite, rest = _verb_group(clause, clause.negated or inverted)
     subject = noun_phrase(clause.subject, subject=True)
     words = [finite, *subject] if inverted else [*subject, finite]
@@ -120,7 +106,6 @@ def clause_words(clause: Clause, inverted: bool = False) -> list[str]:
 
 
 def _question(clause: Clause, kind: str) -> list[str]:
-    """Says a question."""
     if kind == "whether":
         return clause_words(clause, inverted=True)
     subject_asked = clause.subject.noun is None and not clause.subject.pronoun

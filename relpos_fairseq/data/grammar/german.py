@@ -37,7 +37,6 @@ def _ending(table: dict[str, str], case: str, gender: str, plural: bool) -> str:
 
 
 def _noun(noun: Noun, case: str, plural: bool) -> str:
-    """Inflects a noun."""
     if not plural:
         return noun.de_plural if noun.weak and case != "nom" else noun.de
     return noun.de_plural + "n" * (case == "dat" and noun.de_plural[-1] not in "ns")
@@ -57,15 +56,9 @@ def _determiner(det: str, case: str, gender: str, plural: bool) -> tuple[str, di
 
 
 def noun_phrase(phrase: NP, case: str, negated: bool = False) -> list[str]:
-    """Says a noun phrase.
+    """Says a noun phrase in a case: ``nom``, ``acc`` or ``dat``.
 
-    Args:
-        phrase: the phrase.
-        case: ``nom``, ``acc`` or ``dat``.
-        negated: whether an indefinite phrase carries the negation of its clause.
-
-    Returns:
-        The words.
+    With ``negated`` an indefinite phrase carries the negation of its clause.
     """
     if phrase.pronoun:
         return [PRONOUNS[phrase.pronoun][1 + _CASES.index(case)]]
@@ -146,7 +139,6 @@ def _middle(clause: Clause) -> list[str]:
 
 
 def _manner(clause: Clause) -> list[str]:
-    """Says the manner."""
     if isinstance(clause.manner, PP):
         return _pp(clause.manner)
     return [MANNERS[clause.manner]] if clause.manner else []
@@ -159,9 +151,6 @@ def clause_words(clause: Clause, order: str) -> list[str]:
         clause: the clause.
         order: where the finite verb stands: ``second``, ``first`` (a question, or after what
             already fills the first place) or ``final``.
-
-    Returns:
-        The words.
     """
     finite, bracket, prefix = _verb_group(clause)
     subject = noun_phrase(clause.subject, "nom")
@@ -185,7 +174,6 @@ def clause_words(clause: Clause, order: str) -> list[str]:
 
 
 def _question(clause: Clause, kind: str) -> list[str]:
-    """Says a question."""
     words = clause_words(clause, "first")
     if kind == "whether":
         return words

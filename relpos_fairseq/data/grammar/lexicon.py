@@ -9,65 +9,38 @@ from .words import COMPLEMENTIZERS
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun of both languages.
+    """A noun of both languages."""
 
-    Attributes:
-        en: English singular (compounds have two words).
-        en_plural: English plural.
-        gender: German gender: ``m``, ``f`` or ``n``.
-        de: German nominative singular.
-        de_plural: German nominative plural.
-        kind: ``human``, ``animal``, ``thing``, ``open`` (a thing to open) or ``place``.
-        weak: whether the German noun takes the plural form in the oblique singular.
-    """
-
-    en: str
-    en_plural: str
-    gender: str
-    de: str
-    de_plural: str
-    kind: str
-    weak: bool = False
+    en: str  # English singular (compounds have two words)
+    en_plural: str  # English plural
+    gender: str  # German gender: ``m``, ``f`` or ``n``
+    de: str  # German nominative singular
+    de_plural: str  # German nominative plural
+    kind: str  # ``human``, ``animal``, ``thing``, ``open`` (a thing to open) or ``place``
+    weak: bool = False  # whether the German noun takes the plural form in the oblique singular
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of both languages.
+    """A verb of both languages."""
 
-    Attributes:
-        frame: what the verb takes: ``intrans``, ``motion``, ``trans``, ``dative``, ``ditrans``,
-            ``clause`` or ``copula``.
-        en: English base form.
-        en_third: English third person singular.
-        en_past: English simple past.
-        en_participle: English past participle.
-        particle: English particle that pronoun objects precede ("picks him up").
-        preposition: English preposition before the object ("looks for him").
-        prefix: German separable prefix.
-        de: German infinitive without the prefix, also the present plural.
-        de_third: German third person singular without the prefix.
-        de_participle: German participle, with the prefix.
-        auxiliary: ``haben`` or ``sein``.
-        objects: kinds of noun that the verb takes as its direct object.
-        animal_subject: whether animals may be its subject.
-        complements: the conjunctions that open its complement clause.
-    """
-
+    # what the verb takes: ``intrans``, ``motion``, ``trans``, ``dative``, ``ditrans``, ``clause``
+    # or ``copula``
     frame: str
-    en: str
-    en_third: str
-    en_past: str
-    en_participle: str
-    particle: str
-    preposition: str
-    prefix: str
-    de: str
-    de_third: str
-    de_participle: str
-    auxiliary: str
-    objects: tuple[str, ...]
-    animal_subject: bool
-    complements: tuple[str, ...]
+    en: str  # English base form
+    en_third: str  # English third person singular
+    en_past: str  # English simple past
+    en_participle: str  # English past participle
+    particle: str  # English particle that pronoun objects precede ("picks him up")
+    preposition: str  # English preposition before the object ("looks for him")
+    prefix: str  # German separable prefix
+    de: str  # German infinitive without the prefix, also the present plural
+    de_third: str  # German third person singular without the prefix
+    de_participle: str  # German participle, with the prefix
+    auxiliary: str  # ``haben`` or ``sein``
+    objects: tuple[str, ...]  # kinds of noun that the verb takes as its direct object
+    animal_subject: bool  # whether animals may be its subject
+    complements: tuple[str, ...]  # the conjunctions that open its complement clause
 
     @property
     def key(self) -> str:
@@ -173,7 +146,6 @@ _VERBS = f"""
 
 
 def _read_nouns() -> dict[str, Noun]:
-    """Builds the nouns from their table."""
     nouns = {}
     for kind, table in _NOUNS.items():
         for line in table.strip().splitlines():
@@ -185,7 +157,6 @@ def _read_nouns() -> dict[str, Noun]:
 
 
 def _read_verbs() -> dict[str, Verb]:
-    """Builds the verbs from their table."""
     verbs = {}
     for line in _VERBS.strip().splitlines():
         frame, english, extra, german, objects, flags = (part.strip() for part in line.split("|"))

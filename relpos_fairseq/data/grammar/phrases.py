@@ -41,14 +41,9 @@ _VERBS_OF = {
 
 
 class PhraseSampler:
-    """Draws phrases and simple clauses.
-
-    Args:
-        seed: seed of the random numbers; what is drawn depends on nothing else.
-    """
+    """Draws phrases and simple clauses, which depend on the seed alone."""
 
     def __init__(self, seed: int) -> None:
-        """Starts the stream of random numbers."""
         self._random = random.Random(seed)
 
     def _chance(self, probability: float) -> bool:
@@ -73,15 +68,10 @@ class PhraseSampler:
         return self._pick(_VERBS_OF[frame, kind == "human"])
 
     def _noun_phrase(self, kinds: Sequence[str], pronoun: float = 0.0, heads: str = "") -> NP:
-        """Draws a noun phrase without clauses.
+        """Draws a noun phrase of some kinds of noun, without clauses.
 
-        Args:
-            kinds: kinds of noun to draw from.
-            pronoun: probability of a pronoun.
-            heads: ``definite`` or ``singular`` for phrases of that sort only.
-
-        Returns:
-            The phrase.
+        ``pronoun`` is the probability of a pronoun; ``heads``: ``definite`` or ``singular`` for
+        phrases of that sort only.
         """
         if self._chance(pronoun):
             return NP(pronoun=self._pick(list(PRONOUNS)))
@@ -117,7 +107,6 @@ class PhraseSampler:
         return self._with_adverbials(clause, 0.4 if light else 1.0)
 
     def _with_objects(self, clause: Clause) -> Clause:
-        """Adds the objects of the verb."""
         kinds, ditransitive = clause.verb.objects, clause.verb.frame == "ditrans"
         animate = not ditransitive and "human" in kinds
         obj = self._noun_phrase(kinds, pronoun=0.25 if animate else 0.0)
@@ -132,7 +121,6 @@ class PhraseSampler:
         return replace(clause, obj=obj, recipient=recipient, recipient_last=self._chance(0.3))
 
     def _with_adverbials(self, clause: Clause, scale: float) -> Clause:
-        """Adds time, manner and place."""
         frame, time, manner, place = clause.verb.frame, "", "", None
         if self._chance(0.34 * scale):
             times = ["today", "often", "every day", "in the evening"]

@@ -15,15 +15,9 @@ _LONG_PATTERNS = (("plain", 10), ("complement", 45), ("adverbial", 45))
 
 
 class Sampler(PhraseSampler):
-    """Draws sentences.
-
-    Args:
-        seed: seed of the random numbers; the sentences depend on nothing else.
-        long: whether to draw long sentences: more clauses, deeper in one another.
-    """
+    """Draws sentences, which depend on the seed alone; long ones have more and deeper clauses."""
 
     def __init__(self, seed: int, long: bool = False) -> None:
-        """Starts the stream of random numbers."""
         super().__init__(seed)
         self._long = long
 
@@ -61,11 +55,7 @@ class Sampler(PhraseSampler):
     def _clause(self, front: bool = False) -> Clause:
         """Draws a clause, perhaps with a relative clause but with no other.
 
-        Args:
-            front: whether an adverbial may open it.
-
-        Returns:
-            The clause.
+        With ``front`` an adverbial may open it.
         """
         frame = self._weigh(FRAMES)
         kind = "human" if self._chance(0.68) else "animal"
@@ -113,7 +103,6 @@ class Sampler(PhraseSampler):
         return self._clause()
 
     def _question(self) -> Sentence:
-        """Draws a question."""
         frame = self._weigh((("trans", 55), ("dative", 20), ("intrans", 25)))
         kinds = ("whether", "whether", "who", "who", "object", "where", "when", "why")
         kind = self._pick(kinds)
@@ -153,7 +142,6 @@ class Sampler(PhraseSampler):
         return replace(sentence, coordinator=self._pick(("and", "but")), second=second)
 
     def _adverbial(self) -> Sentence:
-        """Draws a sentence with an adverbial clause."""
         conjunction = self._pick((*CONJUNCTIONS, "when"))
         clause = self._embedded(1 if self._long else 0)
         if conjunction == "when" and clause.tense not in ("present", "past"):

@@ -13,39 +13,25 @@ PAST = ("past", "perfect")
 
 @dataclass(frozen=True)
 class Relative:
-    """A relative clause.
+    """A relative clause."""
 
-    Attributes:
-        clause: the clause; the noun phrase that the pronoun stands for is a gap in it.
-        role: what the pronoun is in the clause: ``subject``, ``object`` or ``place``.
-    """
-
-    clause: Clause
-    role: str
+    clause: Clause  # the clause; the noun phrase that the pronoun stands for is a gap in it
+    role: str  # what the pronoun is in the clause: ``subject``, ``object`` or ``place``
 
 
 @dataclass(frozen=True)
 class NP:
-    """A noun phrase: a noun, a pronoun, a pair of noun phrases, or (with neither) a gap.
+    """A noun phrase: a noun, a pronoun, a pair of noun phrases, or (with neither) a gap."""
 
-    Attributes:
-        noun: the head.
-        pronoun: English subject form of a pronoun.
-        det: English determiner in the singular (``the``, ``a``, ``this``, ``my``, ``his``, ``no``)
-            or ``two``, ``many``, ``any``.
-        plural: whether the head is plural.
-        adjectives: English adjectives.
-        relative: the relative clause after the noun.
-        conjunct: a second noun phrase, joined with "and".
-    """
-
-    noun: Noun | None = None
-    pronoun: str = ""
+    noun: Noun | None = None  # the head
+    pronoun: str = ""  # English subject form of a pronoun
+    # English determiner in the singular (``the``, ``a``, ``this``, ``my``, ``his``, ``no``) or
+    # ``two``, ``many``, ``any``
     det: str = "the"
-    plural: bool = False
-    adjectives: tuple[str, ...] = ()
-    relative: Relative | None = None
-    conjunct: NP | None = None
+    plural: bool = False  # whether the head is plural
+    adjectives: tuple[str, ...] = ()  # English adjectives
+    relative: Relative | None = None  # the relative clause after the noun
+    conjunct: NP | None = None  # a second noun phrase, joined with "and"
 
     @property
     def plural_agreement(self) -> bool:
@@ -56,11 +42,6 @@ class NP:
     def definite(self) -> bool:
         """Whether the phrase is definite, which decides its place in the German clause."""
         return self.det in DEFINITE
-
-    @property
-    def heavy(self) -> bool:
-        """Whether a clause stands at the end of the phrase."""
-        return self.relative is not None
 
 
 @dataclass(frozen=True)
@@ -73,63 +54,37 @@ class PP:
 
 @dataclass(frozen=True)
 class Clause:
-    """A clause without a word order.
-
-    Attributes:
-        subject: the subject.
-        verb: the verb.
-        tense: ``present``, ``past``, ``perfect``, ``future`` or a modal.
-        negated: whether the clause is negated.
-        obj: direct object; in the dative for verbs of the frame ``dative``.
-        recipient: indirect object.
-        recipient_last: whether English says "to" and the recipient after the object.
-        predicate: English adjective after the copula.
-        place: place or direction.
-        manner: English adverb, or a phrase with "with" or "without".
-        time: English adverb of time.
-        front: ``time`` or ``place`` where that part opens the clause, else empty.
-        complementizer: what opens the complement clause.
-        complement: complement clauses, joined with "and".
-    """
+    """A clause without a word order."""
 
     subject: NP
     verb: Verb
-    tense: str = "present"
-    negated: bool = False
-    obj: NP | None = None
-    recipient: NP | None = None
-    recipient_last: bool = False
-    predicate: str = ""
-    place: PP | None = None
-    manner: str | PP = ""
-    time: str = ""
-    front: str = ""
-    complementizer: str = ""
-    complement: tuple[Clause, ...] = ()
+    tense: str = "present"  # ``present``, ``past``, ``perfect``, ``future`` or a modal
+    negated: bool = False  # whether the clause is negated
+    obj: NP | None = None  # direct object; in the dative for verbs of the frame ``dative``
+    recipient: NP | None = None  # indirect object
+    recipient_last: bool = False  # whether English says "to" and the recipient after the object
+    predicate: str = ""  # English adjective after the copula
+    place: PP | None = None  # place or direction
+    manner: str | PP = ""  # English adverb, or a phrase with "with" or "without"
+    time: str = ""  # English adverb of time
+    front: str = ""  # ``time`` or ``place`` where that part opens the clause, else empty
+    complementizer: str = ""  # what opens the complement clause
+    complement: tuple[Clause, ...] = ()  # complement clauses, joined with "and"
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence.
+    """A sentence."""
 
-    Attributes:
-        main: the main clause.
-        question: empty for a statement; ``whether`` for a yes-no question; or the English
-            question word (``who``, ``what``, ``where``, ``when``, ``why``).
-        conjunction: what opens the adverbial clause.
-        adverbial: the adverbial clause.
-        adverbial_first: whether that clause opens the sentence.
-        coordinator: ``and`` or ``but`` before a second sentence.
-        second: the second sentence.
-    """
-
-    main: Clause
+    main: Clause  # the main clause
+    # empty for a statement; ``whether`` for a yes-no question; or the English question word
+    # (``who``, ``what``, ``where``, ``when``, ``why``)
     question: str = ""
-    conjunction: str = ""
-    adverbial: Clause | None = None
-    adverbial_first: bool = False
-    coordinator: str = ""
-    second: Sentence | None = None
+    conjunction: str = ""  # what opens the adverbial clause
+    adverbial: Clause | None = None  # the adverbial clause
+    adverbial_first: bool = False  # whether that clause opens the sentence
+    coordinator: str = ""  # ``and`` or ``but`` before a second sentence
+    second: Sentence | None = None  # the second sentence
 
 
 def np(
@@ -140,19 +95,7 @@ def np(
     relative: Relative | None = None,
     conjunct: NP | None = None,
 ) -> NP:
-    """Builds a noun phrase from English words.
-
-    Args:
-        head: English singular noun, or the subject form of a pronoun.
-        det: English determiner.
-        *adjectives: English adjectives.
-        plural: whether the noun is plural.
-        relative: relative clause.
-        conjunct: a second noun phrase.
-
-    Returns:
-        The noun phrase.
-    """
+    """Builds a noun phrase from English words: a singular noun, or a pronoun's subject form."""
     if head in PRONOUNS:
         return NP(pronoun=head)
     return NP(NOUNS[head], "", det, plural, adjectives, relative, conjunct)

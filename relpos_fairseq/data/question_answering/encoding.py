@@ -22,29 +22,17 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Shape:
-    """How a question and a part of its context become one sample.
+    """How a question and a part of its context become one sample."""
 
-    Attributes:
-        tokens_per_sample: a sample's tokens at most, special ones included.
-        doc_stride: pieces from one window's beginning to the next's.
-        max_query_length: a question's pieces at most.
-        separators: `</s>` between question and context: RoBERTa's two, or BERT's one.
-        on_long_question: `fail`, `truncate`, or `drop` the question (from training; where
-            questions are counted it is truncated).
-    """
-
-    tokens_per_sample: int = 512
-    doc_stride: int = 128
-    max_query_length: int = 64
-    separators: int = 2
+    tokens_per_sample: int = 512  # a sample's tokens at most, special ones included
+    doc_stride: int = 128  # pieces from one window's beginning to the next's
+    max_query_length: int = 64  # a question's pieces at most
+    separators: int = 2  # `</s>` between question and context: RoBERTa's two, or BERT's one
+    # `fail`, `truncate`, or `drop` the question (from training; where questions are counted it is
+    # truncated)
     on_long_question: str = "fail"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            ValueError: a length below 1, or an unknown choice.
-        """
         for name in ("tokens_per_sample", "doc_stride", "max_query_length"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
@@ -68,23 +56,14 @@ class Shape:
 
 @dataclass
 class EncodedFile:
-    """A file's questions, tokenised.
-
-    Attributes:
-        source: the file.
-        contexts: its contexts.
-        questions: those that are used.
-        asked: for each of them its pieces' numbers.
-        spans: for each of them its windows.
-        shape: how samples are made.
-    """
+    """A file's questions, tokenised."""
 
     source: QuestionFile
     contexts: list[Context]
     questions: list[Question]
-    asked: list[np.ndarray]
-    spans: list[tuple[Window, ...]]
-    shape: Shape
+    asked: list[np.ndarray]  # for each of them its pieces' numbers
+    spans: list[tuple[Window, ...]]  # for each of them its windows
+    shape: Shape  # how samples are made
 
     def answer(self, index: int) -> tuple[int, int] | None:
         """First and last piece of a question's first gold answer; None where it has none."""
@@ -99,7 +78,7 @@ class EncodedFile:
 
 
 class QuestionEncoder:
-    """Tokenises files of questions.
+    """Tokenises files of questions; a dictionary that lacks the tokenizer's pieces is refused.
 
     Args:
         tokenizer: the tokenizer.
@@ -109,11 +88,6 @@ class QuestionEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Any, shape: Shape, name: str = "dict.txt"):
-        """Check that both belong together.
-
-        Raises:
-            ValueError: the dictionary lacks pieces of the tokenizer.
-        """
         tokenizer.check_dictionary(dictionary, name)
         self.tokenizer = tokenizer
         self.dictionary = dictionary

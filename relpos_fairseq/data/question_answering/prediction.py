@@ -21,16 +21,12 @@ from relpos_fairseq.data.question_answering.windows import Context, Window, best
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """How spans are chosen.
+    """How spans are chosen."""
 
-    Attributes:
-        n_best: how many answers are kept, and how many starts and ends of a window are paired.
-        max_answer_length: an answer's pieces at most.
-        null_threshold: "no answer" is predicted where its score exceeds the best answer's by more.
-    """
-
+    # how many answers are kept, and how many starts and ends of a window are paired
     n_best: int = 20
-    max_answer_length: int = 30
+    max_answer_length: int = 30  # an answer's pieces at most
+    # "no answer" is predicted where its score exceeds the best answer's by more
     null_threshold: float = 0.0
 
 
@@ -45,25 +41,19 @@ class Answer:
 
     @property
     def score(self) -> float:
-        """Sum of both logits."""
         return self.start_logit + self.end_logit
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted for a question.
+    """What is predicted for a question."""
 
-    Attributes:
-        best: the best answer that is one; empty where there is no span at all.
-        odds: score of "no answer" minus the best answer's.
-        text: the prediction: `best`, or empty where "no answer" may win and its odds are above the
-            threshold.
-        n_best: the best answers, best first, with probabilities.
-    """
-
-    best: str
-    odds: float
+    best: str  # the best answer that is one; empty where there is no span at all
+    odds: float  # score of "no answer" minus the best answer's
+    # the prediction: `best`, or empty where "no answer" may win and its odds are above the
+    # threshold
     text: str
+    # the best answers, best first, with probabilities
     n_best: list[Answer] = field(default_factory=list)
 
 

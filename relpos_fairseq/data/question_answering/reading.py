@@ -20,9 +20,6 @@ from relpos_fairseq.data.tokenizers.base import require_characters
 logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
 _NAMED = 5  # how many ids a message names
-_TYDI = re.compile(
-    r"^(arabic|bengali|english|finnish|indonesian|japanese|korean|russian|swahili|telugu|thai)-"
-)
 _TYDI_CODES = {
     "arabic": "ar",
     "bengali": "bn",
@@ -36,6 +33,7 @@ _TYDI_CODES = {
     "telugu": "te",
     "thai": "th",
 }
+_TYDI = re.compile(f"({'|'.join(_TYDI_CODES)})-")
 
 
 @dataclass(frozen=True)
@@ -48,43 +46,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context.
+    """A question about a context."""
 
-    Attributes:
-        id: its id, unique in a file.
-        text: the question.
-        context: number of the context in its file.
-        answers: gold answers that stand at their offsets; empty for an unanswerable question.
-        gold: texts of all gold answers of the file, which the metric compares with.
-        answerable: whether it has an answer.
-        article: number of the article in its file.
-        language: where the id says it (TyDiQA), else empty.
-    """
-
-    id: str
+    id: str  # its id, unique in a file
     text: str
-    context: int
+    context: int  # number of the context in its file
+    # gold answers that stand at their offsets; empty for an unanswerable question
     answers: tuple[Answer, ...]
-    gold: tuple[str, ...]
-    answerable: bool = True
-    article: int = 0
-    language: str = ""
+    gold: tuple[str, ...]  # texts of all gold answers of the file, which the metric compares with
+    answerable: bool = True  # whether it has an answer
+    article: int = 0  # number of the article in its file
+    language: str = ""  # where the id says it (TyDiQA), else empty
 
 
 @dataclass
 class QuestionFile:
-    """A file's questions.
-
-    Attributes:
-        path: the file.
-        contexts: the contexts' texts.
-        questions: the questions in the file's order.
-        bad_answers: ids whose answer's text is not at its offset, and what stands there.
-    """
+    """A file's questions."""
 
     path: Path
-    contexts: list[str] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
+    contexts: list[str] = field(default_factory=list)  # the contexts' texts
+    questions: list[Question] = field(default_factory=list)  # the questions in the file's order
+    # ids whose answer's text is not at its offset, and what stands there
     bad_answers: list[str] = field(default_factory=list)
 
     @property
@@ -94,7 +76,6 @@ class QuestionFile:
 
     @property
     def articles(self) -> int:
-        """How many articles there are."""
         return 1 + max((question.article for question in self.questions), default=-1)
 
 
@@ -104,11 +85,7 @@ def split_name(path: str | Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file, plain or .gz.
-
-    Raises:
-        ValueError: absent, not UTF-8, truncated or no JSON.
-    """
+    """The JSON of a file, plain or .gz; what cannot be read is a ValueError that names it."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

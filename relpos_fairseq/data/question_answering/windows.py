@@ -20,17 +20,11 @@ NULL = 0  # position of <s>, the target of "no answer here"
 
 @dataclass(frozen=True)
 class Context:
-    """A tokenised context.
+    """A tokenised context."""
 
-    Attributes:
-        ids: (L,) numbers of its pieces in the dictionary.
-        begins: (L,) first character of every piece.
-        ends: (L,) the character after its last.
-    """
-
-    ids: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # (L,) numbers of its pieces in the dictionary
+    begins: np.ndarray  # (L,) first character of every piece
+    ends: np.ndarray  # (L,) the character after its last
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """First and last piece of a range of characters; None where no piece covers any of it."""
@@ -42,23 +36,16 @@ class Context:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a context.
+    """A part of a context."""
 
-    Attributes:
-        start: its first piece.
-        length: how many pieces.
-    """
-
-    start: int
-    length: int
+    start: int  # its first piece
+    length: int  # how many pieces
 
     @property
     def end(self) -> int:
-        """The piece after its last."""
         return self.start + self.length
 
     def holds(self, piece: int) -> bool:
-        """Whether a piece is in it."""
         return self.start <= piece < self.end
 
     def surroundings(self, first: int, last: int) -> float:

@@ -17,7 +17,6 @@ class StreamMemory:
     """
 
     def __init__(self) -> None:
-        """Start before the first block."""
         self.next_step = 0
         self.memory: Memory | None = None
         self._attempt: Hashable = None
@@ -31,12 +30,9 @@ class StreamMemory:
         running out of memory) starts from the memory of its first time.
 
         Args:
-            step: the block's number.
+            step: the block's number, which must follow the last one.
             attempt: what the pass belongs to: the number of the update, or the block itself.
             device: of the model.
-
-        Raises:
-            ValueError: the block does not follow the last one.
         """
         if attempt != self._attempt or step == 0:  # overflows may last longer than an epoch
             self._attempt, self._before = attempt, {}
@@ -66,7 +62,6 @@ class StreamMemory:
 
     @classmethod
     def from_state_dict(cls, state: dict) -> StreamMemory:
-        """What `state_dict` gave."""
         restored = cls()
         restored.next_step = state["next_step"]
         if state["memory"] is not None:

@@ -15,7 +15,7 @@ from relpos_fairseq.data.streams.plan import StreamPlan, check_document_starts, 
 
 
 class StreamDataset(FairseqDataset):
-    """A split as one stream of tokens; `blocks` cuts it into batches.
+    """A split as one stream of tokens, none of them copied; `blocks` cuts it into batches.
 
     Args:
         split: its name (`train`).
@@ -35,18 +35,13 @@ class StreamDataset(FairseqDataset):
         document_starts: np.ndarray | None = None,
         word_ends: Tensor | None = None,
     ) -> None:
-        """Keep the stream; nothing is copied."""
         super().__init__()
         self.split, self.tokens, self.pad = split, tokens, pad
         self.tokens_per_sample = tokens_per_sample
         self.document_starts, self.word_ends = document_starts, word_ends
 
     def plan(self, rows: int) -> StreamPlan:
-        """The cut into rows.
-
-        Raises:
-            ValueError: if the split is too short for it; the message names the split.
-        """
+        """The cut into rows; that a split is too short for it is said of the split."""
         try:
             return StreamPlan(len(self.tokens), rows, self.tokens_per_sample)
         except ValueError as error:
@@ -66,16 +61,9 @@ class StreamDataset(FairseqDataset):
 
 
 class StreamBlocks(FairseqDataset):
-    """Batches of a stream in order: item step * processes + rank is what that rank reads.
-
-    Args:
-        stream: the split.
-        plan: how its rows are cut.
-        processes: data-parallel processes.
-    """
+    """Batches of a stream in order: item step * processes + rank is what that rank reads."""
 
     def __init__(self, stream: StreamDataset, plan: StreamPlan, processes: int) -> None:
-        """Share a plan's rows out."""
         super().__init__()
         self.stream, self.plan, self.processes = stream, plan, processes
         self.batch_size = plan.rows // processes
@@ -122,7 +110,7 @@ class StreamBlocks(FairseqDataset):
 
 
 def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: bool) -> np.ndarray:
-    """All tokens of a binarised split, in the order of its lines.
+    """All tokens of a binarised split, in the order of its lines; there must be some.
 
     fairseq's mmap format stores them in one piece, which is viewed, not copied.
 
@@ -131,9 +119,6 @@ def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: b
         dictionary: of the data.
         impl: fairseq's dataset implementation, or None to find out.
         combine: whether `train1`, `train2` .. follow `train`.
-
-    Raises:
-        ValueError: there is no such split, or it is empty.
     """
     data = path.with_name(path.name + ".bin")
     if data.exists() and data.stat().st_size == 0:

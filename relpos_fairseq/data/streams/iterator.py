@@ -11,15 +11,11 @@ class StreamBatchIterator(EpochBatchIterator):
     """Blocks of a stream in their order: never shuffled, dropped or dealt out of turn.
 
     Its saved state holds how the stream was cut: the memory of a row is of use to that row only.
-
-    Args:
-        blocks: the batches of all processes.
-        rank: which process's batches to give.
-        **options: fairseq's (seed, num_workers, epoch, buffer_size).
+    `rank` says which process's batches to give; options are fairseq's (seed, num_workers, epoch,
+    buffer_size).
     """
 
     def __init__(self, blocks: StreamBlocks, rank: int, **options) -> None:
-        """Deal the batches out in order."""
         super().__init__(
             blocks,
             collate_fn=blocks.collater,
@@ -43,11 +39,7 @@ class StreamBatchIterator(EpochBatchIterator):
         return {**super().state_dict(), "streams": self._cut()}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Continue at a saved position.
-
-        Raises:
-            ValueError: if the stream is cut in another way now.
-        """
+        """Continue at a saved position of a stream that is cut in the same way."""
         saved, here = state_dict.get("streams"), self._cut()
         if saved is None:
             raise ValueError(

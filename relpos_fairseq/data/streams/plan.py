@@ -23,24 +23,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Which tokens of a stream each row and each block reads.
+    """Which tokens of a stream each row and each block reads."""
 
-    Attributes:
-        tokens: tokens of the stream, N.
-        rows: rows of all processes together, R.
-        block: tokens a row and step, T.
-    """
-
-    tokens: int
-    rows: int
-    block: int
+    tokens: int  # tokens of the stream, N
+    rows: int  # rows of all processes together, R
+    block: int  # tokens a row and step, T
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: if nothing can be predicted, or a number is out of range.
-        """
         if self.block < 1:
             raise ValueError(f"tokens_per_sample must be >= 1, got {self.block}")
         if self.rows < 1:
@@ -92,19 +81,12 @@ class StreamPlan:
 
 @dataclass(frozen=True)
 class Block:
-    """One step of some rows.
+    """One step of some rows."""
 
-    Attributes:
-        inputs: (B, width) token ids, right-padded.
-        targets: (B, width), `pad` where nothing is predicted.
-        lengths: (B,) tokens a row.
-        starts: (B, width) bool, inputs that begin a document; None without documents.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    lengths: Tensor
-    starts: Tensor | None
+    inputs: Tensor  # (B, width) token ids, right-padded
+    targets: Tensor  # (B, width), `pad` where nothing is predicted
+    lengths: Tensor  # (B,) tokens a row
+    starts: Tensor | None  # (B, width) bool, inputs that begin a document; None without documents
 
 
 def read_block(
@@ -117,13 +99,7 @@ def read_block(
 ) -> Block:
     """The block of some rows at one step.
 
-    Args:
-        tokens: (N,) the stream.
-        plan: how it is cut.
-        step: which block of every row.
-        rows: rows of the plan.
-        pad: id of padding.
-        document_starts: sorted positions of tokens that begin a document.
+    `tokens` (N,) are the stream; `document_starts` sorted positions of documents' first tokens.
     """
     shape = (len(rows), plan.width(step))
     inputs, targets = np.full(shape, pad, np.int64), np.full(shape, pad, np.int64)
@@ -146,15 +122,9 @@ def read_block(
 
 
 def check_document_starts(starts: np.ndarray, tokens: int, source: str) -> np.ndarray:
-    """Document starts as sorted int64 positions of a stream.
+    """Document starts as int64 positions, which must increase within a stream.
 
-    Args:
-        starts: positions of first tokens.
-        tokens: length of the stream.
-        source: where they come from, for errors.
-
-    Raises:
-        ValueError: if they are no increasing positions within the stream.
+    `source` is where they come from, for errors.
     """
     if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer):
         raise ValueError(f"{source}: not a list of positions ({starts.dtype}, {starts.shape})")

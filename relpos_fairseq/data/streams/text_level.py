@@ -17,15 +17,9 @@ CONTINUES = "@@"
 
 
 def text_level(folder: Path, dictionary: Dictionary, wanted: str = "auto") -> str:
-    """The level of a data folder's tokens.
+    """The level of a data folder's tokens: the one wanted, or for `auto` what its files say.
 
-    Args:
-        folder: with `manifest.json` where scripts/prepare_lm.py made it.
-        dictionary: its dictionary, which is looked at where there is no manifest.
-        wanted: a level, or `auto`.
-
-    Raises:
-        ValueError: an unknown level.
+    `manifest.json` says it where scripts/prepare_lm.py made it; else the dictionary is looked at.
     """
     if wanted not in LEVELS:
         raise ValueError(f"text_level must be one of {', '.join(LEVELS)}, got {wanted!r}")
@@ -61,11 +55,7 @@ def word_ends(dictionary: Dictionary) -> Tensor:
 
 
 def refuse_unknown_characters(tokens: np.ndarray, dictionary: Dictionary, source: str) -> None:
-    """Characters outside the dictionary make bits per character meaningless.
-
-    Raises:
-        ValueError: if the text has any; the message counts them.
-    """
+    """Characters outside the dictionary make bits per character meaningless."""
     unknown = int(np.count_nonzero(tokens == dictionary.unk()))
     if unknown:
         raise ValueError(

@@ -24,35 +24,24 @@ FROM_BERT = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """A tokenised text.
+    """A tokenised text."""
 
-    Attributes:
-        pieces: symbols as in dict.txt, L of them.
-        offsets: for each the half-open range of characters (Unicode code points) of the text that
-            it covers, without the space before a word.  Ranges never go back; pieces that are parts
-            of one character all cover that character; a piece for nothing but the beginning of a
-            word covers nothing.
-        word_begins: whether a piece begins a word, for whole-word masking.
-    """
-
-    pieces: list[str]
+    pieces: list[str]  # symbols as in dict.txt, L of them
+    # for each the half-open range of characters (Unicode code points) of the text that it covers,
+    # without the space before a word.  Ranges never go back; pieces that are parts of one character
+    # all cover that character; a piece for nothing but the beginning of a word covers nothing
     offsets: list[tuple[int, int]]
-    word_begins: list[bool]
+    word_begins: list[bool]  # whether a piece begins a word, for whole-word masking
 
     def __len__(self) -> int:
-        """L."""
         return len(self.pieces)
 
 
 class Tokenizer(ABC):
-    """Splits text into the symbols of a fairseq dictionary.
+    """Splits text into the symbols of a fairseq dictionary."""
 
-    Attributes:
-        kind: `bpe`, `wordpiece` or `sentencepiece` (or a library's own name for another model).
-        symbols: all that `encode` can give, in the order of dict.txt, special ones left out.
-    """
-
-    kind: str
+    kind: str  # `bpe`, `wordpiece` or `sentencepiece` (or a library's own name for another model)
+    # all that `encode` can give, in the order of dict.txt, special ones left out
     symbols: list[str]
 
     @abstractmethod
@@ -80,11 +69,7 @@ class Tokenizer(ABC):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Tokenise many texts.
-
-        Raises:
-            ValueError: a text holds half a surrogate pair, which is no character.
-        """
+        """Tokenise many texts; half a surrogate pair, which is no character, is refused."""
         for text in texts:
             require_characters(text)
         found = self.raw(texts)
@@ -105,14 +90,9 @@ class Tokenizer(ABC):
         write_dictionary(folder / "dict.txt", ((symbol, 1) for symbol in self.symbols))
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
-        """Compare with the dictionary of a data set or a model.
+        """Refuse the dictionary of a data set or a model that lacks symbols of this tokenizer.
 
-        Args:
-            known: the dictionary's symbols.
-            name: the dictionary in the error's words.
-
-        Raises:
-            ValueError: it lacks symbols of this tokenizer.
+        `name` is the dictionary in the error's words.
         """
         missing = [symbol for symbol in self.symbols if symbol not in known]
         if missing:
@@ -141,20 +121,12 @@ def _mark_first(pieces: list[str]) -> Iterable[tuple[bool, str]]:
 def exact_offsets(
     text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Make a library's offsets exact.
+    """Make a library's offsets exact: half-open ranges in characters, one for each piece.
 
     Spaces around a piece are not the piece's.  Combining marks that the tokenizer dropped belong to
     the letter before them (else a WordPiece model would cut the accent off an answer's last
     letter).  An empty range within a character, one of several pieces for it, becomes the
-    character's.
-
-    Args:
-        text: the text.
-        pieces: its pieces, L of them.
-        offsets: the library's ranges, half-open, in characters, never going back.
-
-    Returns:
-        L ranges.
+    character's.  Ranges never go back.
     """
     exact = []
     following = [start for start, _ in [*offsets, (len(text), 0)][1:]]

@@ -24,11 +24,7 @@ _BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")
 
 
 def import_library() -> Any:
-    """The `tokenizers` module.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """The `tokenizers` module, which must be installed."""
     # Its threads and a process that forks (a DataLoader's workers) do not go together.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -52,7 +48,6 @@ class LibraryTokenizer(Tokenizer):
     """
 
     def __init__(self, model: Any, ids_as_symbols: bool = False):
-        """Take the model over."""
         model.no_truncation()
         model.no_padding()
         model.encode_special_tokens = True
@@ -72,7 +67,6 @@ class LibraryTokenizer(Tokenizer):
         ]
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
-        """Pieces and the library's own offsets of every text."""
         found = self.model.encode_batch(list(texts), add_special_tokens=False)
         return [([self._symbol_of[n] for n in one.ids], one.offsets) for one in found]
 
@@ -101,22 +95,14 @@ class LibraryTokenizer(Tokenizer):
         return self.model.decoder.decode(known).strip(" ")
 
     def write(self, folder: Path) -> None:
-        """Write tokenizer.json.
-
-        Raises:
-            ValueError: the symbols are numbers, which tokenizer.json does not say.
-        """
+        """Write tokenizer.json, which cannot say that symbols are numbers."""
         if self.ids_as_symbols:
             raise ValueError("a GPT-2 folder (encoder.json, vocab.bpe) is copied, not saved anew")
         write_bytes(folder / FILE, self.model.to_str(pretty=True).encode())
 
     @classmethod
     def from_json(cls, path: Path) -> LibraryTokenizer:
-        """Read a tokenizer.json, ours or a Hugging Face folder's.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Read a tokenizer.json, ours or a Hugging Face folder's."""
         library = import_library()
         try:
             return cls(library.Tokenizer.from_str(path.read_text(encoding="utf-8")))
@@ -129,10 +115,8 @@ class LibraryTokenizer(Tokenizer):
 def single_and_pair(numbers: Mapping[str, int], separators: int, segment: int = 1) -> Any:
     """Return what puts <s> and </s> around texts: the task's form of one text and of a pair.
 
-    Args:
-        numbers: of `<s>` and `</s>`.
-        separators: </s> between the two texts beside the first text's own.
-        segment: of the second text, separators included.
+    `separators` are </s> between the two texts beside the first text's own; `segment` is of the
+    second text, separators included.
     """
     between = f"</s>:{segment} " * separators
     return import_library().processors.TemplateProcessing(
@@ -145,11 +129,8 @@ def single_and_pair(numbers: Mapping[str, int], separators: int, segment: int = 
 def byte_bpe(vocabulary: dict[str, int] | None = None, merges: Any = None, prefix_space=False):
     """An untrained byte-level BPE of GPT-2's kind, or the one of a vocabulary and merges.
 
-    Args:
-        vocabulary: piece to number.
-        merges: pairs of pieces in the order in which they are merged.
-        prefix_space: write a space before every text, so that a text's first word is spelt as
-            everywhere else.
+    `merges` are pairs of pieces in their order; with `prefix_space` a space goes before every text,
+    so that a text's first word is spelt as everywhere else.
     """
     library = import_library()
     if vocabulary is None:
@@ -164,9 +145,7 @@ def byte_bpe(vocabulary: dict[str, int] | None = None, merges: Any = None, prefi
 def wordpiece(vocabulary: dict[str, int] | None = None, lowercase: bool = False) -> Any:
     """An untrained WordPiece model with BERT's normalisation, or the one of a vocabulary.
 
-    Args:
-        vocabulary: piece to number.
-        lowercase: BERT's uncased normalisation: lower case, accents removed.
+    `lowercase` is BERT's uncased normalisation: lower case, accents removed.
     """
     library = import_library()
     unknown = "[UNK]" if vocabulary is None or "[UNK]" in vocabulary else UNKNOWN

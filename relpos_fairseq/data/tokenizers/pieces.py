@@ -20,11 +20,7 @@ _SPACE = "▁"
 
 
 def import_library() -> Any:
-    """The `sentencepiece` module.
-
-    Raises:
-        ValueError: it is not installed, or too old to give offsets.
-    """
+    """The `sentencepiece` module, which must be installed, and new enough to give offsets."""
     try:
         import sentencepiece
     except ImportError:
@@ -40,16 +36,11 @@ def import_library() -> Any:
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model.
-
-    Args:
-        model: the serialised model.
-    """
+    """A sentencepiece model, out of its serialised form."""
 
     kind = "sentencepiece"
 
     def __init__(self, model: bytes):
-        """Parse the model."""
         library = import_library()
         try:
             self.processor = library.SentencePieceProcessor(model_proto=model)
@@ -66,7 +57,6 @@ class SentencePieceTokenizer(Tokenizer):
         self.symbols = [one for one in self.symbols if one not in {*SPECIAL, MASK}]
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
-        """Pieces and the library's own offsets of every text."""
         found = [self.processor.encode(text, return_type="offset_mapping") for text in texts]
         return [
             (
@@ -88,20 +78,13 @@ class SentencePieceTokenizer(Tokenizer):
         return piece.startswith(_SPACE) or is_unspaced(piece[0])
 
     def decode(self, pieces: Iterable[str]) -> str:
-        """The text of some pieces; `<unk>` stays as it is written."""
         return self.processor.decode_pieces(list(pieces))
 
     def write(self, folder: Path) -> None:
-        """Write sentencepiece.model."""
         write_bytes(folder / FILE, self._bytes)
 
     @classmethod
     def from_file(cls, path: Path) -> SentencePieceTokenizer:
-        """Read a model.
-
-        Raises:
-            ValueError: the file is none.
-        """
         try:
             return cls(path.read_bytes())
         except ValueError as error:

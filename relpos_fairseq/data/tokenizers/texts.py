@@ -15,47 +15,32 @@ logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOG_LINES = 30.0
 
 
-def read_texts(files: Iterable[str | Path]) -> Iterator[str]:
-    r"""Stream the lines of text files that hold anything; only \n ends a line.
-
-    Raises:
-        PreparationError: a file is absent, or a line is not UTF-8.
-    """
-    for path in files:
-        yield from filter(str.strip, read_lines(path))
-
-
 class Files:
-    """The texts of some files, read anew each time."""
+    r"""The lines of text files that hold anything, read anew each time; only \n ends a line."""
 
     def __init__(self, files: list[str | Path]):
-        """Remember the names."""
         self.files = files
 
     def __iter__(self) -> Iterator[str]:
-        """Every text."""
-        return read_texts(self.files)
+        for path in self.files:
+            yield from filter(str.strip, read_lines(path))
 
 
 class Spool:
     """What an iterator gives, in a temporary file, so that it can be read again."""
 
     def __init__(self, texts: Iterable[str]):
-        """Write the file."""
         self.file = tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n")
         for text in texts:
             self.file.write(" ".join(text.split("\n")) + "\n")
 
     def __enter__(self) -> Spool:
-        """Self."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the file."""
         self.file.close()
 
     def __iter__(self) -> Iterator[str]:
-        """Every text."""
         self.file.seek(0)
         return (line[:-1] for line in self.file)
 
@@ -64,12 +49,10 @@ class Counted:
     """Texts with progress: a bar on a terminal, a line now and then in a log."""
 
     def __init__(self, texts: Iterable[str]):
-        """Count from 0."""
         self.texts = texts
         self.count = 0
 
     def __iter__(self) -> Iterator[str]:
-        """Every text."""
         from tqdm import tqdm
 
         last = time.monotonic()

@@ -43,9 +43,6 @@ def write_task(
 
     Returns:
         Numbers of rows, tokens, and so on, by split.
-
-    Raises:
-        PreparationError: a file is missing or bad.
     """
     counts = Counter()
     with atomic_folder(folder) as temporary:
@@ -128,14 +125,9 @@ def _encode(
 
 
 def shorten(parts: tuple[np.ndarray, ...], max_length: int) -> tuple[np.ndarray, ...]:
-    """Take tokens off the end of the longer part until all fits, as BERT does.
+    """Take ids off the end of the longer of one or two parts until all fit, as BERT does.
 
-    Args:
-        parts: ids of one or two sentences, without any special token.
-        max_length: tokens with special ones; 0: as long as it is.
-
-    Returns:
-        The parts.
+    `max_length` counts special tokens, which the parts have not; 0: as long as it is.
     """
     if not max_length:
         return parts

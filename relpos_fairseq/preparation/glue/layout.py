@@ -30,11 +30,7 @@ BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.
 
 
 def sources_of(task: Task, root: Path) -> dict[str, TableFile]:
-    """Split to source, for every split that is there.
-
-    Args:
-        task: a task.
-        root: the folder that has the task's folder.
+    """Split to source, for every split that is there in the task's folder below `root`.
 
     Raises:
         PreparationError: the folder, its train or its dev file is missing.

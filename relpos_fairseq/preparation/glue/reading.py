@@ -21,32 +21,20 @@ LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
 
 @dataclass(frozen=True)
 class TableFile:
-    """Where the rows of a split are.
-
-    Attributes:
-        path: the file.
-        columns: its columns; without a label's name it has no labels.
-        language: only rows whose column `language` says so; empty: all.
-    """
+    """Where the rows of a split are."""
 
     path: Path
-    columns: Columns
-    language: str = ""
+    columns: Columns  # its columns; without a label's name it has no labels
+    language: str = ""  # only rows whose column `language` says so; empty: all
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row.
+    """One row."""
 
-    Attributes:
-        first: first sentence.
-        second: second sentence, empty where the task has one.
-        label: as the file spells it; empty in a test file.
-    """
-
-    first: str
-    second: str
-    label: str
+    first: str  # first sentence
+    second: str  # second sentence, empty where the task has one
+    label: str  # as the file spells it; empty in a test file
 
 
 def read_examples(
@@ -88,11 +76,7 @@ def read_examples(
 
 
 def width_of(path: Path) -> int:
-    """The number of columns of a quoted file's first row; 0: it has no rows.
-
-    Raises:
-        PreparationError: its quotes are wrong.
-    """
+    """The number of columns of a quoted file's first row; 0: it has no rows."""
     for line in filter(str.strip, read_lines(path)):
         try:
             return len(_fields(line, quoted=True))
@@ -111,11 +95,7 @@ def _fields(line: str, quoted: bool) -> list[str]:
 
 
 def languages_of(path: Path) -> list[str]:
-    """The languages of a file that has a column `language`, in alphabetical order.
-
-    Raises:
-        PreparationError: it has no such column.
-    """
+    """The languages of a file that has a column `language`, in alphabetical order."""
     rows = read_lines(path)
     header = next(rows, "").split("\t")
     if "language" not in header:
@@ -144,11 +124,7 @@ def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, di
 
 
 def _example(fields: list[str], width: int, places: dict[str, int], task: Task) -> Example:
-    """One row.
-
-    Raises:
-        PreparationError: what is wrong with it.
-    """
+    """One row; what is wrong with it is an error."""
     # A tab too many inside a sentence would shift the columns behind it, silently.
     if len(fields) <= max(places.values()) or len(fields) > width:
         raise PreparationError(f"{len(fields)} columns where {width} are expected")
@@ -163,11 +139,7 @@ def _example(fields: list[str], width: int, places: dict[str, int], task: Task) 
 
 
 def _checked_label(label: str, task: Task) -> str:
-    """The label.
-
-    Raises:
-        PreparationError: it is none of the task's.
-    """
+    """The label; one that is none of the task's is an error."""
     if not label:
         raise PreparationError("the label is missing")
     if not task.regression:

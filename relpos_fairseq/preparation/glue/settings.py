@@ -8,11 +8,7 @@ PAIR_EXTRA, SINGLE_EXTRA = 4, 2  # <s> A </s> </s> B </s>, <s> A </s>
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check the command line.
-
-    Raises:
-        PreparationError: a value is wrong.
-    """
+    """Refuse a command line with wrong values."""
     least = 2 * PAIR_EXTRA
     if args.max_length and args.max_length < least:
         raise PreparationError(f"--max-length must be 0 or at least {least}, got {args.max_length}")

@@ -25,11 +25,7 @@ COLUMNS = ("rows", "dropped", "tokens", "unknown", "longest", "shortened")
 
 
 class GluePreparation(Preparation):
-    """GLUE's and XNLI's files to data-bins for sentence_prediction.
-
-    Args:
-        args: the command line, checked.
-    """
+    """GLUE's and XNLI's files to data-bins for sentence_prediction."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args.out)
@@ -77,11 +73,7 @@ class GluePreparation(Preparation):
 
 
 def tasks_of(args: argparse.Namespace) -> list[Task]:
-    """Return the tasks that are asked for: GLUE's that are whole, where none is named.
-
-    Raises:
-        PreparationError: none is there.
-    """
+    """Return the tasks that are asked for: GLUE's that are whole, where none is named."""
     if args.tasks:
         return chosen_tasks(args.tasks)
     there, tasks = [task for task in GLUE.values() if (args.glue / task.name).is_dir()], []

@@ -15,41 +15,25 @@ NLI = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a file says what.
+    """Where a file says what."""
 
-    Attributes:
-        first: column of the first sentence: its name in the header.
-        second: column of the second sentence; empty: there is none.
-        label: column of the label.
-        count: number of columns where there is no header; the others are then numbers ("3").
-        quoted: whether columns may be quoted as in CSV; else quotes are letters.
-    """
-
-    first: str
-    second: str = ""
-    label: str = "label"
-    count: int = 0
-    quoted: bool = False
+    first: str  # column of the first sentence: its name in the header
+    second: str = ""  # column of the second sentence; empty: there is none
+    label: str = "label"  # column of the label
+    count: int = 0  # number of columns where there is no header; the others are then numbers ("3")
+    quoted: bool = False  # whether columns may be quoted as in CSV; else quotes are letters
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task."""
 
-    Attributes:
-        name: its folder's name.
-        columns: the columns of train and dev.
-        metrics: names of what is reported, the deciding one first.
-        labels: the classes in their order; empty: a number is predicted.
-        test_columns: the columns of test, where they differ; it has no labels.
-        splits: fairseq's name of a split to the file's name without ending.
-    """
-
-    name: str
-    columns: Columns
-    metrics: tuple[str, ...] = ("accuracy",)
-    labels: tuple[str, ...] = ("0", "1")
-    test_columns: Columns | None = None
+    name: str  # its folder's name
+    columns: Columns  # the columns of train and dev
+    metrics: tuple[str, ...] = ("accuracy",)  # names of what is reported, the deciding one first
+    labels: tuple[str, ...] = ("0", "1")  # the classes in their order; empty: a number is predicted
+    test_columns: Columns | None = None  # the columns of test, where they differ; it has no labels
+    # fairseq's name of a split to the file's name without ending
     splits: dict[str, str] = field(
         default_factory=lambda: {"train": "train", "valid": "dev", "test": "test"}
     )
@@ -126,11 +110,7 @@ TASKS = GLUE | {"XNLI": XNLI}
 
 
 def chosen_tasks(names: str) -> list[Task]:
-    """The tasks of a comma-separated list, each once, in its order.
-
-    Raises:
-        ValueError: there is no such task.
-    """
+    """The tasks of a comma-separated list, each once, in its order; an unknown one is refused."""
     folded = {name.replace("-", "").lower(): task for name, task in TASKS.items()}
     tasks = {}
     for name in filter(None, (name.strip() for name in names.split(","))):

@@ -15,19 +15,13 @@ SMERITY = "https://wikitext.smerity.com"
 
 @dataclass(frozen=True)
 class PublishedCorpus:
-    """A corpus.
-
-    Attributes:
-        archive: Its archive.
-        members: Each split's file in the archive; only "text" where there are no splits.
-        level: Its usual level.
-        split: How one text is split; None where the archive has splits.
-    """
+    """A corpus."""
 
     archive: RemoteFile
+    # each split's file in the archive; only "text" where there are no splits
     members: dict[str, str]
-    level: str
-    split: str | None = None
+    level: str  # its usual level
+    split: str | None = None  # how one text is split; None where the archive has splits
 
 
 def wikitext(name: str, sha256: str) -> PublishedCorpus:

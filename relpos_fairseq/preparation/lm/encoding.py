@@ -14,13 +14,7 @@ from relpos_fairseq.engine.lines import Part
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.preparation.binarise import write_blocks
-from relpos_fairseq.preparation.lm.reading import (
-    Chunk,
-    chunks,
-    describe_place,
-    measure,
-    read_text,
-)
+from relpos_fairseq.preparation.lm.reading import Chunk, chunks, measure, read_text
 
 
 def encode_split(
@@ -155,8 +149,8 @@ def name_unknown(chunk: Chunk, ends: np.ndarray, token: int) -> str:
     part = chunk.parts[number]
     char = part.text[place]
     return (
-        f"{describe_place(part)}, character {place + 1}: {char!r} (U+{ord(char):04X}) is not in "
-        "the dictionary: add it, remove it from the text, or prepare without --dict"
+        f"{part.path}, line {part.number}, character {place + 1}: {char!r} (U+{ord(char):04X}) is "
+        "not in the dictionary: add it, remove it from the text, or prepare without --dict"
     )
 
 

@@ -16,31 +16,21 @@ HEADING = re.compile(r"= (?!= ).*(?<! =) =")  # WikiText: " = Title = ", but not
 
 @dataclass
 class Chunk:
-    """What a worker gets.
+    """What a worker gets."""
 
-    Attributes:
-        shard: Which shard it belongs to.
-        parts: Its lines.
-        starts: The places in `parts` where documents start.
-        size: Its characters (or bytes).
-    """
-
-    shard: int = 0
-    parts: list[Part] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    size: int = 0
+    shard: int = 0  # which shard it belongs to
+    parts: list[Part] = field(default_factory=list)  # its lines
+    starts: list[int] = field(default_factory=list)  # the places in `parts` where documents start
+    size: int = 0  # its characters (or bytes)
 
 
 def read_text(
     paths: Iterable[Path], level: str, on_bad_line: str, counts: dict | None = None
 ) -> Iterator[Part]:
-    """Stream the files' lines as a level needs them: bytes untouched, text decoded.
+    """Stream the files' lines as a level needs them, and count dropped ones.
 
-    Args:
-        paths: The files, plain or compressed.
-        level: "byte" and "char" keep line feeds apart and cut long lines; others have whole lines.
-        on_bad_line: "fail" or "drop", for lines that are not UTF-8.
-        counts: Counts dropped lines.
+    "byte" has bytes, untouched, all others text; "byte" and "char" keep line feeds apart and cut
+    long lines, others have whole lines. `on_bad_line` ("fail" or "drop") is for what is no UTF-8.
     """
     for path in paths:
         if level == "byte":
@@ -121,8 +111,3 @@ def measure(paths: Sequence[Path], level: str, on_bad_line: str) -> Counter:
         counts["lines"] += part.begins
         counts["size"] += size_of(part)
     return counts
-
-
-def describe_place(part: Part) -> str:
-    """Name a part's file and line."""
-    return f"{part.path}, line {part.number}"

@@ -22,7 +22,7 @@ def write_manifests(
     facts: Mapping[str, object],
     hashes: Hashes,
 ) -> None:
-    """Write `manifest.json`, of the whole and of every shard, and prints the table.
+    """Write `manifest.json`, of the whole and of every shard, and print the table.
 
     Args:
         folders: One a shard; `out` itself where there is one.

@@ -12,11 +12,7 @@ COUNTS = ("threshold", "words", "padding_factor", "vocab_size", "sample_lines", 
 
 
 def check_values(args: argparse.Namespace, level: str) -> None:
-    """Check the numbers and what does not go together.
-
-    Raises:
-        PreparationError: Names the option, its value and what is allowed.
-    """
+    """Refuse wrong numbers, and what does not go together."""
     for name in COUNTS:
         value, smallest = getattr(args, name), 0 if name == "threshold" else 1
         if value is not None and value < smallest:

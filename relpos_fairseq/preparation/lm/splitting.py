@@ -11,11 +11,7 @@ from relpos_fairseq.preparation.lm.reading import measure, read_text, size_of
 
 
 def parse_fractions(text: str) -> list[Fraction]:
-    """Read `0.9,0.05,0.05`.
-
-    Raises:
-        PreparationError: Not two or three positive numbers with the sum 1.
-    """
+    """Read `0.9,0.05,0.05`: two or three positive numbers with the sum 1."""
     try:
         fractions = [Fraction(part) for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -31,7 +27,7 @@ def parse_fractions(text: str) -> list[Fraction]:
 def split_text(
     paths: Sequence[Path], outputs: Sequence[Path], fractions: Sequence[Fraction], options: dict
 ) -> dict[str, int]:
-    """Write a text's contiguous parts as plain files.
+    """Write a text's contiguous parts as plain files; none may be empty.
 
     Args:
         paths: The text's files, one after another.
@@ -41,9 +37,6 @@ def split_text(
 
     Returns:
         How many lines or characters each part has.
-
-    Raises:
-        PreparationError: A part would be empty.
     """
     level, on_bad_line = options["level"], options["on_bad_line"]
     exact = level in ("char", "byte")

@@ -34,14 +34,7 @@ TEXT = ("extract", "split")  # stages that make text, which is input rather than
 
 
 class LmPreparation(Preparation):
-    """Text to binaries that language models train on.
-
-    Args:
-        args: The command line.
-
-    Raises:
-        PreparationError: Options are missing or contradict each other.
-    """
+    """Text to binaries that language models train on."""
 
     prunes = True
 
@@ -130,7 +123,6 @@ class LmPreparation(Preparation):
         return [*self.text, *(path for paths in self.files.values() for path in paths)]
 
     def add(self, name, run, inputs, outputs, parameters) -> None:
-        """Add a stage."""
         version = {"version": VERSION}
         self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
 

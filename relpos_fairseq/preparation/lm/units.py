@@ -30,7 +30,6 @@ class Words:
     exact = False  # whether tokens are the text's characters, with </s> for the line feed
 
     def count(self, lines: Iterable[str]) -> Counter:
-        """Count the symbols of lines."""
         return Counter("\n".join(lines).split())
 
     def encoder(self, symbols: list[str]):
@@ -48,14 +47,12 @@ class Characters:
     exact = True
 
     def count(self, lines: Iterable[str]) -> Counter:
-        """Count the symbols of lines."""
         characters = Counter()
         for line in lines:
             characters.update(line)
         return Counter({char_symbol(char): count for char, count in characters.items()})
 
     def encoder(self, symbols: list[str]):
-        """Return a function from a line to a new list of ids."""
         index, known = ids_of(symbols), {}
 
         def encode(line: str) -> list[int]:
@@ -73,7 +70,6 @@ class Bytes:
     symbols = tuple(str(byte) for byte in range(256) if byte != ord("\n"))
 
     def encoder(self, symbols: list[str]):
-        """Return a function from a line of bytes to a new list of ids."""
         table = [UNK] * 256
         for place, symbol in enumerate(symbols):
             table[int(symbol)] = NSPECIAL + place
@@ -86,11 +82,6 @@ class Pieces:
     exact = False
 
     def __init__(self, model: str | Path) -> None:
-        """Load a model.
-
-        Raises:
-            PreparationError: The file is no model.
-        """
         import sentencepiece
 
         try:
@@ -120,7 +111,6 @@ class Pieces:
         return counts
 
     def encoder(self, symbols: list[str]):
-        """Return a function from a line to a new list of ids."""
         index = ids_of(symbols)
         table = [index.get(piece, UNK) for piece in self.pieces]
         return lambda line: [table[i] for i in self.ids(line)]

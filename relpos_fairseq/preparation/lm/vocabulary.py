@@ -19,13 +19,10 @@ SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their nu
 
 
 def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple[Counter, int]:
-    """Count the symbols of the first text, and notes those that only later texts have.
+    """Count the symbols of the first text, and note those that only later texts have.
 
     Returns:
         Every symbol and how often the first text has it, and the number of different symbols.
-
-    Raises:
-        PreparationError: There is none at all.
     """
     total: Counter = Counter()
 
@@ -43,19 +40,10 @@ def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple
 
 
 def choose(counts: Counter, threshold: int, words: int | None, factor: int = 1) -> list[tuple]:
-    """Order symbols by falling count, equal ones by the alphabet, and cuts the rare ones.
+    """Order symbols by falling count, equal ones by the alphabet; rarer ones than `threshold` go.
 
-    Args:
-        counts: Symbols and how often they occur.
-        threshold: Rarer symbols are unknown.
-        words: The most symbols kept.
-        factor: The dictionary with its special symbols is filled up to a multiple of this.
-
-    Returns:
-        Pairs of symbol and count.
-
-    Raises:
-        PreparationError: None is left.
+    At most `words` are kept; the dictionary with its special symbols is filled up to a multiple of
+    `factor`. Returns pairs of symbol and count.
     """
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     kept = [(symbol, n) for symbol, n in ordered if n >= threshold and symbol not in SPECIAL]
@@ -79,15 +67,9 @@ def sample_lines(parts: Iterable[Part], size: int, seed: int) -> list[str]:
 
 
 def train_sentencepiece(path: Path, parts: Iterable[Part], options: dict) -> dict[str, int]:
-    """Train a sentencepiece model on a bounded sample.
+    """Train a sentencepiece model on a bounded sample of the training text's lines.
 
-    Args:
-        path: Where the model goes.
-        parts: The lines of the training text.
-        options: model_type, vocab_size, character_coverage, byte_fallback, sample_lines, seed.
-
-    Raises:
-        PreparationError: The text is too short for so many pieces, has more characters, or none.
+    `options`: model_type, vocab_size, character_coverage, byte_fallback, sample_lines, seed.
     """
     lines = sample_lines(parts, options["sample_lines"], options["seed"])
     if not lines:

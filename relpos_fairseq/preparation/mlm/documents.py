@@ -26,26 +26,16 @@ OPENING = "\"'“‘([「『（"
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file's lines are documents and sentences.
+    """How a file's lines are documents and sentences."""
 
-    Attributes:
-        documents: what ends a document: `blank` (an empty line), `line` (each line is one), `file`,
-            or a regular expression that matches the line that begins one.  `json`: each line is an
-            object whose `text` is a document, as C4's files are.
-        sentences: `line` (a line is a sentence) or `split` (a line has several).
-        on_bad_line: `fail` or `drop` where a line is not UTF-8.
-    """
-
+    # what ends a document: `blank` (an empty line), `line` (each line is one), `file`, or a regular
+    # expression that matches the line that begins one.  `json`: each line is an object whose `text`
+    # is a document, as C4's files are
     documents: str = "blank"
-    sentences: str = "line"
-    on_bad_line: str = "fail"
+    sentences: str = "line"  # `line` (a line is a sentence) or `split` (a line has several)
+    on_bad_line: str = "fail"  # `fail` or `drop` where a line is not UTF-8
 
     def __post_init__(self) -> None:
-        """Check the choices.
-
-        Raises:
-            PreparationError: one is unknown, or the regular expression is none.
-        """
         if self.sentences not in ("line", "split"):
             raise PreparationError(f"sentences must be 'line' or 'split', got {self.sentences!r}")
         try:
@@ -60,14 +50,10 @@ class Reading:
 def read_stream(
     path: Path, reading: Reading, counts: Counter | None = None
 ) -> Iterator[str | None]:
-    """The sentences of a file, with None after the last of each document.
+    """The sentences of a file, plain or compressed, with None after the last of each document.
 
-    A document without sentences is none.
-
-    Args:
-        path: plain or compressed text.
-        reading: how it is read.
-        counts: counts `documents`, `sentences`, `characters` and dropped lines.
+    A document without sentences is none. `counts` counts `documents`, `sentences`, `characters` and
+    dropped lines.
     """
     counts = Counter() if counts is None else counts
     if reading.documents == "json":
@@ -103,11 +89,7 @@ def read_stream(
 
 
 def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
-    """Do as `read_stream` for JSON lines, each with a `text`, whose lines are or hold sentences.
-
-    Raises:
-        PreparationError: a line is no such object; names file and line.
-    """
+    """Do as `read_stream` for JSON lines, each with a `text`, whose lines are or hold sentences."""
     lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -62,11 +62,6 @@ class Encoded:
     """
 
     def __init__(self, prefix: Path) -> None:
-        """Read the index of `prefix.idx`.
-
-        Raises:
-            PreparationError: it is none.
-        """
         index = Path(f"{prefix}.idx")
         header = np.fromfile(index, dtype=HEADER, count=1)
         if not len(header) or header["magic"][0] != MAGIC.rstrip(b"\0"):

@@ -23,13 +23,10 @@ from relpos_fairseq.preparation.mlm.settings import LEAST_TOKENS, PACKING
 
 
 def document_spans(sizes: np.ndarray) -> np.ndarray:
-    """First and past-the-last sentence of every document.
+    """First and past-the-last sentence of every document (D, 2), without the item that ends it.
 
-    Args:
-        sizes: (N,) tokens of each item; an item of one token ends a document.
-
-    Returns:
-        (D, 2) item indices, without the item that ends the document; empty documents are left out.
+    `sizes` are the (N,) tokens of each item; an item of one token ends a document; empty documents
+    are left out.
     """
     ends = np.flatnonzero(sizes == 1)
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -44,7 +41,7 @@ def pack(
     eos: int,
     counts: Counter | None = None,
 ) -> Iterator[np.ndarray]:
-    """The items of a data set.
+    """The items of a data set, (L,) tokens each, 1 <= L < tokens where packed.
 
     Args:
         documents: each the list of its sentences' tokens, every sentence ending with `eos`.
@@ -52,12 +49,6 @@ def pack(
         tokens: tokens of a block with <s>.
         eos: the token that ends a sentence.
         counts: counts `blocks`, `tokens`, and `split_sentences` (longer than a block).
-
-    Yields:
-        (L,) tokens, 1 <= L < tokens where packed.
-
-    Raises:
-        PreparationError: the mode is unknown or blocks are too short.
     """
     counts = Counter() if counts is None else counts
     if mode not in PACKING:

@@ -16,14 +16,9 @@ from relpos_fairseq.engine.errors import PreparationError
 
 
 def shares(sentences: dict[str, int], alpha: float) -> dict[str, float]:
-    """q_l of every language.
+    """q_l of every language, from its number of sentences.
 
-    Args:
-        sentences: language to number of sentences.
-        alpha: the exponent; 1 keeps the shares, 0 makes them equal.
-
-    Raises:
-        PreparationError: alpha is not from 0 to 1, or a language has no sentence.
+    `alpha` is the exponent: 1 keeps the shares, 0 makes them equal.
     """
     if not 0 <= alpha <= 1:
         raise PreparationError(f"--alpha must be from 0 to 1, got {alpha}")
@@ -36,11 +31,7 @@ def shares(sentences: dict[str, int], alpha: float) -> dict[str, float]:
 
 
 def repetitions(sentences: dict[str, int], alpha: float) -> dict[str, float]:
-    """How often a document of each language occurs; 1 for the largest language.
-
-    Raises:
-        PreparationError: as `shares`.
-    """
+    """How often a document of each language occurs; 1 for the largest language."""
     wanted = shares(sentences, alpha)
     factors = {language: wanted[language] / count for language, count in sentences.items()}
     least = min(factors.values())
@@ -48,18 +39,10 @@ def repetitions(sentences: dict[str, int], alpha: float) -> dict[str, float]:
 
 
 def uniform(seed: int, stream: str, indices: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) that depend on the arguments alone, one an index.
+    """Numbers in [0, 1) (N,) that depend on the arguments alone, one an index (N,).
 
-    SplitMix64's finaliser (Steele et al. 2014) over the index, a hash of the stream's name and the
-    seed: any subset can be asked for, in any process.
-
-    Args:
-        seed: the seed.
-        stream: what the numbers are for.
-        indices: (N,) integers.
-
-    Returns:
-        (N,) float64.
+    SplitMix64's finaliser (Steele et al. 2014) over the index, a hash of the stream's name (what
+    the numbers are for) and the seed: any subset can be asked for, in any process.
     """
     digest = hashlib.blake2b(f"{seed}:{stream}".encode(), digest_size=8).digest()
     start = np.uint64(int.from_bytes(digest, "little"))
@@ -72,14 +55,6 @@ def uniform(seed: int, stream: str, indices: np.ndarray) -> np.ndarray:
 
 
 def copies(factor: float, chance: np.ndarray) -> np.ndarray:
-    """How often each document occurs: the factor, rounded up with its fraction's probability.
-
-    Args:
-        factor: how often on average.
-        chance: (N,) numbers in [0, 1).
-
-    Returns:
-        (N,) integers.
-    """
+    """How often each document occurs (N,): a factor, rounded up with its fraction's probability."""
     whole = int(factor)
     return whole + (chance < factor - whole).astype(np.int64)

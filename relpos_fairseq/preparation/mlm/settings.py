@@ -22,27 +22,16 @@ TRAINING = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file.
+    """A text file."""
 
-    Attributes:
-        name: unique, also of the files that are made of it.
-        split: `train` or `valid`.
-        language: its language, `text` where none was given.
-        path: the file.
-    """
-
-    name: str
-    split: str
-    language: str
+    name: str  # unique, also of the files that are made of it
+    split: str  # `train` or `valid`
+    language: str  # its language, `text` where none was given
     path: Path
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check the command line; add its `sources` and `reading`.
-
-    Raises:
-        PreparationError: a value is wrong.
-    """
+    """Refuse wrong values of the command line; add its `sources` and `reading`."""
     _refuse_unused(args)
     _check_values(args)
     args.reading = Reading(args.documents, args.sentences, args.on_bad_line)
@@ -50,11 +39,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse options that others leave without effect; fill in the defaults of the rest.
-
-    Raises:
-        PreparationError: one is given.
-    """
+    """Refuse options that others leave without effect; fill in the defaults of the rest."""
     if args.valid and args.hold_out is not None:
         raise PreparationError("--hold-out and --valid: there is validation text: leave one out")
     for name, value in (TRAINING | {"hold_out": HOLD_OUT}).items():

@@ -37,11 +37,7 @@ BLOCK = 1 << 16  # random numbers that are drawn at a time
 
 
 class MlmPreparation(Preparation):
-    """Plain text to data-bins for masked_lm.
-
-    Args:
-        args: the command line, checked.
-    """
+    """Plain text to data-bins for masked_lm."""
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(args.out)

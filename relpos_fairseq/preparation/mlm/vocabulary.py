@@ -19,23 +19,9 @@ def tokenizer_files(folder: str | Path) -> list[Path]:
 
 
 class Vocabulary:
-    """A tokenizer and the dictionary beside it.
-
-    Attributes:
-        tokenizer: a `relpos_fairseq.data.tokenizers.Tokenizer`.
-        ids: symbol to id.
-        size: number of ids.
-    """
+    """A folder's tokenizer and the dictionary beside it; what is missing or foreign is refused."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Read a folder.
-
-        Args:
-            folder: with a tokenizer and its dict.txt.
-
-        Raises:
-            ValueError: either is missing or broken, or the dictionary is another tokenizer's.
-        """
         self.folder = Path(folder)
         self.tokenizer = load_tokenizer(self.folder)
         path = self.folder / dictionary.FILE
@@ -50,14 +36,7 @@ class Vocabulary:
         self.tokenizer.check_dictionary(self.ids, str(path))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of every text, without any end.
-
-        Args:
-            texts: N texts.
-
-        Returns:
-            N arrays (L,) of int64; empty where a text has nothing that is encoded.
-        """
+        """Ids (L,) int64 of every text, without any end; empty where nothing is encoded."""
         return [
             np.array([self.ids.get(piece, dictionary.UNK) for piece in pieces], dtype=np.int64)
             for pieces, _ in self.tokenizer.raw(list(texts))

@@ -3,11 +3,10 @@
 import argparse
 
 from relpos_fairseq.data.question_answering.reading import split_name
-from relpos_fairseq.data.tokenizers import FILES
 from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.preparation.mlm.vocabulary import tokenizer_files
 
 VOCABULARY_SIZE = 8000
-TOKENIZER_FILES = (*FILES, "dict.txt")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -26,7 +25,12 @@ def check(args: argparse.Namespace) -> None:
             f"no {args.tokenizer / 'dict.txt'}: put the dictionary of the model that will be "
             f"fine-tuned beside its tokenizer"
         )
-    check_tokenizer_files(args)
+    made = tokenizer_names(args)
+    if foreign := [path.name for path in tokenizer_files(args.out) if path.name not in made]:
+        raise PreparationError(  # the task would read them
+            f"--out {args.out} holds another tokenizer's {', '.join(foreign)}: remove it, or "
+            f"choose another folder"
+        )
     names = [split_name(path) for path in args.eval]
     twice = {name for name in names if names.count(name) > 1 or name in ("train", "valid")}
     if twice:
@@ -35,20 +39,9 @@ def check(args: argparse.Namespace) -> None:
         )
 
 
-def check_tokenizer_files(args: argparse.Namespace) -> None:
-    """Refuse a folder with another tokenizer's files, which the task would read."""
+def tokenizer_names(args: argparse.Namespace) -> list[str]:
+    """Return the names of the tokenizer's files that will be copied or trained."""
     if args.tokenizer:
-        written = {name for name in TOKENIZER_FILES if (args.tokenizer / name).is_file()}
-    else:
-        model = (
-            "sentencepiece.model" if args.train_tokenizer == "sentencepiece" else "tokenizer.json"
-        )
-        written = {model, "dict.txt"}
-    foreign = [
-        name for name in TOKENIZER_FILES if name not in written and (args.out / name).is_file()
-    ]
-    if foreign:
-        raise PreparationError(
-            f"--out {args.out} holds another tokenizer's {', '.join(foreign)}: remove it, or "
-            f"choose another folder"
-        )
+        return [path.name for path in tokenizer_files(args.tokenizer)]
+    pieces = args.train_tokenizer == "sentencepiece"
+    return ["sentencepiece.model" if pieces else "tokenizer.json", "dict.txt"]

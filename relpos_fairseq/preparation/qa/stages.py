@@ -16,7 +16,7 @@ from relpos_fairseq.engine.manifest import write_manifest
 from relpos_fairseq.engine.stages import Stage
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.base import Preparation
-from relpos_fairseq.preparation.qa.settings import TOKENIZER_FILES, VOCABULARY_SIZE
+from relpos_fairseq.preparation.qa.settings import VOCABULARY_SIZE, tokenizer_names
 from relpos_fairseq.preparation.unknown import warn_of_unknown
 
 ROLES = ("train", "valid", "eval")
@@ -24,11 +24,7 @@ COLUMNS = ("articles", "contexts", "questions", "unanswerable", "bad answers")
 
 
 class QaPreparation(Preparation):
-    """Questions, their contexts and a tokenizer in one folder.
-
-    Args:
-        args: the command line, checked.
-    """
+    """Questions, their contexts and a tokenizer in one folder."""
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(args.out)
@@ -44,19 +40,22 @@ class QaPreparation(Preparation):
         chosen = {name: getattr(args, name) for name in options}
         chosen |= {role: [str(path) for path in getattr(args, role)] for role in ROLES}
         splits = list(self.splits.values())
-        stages = [Stage("splits", self.write_splits, self.given, splits, chosen, keeps=True)]
+        names = tokenizer_names(args)
+        made = [args.out / name for name in names]
         if args.tokenizer:
-            given = [args.tokenizer / name for name in TOKENIZER_FILES]
-            given = [path for path in given if path.is_file()]
-            made = [args.out / path.name for path in given]
-            copy = Stage("tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True)
-            return [*stages, copy, Stage("pieces", self.count_pieces, [*splits, *made], [])]
-        trained = {"kind": args.train_tokenizer, "vocab_size": args.vocab_size or VOCABULARY_SIZE}
-        trained["lowercase"] = args.lowercase
-        model = "sentencepiece.model" if trained["kind"] == "sentencepiece" else "tokenizer.json"
-        made = [args.out / model, args.out / "dict.txt"]
-        stages.append(Stage("tokenizer", self.train_tokenizer, splits, made, trained))
-        return [*stages, Stage("pieces", self.count_pieces, [*splits, *made], [])]
+            given = [args.tokenizer / name for name in names]
+            tokenizer = Stage(
+                "tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True
+            )
+        else:
+            size = args.vocab_size or VOCABULARY_SIZE
+            how = {"kind": args.train_tokenizer, "vocab_size": size, "lowercase": args.lowercase}
+            tokenizer = Stage("tokenizer", self.train_tokenizer, splits, made, how)
+        return [
+            Stage("splits", self.write_splits, self.given, splits, chosen, keeps=True),
+            tokenizer,
+            Stage("pieces", self.count_pieces, [*splits, *made], []),
+        ]
 
     def write_splits(self) -> dict[str, dict[str, int]]:
         """Write every split's file, and count what it holds."""

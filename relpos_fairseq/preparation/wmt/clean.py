@@ -32,26 +32,19 @@ RECORD = np.dtype([("hash", "<u8"), ("words", "<u4", 2)])
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What is left of a chunk.
+    """What is left of a chunk."""
 
-    Attributes:
-        files: Bytes for the three outputs: source lines, target lines, RECORDs.
-        counts: Pairs, source words and target words by reason, and "kept" and "read".
-        pairs: How many the chunk had.
-    """
-
+    # bytes for the three outputs: source lines, target lines, RECORDs
     files: tuple[bytes, bytes, bytes]
+    # pairs, source words and target words by reason, and "kept" and "read"
     counts: dict[str, list[int]]
-    pairs: int
+    pairs: int  # how many the chunk had
 
 
 class Cleaner:
     """Normalises and filters chunks; the same chunk always gives the same result.
 
-    Args:
-        normalisers: Of the source and of the target.
-        filter: Says what to drop.
-        on_bad_line: "drop" or "fail" where a line is not UTF-8.
+    `on_bad_line` is "drop" or "fail" where a line is not UTF-8.
     """
 
     def __init__(
@@ -62,11 +55,6 @@ class Cleaner:
         self.on_bad_line = on_bad_line
 
     def __call__(self, chunk: Chunk) -> Cleaned:
-        """Clean a chunk.
-
-        Raises:
-            PreparationError: A line is not UTF-8 and on_bad_line is "fail".
-        """
         counts: dict[str, list[int]] = {}
         kept: tuple[list[str], list[str]] = ([], [])
         records = []

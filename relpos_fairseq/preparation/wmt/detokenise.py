@@ -6,12 +6,9 @@ CONTINUES, SPACE = "@@", "▁"
 
 
 class Detokeniser:
-    """Turn a system's line into plain text.
+    """Turn a system's line into plain text, of a language by its ISO 639-1 code.
 
-    Args:
-        language: The target's ISO 639-1 code.
-        tokenizer: "moses" or "none".
-        units: "subword-nmt", "sentencepiece", "none", or "auto" to look at the line.
+    `tokenizer` is "moses" or "none"; `units` as in `join_units`.
     """
 
     def __init__(self, language: str, tokenizer: str, units: str = "auto"):
@@ -27,11 +24,9 @@ class Detokeniser:
 
 
 def join_units(line: str, units: str) -> str:
-    """Join subword units to words.
+    """Join subword units, separated by spaces, to words; words stay as they are.
 
-    Args:
-        line: Units separated by spaces; or words, which stay as they are.
-        units: As in `Detokeniser`.
+    `units`: "subword-nmt", "sentencepiece", "none", or "auto" to look at the line.
     """
     if units == "sentencepiece" or (units == "auto" and line.startswith(SPACE)):
         return line.replace(" ", "").replace(SPACE, " ").strip() if SPACE in line else line

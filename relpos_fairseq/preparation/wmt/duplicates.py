@@ -38,11 +38,9 @@ def read_records(paths: list[Path], size: int = READ) -> Iterator[tuple[int, np.
 
 
 def first_occurrences(paths: list[Path], folder: Path) -> np.ndarray:
-    """Return one bit a pair, packed: whether no earlier pair is the same.
+    """Return one bit a pair, packed: whether no earlier pair in these RECORDs is the same.
 
-    Args:
-        paths: Files of RECORDs.
-        folder: Takes the buckets, in a file without a name, which no kill can leave behind.
+    `folder` takes the buckets, in a file without a name, which no kill can leave behind.
     """
     total = sum(path.stat().st_size for path in paths) // RECORD.itemsize
     keep = np.zeros(-(-total // 8), np.uint8)
@@ -59,12 +57,7 @@ def first_occurrences(paths: list[Path], folder: Path) -> np.ndarray:
 
 
 def sort_into_buckets(paths: list[Path], buckets: int, file: BinaryIO) -> np.ndarray:
-    """Write an ENTRY a pair, bucket after bucket, each in the pairs' order.
-
-    Args:
-        paths: Files of RECORDs.
-        buckets: How many buckets.
-        file: An empty file.
+    """Write an ENTRY a pair, bucket after bucket, each in the pairs' order, to an empty file.
 
     Returns:
         Each bucket's number of pairs.
@@ -95,12 +88,7 @@ def bucket_of(records: np.ndarray, buckets: int) -> np.ndarray:
 def drop_duplicates(
     parts: list[tuple[Path, Path]], records: list[Path], outputs: tuple[Path, Path]
 ) -> dict[str, list[int]]:
-    """Join the shards' files without the pairs that came before.
-
-    Args:
-        parts: Source and target lines of each shard.
-        records: Records of each shard.
-        outputs: Source and target lines.
+    """Join the shards' source and target lines without the pairs that came before.
 
     Returns:
         Pairs, source words and target words, "duplicate" and "kept".

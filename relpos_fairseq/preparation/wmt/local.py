@@ -16,16 +16,11 @@ CZENG_BLOCKS = "convert_czeng16_to_17.pl"  # names the blocks of 1.6 that 1.7 le
 
 @dataclass(frozen=True)
 class Texts:
-    """What a preparation reads.
+    """What a preparation reads."""
 
-    Attributes:
-        training: The training corpora.
-        held_out: "valid", "test", "test1", ... and the text.
-        names: What the held-out sets are called where they come from.
-    """
-
-    training: list[Text]
-    held_out: dict[str, Text]
+    training: list[Text]  # the training corpora
+    held_out: dict[str, Text]  # "valid", "test", "test1", ... and the text
+    # what the held-out sets are called where they come from
     names: dict[str, str] = field(default_factory=dict)
 
     def paths(self, texts: list[Text] | None = None) -> list[Path]:
@@ -49,12 +44,9 @@ def find(folder: Path, name: str, language: str) -> Path | None:
 
 
 def parallel_files(folder: Path, source: str, target: str) -> Texts:
-    """Find train, valid (or val, dev) and every test* of two languages.
+    """Find train, valid (or val, dev) and every test* of two languages; a missing file is named.
 
     Without a test set it warns.
-
-    Raises:
-        PreparationError: Another one is missing; the message names it.
     """
     endings = [f".{language}{suffix}" for language in (source, target) for suffix in COMPRESSED]
     names = sorted(
@@ -93,9 +85,6 @@ def czeng(folder: Path, source: str, target: str) -> list[Text]:
 
     With the list of blocks that CzEng 1.7 leaves out beside them (its authors' conversion script),
     the result is CzEng 1.7.
-
-    Raises:
-        PreparationError: The folder has none.
     """
     paths = sorted(folder.rglob("*train.gz"), key=lambda path: (path.name, path))
     if not paths:
@@ -110,11 +99,7 @@ def czeng(folder: Path, source: str, target: str) -> list[Text]:
 
 
 def czeng_blocks(script: Path) -> frozenset[int]:
-    """Read the numbers of the blocks that CzEng 1.7 leaves out.
-
-    Raises:
-        PreparationError: The file has no such list.
-    """
+    """Read the numbers of the blocks that CzEng 1.7 leaves out."""
     match = re.search(r"qw\{([\s\d]*)\}", "\n".join(read_lines(script)))
     if match is None:
         raise PreparationError(f"{script} has no list of blocks: get it again or remove it")

@@ -20,15 +20,10 @@ UNPRINTABLE = re.compile(f"{SEPARATOR.pattern}|{INVISIBLE.pattern}")
 # first: parentheses and full stops are also regular expressions' own signs.
 LITERALS = ("„", "“", "”", "–", "—", "´", "‘", "’", "‚", "…", "«", "»", "\u00a0", '"', "%", "`",
             "'", "\\(", "\\)", ":", ";", "\\r")  # fmt: skip
-SPACES = re.compile(" {2}")
 
 
 class Normaliser:
-    """Normalises lines of one language.
-
-    Args:
-        language: Its ISO 639-1 code; quotation marks and thousands differ between languages.
-    """
+    """Normalises lines of one language (ISO 639-1), which has its own quotation marks."""
 
     def __init__(self, language: str):
         self.rules = []

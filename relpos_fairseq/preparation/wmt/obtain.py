@@ -23,14 +23,7 @@ from relpos_fairseq.preparation.wmt.sources import (
 
 
 class RawText:
-    """What is read, and the stages that bring it here.
-
-    Args:
-        settings: What is asked for.
-
-    Raises:
-        PreparationError: Nothing is known of the pair, or the user's files are incomplete.
-    """
+    """What is read, and the stages that bring it here."""
 
     def __init__(self, settings: WmtSettings):
         self.settings = settings
@@ -95,11 +88,7 @@ class RawText:
         return list({archive.name: archive for archive in archives}.values())
 
     def stages(self, hashes: Hashes) -> list[Stage]:
-        """Return the stages download and extract; none for the user's own files.
-
-        Raises:
-            PreparationError: --from-dir lacks an archive, or has a wrong one.
-        """
+        """Return the stages download and extract; none for the user's own files."""
         archives = self.archives()
         if not archives:
             return []
@@ -119,7 +108,8 @@ class RawText:
                 for name, path in paths.items()
             }
 
-        made = [*self.texts.paths(self.from_archives()), *self.texts.paths(self.held_out())]
+        extracted = self.texts.training[: len(self.corpora)]  # not CzEng
+        made = self.texts.paths([*extracted, *self.texts.held_out.values()])
         files = list(dict.fromkeys(paths.values()))
         described = {a.filename: [list(a.urls), a.size, a.sha256] for a in archives}
         chosen = {
@@ -131,35 +121,26 @@ class RawText:
             Stage("extract", lambda: self.extract(paths), files, made, chosen),
         ]
 
-    def from_archives(self) -> list[Text]:
-        """Return the training texts that are extracted."""
-        return self.texts.training[: len(self.corpora)]
-
-    def held_out(self) -> list[Text]:
-        """Return the validation and test texts."""
-        return list(self.texts.held_out.values())
-
-    def members(self, archive: Path, wanted: list[str], folder: Path) -> list[Path]:
-        """Extract members; say what to do about a download that is of no use."""
+    def members(self, archives: dict[str, Path], part: TrainingCorpus | TestSet) -> list[Path]:
+        """Extract both languages' members; say what to do about a download that is of no use."""
+        wanted = [part.members[language] for language in self.settings.languages]
         try:
-            return members(archive, wanted, folder)
+            folder = self.settings.out / "raw" / part.name
+            return members(archives[part.archive.name], wanted, folder)
         except PreparationError as error:
             if self.settings.from_dir is not None:
                 raise
             raise PreparationError(f"{error} (to download it anew, delete it)") from error
 
     def extract(self, archives: dict[str, Path]) -> dict:
-        """Extract the members that are needed and unwraps the test sets."""
-        raw = self.settings.out / "raw"
+        """Extract the members that are needed and unwrap the test sets."""
         for corpus in self.corpora:
-            wanted = [corpus.members[language] for language in self.settings.languages]
-            found = self.members(archives[corpus.archive.name], wanted, raw / corpus.name)
+            found = self.members(archives, corpus)
             for path, language in zip(found, self.settings.languages, strict=True):
-                path.replace(self.member(raw, corpus, language))
+                path.replace(self.member(self.settings.out / "raw", corpus, language))
         counts = {}
         for split, test in self.tests.items():
-            wanted = [test.members[language] for language in self.settings.languages]
-            found = self.members(archives[test.archive.name], wanted, raw / test.name)
+            found = self.members(archives, test)
             for sgml, path in zip(found, self.texts.held_out[split].paths, strict=True):
                 lines = segments(sgml.read_bytes().decode("utf-8-sig"))
                 if not lines:
@@ -184,11 +165,7 @@ def members(archive: Path, wanted: list[str], folder: Path) -> list[Path]:
 
 
 def refuse_choices(settings: WmtSettings) -> None:
-    """Refuse options that choose among published sets, where the user's own files are read.
-
-    Raises:
-        PreparationError: One is given.
-    """
+    """Refuse options that choose among published sets, where the user's own files are read."""
     for option, chosen in (
         ("--czeng", settings.czeng is not None),
         ("--without", bool(settings.without)),

@@ -19,26 +19,16 @@ BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
 
 @dataclass(frozen=True)
 class Text:
-    """One corpus in two files, or in two columns of one.
+    """One corpus in two files, or in two columns of one."""
 
-    Attributes:
-        name: What the table and the manifest call it.
-        paths: The source's and the target's file; the same twice for columns.
-        columns: The source's and the target's column of tab-separated lines; () for two files.
-        skipped: Blocks of CzEng 1.6 that are not in CzEng 1.7.
-    """
-
-    name: str
-    paths: tuple[Path, Path]
+    name: str  # what the table and the manifest call it
+    paths: tuple[Path, Path]  # the source's and the target's file; the same twice for columns
+    # the source's and the target's column of tab-separated lines; () for two files
     columns: tuple[int, ...] = ()
-    skipped: frozenset[int] = frozenset()
+    skipped: frozenset[int] = frozenset()  # blocks of CzEng 1.6 that are not in CzEng 1.7
 
     def count(self) -> int:
-        """Return the number of pairs.
-
-        Raises:
-            PreparationError: The files have different numbers of lines.
-        """
+        """Return the number of pairs; files with different numbers of lines are refused."""
         counts = [count_lines(path) for path in dict.fromkeys(self.paths)]
         if counts[0] != counts[-1]:
             source, target = self.paths
@@ -70,34 +60,20 @@ class Text:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pairs of a text; a line's text never has a line feed.
+    """Some pairs of a text; a line's text never has a line feed."""
 
-    Attributes:
-        text: Where they are from.
-        numbers: Their lines' numbers in the files, from 1.
-        source: The source's lines, joined by line feeds.
-        target: The target's.
-    """
-
-    text: Text
-    numbers: Sequence[int]
-    source: bytes
-    target: bytes
+    text: Text  # where they are from
+    numbers: Sequence[int]  # their lines' numbers in the files, from 1
+    source: bytes  # the source's lines, joined by line feeds
+    target: bytes  # the target's
 
 
 def read_chunks(
     text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str
 ) -> Iterator[Chunk]:
-    """Read the pairs of a text that are asked for.
+    """Read the pairs of a text that are asked for, in `wanted` for each pair.
 
-    Args:
-        text: What to read.
-        wanted: Whether each pair is asked for; as long as the text.
-        counts: Counts malformed lines under MALFORMED.
-        on_bad_line: "drop" or "fail".
-
-    Raises:
-        PreparationError: A malformed line under "fail"; the message has its number.
+    Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail".
     """
     numbers, source, target, size = [], [], [], 0
     for number, (row, asked) in enumerate(zip(text.rows(), wanted, strict=False), start=1):

@@ -10,68 +10,38 @@ DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest201
 
 @dataclass(frozen=True)
 class Limits:
-    """What a pair must keep within.
+    """What a pair must keep within."""
 
-    Attributes:
-        max_words: Words of each side.
-        max_ratio: Words of the longer side to those of the shorter.
-        min_script: The least share of a side's letters that are of its language's script.
-    """
-
-    max_words: int = 250
-    max_ratio: float = 3.0
-    min_script: float = 0.5
+    max_words: int = 250  # words of each side
+    max_ratio: float = 3.0  # words of the longer side to those of the shorter
+    min_script: float = 0.5  # the least share of a side's letters that are of its language's script
 
 
 @dataclass(frozen=True)
 class WmtSettings:
-    """All that decides the result, and how it is made; its defaults are the command line's.
+    """All that decides the result, and how it is made; its defaults are the command line's."""
 
-    Attributes:
-        year: wmt14, wmt15 or wmt18; "" for parallel files of the user's own.
-        source: The source language, ISO 639-1.
-        target: The target language.
-        out: The folder that takes everything.
-        from_dir: A folder with archives, or with parallel files; None downloads.
-        czeng: The user's folder of CzEng; None leaves it out.
-        without: Names of corpora to leave out.
-        valid: newstests to validate on.
-        tests: newstests to test on.
-        sample: How many training pairs to use; None for all.
-        seed: Of every random choice.
-        tokenizer: "moses" or "none".
-        bpe: "subword-nmt" or "sentencepiece".
-        model_type: "unigram" or "bpe", of sentencepiece.
-        vocab_size: Merges of subword-nmt, pieces of sentencepiece.
-        learn_lines: Pairs that the units are learned on, at most.
-        limits: What the filter lets pass.
-        on_bad_line: "fail" or "drop".
-        workers: Processes.
-        shards: Of how many shards the training text is made.
-        shard: The shard to make now; None makes all else.
-    """
-
-    year: str
-    source: str
-    target: str
-    out: Path
-    from_dir: Path | None = None
-    czeng: Path | None = None
-    without: tuple[str, ...] = ()
-    valid: tuple[str, ...] = ("newstest2013",)
-    tests: tuple[str, ...] = ("newstest2015",)
-    sample: int | None = None
-    seed: int = 1
-    tokenizer: str = "moses"
-    bpe: str = SUBWORD_NMT
-    model_type: str = "unigram"
-    vocab_size: int = 32000
-    learn_lines: int = 100_000
-    limits: Limits = field(default_factory=Limits)
-    on_bad_line: str = "fail"
-    workers: int = 2
-    shards: int = 1
-    shard: int | None = None
+    year: str  # wmt14, wmt15 or wmt18; "" for parallel files of the user's own
+    source: str  # the source language, ISO 639-1
+    target: str  # the target language
+    out: Path  # the folder that takes everything
+    from_dir: Path | None = None  # a folder with archives, or with parallel files; None downloads
+    czeng: Path | None = None  # the user's folder of CzEng; None leaves it out
+    without: tuple[str, ...] = ()  # names of corpora to leave out
+    valid: tuple[str, ...] = ("newstest2013",)  # newstests to validate on
+    tests: tuple[str, ...] = ("newstest2015",)  # newstests to test on
+    sample: int | None = None  # how many training pairs to use; None for all
+    seed: int = 1  # of every random choice
+    tokenizer: str = "moses"  # "moses" or "none"
+    bpe: str = SUBWORD_NMT  # "subword-nmt" or "sentencepiece"
+    model_type: str = "unigram"  # "unigram" or "bpe", of sentencepiece
+    vocab_size: int = 32000  # merges of subword-nmt, pieces of sentencepiece
+    learn_lines: int = 100_000  # pairs that the units are learned on, at most
+    limits: Limits = field(default_factory=Limits)  # what the filter lets pass
+    on_bad_line: str = "fail"  # "fail" or "drop"
+    workers: int = 2  # processes
+    shards: int = 1  # of how many shards the training text is made
+    shard: int | None = None  # the shard to make now; None makes all else
 
     @property
     def languages(self) -> tuple[str, str]:

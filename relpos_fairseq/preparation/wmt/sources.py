@@ -20,98 +20,64 @@ from relpos_fairseq.engine.remote import RemoteFile
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """A part of a training set.
+    """A part of a training set."""
 
-    Attributes:
-        name: As the table and the manifest call it.
-        archive: The archive; None for a folder that the user names (CzEng).
-        members: Language to the member of the archive that holds it.
-        expanded: Bytes of the two members together, roughly, for --dry-run.
-    """
-
-    name: str
-    archive: RemoteFile | None
-    members: dict[str, str]
-    expanded: int
+    name: str  # as the table and the manifest call it
+    archive: RemoteFile | None  # the archive; None for a folder that the user names (CzEng)
+    members: dict[str, str]  # language to the member of the archive that holds it
+    expanded: int  # bytes of the two members together, roughly, for --dry-run
 
 
 @dataclass(frozen=True)
 class TestSet:
-    """A test set of sacrebleu's.
+    """A test set of sacrebleu's."""
 
-    Attributes:
-        name: As the news translation task calls it.
-        archive: The archive, with the MD5 that sacrebleu has.
-        members: Language to its SGML file in the archive.
-    """
-
-    name: str
-    archive: RemoteFile
-    members: dict[str, str]
+    name: str  # as the news translation task calls it
+    archive: RemoteFile  # the archive, with the MD5 that sacrebleu has
+    members: dict[str, str]  # language to its SGML file in the archive
 
 
-EUROPARL = RemoteFile(
-    "europarl-v7",
-    ("https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
-     "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"),
-    "training-parallel-europarl-v7.tgz",
-    size=657_632_379,
-    sha256="0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-    licence="see statmt.org/europarl",
+def statmt(name: str, place: str, size: int, sha256: str, licence: str) -> RemoteFile:
+    """Return an archive of statmt.org's, which serves it by https and by http."""
+    urls = (f"https://{place}", f"http://{place}")
+    return RemoteFile(name, urls, Path(place).name, size, sha256, licence)
+
+
+EUROPARL = statmt(
+    "europarl-v7", "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
+    "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+    "see statmt.org/europarl",
 )  # fmt: skip
-COMMON_CRAWL = RemoteFile(
-    "commoncrawl",
-    ("https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
-     "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"),
-    "training-parallel-commoncrawl.tgz",
-    size=918_311_367,
-    sha256="c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-    licence="see statmt.org/wmt13/translation-task.html",
+COMMON_CRAWL = statmt(
+    "commoncrawl", "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
+    "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+    "see statmt.org/wmt13/translation-task.html",
 )  # fmt: skip
-NEWS_V9 = RemoteFile(
-    "news-commentary-v9",
-    ("https://www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
-     "http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz"),
-    "training-parallel-nc-v9.tgz",
-    size=80_418_416,
-    sha256="cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-    licence="see casmacat.eu/corpus/news-commentary.html",
+NEWS_V9 = statmt(
+    "news-commentary-v9", "www.statmt.org/wmt14/training-parallel-nc-v9.tgz", 80_418_416,
+    "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+    "see casmacat.eu/corpus/news-commentary.html",
 )  # fmt: skip
-UNITED_NATIONS = RemoteFile(
-    "un",
-    ("https://www.statmt.org/wmt13/training-parallel-un.tgz",
-     "http://www.statmt.org/wmt13/training-parallel-un.tgz"),
-    "training-parallel-un.tgz",
-    size=2_365_634_246,
-    sha256="29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
-    licence="see statmt.org/wmt13/translation-task.html",
+UNITED_NATIONS = statmt(
+    "un", "www.statmt.org/wmt13/training-parallel-un.tgz", 2_365_634_246,
+    "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
+    "see statmt.org/wmt13/translation-task.html",
 )  # fmt: skip
-GIGA_FREN = RemoteFile(
-    "giga-fren",
-    ("https://www.statmt.org/wmt10/training-giga-fren.tar",
-     "http://www.statmt.org/wmt10/training-giga-fren.tar"),
-    "training-giga-fren.tar",
-    size=2_595_102_720,
-    sha256="3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
-    licence="see statmt.org/wmt10/translation-task.html",
+GIGA_FREN = statmt(
+    "giga-fren", "www.statmt.org/wmt10/training-giga-fren.tar", 2_595_102_720,
+    "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
+    "see statmt.org/wmt10/translation-task.html",
 )  # fmt: skip
-NEWS_V10 = RemoteFile(
-    "news-commentary-v10",
-    ("https://www.statmt.org/wmt15/training-parallel-nc-v10.tgz",
-     "http://www.statmt.org/wmt15/training-parallel-nc-v10.tgz"),
-    "training-parallel-nc-v10.tgz",
-    size=125_136_590,
-    sha256="11e053e7ea29e87e69a1ad05e61cb559820947ecec144ea8c1d6cf05017c9602",
-    licence="see casmacat.eu/corpus/news-commentary.html",
+NEWS_V10 = statmt(
+    "news-commentary-v10", "www.statmt.org/wmt15/training-parallel-nc-v10.tgz", 125_136_590,
+    "11e053e7ea29e87e69a1ad05e61cb559820947ecec144ea8c1d6cf05017c9602",
+    "see casmacat.eu/corpus/news-commentary.html",
 )  # fmt: skip
-NEWS_V13 = RemoteFile(
+NEWS_V13 = statmt(
     "news-commentary-v13",
-    ("https://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz",
-     "http://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz"),
-    "training-parallel-nc-v13.tgz",
-    size=113_157_482,
-    sha256="17992b7e919cfb754c60f4e754148bc23b80706ad0ed7b34150831a554b40c91",
-    licence="see casmacat.eu/corpus/news-commentary.html",
+    "data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz", 113_157_482,
+    "17992b7e919cfb754c60f4e754148bc23b80706ad0ed7b34150831a554b40c91",
+    "see casmacat.eu/corpus/news-commentary.html",
 )  # fmt: skip
 PARACRAWL_CS = RemoteFile(
     "paracrawl-v1",
@@ -166,11 +132,7 @@ SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
 
 
 def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, ...]:
-    """Return the corpora of a year's training set.
-
-    Raises:
-        PreparationError: There is none for these languages.
-    """
+    """Return the corpora of a year's training set."""
     other = target if source == "en" else source
     if "en" not in (source, target) or (year, other) not in TRAINING:
         known = ", ".join(f"{y} en-{lang}, {y} {lang}-en" for y, lang in TRAINING)
@@ -182,11 +144,7 @@ def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, .
 
 
 def test_set(name: str, source: str, target: str) -> TestSet:
-    """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15.
-
-    Raises:
-        PreparationError: sacrebleu has none of this name for these languages.
-    """
+    """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15."""
     dataset = DATASETS.get(name.replace("newstest20", "wmt"))
     pair = f"{source}-{target}"
     if dataset is None or pair not in dataset.langpairs or not dataset.md5:

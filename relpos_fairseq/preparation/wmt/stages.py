@@ -52,14 +52,7 @@ from relpos_fairseq.preparation.wmt.tokenise import FastMoses
 
 
 class WmtPreparation(Preparation):
-    """Parallel text to fairseq's binary form.
-
-    Args:
-        settings: What is asked for.
-
-    Raises:
-        PreparationError: Nothing is known of the pair, or the user's files are incomplete.
-    """
+    """Parallel text to fairseq's binary form."""
 
     def __init__(self, settings: WmtSettings):
         super().__init__(settings.out)

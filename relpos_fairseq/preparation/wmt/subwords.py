@@ -32,15 +32,7 @@ REMEMBERED = 24_000  # words
 def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
     """Write the same lines of each side to one file, which the units are learned on.
 
-    Args:
-        paths: The source's and the target's lines.
-        pairs: How many there are.
-        size: How many pairs to choose at most.
-        seed: Of the choice.
-        output: The sample.
-
-    Returns:
-        The number of pairs chosen.
+    Of so many `pairs`, at most `size` are chosen; returns how many.
     """
     with open_together(output) as (file,):
         for path in paths:
@@ -50,11 +42,7 @@ def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output
 
 
 def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
-    """Learn merges by subword-nmt's own learner, in a process of its own for its memory's sake.
-
-    Raises:
-        PreparationError: It failed.
-    """
+    """Learn merges by subword-nmt's own learner, in a process of its own for its memory's sake."""
     with atomic_path(output) as temporary:
         run_learner(
             [sys.executable, "-m", "subword_nmt.learn_bpe", "--input", str(sample), "--output",
@@ -68,14 +56,7 @@ def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
 def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> None:
     """Train a sentencepiece model, with one thread: more may change the order of sums.
 
-    Args:
-        sample: Lines of both languages.
-        size: Pieces; fewer where the text has not as many.
-        kind: "bpe" or "unigram".
-        output: The model.
-
-    Raises:
-        PreparationError: The text has more characters than that many pieces, or is empty.
+    `size` is of pieces, fewer where the text has not as many; `kind` is "bpe" or "unigram".
     """
 
     def train(sample: Path) -> bytes:
@@ -92,11 +73,7 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
 
 
 def run_learner(command: list[str], remedy: str) -> None:
-    """Run a learner; its last words become the error's.
-
-    Raises:
-        PreparationError: It did not end with status 0.
-    """
+    """Run a learner; its last words become the error's."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         said = last_words(done.stderr.decode("utf-8", "replace").splitlines())
@@ -104,11 +81,7 @@ def run_learner(command: list[str], remedy: str) -> None:
 
 
 class SubwordNmt:
-    """Cuts words as subword-nmt does; remembers words' units.
-
-    Args:
-        codes: The file of merges.
-    """
+    """Cuts words as subword-nmt does with a file of merges; remembers words' units."""
 
     def __init__(self, codes: Path):
         with redirect_stderr(io.StringIO()), codes.open(encoding="utf-8") as file:
@@ -126,17 +99,12 @@ class SubwordNmt:
 
 
 class SentencePiece:
-    """Cuts lines by a sentencepiece model.
-
-    Args:
-        model: Its file.
-    """
+    """Cuts lines by a sentencepiece model."""
 
     def __init__(self, model: Path):
         self.library = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
     def __call__(self, line: str) -> str:
-        """Return a line's units, separated by spaces."""
         return " ".join(self.library.encode(line, out_type=str))
 
 
@@ -148,14 +116,7 @@ def load_units(kind: str, path: Path) -> SubwordNmt | SentencePiece:
 def apply(
     functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str
 ) -> list[int]:
-    """Apply a function to every line of two files.
-
-    Args:
-        functions: Of the source's and of the target's lines.
-        files: What is read; lines of our own making.
-        outputs: What is written, with as many lines.
-        workers: How many processes.
-        name: For the progress.
+    """Apply a function each to every line of the source and the target; as many lines come out.
 
     Returns:
         The number of lines, and of words or units of each side.

@@ -17,11 +17,7 @@ UNUSUAL = re.compile("[^\\S ]| {2}|[\x00-\x1f]|^ | $|DOTMULTI")
 
 
 class FastMoses:
-    """The Moses tokenizer of one language, with aggressive hyphen splitting and XML escapes.
-
-    Args:
-        language: Its ISO 639-1 code.
-    """
+    """The Moses tokenizer of one language, with aggressive hyphen splitting and XML escapes."""
 
     def __init__(self, language: str):
         self.library = MosesTokenizer(language)
