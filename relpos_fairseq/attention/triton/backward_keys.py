@@ -21,13 +21,13 @@ from relpos_fairseq.attention.triton.logits import (
 )
 from relpos_fairseq.attention.triton.records import VARYING, Sizes
 from relpos_fairseq.attention.triton.tile import (
-    block_of,
     cells_of,
     keys_of,
     product,
     rows_of,
     rows_seeing,
     store_block,
+    values_of,
 )
 from relpos_fairseq.attention.triton.wide import wide_back
 
@@ -54,7 +54,7 @@ def keys_kernel(
     # keys and values (KEYS, DP)
     keys = keys_of(first_key, given, strides, sizes, F)
     j, there = keys.index, keys.inside
-    v = block_of(given.v, j, strides.v_t, there, F.D, F.DP)
+    v = values_of(first_key, given, strides, sizes, F)
     b, h, n64 = head_of(n, heads)
     of_k = b * strides.k_b + h * strides.k_h
     of_products = b * strides.kp_b + h * strides.kp_h

@@ -25,7 +25,6 @@ from relpos_fairseq.attention.triton.logits import (
 )
 from relpos_fairseq.attention.triton.records import VARYING, Sizes
 from relpos_fairseq.attention.triton.tile import (
-    block_of,
     cells_of,
     diagonals,
     keys_of,
@@ -33,6 +32,7 @@ from relpos_fairseq.attention.triton.tile import (
     product,
     rows_of,
     store_block,
+    values_of,
 )
 from relpos_fairseq.attention.triton.wide import wide_back
 
@@ -114,8 +114,8 @@ def rows_kernel(
         if PHASE == 1 or (PHASE == 0 and F.FAR_LEFT) or (PHASE == 2 and F.FAR_RIGHT):
             for first_key in range(bounds[PHASE], bounds[PHASE + 1], F.KEYS):
                 # keys and values (KEYS, DP)
+                v = values_of(first_key, given, strides, sizes, F)
                 keys = keys_of(first_key, given, strides, sizes, F)
-                v = block_of(given.v, keys.index, strides.v_t, keys.inside, F.D, F.DP)
                 # logits, and their gradient ds (ROWS, KEYS)
                 at = cells_of(rows, keys, start, False)
                 tile = logits(rows, keys, at, given, reset, strides, sizes, PHASE, False, F)

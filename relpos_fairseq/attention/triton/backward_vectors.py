@@ -18,12 +18,12 @@ from relpos_fairseq.attention.triton.logits import (
 )
 from relpos_fairseq.attention.triton.records import VARYING, Sizes
 from relpos_fairseq.attention.triton.tile import (
-    block_of,
     cells_of,
     keys_of,
     product,
     rows_of,
     store_block,
+    values_of,
 )
 from relpos_fairseq.attention.triton.wide import wide_edge
 
@@ -61,7 +61,7 @@ def diagonals_kernel(
         rows = rows_of(block * X, given, strides, sizes, F)
         keys = keys_of((block + shift) * X, given, strides, sizes, F)
         known = known_of(rows, saved, strides, F)
-        v = block_of(given.v, keys.index, strides.v_t, keys.inside, F.D, F.DP)
+        v = values_of(keys.first, given, strides, sizes, F)
         # logits, and their gradient ds (X, X)
         at = cells_of(rows, keys, start, False)
         tile = logits(rows, keys, at, given, reset, strides, sizes, 1, False, F)

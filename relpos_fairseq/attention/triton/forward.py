@@ -15,7 +15,6 @@ from relpos_fairseq.attention.triton.logits import (
 from relpos_fairseq.attention.triton.records import VARYING, Sizes
 from relpos_fairseq.attention.triton.tile import (
     LOG2E,
-    block_of,
     cells_of,
     hide,
     kept,
@@ -24,6 +23,7 @@ from relpos_fairseq.attention.triton.tile import (
     product,
     rows_of,
     store_block,
+    values_of,
 )
 
 
@@ -85,7 +85,7 @@ def forward_kernel(
                     if PHASE == 1:
                         store_cells(value_ptr, s, at.i, width, at, sizes)
                 # acc += p v: (ROWS, KEYS) (KEYS, DP)
-                v = block_of(given.v, keys.index, strides.v_t, keys.inside, F.D, F.DP)
+                v = values_of(first_key, given, strides, sizes, F)
                 acc = acc * shrink[:, None]
                 acc += product(p.to(v.dtype), v, F.PRECISION)
                 top = new_top

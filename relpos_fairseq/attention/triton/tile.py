@@ -82,6 +82,13 @@ def keys_of(first, given, strides, sizes, F: tl.constexpr):
 
 
 @triton.jit
+def values_of(first, given, strides, sizes, F: tl.constexpr):
+    """Load the values of KEYS keys of a head from `first` on: (KEYS, DP)."""
+    j = first + tl.arange(0, F.KEYS)
+    return block_of(given.v, j, strides.v_t, j < sizes.src_len, F.D, F.DP)
+
+
+@triton.jit
 def cells_of(rows, keys, start, BY_KEY: tl.constexpr):
     """Return where the cells of a tile stand."""
     if BY_KEY:
@@ -98,12 +105,12 @@ def cells_of(rows, keys, start, BY_KEY: tl.constexpr):
 @triton.jit
 def over_distances(ptr, d, sizes, PHASE: tl.constexpr):
     """A vector over the scalars' distances, read for every cell; a scalar in the tails."""
-    last = sizes.scalar_width - 1
     if PHASE == 0:
         values = tl.load(ptr)
     elif PHASE == 2:
-        values = tl.load(ptr + last)
+        values = tl.load(ptr + sizes.scalar_width - 1)
     else:
+        last = sizes.scalar_width - 1
         values = tl.load(ptr + tl.minimum(tl.maximum(d - sizes.scalar_low, 0), last))
     return values
 
