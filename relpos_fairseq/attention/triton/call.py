@@ -17,13 +17,9 @@ from relpos_fairseq.attention.triton.launch import Launch
 from relpos_fairseq.attention.triton.operands import Operands
 
 _ACCUMULATORS = {torch.float64: tl.float64}
-_BY_VECTORS = (
-    "query_products",
-    "key_products",
-    "query_multipliers",
-    "key_multipliers",
-    "content_band",
-)
+BANDS = (  # operands over the window of vectors
+    "query_products", "key_products", "query_multipliers", "key_multipliers", "content_band",
+)  # fmt: skip
 _BY_SCALARS = ("static", "gate")
 MASKS = ("first", "padding", "documents")  # tensors without gradients
 
@@ -125,7 +121,7 @@ def make_call(tensors: dict[str, Tensor], given: Numbers, scale: float) -> Call:
         given: its numbers.
         scale: factor of the content and of the vector products.
     """
-    q, first = tensors["q"], tensors.get("first")
+    q = tensors["q"]
     flags = _flags(tensors, given, scale)
     work = _work(q.dtype, flags)
     launches = {kernel: launch.launch_of(kernel, work) for kernel in launch.KERNELS}
@@ -150,7 +146,6 @@ def make_call(tensors: dict[str, Tensor], given: Numbers, scale: float) -> Call:
         "seed": int(tensors["seed"]) if "seed" in tensors else 1 << 40,
         "wide_low": given.lowest,
         "wide_width": given.highest - given.lowest + 1,
-        "first_b": int(first is not None and first.size(0) > 1),
     }
     return Call(
         torch.promote_types(q.dtype, torch.float32),
@@ -170,7 +165,7 @@ def power(size: int) -> int:
 
 def _outer(low: Operands, causal: bool) -> Window:
     windows = []
-    if low.value_vectors is not None or any(name in low.tensors for name in _BY_VECTORS):
+    if low.value_vectors is not None or any(name in low.tensors for name in BANDS):
         windows.append(low.vectors)
     if any(name in low.tensors for name in _BY_SCALARS):
         windows.append(low.scalars)

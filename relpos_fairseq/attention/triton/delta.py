@@ -21,12 +21,11 @@ def delta_kernel(
     b, h, n64 = (n // heads).to(tl.int64), (n % heads).to(tl.int64), n.to(tl.int64)
     i = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     inside = i < tgt_len
-    channel = tl.arange(0, DP)
     base = b * out_b + h * out_h
-    out = block_of(out_ptr + base, i, out_t, channel, inside, D, DP != D).to(ACC)
+    out = block_of(out_ptr + base, i, out_t, inside, D, DP).to(ACC)
     if REST:
-        out += block_of(rest_ptr + base, i, out_t, channel, inside, D, DP != D).to(ACC)
-    dout = block_of(dout_ptr + base, i, out_t, channel, inside, D, DP != D).to(ACC)
+        out += block_of(rest_ptr + base, i, out_t, inside, D, DP).to(ACC)
+    dout = block_of(dout_ptr + base, i, out_t, inside, D, DP).to(ACC)
     delta = tl.sum(out * dout, 1)
     if VALUES:
         place = n64 * tgt_len * width + i[:, None] * width

@@ -13,21 +13,35 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.operation import arranged, define, named
 from relpos_fairseq.attention.triton.backward_keys import keys_kernel
 from relpos_fairseq.attention.triton.backward_rows import rows_kernel
-from relpos_fairseq.attention.triton.call import MASKS, Call, Numbers, describe, make_call
+from relpos_fairseq.attention.triton.backward_vectors import diagonals_kernel
+from relpos_fairseq.attention.triton.call import (
+    BANDS,
+    MASKS,
+    Call,
+    Numbers,
+    describe,
+    make_call,
+)
 from relpos_fairseq.attention.triton.delta import delta_kernel
 from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
-from relpos_fairseq.attention.triton.wide import diagonals_kernel
+from relpos_fairseq.attention.triton.records import Given, Saved, Strides, flags_of
 
 NAMES = (  # operands with gradients, see `operands`
     "q", "k", "v", "right_q", "query_products", "key_products", "query_multipliers",
     "key_multipliers", "content_band", "static", "gate", "query_factors", "key_factors", "reset",
     "wide_q", "wide_k", "query_vectors", "key_vectors",
 )  # fmt: skip
-LAID_OUT = (  # whose gradients have their strides
-    "q", "k", "v", "right_q", "wide_q", "wide_k", "query_products", "key_products",
-    "query_multipliers", "key_multipliers", "content_band",
-)  # fmt: skip
+CONTENT = ("q", "k", "v", "right_q", "wide_q", "wide_k")
+FACTORS = ("query_factors", "key_factors")
+LAID_OUT = (*CONTENT, *BANDS)  # whose gradients have their strides
+DENSE = ("content_band", "query_vectors", "key_vectors")  # which a kernel takes without strides
+ALIKE = (  # which a kernel reads by the same strides
+    ("q", "right_q", "wide_q"),
+    ("k", "wide_k"),
+    ("query_products", "query_multipliers"),
+    ("key_products", "key_multipliers"),
+)
 PLACES = (*NAMES, *MASKS, "seed")
 Tensors = dict[str, Tensor | None]
 
@@ -137,28 +151,15 @@ _kernels = define(
 
 def _laid_out(given: Tensors) -> Tensors:
     """Tensors whose gradients can have their strides; alike where a kernel takes them so."""
-    laid = {}
-    for name in NAMES:
-        tensor = given.get(name)
-        if tensor is not None:
-            shared = name in (
-                "query_factors",
-                "key_factors",
-            )  # broadcast over the batch: strides of 0 are right
-            dense = shared or torch.empty_like(tensor).stride() == tensor.stride()
-            if (
-                name in ("content_band", "query_vectors", "key_vectors")
-                or not dense
-                or tensor.stride(-1) != 1
-            ):
-                tensor = tensor.contiguous()
+    laid: Tensors = dict.fromkeys(NAMES)
+    for name in filter(given.__contains__, NAMES):
+        tensor = given[name]
+        # Factors that are broadcast over the batch are right with strides of 0.
+        fits = name in FACTORS or torch.empty_like(tensor).stride() == tensor.stride()
+        if name in DENSE or not fits or tensor.stride(-1) != 1:
+            tensor = tensor.contiguous()
         laid[name] = tensor
-    for names in (
-        ("q", "right_q", "wide_q"),
-        ("k", "wide_k"),
-        ("query_products", "query_multipliers"),
-        ("key_products", "key_multipliers"),
-    ):
+    for names in ALIKE:
         there = [name for name in names if laid[name] is not None]
         if any(laid[name].stride() != laid[there[0]].stride() for name in there):
             laid |= {name: laid[name].contiguous() for name in there}
@@ -170,19 +171,14 @@ def _room(call: Call, given: Tensors) -> Tensors:
     q = given["q"]
     batch, heads, rows, _ = q.shape
     made: Tensors = {}
-    for name in ("q", "k", "v", "right_q", "wide_q", "wide_k"):
-        made[f"d{name}"] = None if given[name] is None else torch.empty_like(given[name])
-    for name in (
-        "query_products",
-        "key_products",
-        "query_multipliers",
-        "key_multipliers",
-        "content_band",
-    ):
-        made[f"d{name}"] = None if given[name] is None else torch.zeros_like(given[name])
-    for name in ("query_factors", "key_factors"):
-        if given[name] is not None:
+    for name in (*CONTENT, *BANDS, *FACTORS):
+        if given[name] is None:
+            continue
+        if name in FACTORS:
             made[f"d{name}"] = q.new_empty(batch, heads, *given[name].shape[2:])
+        else:
+            room = torch.empty_like if name in CONTENT else torch.zeros_like
+            made[f"d{name}"] = room(given[name])
     tiles = call.launches["rows"]
     blocks = triton.cdiv(rows, tiles.rows)
     made["dsums"] = q.new_zeros(batch, heads, blocks, 8, dtype=call.exact)
@@ -252,17 +248,21 @@ def _run(
 ) -> None:
     """Launch a kernel; its arguments are found by name, `chosen` ones among them."""
     tiles = call.launches["forward" if kind == "delta" else kind]
-    values = {**call.numbers, **call.flags, **_strides(given, made["out"])}
-    values |= {"ROWS": tiles.rows, "KEYS": tiles.keys, **(chosen or {})}
     tensors = {**given, **made, **call.masks}
     nothing = given["q"]  # for pointers that the flags leave unread
-    arguments = {}
-    for name in kernel.arg_names:
-        if name.endswith("_ptr"):
-            tensor = tensors.get(name.removesuffix("_ptr"))
-            arguments[name] = nothing if tensor is None else tensor
-        else:
-            arguments[name] = values[name]
+
+    def pointer(name: str) -> Tensor:
+        tensor = tensors.get(name.removesuffix("_ptr"))
+        return nothing if tensor is None else tensor
+
+    strides = _strides(tensors)
+    values = {**call.numbers, **call.flags, **strides._asdict(), **(chosen or {})}
+    values |= {"ROWS": tiles.rows, "KEYS": tiles.keys}
+    values |= {"given": Given(*map(pointer, Given._fields)), "strides": strides}
+    values |= {"saved": Saved(*map(pointer, Saved._fields)), "F": flags_of(values)}
+    arguments = {
+        name: pointer(name) if name.endswith("_ptr") else values[name] for name in kernel.arg_names
+    }
     rows, keys = call.numbers["tgt_len"], call.numbers["src_len"]
     blocks = triton.cdiv(keys, tiles.keys) if kind == "keys" else triton.cdiv(rows, tiles.rows)
     if kind == "diagonals":
@@ -271,24 +271,24 @@ def _run(
     kernel[grid](**arguments, num_warps=tiles.warps, num_stages=tiles.stages)
 
 
-def _strides(given: Tensors, out: Tensor) -> dict[str, int]:
-    """Return the strides of batch, heads and rows by argument; 0 where a tensor is broadcast."""
-
-    def stride(tensor: Tensor | None, axis: int) -> int:
-        return tensor.stride(axis) if tensor is not None and tensor.size(axis) > 1 else 0
-
-    products = {
-        "qp": "query_products" if given["query_multipliers"] is None else "query_multipliers",
-        "kp": "key_products" if given["key_multipliers"] is None else "key_multipliers",
+def _strides(tensors: Tensors) -> Strides:
+    """Return strides by the names of `Strides`, of the tensor that each begins with."""
+    named = {
+        "qp": "query_products" if tensors["query_multipliers"] is None else "query_multipliers",
+        "kp": "key_products" if tensors["key_multipliers"] is None else "key_multipliers",
+        "qf": "query_factors",
+        "kf": "key_factors",
+        "qv": "query_vectors",
+        "kv": "key_vectors",
     }
-    named = {"q": "q", "k": "k", "v": "v", "qf": "query_factors", "kf": "key_factors"} | products
-    tensors = {short: given[name] for short, name in named.items()} | {"out": out}
-    strides = {
-        f"{short}_{letter}": stride(tensor, axis)
-        for short, tensor in tensors.items()
-        for axis, letter in enumerate("bht")
-    }
-    tables = {"qv": "query_vectors", "kv": "key_vectors"}
-    for short, name in ({name: name for name in ("static", "gate", "reset")} | tables).items():
-        strides[f"{short}_h"] = stride(given[name], 0)
-    return strides
+
+    def stride(field: str) -> int:
+        short, letter = field.rsplit("_", 1)
+        tensor = tensors.get(named.get(short, short))
+        if tensor is None:
+            return 0
+        # Tables over distances begin with heads, and `first` has the batch alone.
+        axis = "bht".index(letter) if tensor.dim() == 4 else 0
+        return tensor.stride(axis) if tensor.size(axis) > 1 else 0
+
+    return Strides(*map(stride, Strides._fields))

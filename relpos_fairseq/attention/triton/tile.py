@@ -2,8 +2,8 @@
 
 A tile is (rows, keys) in the forward pass and where rows own gradients, (keys, rows) where keys do,
 so that what stands left in a product is there without a transposition.
-`ii` and `jj` are query and key numbers as a column and a row of a tile (or a row and a column),
-`d` the distances of its cells.  PHASE says where a tile stands: 0, all its distances are at or
+`records` names what the functions are handed: `at` a tile's cells, `rows` and `keys` its two sides,
+F what a kernel is compiled for.  PHASE says where a tile stands: 0, all its distances are at or
 below the windows' lowest; 2, at or above their highest; 1, anywhere.  In phases 0 and 2 a table is
 one number a query or key, and nothing is read per cell.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos_fairseq.attention.triton.records import Cells, Side
 from relpos_fairseq.attention.triton.refusal import interpreted
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -31,44 +32,97 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def block_of(ptr, index, stride, channel, inside, D: tl.constexpr, PADDED: tl.constexpr):
+def block_of(ptr, index, stride, inside, D: tl.constexpr, DP: tl.constexpr):
     """Rows of (length, D), 0 where they or their channels end."""
+    channel = tl.arange(0, DP)
     mask = inside[:, None]
-    if PADDED:
+    if DP != D:
         mask = mask & (channel < D)[None, :]
     return tl.load(ptr + index[:, None] * stride + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def store_block(ptr, values, index, stride, channel, inside, D: tl.constexpr, PADDED: tl.constexpr):
+def store_block(ptr, values, index, stride, inside, D: tl.constexpr, DP: tl.constexpr):
     """The converse of `block_of`."""
+    channel = tl.arange(0, DP)
     mask = inside[:, None]
-    if PADDED:
+    if DP != D:
         mask = mask & (channel < D)[None, :]
     tl.store(ptr + index[:, None] * stride + channel[None, :], values, mask=mask)
 
 
 @triton.jit
-def over_distances(ptr, d, low, width, PHASE: tl.constexpr):
-    """A vector over distances, read for every cell; a scalar in the tails."""
+def rows_of(first, given, strides, sizes, F: tl.constexpr):
+    """Load ROWS queries of a head from `first` on."""
+    i = first + tl.arange(0, F.ROWS)
+    inside = i < sizes.tgt_len
+    q = block_of(given.q, i, strides.q_t, inside, F.D, F.DP)
+    right_q, wide_q, factors = q, q, q
+    if F.REPLACED:
+        right_q = block_of(given.right_q, i, strides.q_t, inside, F.D, F.DP)
+    if F.WIDE_Q:
+        wide_q = block_of(given.wide_q, i, strides.q_t, inside, F.D, F.DP)
+    if F.FACTORS:
+        factors = block_of(given.query_factors, i, strides.qf_t, inside, F.RANK, F.RP)
+    return Side(first, i, inside, q, right_q, wide_q, factors)
+
+
+@triton.jit
+def keys_of(first, given, strides, sizes, F: tl.constexpr):
+    """Load KEYS keys of a head from `first` on."""
+    j = first + tl.arange(0, F.KEYS)
+    there = j < sizes.src_len
+    k = block_of(given.k, j, strides.k_t, there, F.D, F.DP)
+    wide_k, factors = k, k
+    if F.WIDE_K:
+        wide_k = block_of(given.wide_k, j, strides.k_t, there, F.D, F.DP)
+    if F.FACTORS:
+        factors = block_of(given.key_factors, j, strides.kf_t, there, F.RANK, F.RP)
+    return Side(first, j, there, k, k, wide_k, factors)
+
+
+@triton.jit
+def values_of(first, given, strides, sizes, F: tl.constexpr):
+    """Load the values of KEYS keys of a head from `first` on: (KEYS, DP)."""
+    j = first + tl.arange(0, F.KEYS)
+    return block_of(given.v, j, strides.v_t, j < sizes.src_len, F.D, F.DP)
+
+
+@triton.jit
+def cells_of(rows, keys, start, BY_KEY: tl.constexpr):
+    """Return where the cells of a tile stand."""
+    if BY_KEY:
+        i, j, inside, there = (
+            rows.index[None, :], keys.index[:, None], rows.inside[None, :], keys.inside[:, None]
+        )  # fmt: skip
+    else:
+        i, j, inside, there = (
+            rows.index[:, None], keys.index[None, :], rows.inside[:, None], keys.inside[None, :]
+        )  # fmt: skip
+    return Cells(i, j, j - (start + i), inside, there)
+
+
+@triton.jit
+def over_distances(ptr, d, sizes, PHASE: tl.constexpr):
+    """A vector over the scalars' distances, read for every cell; a scalar in the tails."""
     if PHASE == 0:
         values = tl.load(ptr)
     elif PHASE == 2:
-        values = tl.load(ptr + width - 1)
+        values = tl.load(ptr + sizes.scalar_width - 1)
     else:
-        values = tl.load(ptr + tl.minimum(tl.maximum(d - low, 0), width - 1))
+        last = sizes.scalar_width - 1
+        values = tl.load(ptr + tl.minimum(tl.maximum(d - sizes.scalar_low, 0), last))
     return values
 
 
 @triton.jit
-def table_of(ptr, index, stride, d, low, width, inside, PHASE: tl.constexpr):
+def table_of(ptr, index, stride, inside, d, sizes, PHASE: tl.constexpr):
     """A (length, width) table read by query or key and distance; by query or key in the tails."""
-    if PHASE == 0:
-        place = ptr + index * stride
-    elif PHASE == 2:
-        place = ptr + index * stride + (width - 1)
-    else:
-        place = ptr + index * stride + tl.minimum(tl.maximum(d - low, 0), width - 1)
+    place = ptr + index * stride
+    if PHASE == 2:
+        place = place + (sizes.width - 1)
+    elif PHASE == 1:
+        place = place + tl.minimum(tl.maximum(d - sizes.vector_low, 0), sizes.width - 1)
     return tl.load(place, mask=inside, other=0.0)
 
 
@@ -83,155 +137,71 @@ def meet(rows, keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def content_of(
-    q, right, k, content_band_ptr, ii, jj, d, inside, there, low, width,
-    PHASE: tl.constexpr, BY_KEY: tl.constexpr, REPLACED: tl.constexpr, LEFT: tl.constexpr,
-    RIGHT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def in_band(at, sizes):
+    """Return which cells of a tile lie between the tails."""
+    low, width = sizes.vector_low, sizes.width
+    return (at.d > low) & (at.d < low + width - 1) & at.inside & at.there
+
+
+@triton.jit
+def content_of(rows, keys, at, given, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr,
+               F: tl.constexpr):  # fmt: skip
     """q.k, or a band's own products between tails that meet other queries."""
-    if not REPLACED:
-        values = meet(q, k, BY_KEY, PRECISION)
+    low, width = sizes.vector_low, sizes.width
+    if not F.REPLACED:
+        values = meet(rows.content, keys.content, BY_KEY, F.PRECISION)
     elif PHASE == 0:
-        values = meet(q, k, BY_KEY, PRECISION)
+        values = meet(rows.content, keys.content, BY_KEY, F.PRECISION)
     elif PHASE == 2:
-        values = meet(right, k, BY_KEY, PRECISION)
+        values = meet(rows.right, keys.content, BY_KEY, F.PRECISION)
     else:
-        inner = (d > low) & (d < low + width - 1) & inside & there
-        values = tl.load(content_band_ptr + ii * width + (d - low), mask=inner, other=0.0)
-        if LEFT:
-            values = tl.where(d <= low, meet(q, k, BY_KEY, PRECISION), values)
-        if RIGHT:
-            values = tl.where(d >= low + width - 1, meet(right, k, BY_KEY, PRECISION), values)
+        place = given.content_band + at.i * width + (at.d - low)
+        values = tl.load(place, mask=in_band(at, sizes), other=0.0)
+        if F.LEFT:
+            tail = meet(rows.content, keys.content, BY_KEY, F.PRECISION)
+            values = tl.where(at.d <= low, tail, values)
+        if F.RIGHT:
+            tail = meet(rows.right, keys.content, BY_KEY, F.PRECISION)
+            values = tl.where(at.d >= low + width - 1, tail, values)
     return values
 
 
 @triton.jit
-def wide_edge(X: tl.constexpr, OF_KEYS: tl.constexpr, BY_ROW: tl.constexpr):
-    """Which cells of (x, distance) products are the lower distances', whose vectors come first."""
-    own = tl.arange(0, X)
-    edge = own
-    if not OF_KEYS:
-        edge = X - 1 - own
-    if BY_ROW:
-        cells = own[None, :] >= edge[:, None]
-    else:
-        cells = own[:, None] >= edge[None, :]
-    return cells
-
-
-@triton.jit
-def wide_vectors(table_ptr, at, width, D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr):
-    """Load a tile's lower and upper X distances of a (width, D) table: (X, DP) each.
-
-    `at`: row of the table for the tile's lowest distance.
-    """
-    channel, own = tl.arange(0, DP), tl.arange(0, X)
-    first, second = at + own, at + X + own
-    lower = block_of(table_ptr, first, D, channel, (first >= 0) & (first < width), D, DP != D)
-    upper = block_of(table_ptr, second, D, channel, (second >= 0) & (second < width), D, DP != D)
-    return lower, upper
-
-
-@triton.jit
-def wide_values(
-    x, table_ptr, at, width,
-    D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, OF_KEYS: tl.constexpr,
-    BY_KEY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Products of a tile's queries or keys x (X, DP) with the vectors of its cells' distances.
-
-    `at`: row of the (width, D) table of the tile's lowest distance.
-    """
-    own = tl.arange(0, X)
-    lower, upper = wide_vectors(table_ptr, at, width, D, DP, X)
-    place = own[None, :] - own[:, None]
-    if BY_KEY:
-        place = own[:, None] - own[None, :]
-    place = (place + X - 1) % X
-    in_low = wide_edge(X, OF_KEYS, OF_KEYS == BY_KEY)
-    if OF_KEYS == BY_KEY:
-        one, other = product(x, tl.trans(lower), PRECISION), product(x, tl.trans(upper), PRECISION)
-        values = tl.gather(tl.where(in_low, one, other), place, 1)
-    else:
-        one, other = product(lower, tl.trans(x), PRECISION), product(upper, tl.trans(x), PRECISION)
-        values = tl.gather(tl.where(in_low, one, other), place, 0)
+def hide(values, fill, at, given, sizes, PHASE: tl.constexpr, F: tl.constexpr):
+    """Put `fill` into the cells of a tile that masks exclude."""
+    if PHASE != 0 or F.PADDING or F.WINDOW or F.DOCUMENTS:
+        seen = at.there & (at.d == at.d)
+        if F.CAUSAL and PHASE == 1:
+            seen = seen & (at.d <= 0)
+        if F.WINDOW:
+            seen = seen & (at.d > -F.WINDOW)
+        if F.PADDING:
+            seen = seen & (tl.load(given.padding + at.j, mask=at.there, other=1) == 0)
+        if F.DOCUMENTS:
+            of_query = tl.load(given.documents + sizes.start + at.i, mask=at.inside, other=-1)
+            of_key = tl.load(given.documents + at.j, mask=at.there, other=-2)
+            seen = seen & (of_query == of_key)
+        values = tl.where(seen, values, fill)
     return values
 
 
 @triton.jit
-def wide_block(
-    wide_q, wide_k, query_vectors_ptr, key_vectors_ptr, at, width,
-    D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, BY_KEY: tl.constexpr,
-    WIDE_Q: tl.constexpr, WIDE_K: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What vectors over many distances add to a tile: q.a + k.b."""
-    values = tl.zeros((X, X), ACC)
-    if WIDE_Q:
-        values += wide_values(
-            wide_q, query_vectors_ptr, at, width, D, DP, X, False, BY_KEY, PRECISION
-        )
-    if WIDE_K:
-        values += wide_values(wide_k, key_vectors_ptr, at, width, D, DP, X, True, BY_KEY, PRECISION)
-    return values
-
-
-@triton.jit
-def wide_back(
-    part, table_ptr, at, width, like,
-    D: tl.constexpr, DP: tl.constexpr, X: tl.constexpr, OF_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The gradient of x, whose rows are the tile's: (X, DP)."""
-    own = tl.arange(0, X)
-    lower, upper = wide_vectors(table_ptr, at, width, D, DP, X)
-    place = own[None, :] + own[:, None] + 1
-    if OF_KEYS:
-        place = own[:, None] - own[None, :] + X - 1
-    turned = tl.gather(part, place % X, 1)
-    in_low = wide_edge(X, OF_KEYS, True)
-    back = product(tl.where(in_low, turned, 0.0).to(like.dtype), lower, PRECISION)
-    back += product(tl.where(in_low, 0.0, turned).to(like.dtype), upper, PRECISION)
-    return back
-
-
-@triton.jit
-def visible(
-    ii, jj, d, start, there, padding_ptr, documents_ptr,
-    PHASE: tl.constexpr, CAUSAL: tl.constexpr, PADDING: tl.constexpr, WINDOW: tl.constexpr,
-    DOCUMENTS: tl.constexpr, inside,
-):  # fmt: skip
-    """Which cells of a tile are not excluded; `*_ptr` are the batch row's."""
-    seen = there & (d == d)
-    if CAUSAL and PHASE == 1:
-        seen = seen & (d <= 0)
-    if WINDOW:
-        seen = seen & (d > -WINDOW)
-    if PADDING:
-        seen = seen & (tl.load(padding_ptr + jj, mask=there, other=1) == 0)
-    if DOCUMENTS:
-        of_query = tl.load(documents_ptr + start + ii, mask=inside, other=-1)
-        seen = seen & (of_query == tl.load(documents_ptr + jj, mask=there, other=-2))
-    return seen
-
-
-@triton.jit
-def kept(
-    seed, n, rows, first_key, THRESHOLD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    BY_KEY: tl.constexpr,
-):  # fmt: skip
+def kept(seed, n, rows, keys, BY_KEY: tl.constexpr, F: tl.constexpr):
     """Cells that dropout keeps: 16 bits of Philox-4x32-7 a cell, counted by (key // 8, row, n).
 
     Cell t of eight keys takes the lower (t even) or upper half of word t // 4 + 2 (t // 2 % 2).
     """
-    group = first_key // 8 + tl.arange(0, KEYS // 8)
+    ROWS: tl.constexpr = F.ROWS
+    KEYS: tl.constexpr = F.KEYS
+    group = keys.first // 8 + tl.arange(0, KEYS // 8)
     c0 = group[None, :] + tl.zeros((ROWS, 1), tl.int32)
-    c1 = rows[:, None] + tl.zeros((1, KEYS // 8), tl.int32)
+    c1 = rows.index[:, None] + tl.zeros((1, KEYS // 8), tl.int32)
     c2 = tl.zeros((ROWS, KEYS // 8), tl.int32) + n
     c3 = tl.zeros((ROWS, KEYS // 8), tl.int32)
     r0, r1, r2, r3 = tl.philox(seed, c0, c1, c2, c3, 7)
     words = tl.join(tl.join(r0, r1), tl.join(r2, r3))
     halves = tl.join(words & 0xFFFF, words >> 16)
-    keep = tl.reshape(halves, (ROWS, KEYS)) >= THRESHOLD
+    keep = tl.reshape(halves, (ROWS, KEYS)) >= F.DROP
     if BY_KEY:
         keep = tl.trans(keep)
     return keep
@@ -250,49 +220,42 @@ def diagonals(values, X: tl.constexpr):
 
 
 @triton.jit
-def keys_seen(
-    slot, src_len, low, high,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
-):  # fmt: skip
+def keys_seen(slot, sizes, F: tl.constexpr):
     """Keys that ROWS queries from `slot` on see: begin..middle..after..end.
 
     Tiles of the left tail, of the band, of the right tail.
     """
-    begin, end = slot * 0, src_len
-    if CAUSAL:
-        end = tl.minimum(src_len, slot + ROWS)
-    if WINDOW:
-        begin = tl.maximum(slot - WINDOW + 1, 0) // KEYS * KEYS
+    begin, end = slot * 0, sizes.src_len
+    if F.CAUSAL:
+        end = tl.minimum(end, slot + F.ROWS)
+    if F.WINDOW:
+        begin = tl.maximum(slot - F.WINDOW + 1, 0) // F.KEYS * F.KEYS
     middle, after = begin, end
-    if FAR_LEFT:
-        middle = tl.minimum(tl.maximum((slot + low + 1) // KEYS * KEYS, begin), end)
-    if FAR_RIGHT:
-        after = tl.cdiv(tl.maximum(slot + ROWS - 1 + high, 0), KEYS) * KEYS
+    if F.FAR_LEFT:
+        middle = tl.minimum(tl.maximum((slot + sizes.low + 1) // F.KEYS * F.KEYS, begin), end)
+    if F.FAR_RIGHT:
+        after = tl.cdiv(tl.maximum(slot + F.ROWS - 1 + sizes.high, 0), F.KEYS) * F.KEYS
         after = tl.minimum(tl.maximum(after, middle), end)
     return begin, middle, after, end
 
 
 @triton.jit
-def rows_seeing(
-    first_key, tgt_len, start, low, high,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    FAR_LEFT: tl.constexpr, FAR_RIGHT: tl.constexpr,
-):  # fmt: skip
+def rows_seeing(first_key, sizes, F: tl.constexpr):
     """Rows that see KEYS keys from `first_key` on: begin..middle..after..end.
 
     Tiles of the right tail, of the band, of the left tail.
     """
-    begin, end = first_key * 0, tgt_len
-    if CAUSAL:
-        begin = tl.maximum(first_key - start, 0) // ROWS * ROWS
-    if WINDOW:
-        end = tl.minimum(tgt_len, tl.maximum(first_key + KEYS - 1 + WINDOW - start, 0))
+    begin, end = first_key * 0, sizes.tgt_len
+    last = first_key + F.KEYS - 1 - sizes.start
+    if F.CAUSAL:
+        begin = tl.maximum(first_key - sizes.start, 0) // F.ROWS * F.ROWS
+    if F.WINDOW:
+        end = tl.minimum(end, tl.maximum(last + F.WINDOW, 0))
     middle, after = begin, end
-    if FAR_RIGHT:
-        middle = tl.maximum(first_key - high - start + 1, 0) // ROWS * ROWS
+    if F.FAR_RIGHT:
+        middle = tl.maximum(first_key - sizes.high - sizes.start + 1, 0) // F.ROWS * F.ROWS
         middle = tl.minimum(tl.maximum(middle, begin), end)
-    if FAR_LEFT:
-        after = tl.cdiv(tl.maximum(first_key + KEYS - 1 - low - start, 0), ROWS) * ROWS
+    if F.FAR_LEFT:
+        after = tl.cdiv(tl.maximum(last - sizes.low, 0), F.ROWS) * F.ROWS
         after = tl.minimum(tl.maximum(after, middle), end)
     return begin, middle, after, end
