@@ -70,6 +70,8 @@ def attend(
     if chosen == "sdpa":
         return sdpa.attend(inputs)
     with _full_precision(inputs.q.device.type):
+        if chosen == "native" and backend == "auto" and inputs.positions.is_step:
+            return native.step.attend(inputs), None  # `choose` asked whether it serves
         if chosen == "reference":
             out, probs = reference.attend(inputs)
             return out, probs if need_weights else None
@@ -109,8 +111,8 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """The backend that `auto` means for these inputs."""
     if is_exported():
         return "reference"
-    with_terms = any(term.present for term in inputs.terms)
     on_cpu = inputs.q.device.type == "cpu"
+    with_terms = any(term.present for term in inputs.terms)
     if on_cpu and inputs.positions.is_step and not need_weights:
         many = with_terms or thresholds.many_keys(inputs)
         if many and native.serves_step(inputs):

@@ -9,6 +9,7 @@ neither query nor keys is formed once for many steps (`step_tables`).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,13 +37,18 @@ def tail_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
     """k.b_tail of each product term, which decoding caches: (B, H, S, P), or None without any."""
     exact = torch.promote_types(k.dtype, torch.float32)
     products = [
-        k.to(exact) @ term.key_vectors[:, :1].to(exact).transpose(-1, -2)
-        for term in terms
-        if term.product
+        _with_tail(k.to(exact), term.key_vectors[:, 0].to(exact)) for term in terms if term.product
     ]
     if len(products) < 2:
         return products[0] if products else None
     return torch.cat(products, dim=-1)
+
+
+def _with_tail(k: Tensor, tail: Tensor) -> Tensor:
+    """(B, H, S, D) times (H|1, D): (B, H, S, 1)."""
+    if tail.size(0) == 1:
+        return (k @ tail[0])[..., None]
+    return (k * tail[:, None]).sum(-1, keepdim=True)  # not a product of matrices for every head
 
 
 def tables_for(inputs: AttentionInputs) -> StepTables:
@@ -89,38 +95,58 @@ class Parts(NamedTuple):
     added: Tensor | None
 
 
-def parts_of(inputs: AttentionInputs, tables: StepTables, multiplied: bool = True) -> Parts:
-    """Form them, without what is the same for all keys.
-
-    Args:
-        inputs: of the step.
-        tables: of its terms.
-        multiplied: whether the factor holds the products of terms.
-    """
-    q, k, query, _ = inputs.exact_pairs()
-    length, scale = k.size(2), inputs.scale
-    folds = tables.gate is None and not (tables.products or inputs.rotated)
+def parts_of(inputs: AttentionInputs, tables: StepTables) -> Parts:
+    """Form them, without what is the same for all keys."""
+    _, k, query, _ = inputs.exact_pairs()
+    length, scale, folds = k.size(2), inputs.scale, tables.folds(inputs.rotated)
     if tables.factor is not None:
         query, scale = query * tables.factor, 1.0
     if folds and tables.offset is not None:
         query, scale = torch.add(tables.offset, query, alpha=scale), 1.0
     factor = None if tables.gate is None else tables.gate[None, :, -length:]
-    for index, part in enumerate(tables.products if multiplied else ()):
-        product = _product(part, q, k, inputs.key_tails, index)
-        factor = product if factor is None else factor * product
-    added = [] if tables.static is None else [tables.static[None, :, -length:]]
+    if tables.products:
+        products = products_of(inputs, tables)
+        factor = products if factor is None else factor * products
+    added, factors = added_of(inputs)
+    added += map(product_of_factors, factors)
+    if tables.static is not None:
+        added.append(tables.static[None, :, -length:])
     if tables.offset is not None and not folds:
         added.append((tables.offset @ k.transpose(-1, -2))[:, :, 0])
+    scaled = query if scale == 1.0 else query * scale
+    return Parts(scaled, factor, sum(added[1:], added[0]) if added else None)
+
+
+def added_of(inputs: AttentionInputs) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """Return what terms add to the logits of this step alone.
+
+    Returns:
+        (B|1, H|1, S) numbers, and factors ((B|1, H|1, 1, r), (B|1, H|1, S, r)) of such.
+    """
+    added, factors = [], []
     for term in inputs.terms:
         if term.by_row is not None:
             added.append(term.by_row.of(inputs.positions)[:, :, 0])
         if term.static_factors is not None:
-            row, column = (factors.to(q.dtype) for factors in term.static_factors)
-            added.append((row @ column.transpose(-1, -2))[:, :, 0])
+            factors.append(tuple(part.to(inputs.exact) for part in term.static_factors))
         if term.decay is not None:
-            added.append((term.decay.past[..., -1:] - term.decay.past).to(q.dtype))
-    scaled = query if scale == 1.0 else query * scale
-    return Parts(scaled, factor, sum(added[1:], added[0]) if added else None)
+            added.append((term.decay.past[..., -1:] - term.decay.past).to(inputs.exact))
+    return added, factors
+
+
+def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:
+    """(B|1, H|1, S) of a row and its columns."""
+    row, columns = factors
+    return (row @ columns.transpose(-1, -2))[:, :, 0]
+
+
+def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
+    """Multiply the (q.a_r)(k.b_r) of all product terms: (B, H, S)."""
+    q, k = inputs.q.to(inputs.exact), inputs.k.to(inputs.exact)
+    found = [
+        _product(part, q, k, inputs.key_tails, index) for index, part in enumerate(tables.products)
+    ]
+    return math.prod(found[1:], start=found[0])
 
 
 def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Hashable
 from dataclasses import fields
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -38,9 +41,14 @@ class TermTables:
         return table.index_select(1, self._rows).to(self.exact)
 
     def beyond_tail(self, table: Tensor) -> Tensor:
-        """What near rows (H|1, R, ...) differ by from the tail's: (H|1, keys, ...)."""
+        """What near rows of (H|1, R, ...) differ by from the tail's: (H|1, keys, ...)."""
         near = self.near(table)
         return near - near[:, :1]
+
+    def inside(self, table: Tensor) -> Tensor:
+        """The same without the tail's own row, which is 0, if there are others: (H|1, n, ...)."""
+        beyond = self.beyond_tail(table)
+        return beyond[:, min(1, self.keys - 1) :]
 
     def spread(self, near: Tensor, length: int) -> Tensor:
         """Scalars of near keys (H|1, keys) for the last `length` keys: (H|1, length)."""
@@ -93,7 +101,8 @@ class StepTables:
         length: int,
     ) -> None:
         """Form what needs neither query nor keys."""
-        self.terms, self.length = terms, length
+        self.terms, self.length, self.scale, self.exact = terms, length, scale, exact
+        self._formed: dict = {}
         self.parts = tuple(
             None if term.relation is None else TermTables(term, scale, exact, device)
             for term in terms
@@ -129,16 +138,27 @@ class StepTables:
         """Near tables, and the tails that fold into the query or the output."""
         term = part.term
         if _added(term.query_vectors, part):
-            near = part.beyond_tail(term.query_vectors) * part.scale
+            near = part.inside(term.query_vectors) * part.scale
             self.query = _sum_near(self.query, near)
         if _added(term.key_vectors, part):
-            self.key = _sum_near(self.key, part.beyond_tail(term.key_vectors) * part.scale)
+            self.key = _sum_near(self.key, part.inside(term.key_vectors) * part.scale)
         if term.trilinear is not None:
-            self.trilinear = part.beyond_tail(term.trilinear) * part.scale
+            self.trilinear = part.inside(term.trilinear) * part.scale
             self.factor = part.near(term.trilinear)[None, :, :1] * part.scale
         if term.value_vectors is not None:
-            self.value = _sum_near(self.value, part.beyond_tail(term.value_vectors))
+            self.value = _sum_near(self.value, part.inside(term.value_vectors))
             self.value_tail = _sum(self.value_tail, part.near(term.value_vectors)[:, :1])
+
+    def folds(self, rotated: bool) -> bool:
+        """Whether `offset` may be added to the content's query, where that may be rotated."""
+        return self.gate is None and not (self.products or rotated)
+
+    def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
+        """What `form` returns of these tables, formed for the first step that asks."""
+        found = self._formed.get(key)
+        if found is None:
+            found = self._formed[key] = form()
+        return found
 
     def fit(self, terms: tuple[PositionTerms, ...], length: int) -> bool:
         """Whether they serve a step of `length` keys with these terms."""
@@ -146,7 +166,10 @@ class StepTables:
             return False
         if terms is self.terms:
             return True
-        return len(terms) == len(self.terms) and all(map(_same_tables, terms, self.terms))
+        same = len(terms) == len(self.terms) and all(map(_same_tables, terms, self.terms))
+        if same:
+            self.terms = terms  # which the next to ask brings again
+        return same
 
 
 def _added(vectors: Tensor | None, part: TermTables) -> bool:
@@ -166,10 +189,12 @@ def _sum_near(total: Tensor | None, part: Tensor) -> Tensor:
     return sum(longer)
 
 
-_TABLES = tuple(
-    field.name
-    for field in fields(PositionTerms)
-    if field.name not in ("relation", "by_row", "static_factors", "decay", "reset")
+_tables_of = operator.attrgetter(
+    *(
+        field.name
+        for field in fields(PositionTerms)
+        if field.name not in ("relation", "by_row", "static_factors", "decay", "reset")
+    )
 )
 
 
@@ -177,5 +202,5 @@ def _same_tables(one: PositionTerms, other: PositionTerms) -> bool:
     """Whether two terms differ in their factors, logits by row and decay alone."""
     return one is other or (
         one.relation == other.relation
-        and all(getattr(one, name) is getattr(other, name) for name in _TABLES)
+        and all(map(operator.is_, _tables_of(one), _tables_of(other)))
     )

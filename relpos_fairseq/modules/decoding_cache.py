@@ -84,7 +84,8 @@ class DecodingCache:
                 f"incremental_state holds {self.rows} rows and the new tokens have {rows}: select "
                 f"rows by reorder_incremental_state, or take a fresh state for another batch"
             )
-        start, stop = self.length, self.length + new["key"].size(2)
+        count = new["key"].size(2)
+        start, stop = self.length, self.length + count
         for name, part in new.items():
             if part is None:
                 continue
@@ -95,11 +96,11 @@ class DecodingCache:
                 continue
             if buffer is None or buffer.size(2) < stop or not _writable(buffer):
                 self._buffers[name] = buffer = _grown(buffer, part, start, stop)
-            buffer[:, :, start:stop] = part
+            buffer.narrow(2, start, count).copy_(part)
         self._append_padding(padding, new["key"], start)
         self.length = stop
         return {
-            name: None if part is None else self._buffers[name][:, :, :stop]
+            name: None if part is None else self._buffers[name].narrow(2, 0, stop)
             for name, part in new.items()
         }
 

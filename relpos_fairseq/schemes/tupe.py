@@ -16,7 +16,6 @@ The product is kept as two factors of rank d, never as a (T, S) table.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -130,11 +129,16 @@ class TupeAbsolute(PositionScheme):
         self, prepared: tuple[Tensor, Tensor], positions: Positions
     ) -> tuple[PositionTerms, ...]:
         """Return the two factors of the position product."""
+        factors = self._factors(prepared, positions)
+        return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
+
+    def _factors(
+        self, prepared: tuple[Tensor, Tensor], positions: Positions
+    ) -> tuple[Tensor, Tensor]:
         self.check_length(positions)
         query, key = prepared
         rows = positions.rows_of_keys(query)
-        factors = (positions.of_queries(rows, axis=2), positions.rows_of_keys(key))
-        return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
+        return positions.of_queries(rows, axis=2), positions.rows_of_keys(key)
 
 
 def _without_scalars(source: Takeover) -> dict[str, Tensor]:
@@ -196,6 +200,12 @@ class Tupe(TupeAbsolute):
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the product and s, reset together."""
-        factors, static = prepared
-        (term,) = super().terms(factors, positions)
-        return (replace(term, relation=self.clipped, static=static),)
+        prepared, static = prepared
+        return (
+            PositionTerms(
+                self.clipped,
+                static=static,
+                static_factors=self._factors(prepared, positions),
+                reset=self.reset_at(positions),
+            ),
+        )

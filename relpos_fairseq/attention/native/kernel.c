@@ -141,20 +141,27 @@ int relpos_step(const Step *c)
 #pragma omp parallel num_threads(c->threads) reduction(+ : failed)
     {
         unsigned before = flush_small();
-        int64_t logits = round_up(c->src, NR) + NR;
-        real *s = (real *)borrow((logits + 2 * c->near_products + TOGETHER) * sizeof(real));
-        failed = !s;
+        real *memory = (real *)borrow(scratch_size(c) * sizeof(real));
+        Scratch scratch = scratch_of(c, memory);
+        int64_t done = 0;
+        failed = !memory;
+        /* Row by row, as keys and values lie in memory; a thread's first pairs are one of each head. */
 #pragma omp for schedule(static)
-        for (int64_t pair = 0; pair < c->batch * c->heads; pair++)
-            if (!failed)
-                step(c, pair / c->heads, pair % c->heads, s, s + logits);
+        for (int64_t pair = 0; pair < c->batch * c->heads; pair++) {
+            if (failed)
+                continue;
+            int64_t head = pair % c->heads;
+            if (done++ < c->heads && shares(c))
+                share(c, head, shared_of(c, &scratch, head));
+            step(c, pair / c->heads, head, &scratch);
+        }
         give_back();
         restore(before);
     }
     return failed > 0;
 }
 
-int64_t relpos_step_size(void) { return sizeof(Step); }
+int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(Step); }
 
 int64_t relpos_groups(const Call *call)
 {

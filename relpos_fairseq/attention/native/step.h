@@ -1,7 +1,10 @@
 /* One step of decoding: a single query for each head of a row, which stands on the last key.
  *
- *     logits_j = (query.content_k_j + sum_c trilinear_j,c content_q_c content_k_j,c) factor_j
- *                * (q.product_query_j) (k_j.product_key_j) + added_j + q.near_query_j + k_j.near_key_j
+ *     logits_j = (query.content_k_j + sum_c trilinear_j,c content_q_c content_k_j,c) gate_j factor_j
+ *                * (q.product_query_j) (k_j.product_key_j)
+ *                + key_offset.k_j + q.near_query_j + k_j.near_key_j
+ *                + static_j + added_j + query_factors.key_factors_j
+ *     query    = content_q query_factor + query_offset
  *     out      = sum_j probs_j (v_j + near_value_j) + value_tail
  *
  * where near tables have rows for the last keys, and nothing for those before them.
@@ -9,147 +12,218 @@
 #ifndef RELPOS_STEP_H
 #define RELPOS_STEP_H
 
-#include "scalars.h"
+#include "rows.h"
 
-/* `native/step.py` fills it in, word by word.  Tables have stride 0 between rows of the batch. */
+/* What neither queries nor keys say: `native/step_plan.py` fills it in, word by word, for many steps. */
 typedef struct {
-    int64_t batch, heads, src, dim, content_dim, value_dim, threads;
-    int64_t near_queries, near_keys, near_trilinear, near_values, near_products; /* rows of each table */
-    Tensor query, content_k, v; /* `query` is scaled */
-    Tensor q, k, content_q;     /* q and k as near tables meet them; absent where there are none */
-    Tensor factor, added, tails; /* (B, H, 1, S); tails are k.product_key of distant keys */
-    Tensor near_query, near_key, trilinear, near_value, value_tail, product_query, product_key;
-    Tensor out;
-    const uint8_t *excluded; /* (B|1, S) */
+    int64_t dim, content_dim, value_dim;
+    int64_t near_queries, near_keys, near_trilinear, near_values, near_products; /* rows of tables */
+    int64_t length; /* of the tables for all keys, whose last numbers are those of the last keys */
+    Table query_factor, query_offset, key_offset, value_tail; /* (H|1, channels) */
+    Table near_query, near_key, trilinear, near_value;        /* (H|1, rows, channels) */
+    Table product_query, product_key; /* their first row is that of all keys further off */
+    Table gate, static_;              /* (H|1, length) */
+} StepTables;
+
+/* `native/step.py` fills it in, word by word. */
+typedef struct {
+    const StepTables *tables;
+    int64_t batch, heads, src, rank, threads;
+    Tensor q, k, v, content_q, content_k; /* k: as near tables meet it, and so is q */
+    Tensor tails, factor, added; /* (B, H, 1, S); tails are k.product_key of distant keys */
+    Tensor query_factors, key_factors; /* (B, H, 1 | S, rank) */
+    real *out;                         /* (B, H, 1, value_dim), contiguous */
+    const uint8_t *excluded;           /* (B|1, S) */
     int64_t excluded_row;
 } Step;
 
-#define TOGETHER 4 /* rows whose sums are formed at a time */
+/* Of a thread, in one piece: logits, the query, products, and what the rows of each head share. */
+typedef struct {
+    real *logits, *query, *of_q, *of_k, *shared;
+} Scratch;
 
-/* out_j = or += x_j.y_j, or (x_j w).y_j, for `count` pairs of rows; all x_j are one where x_row is 0. */
-INLINE void dots(real *out, const real *x, int64_t x_row, const real *w, const real *y, int64_t y_row,
-                 int64_t count, int64_t dim, int add)
+INLINE int shares_factors(const Step *c)
 {
-    int64_t whole = dim / VL * VL;
-    for (int64_t j = 0; j < count; j += TOGETHER) {
-        int64_t members = least(TOGETHER, count - j), at[TOGETHER];
-        vec sums[TOGETHER] = {{0}};
-        for (int i = 0; i < TOGETHER; i++)
-            at[i] = j + least(i, members - 1);
-        for (int64_t d = 0; d < whole; d += VL)
-#pragma GCC unroll 4
-            for (int i = 0; i < TOGETHER; i++) {
-                vec of_x = *(const vec *)(x + at[i] * x_row + d);
-                if (w)
-                    of_x *= *(const vec *)(w + d);
-                sums[i] += of_x * *(const vec *)(y + at[i] * y_row + d);
-            }
-        real found[TOGETHER];
-#pragma GCC unroll 4
-        for (int i = 0; i < TOGETHER; i++)
-            found[i] = sum_of_lanes(sums[i]);
-        for (int i = 0; i < members; i++) {
-            for (int64_t d = whole; d < dim; d++)
-                found[i] += x[at[i] * x_row + d] * y[at[i] * y_row + d] * (w ? w[d] : 1);
-            out[j + i] = add ? out[j + i] + found[i] : found[i];
-        }
-    }
+    return c->query_factors.data && !c->query_factors.b && !c->key_factors.b;
 }
 
-/* out += sum_j weights_j rows_j. */
-static void add_weighed(real *out, const real *weights, const real *rows, int64_t row,
-                        int64_t count, int64_t dim)
+/* Whether something is added to the logits of a head in all rows of the batch. */
+INLINE int shares(const Step *c) { return c->tables->static_.data || shares_factors(c); }
+
+INLINE int64_t room_of_logits(const Step *c) { return round_up(c->src, NR) + NR; }
+
+INLINE int64_t scratch_size(const Step *c)
 {
-    int64_t d = 0;
-    for (; d + TOGETHER * VL <= dim; d += TOGETHER * VL) {
-        vec sums[TOGETHER] = {{0}};
-        for (int64_t j = 0; j < count; j++)
-#pragma GCC unroll 4
-            for (int i = 0; i < TOGETHER; i++)
-                sums[i] += weights[j] * *(const vec *)(rows + j * row + d + i * VL);
-        for (int i = 0; i < TOGETHER; i++)
-            *(vec *)(out + d + i * VL) += sums[i];
-    }
-    for (; d + VL <= dim; d += VL) {
-        vec sums = {0};
-        for (int64_t j = 0; j < count; j++)
-            sums += weights[j] * *(const vec *)(rows + j * row + d);
-        *(vec *)(out + d) += sums;
-    }
-    for (; d < dim; d++)
-        for (int64_t j = 0; j < count; j++)
-            out[d] += weights[j] * rows[j * row + d];
+    const StepTables *t = c->tables;
+    return room_of_logits(c) * (1 + (shares(c) ? c->heads : 0)) + t->content_dim + 2 * t->near_products;
+}
+
+INLINE Scratch scratch_of(const Step *c, real *memory)
+{
+    real *query = memory + room_of_logits(c), *of_q = query + c->tables->content_dim;
+    real *of_k = of_q + c->tables->near_products;
+    return (Scratch){memory, query, of_q, of_k, of_k + c->tables->near_products};
+}
+
+INLINE real *shared_of(const Step *c, const Scratch *r, int64_t h)
+{
+    return r->shared + h * room_of_logits(c);
 }
 
 INLINE real *at(const Tensor *x, int64_t b, int64_t h) { return x->data + b * x->b + h * x->h; }
+INLINE const real *of_head(const Table *x, int64_t h) { return x->data + h * x->h; }
 
-/* The rows of a near table that meet the last n keys. */
-INLINE const real *last(const Tensor *table, int64_t b, int64_t h, int64_t rows, int64_t n)
+/* The rows of a near table that meet the keys from `key` on, if it has `rows` of them. */
+INLINE const real *from(const Table *x, int64_t h, int64_t rows, int64_t dim, int64_t src, int64_t key)
 {
-    return at(table, b, h) + (rows - n) * table->t;
+    return of_head(x, h) + (rows - (src - key)) * dim;
 }
 
-/* s_j *= (q.product_query_j) (k_j.product_key_j); the first rows are those of all keys further off. */
-static void multiply(const Step *c, int64_t b, int64_t h, real *s, real *near)
+static void add_factors(const Step *c, int64_t b, int64_t h, real *s)
 {
-    int64_t rows = c->near_products, n = least(rows, c->src), far = c->src - n;
-    real *of_q = near, *of_k = near + rows;
-    const real *tails = at(&c->tails, b, h), *k = at(&c->k, b, h) + far * c->k.t;
-    dots(of_q, at(&c->q, b, h), 0, NULL, at(&c->product_query, b, h), c->product_query.t, rows,
-         c->dim, 0);
-    dots(of_k, last(&c->product_key, b, h, rows, n), c->product_key.t, NULL, k, c->k.t, n, c->dim, 0);
+    const real *column = at(&c->key_factors, b, h);
+    dots_of_one(s, &(Rows){.one = at(&c->query_factors, b, h), .y = column, .y_row = c->key_factors.t},
+                c->src, c->rank, 1);
+}
+
+/* What is added to the logits of a head in all rows of the batch. */
+static void share(const Step *c, int64_t h, real *shared)
+{
+    const StepTables *t = c->tables;
+    if (t->static_.data)
+        memcpy(shared, from(&t->static_, h, t->length, 1, c->src, 0), c->src * sizeof(real));
+    else
+        fill(shared, c->src, 0);
+    if (shares_factors(c))
+        add_factors(c, 0, h, shared);
+}
+
+/* s_j *= (q.product_query_j) (k_j.product_key_j). */
+static void multiply(const Step *c, int64_t b, int64_t h, const Scratch *r)
+{
+    const StepTables *t = c->tables;
+    int64_t rows = t->near_products, n = least(rows - 1, c->src), far = c->src - n, dim = t->dim;
+    const real *restrict tails = at(&c->tails, b, h);
+    real *restrict s = r->logits;
+    dots_of_one(r->of_q, &(Rows){.one = at(&c->q, b, h), .y = of_head(&t->product_query, h), .y_row = dim},
+                rows, dim, 0);
+    dots_of_two(r->of_k,
+                &(Rows){.x = from(&t->product_key, h, rows, dim, c->src, far), .x_row = dim,
+                        .y = at(&c->k, b, h) + far * c->k.t, .y_row = c->k.t},
+                n, dim, 0);
+    real of_tail = r->of_q[0];
     for (int64_t j = 0; j < far; j++)
-        s[j] *= of_q[0] * tails[j];
+        s[j] *= of_tail * tails[j];
     for (int64_t j = 0; j < n; j++)
-        s[far + j] *= of_q[rows - n + j] * of_k[j];
+        s[far + j] *= r->of_q[rows - n + j] * r->of_k[j];
 }
 
-/* One head of one row; `s` has room for its logits and two vectors, `near` for the rows of products. */
-static void step(const Step *c, int64_t b, int64_t h, real *s, real *near)
+/* The content's part of the logits, with all that multiplies it. */
+static void content_of_step(const Step *c, int64_t b, int64_t h, const Scratch *r)
 {
-    int64_t src = c->src, n;
-    const real *content_k = at(&c->content_k, b, h), *k = at(&c->k, b, h);
-    dots(s, at(&c->query, b, h), 0, NULL, content_k, c->content_k.t, src, c->content_dim, 0);
-    if (c->trilinear.data) {
-        n = least(c->near_trilinear, src);
-        dots(s + src - n, last(&c->trilinear, b, h, c->near_trilinear, n), c->trilinear.t,
-             at(&c->content_q, b, h), content_k + (src - n) * c->content_k.t, c->content_k.t, n,
-             c->content_dim, 1);
+    const StepTables *t = c->tables;
+    const real *k = at(&c->content_k, b, h);
+    int64_t row = c->content_k.t, dim = t->content_dim, src = c->src;
+    dots_of_one(r->logits, &(Rows){.one = r->query, .y = k, .y_row = row}, src, dim, 0);
+    if (t->trilinear.data) {
+        int64_t n = least(t->near_trilinear, src), far = src - n;
+        dots_weighed(r->logits + far,
+                     &(Rows){.one = at(&c->content_q, b, h), .y = k + far * row, .y_row = row,
+                             .x = from(&t->trilinear, h, t->near_trilinear, dim, src, far), .x_row = dim},
+                     n, dim, 1);
     }
+    if (t->gate.data)
+        multiply_rows(r->logits, from(&t->gate, h, t->length, 1, src, 0), src);
     if (c->factor.data)
-        for (int64_t j = 0; j < src; j++)
-            s[j] *= at(&c->factor, b, h)[j];
-    if (c->product_query.data)
-        multiply(c, b, h, s, near);
+        multiply_rows(r->logits, at(&c->factor, b, h), src);
+    if (t->product_query.data)
+        multiply(c, b, h, r);
+}
+
+/* Logits of keys `first` .. `stop`: content's, where it is there to be summed, and near tables'. */
+static void near_logits(const Step *c, int64_t b, int64_t h, const Scratch *r, int64_t first,
+                        int64_t stop, int with_content, int of_queries, int of_keys)
+{
+    const StepTables *t = c->tables;
+    int64_t n = stop - first, src = c->src, dim = t->dim;
+    real *s = r->logits + first;
+    Rows k = {.one = r->query, .y = at(&c->k, b, h) + first * c->k.t, .y_row = c->k.t};
+    Rows q = {.one = at(&c->q, b, h), .y_row = dim};
+    if (n <= 0)
+        return;
+    if (of_queries)
+        q.y = from(&t->near_query, h, t->near_queries, dim, src, first);
+    if (of_keys)
+        k.x = from(&t->near_key, h, t->near_keys, dim, src, first), k.x_row = dim;
+    if (with_content && of_queries && of_keys)
+        dots_of_all(s, (Rows[]){k, q}, n, dim, 0);
+    else if (with_content && of_queries)
+        dots_of_ones(s, (Rows[]){k, q}, n, dim, 0);
+    else if (with_content && of_keys)
+        dots_of_sum(s, &k, n, dim, 0);
+    else if (with_content)
+        dots_of_one(s, &k, n, dim, 0);
+    else {
+        if (of_queries)
+            dots_of_one(s, &q, n, dim, 1);
+        if (of_keys)
+            dots_of_two(s, &k, n, dim, 1);
+    }
+}
+
+static void logits_of_step(const Step *c, int64_t b, int64_t h, const Scratch *r)
+{
+    const StepTables *t = c->tables;
+    int64_t src = c->src, dim = t->dim;
+    int apart = t->trilinear.data || t->gate.data || c->factor.data || t->product_query.data ||
+                c->content_k.data != c->k.data;
+    int64_t of_q = src - (t->near_query.data ? least(t->near_queries, src) : 0);
+    int64_t of_k = src - (t->near_key.data ? least(t->near_keys, src) : 0);
+    int64_t near = least(of_q, of_k), both = most(of_q, of_k);
+    if (apart)
+        content_of_step(c, b, h, r);
+    else
+        near_logits(c, b, h, r, 0, near, 1, 0, 0);
+    near_logits(c, b, h, r, near, both, !apart, of_q == near, of_k == near);
+    near_logits(c, b, h, r, both, src, !apart, 1, 1);
+    if (t->key_offset.data)
+        dots_of_one(r->logits, &(Rows){.one = of_head(&t->key_offset, h), .y = at(&c->k, b, h), .y_row = c->k.t},
+                    src, dim, 1);
+    if (shares(c))
+        add_rows(r->logits, shared_of(c, r, h), src);
     if (c->added.data)
-        for (int64_t j = 0; j < src; j++)
-            s[j] += at(&c->added, b, h)[j];
-    if (c->near_query.data) {
-        n = least(c->near_queries, src);
-        dots(s + src - n, at(&c->q, b, h), 0, NULL, last(&c->near_query, b, h, c->near_queries, n),
-             c->near_query.t, n, c->dim, 1);
-    }
-    if (c->near_key.data) {
-        n = least(c->near_keys, src);
-        dots(s + src - n, last(&c->near_key, b, h, c->near_keys, n), c->near_key.t, NULL,
-             k + (src - n) * c->k.t, c->k.t, n, c->dim, 1);
-    }
+        add_rows(r->logits, at(&c->added, b, h), src);
+    if (c->query_factors.data && !shares_factors(c))
+        add_factors(c, b, h, r->logits);
     if (c->excluded)
         for (int64_t j = 0; j < src; j++)
-            s[j] = c->excluded[b * c->excluded_row + j] ? -(real)INFINITY : s[j];
-    real *out = at(&c->out, b, h), top = largest(s, src, -(real)INFINITY);
-    fill(out, c->value_dim, 0);
+            r->logits[j] = c->excluded[b * c->excluded_row + j] ? -(real)INFINITY : r->logits[j];
+}
+
+/* One head of one row. */
+static void step(const Step *c, int64_t b, int64_t h, const Scratch *r)
+{
+    const StepTables *t = c->tables;
+    const real *q = at(&c->content_q, b, h), *factor = of_head(&t->query_factor, h);
+    for (int64_t d = 0; d < t->content_dim; d++)
+        r->query[d] = q[d] * factor[d];
+    if (t->query_offset.data)
+        add_rows(r->query, of_head(&t->query_offset, h), t->content_dim);
+    logits_of_step(c, b, h, r);
+    int64_t src = c->src, dim = t->value_dim, n = least(t->near_values, src);
+    real *out = c->out + (b * c->heads + h) * dim, top = largest(r->logits, src, -(real)INFINITY);
+    fill(out, dim, 0);
     if (top == -(real)INFINITY) /* no key at all */
         return;
-    real mass = exponentials(s, 0, src, src, top);
-    add_weighed(out, s, at(&c->v, b, h), c->v.t, src, c->value_dim);
-    if (c->near_value.data) {
-        n = least(c->near_values, src);
-        add_weighed(out, s + src - n, last(&c->near_value, b, h, c->near_values, n),
-                    c->near_value.t, n, c->value_dim);
-    }
-    for (int64_t d = 0; d < c->value_dim; d++)
-        out[d] = out[d] / mass + (c->value_tail.data ? at(&c->value_tail, b, h)[d] : 0);
+    real mass = exponentials(r->logits, 0, src, src, top);
+    add_weighed(out, r->logits, at(&c->v, b, h), c->v.t, src, dim);
+    if (t->near_value.data)
+        add_weighed(out, r->logits + src - n, from(&t->near_value, h, t->near_values, dim, src, src - n),
+                    dim, n, dim);
+    for (int64_t d = 0; d < dim; d++)
+        out[d] /= mass;
+    if (t->value_tail.data)
+        add_rows(out, of_head(&t->value_tail, h), dim);
 }
 
 #endif

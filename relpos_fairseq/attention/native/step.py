@@ -13,13 +13,21 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native import build, step_plan
 from relpos_fairseq.attention.native.call import kernel
 from relpos_fairseq.attention.native.checks import check_device
-from relpos_fairseq.attention.step import parts_of, tables_for, tail_products
+from relpos_fairseq.attention.native.step_plan import StepPlan
+from relpos_fairseq.attention.step import (
+    added_of,
+    product_of_factors,
+    products_of,
+    tables_for,
+    tail_products,
+)
+from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import is_captured
 
-WORDS = 82
+WORDS = 49
 WORK = 1 << 17  # products and sums that are worth a thread
 _ABSENT = (0, 0, 0, 0)
 _Words = ctypes.c_int64 * WORDS
@@ -29,27 +37,29 @@ def serves(inputs: AttentionInputs) -> bool:
     """Whether the kernel evaluates the inputs, which are a step that `attention.step` serves."""
     if torch.is_grad_enabled() or inputs.dropout or is_captured():
         return False
-    content_k, exact = inputs.k if inputs.content_k is None else inputs.content_k, inputs.exact
+    q, k, v, exact = inputs.q, inputs.k, inputs.v, inputs.exact
+    content_k = k if inputs.content_k is None else inputs.content_k
     return (
-        all(x.dtype == exact and x.is_cpu for x in (inputs.q, inputs.k, inputs.v))
-        and inputs.k.stride(-1) == inputs.v.stride(-1) == content_k.stride(-1) == 1
+        q.dtype == k.dtype == v.dtype == exact
+        and q.is_cpu
+        and k.is_cpu
+        and v.is_cpu
+        and k.stride(-1) == v.stride(-1) == content_k.stride(-1) == 1
         and build.problem(exact) is None
     )
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, 1, Dv) of inputs that `serves` accepts."""
-    tables = tables_for(inputs)
-    product = tables.products[0] if len(tables.products) == 1 else None
-    parts = parts_of(inputs, tables, multiplied=product is None)
-    (batch, heads, src, dim), exact = inputs.k.shape, inputs.exact
-    value_dim = inputs.v.size(-1)
-    out = inputs.v.new_empty(batch, heads, 1, value_dim)
+    tables, q, k, v, exact = tables_for(inputs), inputs.q, inputs.k, inputs.v, inputs.exact
+    (batch, heads, src, dim), value_dim = k.shape, v.size(-1)
+    rotated = inputs.rotated
+    wide = inputs.content_k.size(-1) if rotated else dim
+    kind = ("native", heads, dim, wide, value_dim, rotated)
+    plan = tables.once(kind, lambda: StepPlan(tables, *kind[1:]))
     given: list[Tensor] = []  # what has the numbers must outlive the call
 
-    def place(x: Tensor | None, rows: int, width: int) -> tuple[int, ...]:
-        if x is None:
-            return _ABSENT
+    def place(x: Tensor, rows: int, width: int) -> tuple[int, ...]:
         if x.dtype != exact or not x.is_cpu:
             check_device((("a table of positions", x),))
             x = x.to(exact)
@@ -60,47 +70,51 @@ def attend(inputs: AttentionInputs) -> Tensor:
         given.append(x)
         return x.data_ptr(), *x.stride()[:3]
 
-    def near(table: Tensor | None, width: int) -> tuple[int, ...]:
-        return _ABSENT if table is None else place(table, table.size(1), width)
-
     def by_key(x: Tensor | None) -> tuple[int, ...]:
         return _ABSENT if x is None else place(x[:, :, None], 1, src)
 
-    products, tails = (None, None), None
-    if product is not None:
-        products = product.product_query.transpose(1, 2), product.product_key
-        tails = inputs.key_tails
-        if tails is None:
-            tails = tail_products((product.term,), inputs.k)
-        tails = tails[..., 0]
-    near_tables = (tables.query, tables.key, tables.trilinear, tables.value, products[1])
-    content_q, content_k = inputs.q, inputs.k
-    if inputs.rotated:
-        content_q, content_k = inputs.content_q, inputs.content_k
-    wide = content_k.size(-1)
-    words = (
-        batch, heads, src, dim, wide, value_dim, _threads(batch * heads * src * (dim + value_dim)),
-        *(0 if table is None else table.size(1) for table in near_tables),
-        *place(parts.query, 1, wide),
-        *place(content_k, src, wide),
-        *place(inputs.v, src, value_dim),
-        *place(None if tables.query is products[0] is None else inputs.q, 1, dim),
-        *place(None if tables.key is products[1] is None else inputs.k, src, dim),
-        *place(None if tables.trilinear is None else content_q, 1, wide),
-        *by_key(parts.factor), *by_key(parts.added), *by_key(tails),
-        *near(tables.query, dim), *near(tables.key, dim), *near(tables.trilinear, wide),
-        *near(tables.value, value_dim), *near(tables.value_tail, value_dim),
-        *near(products[0], dim), *near(products[1], dim),
-        *place(out, 1, value_dim),
-        *_masked(inputs.excluded(), given),
+    queries = content_q = place(q, 1, dim)
+    keys = content_k = place(k, src, dim)
+    if rotated:
+        content_q = place(inputs.content_q, 1, wide)
+        content_k = place(inputs.content_k, src, wide)
+    tails, factor = _multiplied(inputs, tables, plan)
+    added, factors, rank = *added_of(inputs), 0
+    if len(factors) == 1:
+        rank = factors[0][0].size(-1)
+        rows, columns = place(factors[0][0], 1, rank), place(factors[0][1], src, rank)
+    else:
+        rows = columns = _ABSENT
+        added += map(product_of_factors, factors)
+    out = v.new_empty(batch, heads, 1, value_dim)
+    words = _Words(
+        plan.address, batch, heads, src, rank, _threads(batch * heads * src * (dim + value_dim)),
+        *queries, *keys, *place(v, src, value_dim), *content_q, *content_k,
+        *by_key(tails), *by_key(factor), *by_key(sum(added[1:], added[0]) if added else None),
+        *rows, *columns, out.data_ptr(), *_masked(inputs, given),
     )  # fmt: skip
-    if batch and _function(exact)(_Words(*words)):
+    if batch and _function(exact)(words):
         raise MemoryError(f"a step of decoding has no memory for the logits of {src} keys")
     return out
 
 
-def _masked(excluded: Tensor | None, given: list[Tensor]) -> tuple[int, int]:
+def _multiplied(
+    inputs: AttentionInputs, tables: StepTables, plan: StepPlan
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return (B, H, S) products of keys with the one product's tail, or several products."""
+    if plan.product is None:
+        return None, products_of(inputs, tables) if tables.products else None
+    tails = inputs.key_tails
+    if tails is None:
+        tails = tail_products((plan.product.term,), inputs.k)
+    return tails[..., 0], None
+
+
+def _masked(inputs: AttentionInputs, given: list[Tensor]) -> tuple[int, int]:
     """Where (B|1, 1, 1, S) True at excluded keys lies, and its stride of rows."""
+    if inputs.key_padding is inputs.window is inputs.documents is None:
+        return 0, 0  # no key lies in the future of the last
+    excluded = inputs.excluded()
     if excluded is None:
         return 0, 0
     given.append(excluded.contiguous())
@@ -120,7 +134,7 @@ def _function(dtype: torch.dtype) -> Callable[[ctypes.Array], int]:
     """
     library = kernel(dtype)
     library.relpos_step_size.restype = ctypes.c_int64
-    if library.relpos_step_size() != ctypes.sizeof(_Words):
+    if library.relpos_step_size() != 8 * (step_plan.WORDS + WORDS):
         raise build.BuildError("step.h and step.py are of two versions; install the package anew")
     library.relpos_step.argtypes, library.relpos_step.restype = (
         [ctypes.POINTER(_Words)],

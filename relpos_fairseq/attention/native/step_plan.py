@@ -1,0 +1,90 @@
+"""What a step of decoding by the kernel needs of its tables alone: formed once for many steps."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.native.checks import check_device
+from relpos_fairseq.attention.step_tables import StepTables
+
+WORDS = 33  # of step.h's StepTables
+ABSENT = (0, 0)
+Words = ctypes.c_int64 * WORDS
+
+
+class StepPlan:
+    """step.h's StepTables, filled in word by word, with what has the numbers.
+
+    Args:
+        tables: of the step's terms.
+        heads: number of heads H.
+        dim: channels of queries and keys as tables meet them.
+        content_dim: as the content's product meets them.
+        value_dim: of values.
+        rotated: whether those two differ.
+
+    Attributes:
+        address: of the words.
+        product: the one term whose products the kernel forms, or None; several are formed by torch.
+    """
+
+    def __init__(
+        self,
+        tables: StepTables,
+        heads: int,
+        dim: int,
+        content_dim: int,
+        value_dim: int,
+        rotated: bool,
+    ) -> None:
+        self._heads, self._exact, self._kept = heads, tables.exact, []
+        self.product = tables.products[0] if len(tables.products) == 1 else None
+        near = (tables.query, tables.key, tables.trilinear, tables.value)
+        products = (None, None)
+        if self.product is not None:
+            products = (self.product.product_query.transpose(1, 2), self.product.product_key)
+        folds, place = tables.folds(rotated), self._place
+        offset = None if tables.offset is None else tables.offset[0]
+        self._words = Words(
+            dim, content_dim, value_dim,
+            *(0 if table is None else table.size(1) for table in (*near, products[1])),
+            tables.length,
+            *place(self._factor(tables, content_dim), 1, content_dim),
+            *place(offset if folds else None, 1, content_dim),
+            *place(None if folds else offset, 1, dim),
+            *place(tables.value_tail, 1, value_dim),
+            *place(tables.query, None, dim), *place(tables.key, None, dim),
+            *place(tables.trilinear, None, content_dim), *place(tables.value, None, value_dim),
+            *place(products[0], None, dim), *place(products[1], None, dim),
+            *place(tables.gate, tables.length), *place(tables.static, tables.length),
+        )  # fmt: skip
+        self.address = ctypes.addressof(self._words)
+
+    def _factor(self, tables: StepTables, content_dim: int) -> Tensor:
+        """What multiplies the content's query, channel by channel."""
+        if tables.factor is not None:
+            return tables.factor[0]
+        return torch.full((1, 1, content_dim), tables.scale, dtype=tables.exact)
+
+    def _place(self, table: Tensor | None, rows: int | None, *dim: int) -> tuple[int, int]:
+        """Return where (H|1, rows[, dim]) lies, and the stride of heads; None: any number of rows.
+
+        Raises:
+            ValueError: it lies on another device, or is of another shape.
+        """
+        if table is None:
+            return ABSENT
+        check_device((("a table of positions", table),))
+        rows = table.size(1) if rows is None else rows
+        shapes = [(heads, rows, *dim) for heads in (1, self._heads)]
+        if tuple(table.shape) not in shapes:
+            raise ValueError(
+                f"a step of decoding with {self._heads} heads: a table of positions must be "
+                f"{shapes[1]}, or {shapes[0]} for all heads, got {tuple(table.shape)}"
+            )
+        table = table.to(self._exact).contiguous()
+        self._kept.append(table)
+        return table.data_ptr(), 0 if table.size(0) == 1 else table.stride(0)
