@@ -77,10 +77,7 @@ def difference(model, folder) -> float:
 # own needs no scheme twice.  RELPOS_ONNX=full writes its hybrids too, and each scheme alone.
 TAKEN = {"roberta": TWO_SIDED, "lm": scheme_names(), "xl": RELATIVE, "translation": TWO_SIDED}
 HYBRIDS: dict[str, dict[str, dict]] = {
-    "rope+shaw+m1/none": {
-        "roberta": {"segment_encoding": "input", "num_segments": "3"},
-        "lm": {"position_random_range": "64"},  # which training alone draws from
-    },
+    "rope+shaw+m1": {},
     "learned+m4m+rel_scalar+kerple+fox": {"lm": {"adaptive_softmax_cutoff": "8,16"}},
     "sinusoidal+m3+transformer_xl+alibi+cope": {"xl": {"same_length": True}},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {},
@@ -91,9 +88,11 @@ HYBRIDS: dict[str, dict[str, dict]] = {
 }
 SCALES = {"deberta": "2", "sentence": "3", "deberta_released": "3"}  # where members' differ
 OPTIONS = [
+    ("roberta", "m4/none", {"segment_encoding": "input", "num_segments": "3"}),
     ("xl", "none", {"window_positions": "first"}),
     ("xl", "none", {"window_positions": "every"}),
     ("translation", "learned+rope/learned", {"encoder_skips_end": True}),
+    ("lm", "m4/none/t5", {"position_random_range": "64"}),  # which training alone draws from
 ]
 
 
@@ -105,8 +104,7 @@ def graphs() -> Iterator[tuple[str, str, dict]]:
         if full:
             yield from ((kind, name, {}) for name in taken)
         for hybrid, options in HYBRIDS.items() if full or kind != "translation" else ():
-            layers = ("+".join(n for n in p.split("+") if n in taken) for p in hybrid.split("/"))
-            if part := "/".join(filter(None, layers)):
+            if part := "+".join(name for name in hybrid.split("+") if name in taken):
                 scale = SCALES.get(hybrid.partition("+")[0])
                 values = {"position_scale": scale} if scale else {}
                 yield kind, part, values | options.get(kind, {})
