@@ -674,7 +674,7 @@ def write_captions(source: Path, raw: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     texts = {}
     for split, file, count in (
-        ("train", "train", 3000), ("valid", "val", 200), ("test", "test_2016_flickr", 100)
+        ("train", "train", 4000), ("valid", "val", 200), ("test", "test_2016_flickr", 100)
     ):  # fmt: skip
         for language in ("en", "de"):
             with gzip.open(source / f"{file}.{language}.gz", "rt", encoding="utf-8") as lines:
@@ -682,7 +682,7 @@ def write_captions(source: Path, raw: Path) -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts["train", "en"] + texts["train", "de"]),
-        model_writer=model, vocab_size=1000, model_type="bpe", minloglevel=2,
+        model_writer=model, vocab_size=1500, model_type="bpe", minloglevel=2,
     )  # fmt: skip
     units = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     raw.mkdir(parents=True)
@@ -701,7 +701,7 @@ def test_real_text_is_learned(shared_data, tmp_path):
     flags += ("--encoder-embed-dim", "128", "--decoder-embed-dim", "128", "--max-tokens", "1500")
     flags += ("--warmup-updates", "60", "--lr", "3e-3", "--no-save-optimizer-state")
     scores, valid = [], []
-    for name, updates in (("start", "1"), ("end", "130")):
+    for name, updates in (("start", "1"), ("end", "180")):
         log = cli.train(corpus, tmp_path / name, *flags, "--max-update", updates)
         valid.append(cli.losses(log, "valid")[-1])
         output = cli.generate(
