@@ -2,15 +2,18 @@
 
     python tests/mutate.py            # all of them, one process a core
     python tests/mutate.py rope       # those whose row mentions `rope`
+    python tests/mutate.py --durations 20 --workers 1    # and the 20 that took longest
 
 Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer fits the code.
 """
 
 from __future__ import annotations
 
+import argparse
 import compileall
 import contextlib
 import faulthandler
+import gc
 import importlib
 import itertools
 import os
@@ -76,6 +79,8 @@ def warm_up() -> None:
     for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else every fork collects all of it, and copies it by that
 
 
 def copy_project(copy: Path) -> None:
@@ -89,6 +94,14 @@ def copy_project(copy: Path) -> None:
     compileall.compile_dir(copy, quiet=2)
 
 
+def compile_apart(copy: Path) -> None:
+    """What is compiled of a planted bug is nobody else's, and shows it without being fast."""
+    compiler = copy / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
+    compiler.chmod(0o755)
+    os.environ |= {"RELPOS_CACHE": str(copy / "cache"), "CC": str(compiler)}
+
+
 def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     """In a process of its own: pytest's exit status with the bug planted in a copy."""
     path = copy / row.file
@@ -97,8 +110,8 @@ def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     path.write_text(planted)
     os.chdir(copy)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
-    if path.suffix in (".c", ".h"):  # what is compiled of it is nobody else's
-        os.environ["RELPOS_CACHE"] = str(copy / "cache")
+    if path.suffix in (".c", ".h"):
+        compile_apart(copy)
     arguments = [
         "-x",
         "-q",
@@ -155,12 +168,14 @@ def start(row: Mutation, project: Path, folder: Path, anew: bool) -> int:
 
 @dataclass
 class Run:
-    """One row's process."""
+    """One row's process, the processor time that it took, and whether its test failed."""
 
     row: Mutation
     place: Path
     anew: bool
     deadline: float
+    seconds: float = 0.0
+    caught: bool = False
 
     def tail(self) -> str:
         """The end of what it printed."""
@@ -171,8 +186,9 @@ def wait_for_one(running: dict[int, Run]) -> tuple[Run, int | None]:
     """The next of them to end and its exit status, or one past its deadline, killed, and None."""
     while True:
         for child, run in running.items():
-            ended, status = os.waitpid(child, os.WNOHANG)
+            ended, status, used = os.wait4(child, os.WNOHANG)
             if ended:
+                run.seconds = used.ru_utime + used.ru_stime
                 return running.pop(child), os.waitstatus_to_exitcode(status)
             if time.monotonic() > run.deadline:
                 with contextlib.suppress(ProcessLookupError):
@@ -182,18 +198,18 @@ def wait_for_one(running: dict[int, Run]) -> tuple[Run, int | None]:
         time.sleep(0.02)
 
 
-def run_all(rows: list[Mutation], workers: int) -> list[Mutation]:
+def run_all(rows: list[Mutation], workers: int) -> list[Run]:
     """Plant each bug in a fork of this process, `workers` at a time.
 
     A fork that does not end in time is run once more, in a new interpreter.
 
     Returns:
-        The rows whose test passed all the same.
+        How each ended.
 
     Raises:
         ValueError: A row's test neither passed nor failed.
     """
-    waiting, running, survivors = [(row, False) for row in rows], {}, []
+    waiting, running, done = [(row, False) for row in rows], {}, []
     with (
         tempfile.TemporaryDirectory() as folder,
         tqdm(total=len(rows), disable=None) as progress,
@@ -217,27 +233,35 @@ def run_all(rows: list[Mutation], workers: int) -> list[Mutation]:
                 if code not in (0, 1):  # 1: the test failed, as it should
                     how = "did not end" if code is None else f"did not run (status {code})"
                     raise ValueError(f"{run.row.bug}: {run.row.test} {how}:\n{run.tail()}")
-                if code == 0:
-                    survivors.append(run.row)
+                run.caught = code == 1
+                done.append(run)
                 shutil.rmtree(run.place)
                 progress.update()
         finally:
             for child in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
-    return survivors
+    return done
 
 
 def main() -> int:
     """Plant, run, report."""
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("word", nargs="?", default="", help="of the rows to plant (default: all)")
+    parser.add_argument("--durations", type=int, default=0, help="how many of the slowest to print")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    given = parser.parse_args()
     try:
-        rows = [row for row in mutations(TABLE.read_text()) if word in str(row)]
+        rows = [row for row in mutations(TABLE.read_text()) if given.word in str(row)]
         warm_up()
-        survivors = run_all(rows, workers=len(os.sched_getaffinity(0)))
+        done = run_all(rows, given.workers)
+        gc.unfreeze()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    for run in sorted(done, key=lambda run: -run.seconds)[: given.durations]:
+        print(f"{run.seconds:6.1f} s  {run.row.bug}; {run.row.test}")
+    survivors = [run.row for run in done if not run.caught]
     for row in survivors:
         print(f"SURVIVED: {row.bug} ({row.file}); {row.test} passed")
     print(f"{len(rows) - len(survivors)} of {len(rows)} planted bugs caught")

@@ -9,7 +9,7 @@ import sys
 import mutate
 import pytest
 
-LIMIT = 2400  # seconds; some 300 on two idle cores, twice that beside another worker
+LIMIT = 2400  # seconds; some 150 on two idle cores, twice that beside another worker
 
 
 def test_every_planted_bug_still_fits_the_code() -> None:

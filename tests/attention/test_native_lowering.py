@@ -16,6 +16,7 @@ from attention.test_backends import gradients, remaker
 from schemes.test_schemes import call, shape_of
 
 from cases import CASES, INPUT, Case
+from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
 from relpos_fairseq.attention import AttentionInputs, attend, native
@@ -24,7 +25,9 @@ from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms, Reset
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.causal_only]
+IN_ATTENTION = told_apart(
+    case for case in CASES if case.scheme not in INPUT and not case.causal_only
+)
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 HEAD = {"segment_encoding": "head"}
 
@@ -45,7 +48,7 @@ def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
 
 
 def cases() -> Iterator[object]:
-    """Every scheme in every kind of call; its options in a square one, and one other in turn."""
+    """Every scheme in every kind of call; other forms in a square one, and one other in turn."""
     seen: set[str] = set()
     for number, case in enumerate(IN_ATTENTION):
         kinds = ("square", KINDS[1 + number % 5]) if case.scheme in seen else KINDS
@@ -58,7 +61,7 @@ def cases() -> Iterator[object]:
 
 @pytest.mark.parametrize(("case", "kind"), list(cases()))
 def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
-    """Every scheme and option."""
+    """Every scheme and form of terms."""
     inputs, stack, layer, _ = call(case, kind)
     compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
     step = inputs.positions.is_step and native.serves(inputs.terms, inputs.positions)

@@ -6,6 +6,7 @@ Blocks are 16 to 32 wide, so that a few dozen tokens make several tiles of each 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from schemes.test_schemes import call
 from torch import Tensor
 
 from cases import CASES, INPUT, Case, build
+from helpers.forms import told_apart
 
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs, api, attend
@@ -104,10 +106,10 @@ def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
         torch.testing.assert_close(one, other, **EXACT)
 
 
-@pytest.mark.parametrize(("number", "case"), list(enumerate(IN_ATTENTION)), ids=str)
-def test_every_case(number: int, case: Case) -> None:
-    """Every scheme and option, each under one of the kinds of calls in turn."""
-    kind = "causal_memory" if case.gated else KINDS[number % len(KINDS)]
+@pytest.mark.parametrize("case", told_apart(IN_ATTENTION), ids=str)
+def test_every_case(case: Case) -> None:
+    """Every scheme and form of terms, each under one of the kinds of calls in turn."""
+    kind = "causal_memory" if case.gated else KINDS[IN_ATTENTION.index(case) % len(KINDS)]
     inputs, stack, layer, _ = call(case, kind)
     compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
 
@@ -125,8 +127,17 @@ def test_causal_with_memory(scheme: str) -> None:
     compare(*make_call(Case(scheme), 37, memory, causal=True))
 
 
-@pytest.mark.parametrize("mask", ["left", "right", "dead", "window", "documents"])
-@pytest.mark.parametrize("scheme", ["shaw", "m4m", "m3", "rel_scalar", "tupe", "fox"])
+MASKS = ("left", "right", "dead", "window", "documents")
+
+
+def masked() -> Iterator[tuple[str, str]]:
+    """Vectors under every mask; each other kind of term under two of them."""
+    yield from (("shaw", mask) for mask in MASKS)
+    for place, scheme in enumerate(("m4m", "m3", "rel_scalar", "tupe", "fox")):
+        yield from ((scheme, MASKS[(place + turn) % 5]) for turn in (0, 3))
+
+
+@pytest.mark.parametrize(("scheme", "mask"), list(masked()))
 def test_every_mask(scheme: str, mask: str) -> None:
     """Padding on either side, a row without any key, a window, documents."""
     causal = mask in ("window", "documents") or scheme == "fox"

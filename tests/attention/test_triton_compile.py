@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
+from helpers.commands import relpos
 
 pytest.importorskip("triton", reason="triton is not installed")
 LIMIT = 600  # seconds for a subprocess on a slow, loaded machine
@@ -82,13 +83,19 @@ def test_spills_are_seen(rows: int, spills: bool) -> None:
     [
         (("--dtypes", "float8"), "error: --dtypes: unknown float8"),
         (("--head-dims", "64,x"), "error: --head-dims must be positive numbers, got 64,x"),
-        (("--schemes", "m5"), "error: .*m5"),
     ],
 )
-def test_bad_arguments(arguments: tuple, said: str) -> None:
-    """One line, status 2, no traceback."""
-    done = python("scripts/triton_report.py", *arguments)
+def test_bad_arguments(arguments: tuple, said: str, capsys: pytest.CaptureFixture) -> None:
+    """One line, status 2, before anything is compiled."""
+    assert relpos("benchmark", "kernels", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(said, line)
+
+
+def test_an_unknown_scheme() -> None:
+    """The same where compiling has begun: one line, status 2, no traceback."""
+    done = python("scripts/triton_report.py", "--schemes", "m5")
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()[-1:]
-    assert re.match(said, line)
+    assert re.match("error: .*m5", line)
     assert "Traceback" not in done.stderr

@@ -653,12 +653,8 @@ def test_two_processes_train_as_one_with_two_batches(corpus, tmp_path):
     flags = ("--position-scheme", "t5", "--dropout", "0", "--max-tokens", "200")
     flags += ("--max-update", "3")
     single = cli.train(corpus, tmp_path / "one", *flags, "--update-freq", "2")
-    together = cli.command(
-        *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python"),
-        "fairseq-train",
-        *cli.train_arguments(corpus, tmp_path / "two", *flags),
-        *("--distributed-world-size", "2"),
-    )
+    both = cli.train_arguments(corpus, tmp_path / "two", *flags, "--distributed-world-size", "2")
+    together = cli.forked_training(both, 2, tmp_path / "log")
     assert "training on 2 devices" in together
     assert "num_updates: 3 >= max_update" in together
     assert cli.losses(together) == pytest.approx(cli.losses(single), abs=2e-3)

@@ -230,11 +230,8 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     """Correlations are of the whole set though each process sees half of it."""
     data = write_pairs(tmp_path / "data", regression=True)
     flags = ["--num-classes", "1", "--regression-target", "--report-pearson-and-spearman"]
-    together = cli.command(
-        *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train"),
-        *glue(data, tmp_path / "two", *flags, "--find-unused-parameters"),
-        *("--distributed-world-size", "2"),
-    )
+    flags += ["--find-unused-parameters", "--distributed-world-size", "2"]
+    together = cli.forked_training(glue(data, tmp_path / "two", *flags), 2, tmp_path / "log")
     assert "training on 2 devices" in together
     alone = validate(data, tmp_path / "two", "valid")
     for name in ("pearson", "spearman", "pearson_and_spearman"):

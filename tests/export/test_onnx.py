@@ -71,51 +71,52 @@ def difference(model, folder) -> float:
     return largest
 
 
-# Writing a graph takes seconds, and one more scheme in it little: in hybrids each scheme meets
-# every kind of model.  RELPOS_ONNX=full writes a graph for each scheme alone too.
-HYBRIDS = {
-    "none": {},
-    "rope+shaw+m1+m4+t5": {},
-    "learned+m4m+rel_scalar+kerple+fox": {},
-    "sinusoidal+m3+transformer_xl+alibi+cope": {},
-    "deberta+tupe+shaw_keys+m2+fire+xpos": {"position_scale": "2"},
-    "sentence+tupe_a+abs_scalar+tupe_released": {"position_scale": "3"},
-    "deberta_released+pope+transformer_xl_learned": {"position_scale": "3"},
+# Writing a graph takes seconds, and one more scheme in it little: in hybrids each scheme is in a
+# graph of whole texts, of a step and of a step with memory, and options are in the graphs of
+# hybrids.  A translation's graphs are those of an encoder and of a step: what they have of their
+# own needs no scheme twice.  RELPOS_ONNX=full writes its hybrids too, and each scheme alone.
+TAKEN = {"roberta": TWO_SIDED, "lm": scheme_names(), "xl": RELATIVE, "translation": TWO_SIDED}
+HYBRIDS: dict[str, dict[str, dict]] = {
+    "rope+shaw+m1": {},
+    "learned+m4m+rel_scalar+kerple+fox": {"lm": {"adaptive_softmax_cutoff": "8,16"}},
+    "sinusoidal+m3+transformer_xl+alibi+cope": {"xl": {"same_length": True}},
+    "deberta+tupe+shaw_keys+m2+fire+xpos": {},
+    "sentence+tupe_a+abs_scalar+tupe_released+m4+t5": {
+        "roberta": {"segment_encoding": "head", "position_reset_cls": "on"}
+    },
+    "deberta_released+pope+transformer_xl_learned": {},
 }
+SCALES = {"deberta": "2", "sentence": "3", "deberta_released": "3"}  # where members' differ
 OPTIONS = [
-    ("roberta", "learned+m4+t5", {"segment_encoding": "head", "position_reset_cls": "on"}),
-    ("xl", "transformer_xl", {"same_length": True}),
+    ("roberta", "m4/none", {"segment_encoding": "input", "num_segments": "3"}),
     ("xl", "none", {"window_positions": "first"}),
     ("xl", "none", {"window_positions": "every"}),
-    ("roberta", "m4", {"segment_encoding": "input", "num_segments": "3"}),
-    ("lm", "m4m", {"adaptive_softmax_cutoff": "8,16"}),
-    # A scheme a layer; and positions drawn at random, which training alone does.
-    ("translation", "rope/none", {}),
-    ("translation", "learned", {"encoder_skips_end": True}),
-    ("xl", "m4/none", {}),
-    ("lm", "m4/none/t5", {"position_random_range": "64"}),
+    ("translation", "learned+rope/learned", {"encoder_skips_end": True}),
+    ("lm", "m4/none/t5", {"position_random_range": "64"}),  # which training alone draws from
 ]
-TAKEN = {"roberta": TWO_SIDED, "translation": TWO_SIDED, "lm": scheme_names(), "xl": RELATIVE}
 
 
 def graphs() -> Iterator[tuple[str, str, dict]]:
     """Kind, scheme and options of every model whose graphs are run."""
+    full = os.environ.get("RELPOS_ONNX") == "full"
     yield from OPTIONS
     for kind, taken in TAKEN.items():
-        if os.environ.get("RELPOS_ONNX") == "full":
+        if full:
             yield from ((kind, name, {}) for name in taken)
-        for hybrid, values in HYBRIDS.items():
+        for hybrid, options in HYBRIDS.items() if full or kind != "translation" else ():
             if part := "+".join(name for name in hybrid.split("+") if name in taken):
-                yield kind, part, values
+                scale = SCALES.get(hybrid.partition("+")[0])
+                values = {"position_scale": scale} if scale else {}
+                yield kind, part, values | options.get(kind, {})
 
 
 def test_every_scheme_meets_every_kind():
-    met = {(kind, name) for kind, scheme, _ in graphs() for name in scheme.split("+")}
-    assert met >= {(kind, name) for kind, taken in TAKEN.items() for name in taken}
+    met = {(kind, name) for kind, s, _ in graphs() for p in s.split("/") for name in p.split("+")}
+    assert met >= {(k, n) for k, taken in TAKEN.items() if k != "translation" for n in taken}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "scheme", "values"), graphs())
+@pytest.mark.parametrize(("kind", "scheme", "values"), list(graphs()))
 def test_every_scheme(kind, scheme, values, tmp_path):
     assert difference(build(kind, scheme, **values), tmp_path) < 2e-5
 

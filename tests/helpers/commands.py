@@ -9,10 +9,13 @@ import logging
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 from unittest import mock
 
 from helpers import ROOT, USER_DIR
@@ -186,6 +189,53 @@ def train_arguments(corpus: Corpus, save_dir: Path, *more: str | Path) -> list[s
     """Command line of a training of the small model."""
     paths = [str(corpus.binary), "--user-dir", str(USER_DIR), "--save-dir", str(save_dir)]
     return [*paths, *SMALL, *TRAIN, *map(str, more)]
+
+
+def forked_training(arguments: list[str], processes: int, log: Path) -> str:
+    """Train in forks of this process, as torchrun would have started them.
+
+    Args:
+        arguments: command line of fairseq-train.
+        processes: how many.
+        log: file for what the first one says.
+
+    Returns:
+        What the first one said.
+
+    Raises:
+        CommandError: one of them failed.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if not child:
+            _train_as(rank, processes, port, arguments, log)
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    said = log.read_text() if log.exists() else ""
+    if any(statuses):
+        errors = [path.read_text() for path in log.parent.glob(f"{log.stem}.*")]
+        raise CommandError("\n".join([f"processes ended with {statuses}", *errors]))
+    return said
+
+
+def _train_as(rank: int, processes: int, port: int, arguments: list[str], log: Path) -> NoReturn:
+    """Train in this fork, and end it."""
+    status = 1
+    try:
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in places.items()}
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        said = call("train", *arguments)
+        if rank == 0:
+            log.write_text(said)
+        status = 0
+    except BaseException:
+        log.with_suffix(f".{rank}").write_text(traceback.format_exc())
+    finally:
+        os._exit(status)
 
 
 def generate(corpus: Corpus, checkpoint: Path, *more: str | Path) -> str:

@@ -119,7 +119,8 @@ def _translation(inputs: Inputs, out: Path) -> list:
 
 def _language_model(arch: str, *more: str) -> Callable[[Inputs, Path], list]:
     def arguments(inputs: Inputs, out: Path) -> list:
-        flags = segment_corpus.arguments(inputs.stream, out, "--max-update", str(UPDATES))
+        saving = ("--max-update", str(UPDATES), *TRAINING[:2])
+        flags = segment_corpus.arguments(inputs.stream, out, *saving)
         flags[flags.index("--arch") + 1] = arch
         return [flag for flag in flags if flag not in more]
 

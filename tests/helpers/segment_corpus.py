@@ -22,8 +22,8 @@ TASK = ["--task", "segment_language_modeling", "--tokens-per-sample", "8"]
 TRAIN = [
     *("--optimizer", "relpos_adam", "--lr", "3e-3", "--batch-size", "2"),
     *("--criterion", "relpos_cross_entropy"),
-    *("--log-interval", "1", "--save-interval-updates", "2", "--no-epoch-checkpoints"),
-    *("--disable-validation", "--distributed-world-size", "1"),
+    *("--log-interval", "1", "--no-epoch-checkpoints", "--disable-validation"),
+    *("--distributed-world-size", "1"),
 ]
 
 

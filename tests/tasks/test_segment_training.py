@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.commands import USER_DIR, call, command, load, losses, value
+from helpers.commands import USER_DIR, call, command, forked_training, load, losses, value
 from helpers.segment_corpus import (
     QUIET,
     TASK,
@@ -34,7 +34,7 @@ def corpus(tmp_path_factory):
 def trained(corpus, tmp_path_factory):
     """A checkpoint after two epochs and a bit."""
     folder = tmp_path_factory.mktemp("trained")
-    output = train(corpus, folder, "--max-update", "27", "--keep-interval-updates", "1")
+    output = train(corpus, folder, "--max-update", "27")
     return folder / "checkpoint_last.pt", output
 
 
@@ -136,15 +136,24 @@ def test_a_resumed_run_without_fp32_copies(corpus, tmp_path, flag):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_equal(trained, corpus, tmp_path):
-    assert killed_after(17, corpus, tmp_path, "--max-update", "27") == -9
+    saving = ("--save-interval-updates", "2", "--keep-interval-updates", "1")
+    assert killed_after(17, corpus, tmp_path, "--max-update", "27", *saving) == -9
     output = train(corpus, tmp_path, "--max-update", "27")
     again = losses(output)
     assert 0 < len(again) < 27 and again == losses(trained[1])[-len(again) :]
     assert_equal_runs(tmp_path / "checkpoint_last.pt", trained[0], 27)
 
 
-def test_a_resume_with_another_batch_is_one_clear_error(corpus, tmp_path):
-    train(corpus, tmp_path, "--max-update", "3")
+@pytest.fixture(scope="module")
+def stopped(corpus, tmp_path_factory):
+    """The checkpoint of three updates."""
+    folder = tmp_path_factory.mktemp("stopped")
+    train(corpus, folder, "--max-update", "3")
+    return folder / "checkpoint_last.pt"
+
+
+def test_a_resume_with_another_batch_is_one_clear_error(corpus, stopped, tmp_path):
+    shutil.copy(stopped, tmp_path)
     with pytest.raises(ValueError, match=r"cannot resume: .*batch size \(2, now 3\).*--reset-data"):
         train(corpus, tmp_path, "--max-update", "5", "--batch-size", "3")
     with pytest.raises(ValueError, match=r"cannot resume: .*tokens per sample \(8, now 9\)"):
@@ -166,12 +175,18 @@ def test_a_resume_with_another_batch_is_one_clear_error(corpus, tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_a_resume_that_remembers_otherwise_is_one_clear_error(corpus, tmp_path, more, message):
-    train(corpus, tmp_path, "--max-update", "3")
+def test_a_resume_that_remembers_otherwise_is_one_clear_error(
+    corpus, stopped, tmp_path, more, message
+):
+    shutil.copy(stopped, tmp_path)
     with pytest.raises(ValueError, match=f"cannot resume: .*{message}.*--reset-dataloader"):
         train(corpus, tmp_path, "--max-update", "5", *more)
+    train(corpus, tmp_path, "--max-update", "5", "--reset-dataloader", *more)
+
+
+def test_a_resume_may_evaluate_with_another_memory(corpus, stopped, tmp_path):
+    shutil.copy(stopped, tmp_path)
     assert len(losses(train(corpus, tmp_path, "--max-update", "5", "--eval-mem-len", "4"))) == 2
-    train(corpus, tmp_path, "--max-update", "7", "--reset-dataloader", *more)
 
 
 def test_a_resume_reads_documents_as_before(corpus, tmp_path):
@@ -370,13 +385,18 @@ def test_interactive_continues_a_text(trained, corpus, tmp_path):
     assert found[0].startswith("a b c") and found[1].startswith("d e f _ a b")
 
 
-def two_processes(corpus, save_dir, *more: str) -> str:
-    """Train with torchrun and fairseq's default backend."""
-    return command(
-        *("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train"),
+def of_two(corpus, save_dir, *more: str) -> list[str]:
+    """Command line of one of two processes, with fairseq's default backend."""
+    return [
         *arguments(corpus, save_dir, "--batch-size", "1", *more),
         *("--distributed-world-size", "2"),
-    )
+    ]
+
+
+def two_processes(*given) -> str:
+    """Train with torchrun."""
+    launcher = ("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python")
+    return command(*launcher, "fairseq-train", *of_two(*given))
 
 
 @pytest.mark.slow
@@ -391,8 +411,8 @@ def test_two_processes(corpus, tmp_path):
     assert exact_loss(double) == pytest.approx(exact_loss(single), abs=1e-5)
     for name, tensor in parameters(single).items():
         torch.testing.assert_close(parameters(double)[name], tensor, atol=1e-5, rtol=1e-4)
-    two_processes(corpus, tmp_path / "parts", *still[:-1], "7")
-    rest = two_processes(corpus, tmp_path / "parts", *still)
+    forked_training(of_two(corpus, tmp_path / "parts", *still[:-1], "7"), 2, tmp_path / "log")
+    rest = forked_training(of_two(corpus, tmp_path / "parts", *still), 2, tmp_path / "log")
     assert losses(rest) == losses(two)[7:]
     last = "checkpoint_last.pt"
     assert_equal_runs(tmp_path / "parts" / last, tmp_path / "two" / last, 12)

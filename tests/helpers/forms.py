@@ -1,0 +1,39 @@
+"""Cases that attention can tell apart: it sees terms, and neither schemes nor options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+
+from schemes.test_schemes import call
+from torch import Tensor
+
+from cases import Case
+
+
+def form_of(value: object) -> object:
+    """Terms, or a part of them, with the shapes of their tensors in place of their numbers."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, tuple):
+        return tuple(map(form_of, value))
+    if is_dataclass(value):
+        parts = (form_of(getattr(value, part.name)) for part in fields(value))
+        return (type(value).__name__, *parts)
+    return repr(value)
+
+
+def told_apart(cases: Iterable[Case]) -> list[Case]:
+    """Every scheme and hybrid as it is, and of those with options the first of each form.
+
+    Options that change numbers alone, or give a table the shape that another option gives it,
+    are the same call to a backend: that their numbers are right is tested against the papers.
+    """
+    seen, kept = set(), []
+    for case in cases:
+        inputs, *_ = call(case, "causal" if case.gated else "square")
+        form = (form_of(inputs.terms), inputs.content_q is None)
+        if not case.flags or form not in seen:
+            kept.append(case)
+        seen.add(form)
+    return kept
