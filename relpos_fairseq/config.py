@@ -73,8 +73,7 @@ def _flags() -> list[tuple[str, type, object]]:
         ),
         "segment_share": (
             "auto",
-            "who has one table of segments in common: none, heads, layers or both; auto: as "
-            f"{SHARE.flag}",
+            f"who has one table of segments in common: none, heads, layers or both; auto: as {SHARE.flag}",
         ),
         "num_segments": ("auto", f"{NUM_SEGMENTS.help}; auto: {NUM_SEGMENTS.auto}"),
         "attention_backend": (
@@ -92,9 +91,7 @@ def help_text(default: Any, text: str) -> Any:
 
 PositionConfig = make_dataclass("PositionConfig", _flags())
 PositionConfig.__module__ = __name__
-PositionConfig.__doc__ = (
-    "Position flags as the user gives them; `auto` everywhere means the scheme's own choice."
-)
+PositionConfig.__doc__ = "Position flags as the user gives them; `auto` everywhere means the scheme's own choice."
 
 
 def resolve(
@@ -120,8 +117,7 @@ def resolve(
     _refuse_untaken(config, tuple(sides) or (side,))
     decoder_only = shape.causal and not sides
     parts = (
-        _resolve_part(config, members, shape, model, decoder_only)
-        for members in parse_layers(_scheme_of(config, side))
+        _resolve_part(config, members, shape, model, decoder_only) for members in parse_layers(_scheme_of(config, side))
     )
     return PositionPlan.of_parts(tuple(parts))
 
@@ -137,10 +133,7 @@ def _resolve_part(
     name = "+".join(member.name for member in members)
     constant = _scale_constant(config, name, members, shape)
     resets = _resets(config, members, shape, decoder_only)
-    plans = tuple(
-        SchemePlan(member, _options(config, member, shape, model, constant, resets))
-        for member in members
-    )
+    plans = tuple(SchemePlan(member, _options(config, member, shape, model, constant, resets)) for member in members)
     segments = _choice(config, "segment_encoding", SEGMENT_ENCODINGS)
     return PositionPlan(
         name=name,
@@ -177,8 +170,7 @@ def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
         if value is not None and option not in taken:
             names = "+".join(dict.fromkeys(m.name for part in schemes.values() for m in part))
             raise ValueError(
-                f"{option.flag} {value} does not apply to position scheme {names}: "
-                f"leave it out or at auto"
+                f"{option.flag} {value} does not apply to position scheme {names}: leave it out or at auto"
             )
 
 
@@ -190,9 +182,7 @@ def _given(config: PositionConfig, option: Option) -> str | None:
 def _choice(config: PositionConfig, flag: str, choices: tuple[str, ...]) -> str:
     value = str(getattr(config, flag))
     if value not in choices:
-        raise ValueError(
-            f"--{flag.replace('_', '-')} must be one of {', '.join(choices)}, got {value}"
-        )
+        raise ValueError(f"--{flag.replace('_', '-')} must be one of {', '.join(choices)}, got {value}")
     return value
 
 
@@ -202,8 +192,7 @@ def _segment_share(config: PositionConfig, encoding: str, shape: AttentionShape)
         return _given(config, SHARE) or "none"
     if encoding != "head":
         raise ValueError(
-            f"--segment-share {given} does not apply to --segment-encoding {encoding}: leave it at "
-            f"auto, or choose head"
+            f"--segment-share {given} does not apply to --segment-encoding {encoding}: leave it at auto, or choose head"
         )
     return SEGMENT_SHARE.read(given, shape)
 
@@ -252,8 +241,7 @@ def _resets(
     if shape.causal:
         if text == "on" and decoder_only:
             raise ValueError(
-                f"{RESET_CLS.flag} on: a decoder has no [CLS] whose row and column could be "
-                "reset; leave it at auto"
+                f"{RESET_CLS.flag} on: a decoder has no [CLS] whose row and column could be reset; leave it at auto"
             )
         return False
     if text is None:

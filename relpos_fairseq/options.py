@@ -250,8 +250,7 @@ SCALAR_GAIN = Factor(
 RESET_CLS = Choice(
     name="reset_cls",
     place=40,
-    help="on: the first token's row and column of the position logits become learned scalars, in "
-    "encoders",
+    help="on: the first token's row and column of the position logits become learned scalars, in encoders",
     auto="off",
     auto_help="on where the paper has it",
 )

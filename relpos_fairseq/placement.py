@@ -84,9 +84,7 @@ class Placement(nn.Module):
         Raises:
             ValueError: a segment number that the tables do not have.
         """
-        positions = self.positions(
-            tokens, padding_idx, eos_idx, query_start=query_start, segments=segments
-        )
+        positions = self.positions(tokens, padding_idx, eos_idx, query_start=query_start, segments=segments)
         if decoding is None and self._random.limit and (self.training or self._always_random):
             positions = self._drawn(positions)
         return self.embed(positions), self.context(positions, decoding)
@@ -158,9 +156,7 @@ class Placement(nn.Module):
         """Return (B|1, T, E) to add to the queries' embeddings, or None."""
         return self.shared.embed(positions)
 
-    def context(
-        self, positions: Positions, decoding: DecodingTerms | None = None
-    ) -> PositionContext:
+    def context(self, positions: Positions, decoding: DecodingTerms | None = None) -> PositionContext:
         """Evaluate what all layers share.
 
         Args:
@@ -234,15 +230,11 @@ def _check_segments(segments: Tensor, count: int) -> None:
         return
     low, high = int(segments.min()), int(segments.max())
     if low < 0 or high >= count:
-        raise ValueError(
-            f"segments must be in 0..{count - 1}, got {low if low < 0 else high} (--num-segments)"
-        )
+        raise ValueError(f"segments must be in 0..{count - 1}, got {low if low < 0 else high} (--num-segments)")
 
 
 def _segment_options(plan: PositionPlan) -> SchemeOptions:
-    return SchemeOptions(
-        share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments
-    )
+    return SchemeOptions(share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments)
 
 
 def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:

@@ -59,8 +59,7 @@ class Positions:
         """Refuse lengths that contradict each other."""
         if self.tgt_len < 1 or self.src_len < 1:
             raise ValueError(
-                f"positions need at least one query and one key, got tgt_len {self.tgt_len} and "
-                f"src_len {self.src_len}"
+                f"positions need at least one query and one key, got tgt_len {self.tgt_len} and src_len {self.src_len}"
             )
         if not 0 <= self.query_start <= self.src_len - self.tgt_len:
             raise ValueError(
@@ -230,9 +229,7 @@ def index_of_tokens(padding: Tensor | None) -> Tensor | None:
     return torch.where(padding & (seen > 0), index.clamp(min=1), index)
 
 
-def index_in_document(
-    padding: Tensor | None, documents: Tensor | None, length: int
-) -> Tensor | None:
+def index_in_document(padding: Tensor | None, documents: Tensor | None, length: int) -> Tensor | None:
     """Index of each token among the real ones of its document.
 
     Args:

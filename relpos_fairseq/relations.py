@@ -153,10 +153,7 @@ class Bucketed(DistanceRelation):
     def _starts(self, buckets: int, exact: int) -> list[int]:
         """Return the distance that each coarse bucket but the first begins at."""
         steps = (buckets - exact) / math.log(self.max_distance / exact)
-        numbers = [
-            math.floor(math.log(away / exact) * steps + 1e-9)
-            for away in range(exact, self.max_distance + 1)
-        ]
+        numbers = [math.floor(math.log(away / exact) * steps + 1e-9) for away in range(exact, self.max_distance + 1)]
         return [
             exact + next(i for i, number in enumerate(numbers) if number >= bucket)
             for bucket in range(1, buckets - exact)

@@ -75,8 +75,7 @@ SHARE_OF_CHANNELS = Factor(
 PAIRS = Choice(
     name="rope_pairs",
     place=116,
-    help="which channels are rotated together: interleaved (2c, 2c + 1), or halves (c, c + d/2), "
-    "as GPT-NeoX and Llama",
+    help="which channels are rotated together: interleaved (2c, 2c + 1), or halves (c, c + d/2), as GPT-NeoX and Llama",
     auto="interleaved",
     choices=("interleaved", "halves"),
     later=True,
@@ -216,9 +215,7 @@ def scales_by_length(options: SchemeOptions) -> bool:
 
 def _ramp(pairs: int, base: float, length: int) -> Tensor:
     """Return r_c (P,): 0 for pairs that turn often over the trained length, 1 for slow ones."""
-    first, last = (
-        pairs * math.log(length / (turns * 2 * math.pi)) / math.log(base) for turns in (FAST, SLOW)
-    )
+    first, last = (pairs * math.log(length / (turns * 2 * math.pi)) / math.log(base) for turns in (FAST, SLOW))
     first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
     channel = torch.arange(pairs, dtype=torch.float64)
     return ((channel - first) / (last - first or 0.001)).clamp(0, 1)

@@ -149,9 +149,7 @@ class DecodingTerms:
     @property
     def _moving(self) -> bool:
         """Whether terms depend on where the query stands, as only factors and a reset do."""
-        return any(
-            term.static_factors is not None or term.reset is not None for term in self._last.terms
-        )
+        return any(term.static_factors is not None or term.reset is not None for term in self._last.terms)
 
     def _prepare(self, schemes: SchemeStack, positions: Positions) -> None:
         self._capacity = length = capacity_for(positions.src_len)

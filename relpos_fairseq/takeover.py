@@ -49,9 +49,7 @@ class Takeover:
         if error:
             self.report.lose(f"{self.old.name}: {name} over {old} is averaged over {new}", error)
         elif beyond:
-            self.report.limit(
-                f"inputs of up to {length} tokens ({self.new.name} reads its ends beyond)"
-            )
+            self.report.limit(f"inputs of up to {length} tokens ({self.new.name} reads its ends beyond)")
         gain = self.old.scalar_gain / self.new.scalar_gain
         return table if gain == 1 else table * gain
 

@@ -23,15 +23,51 @@ from relpos_fairseq.terms import PositionTerms
 # The oracle has the schemes' own parameter names, but for this one.
 RENAMED = {"theta": ("theta1", "theta2")}
 ADDITIVE = (
-    "shaw", "shaw_keys", "transformer_xl", "t5", "m4", "deberta", "tupe", "tupe_a", "abs_scalar",
-    "rel_scalar", "alibi", "kerple", "transformer_xl_learned",
-)  # fmt: skip
-CLIPPED = ("shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar",
-           "deberta_released", "transformer_xl_learned")  # fmt: skip
+    "shaw",
+    "shaw_keys",
+    "transformer_xl",
+    "t5",
+    "m4",
+    "deberta",
+    "tupe",
+    "tupe_a",
+    "abs_scalar",
+    "rel_scalar",
+    "alibi",
+    "kerple",
+    "transformer_xl_learned",
+)
+CLIPPED = (
+    "shaw",
+    "shaw_keys",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "deberta",
+    "tupe",
+    "rel_scalar",
+    "deberta_released",
+    "transformer_xl_learned",
+)
 SHARED = (
-    "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m", "deberta", "tupe",
-    "tupe_a", "abs_scalar", "rel_scalar", "kerple", "transformer_xl_learned",
-)  # fmt: skip
+    "shaw",
+    "shaw_keys",
+    "transformer_xl",
+    "t5",
+    "m1",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "deberta",
+    "tupe",
+    "tupe_a",
+    "abs_scalar",
+    "rel_scalar",
+    "kerple",
+    "transformer_xl_learned",
+)
 INPUT = ("sinusoidal", "learned", "sentence")
 
 
@@ -71,9 +107,7 @@ def _cases() -> list[Case]:
     every = ("none", *INPUT, *SHARED, *others)
     rows = [Case(name) for name in dict.fromkeys(every)]
     rows += [Case(n, {"position_clip_distance": k}) for n in CLIPPED for k in ("0", "1", "3")]
-    rows += [
-        Case(n, {"position_share": s}) for n in SHARED for s in ("none", "heads", "layers", "both")
-    ]
+    rows += [Case(n, {"position_share": s}) for n in SHARED for s in ("none", "heads", "layers", "both")]
     scaled = ("none", "rope", "alibi", "pope", "fox", *SHARED)
     rows += [Case(n, {"position_scale": "1.7"}) for n in scaled]
     rows += [Case(n, {"position_reset_cls": r}) for n in ADDITIVE for r in ("on", "off")]
@@ -151,9 +185,7 @@ BEYOND = [
 DEFAULTS = {"position_clip_distance": "2"}
 
 
-def plan_of(
-    case: Case, *, causal: bool = False, heads: int = 2, dim: int = 4, longest: int = 12
-) -> PositionPlan:
+def plan_of(case: Case, *, causal: bool = False, heads: int = 2, dim: int = 4, longest: int = 12) -> PositionPlan:
     """The case's plan for a small attention; some cases are causal always."""
     causal = causal or case.causal_only
     shape = AttentionShape(
@@ -204,9 +236,7 @@ def source_of(positions: Positions, batch: int = 2, width: int = 8) -> Tensor:
     return every[len(every) - positions.src_len :]
 
 
-def terms_of(
-    stack: Placement, layer: SchemeStack, positions: Positions, batch: int = 2
-) -> tuple[PositionTerms, ...]:
+def terms_of(stack: Placement, layer: SchemeStack, positions: Positions, batch: int = 2) -> tuple[PositionTerms, ...]:
     """All terms of a layer, those of its input among them."""
     own = layer.evaluate(positions).terms
     some = next(layer.parameters(), None)
@@ -228,9 +258,7 @@ def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]
                 params.update(zip(RENAMED[name], value.detach(), strict=True))
             else:
                 params[name] = value.detach()
-        for name, projection in zip(
-            ("queries", "keys"), getattr(scheme, "content", ()), strict=False
-        ):
+        for name, projection in zip(("queries", "keys"), getattr(scheme, "content", ()), strict=False):
             params[f"content_{name}"] = projection.weight.detach()
             params[f"content_{name}_bias"] = projection.bias.detach()
         options = vars(scheme.options) | {

@@ -365,8 +365,7 @@ def deberta_released(pair: Pair, p: Params, o: Options) -> Parts:
     if o["norm"] == "on":
         mean = sum(a) / len(a)
         root = math.sqrt(sum((x - mean) ** 2 for x in a) / len(a) + 1e-7)
-        a = [(x - mean) / root * w + b
-             for x, w, b in zip(a, p["norm_weight"], p["norm_bias"], strict=True)]  # fmt: skip
+        a = [(x - mean) / root * w + b for x, w, b in zip(a, p["norm_weight"], p["norm_bias"], strict=True)]
     names = ("query_projection", "key_projection", "key_bias")
     if o["projections"] == "content":
         names = ("content_keys", "content_queries", "content_queries_bias")
@@ -419,8 +418,7 @@ def tupe_released(pair: Pair, p: Params, o: Options) -> Parts:
         x = by_index(p["position_table"], index)
         mean = sum(x) / len(x)
         root = math.sqrt(sum((value - mean) ** 2 for value in x) / len(x) + 1e-5)
-        x = [(value - mean) / root * w + b
-             for value, w, b in zip(x, p["norm_weight"], p["norm_bias"], strict=True)]  # fmt: skip
+        x = [(value - mean) / root * w + b for value, w, b in zip(x, p["norm_weight"], p["norm_bias"], strict=True)]
         parts.append([dot(p[f"{name}_projection"][c], x) + p[f"{name}_bias"][c] for c in rows])
     bucket = t5_bucket(pair.distance, 32, 128, o["bidirectional"])
     return Parts(scaled=dot(*parts), static=p["bias_table"][pair.head][bucket])
@@ -787,11 +785,7 @@ def attention(
                 i = query_start + t
                 row = [-math.inf] * src_len
                 value_rows = [list(x) for x in values[b][h]]
-                seen = {
-                    j: keys[b][h][j]
-                    for j in range(src_len)
-                    if is_real[b][j] and not (causal and j > i)
-                }
+                seen = {j: keys[b][h][j] for j in range(src_len) if is_real[b][j] and not (causal and j > i)}
                 for j in seen:
                     at = (places[n] for n in (i, j, indices[b][i], indices[b][j]))
                     x = () if layer_input is None else layer_input[b]

@@ -133,8 +133,7 @@ def _absolute(name: str, node: ast.ImportFrom) -> str:
 
 
 GRAPH = {
-    name: {o for o in imported(name, tree) if o in MODULES and o not in (name, PACKAGE)}
-    for name, tree in TREES.items()
+    name: {o for o in imported(name, tree) if o in MODULES and o not in (name, PACKAGE)} for name, tree in TREES.items()
 }
 
 
@@ -143,9 +142,7 @@ def room_of(module: str) -> str:
     return module.removeprefix(PACKAGE).removeprefix(".").partition(".")[0]
 
 
-HEIGHT = {
-    room: height for height, line in enumerate(ORDER.strip().splitlines()) for room in line.split()
-}
+HEIGHT = {room: height for height, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
 
 
 def test_every_room_has_its_place() -> None:
@@ -204,9 +201,7 @@ def circles() -> set[frozenset[str]]:
             others |= more
             changed |= bool(more)
     return {
-        frozenset(other for other in others if name in reach[other])
-        for name, others in reach.items()
-        if name in others
+        frozenset(other for other in others if name in reach[other]) for name, others in reach.items() if name in others
     }
 
 
@@ -220,13 +215,9 @@ def test_pure_rooms_do_not_import_fairseq(room: str) -> None:
     """Only what runs at import counts: a function may."""
     for name in MODULES:
         if room_of(name) == room:
-            tops = [
-                node for node in TREES[name].body if isinstance(node, ast.Import | ast.ImportFrom)
-            ]
+            tops = [node for node in TREES[name].body if isinstance(node, ast.Import | ast.ImportFrom)]
             names = [node.module or "" for node in tops if isinstance(node, ast.ImportFrom)]
-            names += [
-                alias.name for node in tops if isinstance(node, ast.Import) for alias in node.names
-            ]
+            names += [alias.name for node in tops if isinstance(node, ast.Import) for alias in node.names]
             assert not [other for other in names if other.split(".")[0] == "fairseq"], name
 
 

@@ -30,15 +30,10 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture) -> None:
     heads = "python relpos torch fairseq processor native gpu triton cache".split()
     assert [line.split()[0] for line in lines[: len(heads)]] == heads
     chosen = next(line for line in lines if line.startswith("512 tokens"))
-    assert (
-        all(name in chosen for name in doctor.schemes_for(attention=True))
-        and "native: none" in chosen
-    )
+    assert all(name in chosen for name in doctor.schemes_for(attention=True)) and "native: none" in chosen
 
 
-def test_what_is_wrong_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """No compiler, a verdict against a kernel."""
     monkeypatch.setattr(build, "problem", lambda dtype=None: "anything without a C compiler")
     verdict = {"gpu": "H200", "erred": ["64 queries: dq: typical error 1"], "call": "Trial(x)"}
@@ -56,8 +51,10 @@ def test_the_self_check_sees_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no C compiler")
     monkeypatch.setattr(doctor, "schemes_for", lambda attention: ["none", "m4"])
     assert doctor._self_check() == (
-        "self-check", "native agrees with fp64: 2 schemes, values and gradients", False,
-    )  # fmt: skip
+        "self-check",
+        "native agrees with fp64: 2 schemes, values and gradients",
+        False,
+    )
     attend = native.attend
     off = lambda inputs: attend(inputs) * (1 if not inputs.terms else 1.001)  # noqa: E731
     monkeypatch.setattr(native, "attend", off)

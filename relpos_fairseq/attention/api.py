@@ -36,9 +36,7 @@ _MODULES = {module.name: module for module in (reference, sdpa, blocked, native,
 logger = logging.getLogger(__name__)
 
 
-def attend(
-    inputs: AttentionInputs, backend: str = "auto", need_weights: bool = False
-) -> tuple[Tensor, Tensor | None]:
+def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """Attend, with positions.
 
     Args:
@@ -64,8 +62,7 @@ def attend(
             problem = "attention probabilities (need_weights)"
         if problem:
             raise ValueError(
-                f"attention backend {chosen} cannot evaluate {problem}: use --attention-backend "
-                f"auto or blocked"
+                f"attention backend {chosen} cannot evaluate {problem}: use --attention-backend auto or blocked"
             )
     if chosen == "sdpa":
         return sdpa.attend(inputs)
@@ -95,8 +92,7 @@ def refuse_terms(backend: str, name: str, inputs: AttentionInputs) -> None:
     problem = getattr(module, "refusal_anywhere", module.refusal)(inputs)
     if problem:
         raise ValueError(
-            f"--attention-backend {backend} cannot evaluate {problem} of position scheme {name}: "
-            f"leave it at auto"
+            f"--attention-backend {backend} cannot evaluate {problem} of position scheme {name}: leave it at auto"
         )
 
 
@@ -175,9 +171,7 @@ _warn._dynamo_marked_constant = True  # see native/build.py
 
 @functools.cache
 def _said(backend: str, problem: str, instead: str) -> None:
-    logger.warning(
-        "attention backend %s is used, since %s cannot evaluate %s", instead, backend, problem
-    )
+    logger.warning("attention backend %s is used, since %s cannot evaluate %s", instead, backend, problem)
 
 
 def on_gpu(inputs: AttentionInputs) -> bool:

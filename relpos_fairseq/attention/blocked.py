@@ -64,10 +64,7 @@ class _Slices(torch.autograd.Function):
     def forward(
         ctx, shape: AttentionInputs, seed: int, need_weights: bool, *tensors: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        results = [
-            _attend_slice(part, seed + start)
-            for start, _, part in _slices(shape.with_tensors(tensors))
-        ]
+        results = [_attend_slice(part, seed + start) for start, _, part in _slices(shape.with_tensors(tensors))]
         ctx.shape, ctx.seed = shape, seed
         ctx.save_for_backward(*tensors)
         out = torch.cat([out for out, _ in results], dim=2)  # (B, H, T, Dv)
@@ -86,10 +83,7 @@ class _Slices(torch.autograd.Function):
         # The same rows and keys of the gradients, as views that a slice's gradients are added to.
         totals = _slices(ctx.shape.with_tensors(gradients))
         for (start, stop, part), (_, _, total) in zip(parts, totals, strict=True):
-            leaves = [
-                leaf.detach().requires_grad_(want)
-                for leaf, want in zip(part.tensors(), wanted, strict=True)
-            ]
+            leaves = [leaf.detach().requires_grad_(want) for leaf, want in zip(part.tensors(), wanted, strict=True)]
             with torch.enable_grad():
                 out, probs = _attend_slice(part.with_tensors(leaves), ctx.seed + start)
             results, upstream = [out], [d_out[:, :, start:stop]]
@@ -127,9 +121,7 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     return out, probs
 
 
-def _add_gradients(
-    results: list[Tensor], upstream: list[Tensor], leaves: list[Tensor], totals: list[Tensor]
-) -> None:
+def _add_gradients(results: list[Tensor], upstream: list[Tensor], leaves: list[Tensor], totals: list[Tensor]) -> None:
     """Add the gradients of the leaves that want one to their totals."""
     wanted = [(x, total) for x, total in zip(leaves, totals, strict=True) if x.requires_grad]
     found = torch.autograd.grad(results, [x for x, _ in wanted], upstream, allow_unused=True)

@@ -82,16 +82,10 @@ def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Ite
             yield offset
     positions = total(_position_logits(term, q, k, products))
     if positions is not None:
-        yield (
-            positions
-            if term.reset is None
-            else apply_reset(positions, term.reset, inputs.positions)
-        )
+        yield (positions if term.reset is None else apply_reset(positions, term.reset, inputs.positions))
 
 
-def _position_logits(
-    term: PositionTerms, q: Tensor, k: Tensor, products: Products
-) -> Iterator[Tensor]:
+def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
     scale = products.inputs.scale
     if term.query_vectors is not None and not term.product:
         query = q
@@ -144,9 +138,7 @@ def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
     first = reset.first[:, None]
     row = (slot[positions.query_start : positions.query_stop] == first)[:, None, :, None]
     column = (slot == first)[:, None, None, :] & ~row
-    theta_row, theta_column = (
-        theta.to(added.dtype)[None, :, None, None] for theta in (reset.row, reset.column)
-    )
+    theta_row, theta_column = (theta.to(added.dtype)[None, :, None, None] for theta in (reset.row, reset.column))
     added = torch.where(row, theta_row, added)
     return torch.where(column, theta_column, added)
 

@@ -104,11 +104,7 @@ class AttentionInputs:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
         """The same call with every tensor that may have a gradient changed, in a fixed order."""
-        content = {
-            name: change(getattr(self, name))
-            for name in _CONTENT
-            if getattr(self, name) is not None
-        }
+        content = {name: change(getattr(self, name)) for name in _CONTENT if getattr(self, name) is not None}
         return replace(self, terms=tuple(_mapped(term, change) for term in self.terms), **content)
 
     def tensors(self) -> list[Tensor]:
@@ -127,9 +123,7 @@ class AttentionInputs:
         masked = None
         if self.causal and (is_exported() or self.positions.highest_distance > 0):
             masked = (self.positions.distance() > 0)[None, None]
-        if self.window is not None and (
-            is_exported() or self.positions.lowest_distance <= -self.window
-        ):
+        if self.window is not None and (is_exported() or self.positions.lowest_distance <= -self.window):
             masked = _either(masked, (self.positions.distance() <= -self.window)[None, None])
         if self.documents is not None:
             of_query = self.positions.of_queries(self.documents)

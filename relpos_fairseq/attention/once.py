@@ -41,9 +41,7 @@ def differentiable_once(what: str, remedy: str) -> Callable[[Callable], Callable
     return decorate
 
 
-def _tied(
-    message: str, found: Sequence[Tensor | None], sources: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
+def _tied(message: str, found: Sequence[Tensor | None], sources: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The gradients, as depending on all that they came from."""
     given = [part for part in found if part is not None]
     tied = iter(_Refusal.apply(message, len(given), *given, *sources))

@@ -60,9 +60,7 @@ def define(
         _library.impl(name, kernel.forward, device)
         _library.impl(back, kernel.backward, device)
     torch.library.register_fake(f"relpos::{name}", kernel.results, lib=_library)
-    torch.library.register_fake(
-        f"relpos::{back}", lambda grads, results, *call: kernel.gradients(*call), lib=_library
-    )
+    torch.library.register_fake(f"relpos::{back}", lambda grads, results, *call: kernel.gradients(*call), lib=_library)
     forward, backward = (getattr(torch.ops.relpos, each).default for each in (name, back))
 
     class Attention(torch.autograd.Function):

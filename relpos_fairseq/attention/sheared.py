@@ -72,9 +72,7 @@ class Sheared(Products):
             else:
                 # Rows are keys here, and along a row distances fall.
                 vectors = self.rows_for(table, relation, low, high).flip(1)  # (H|1, W, D)
-                products = repeat_ends(
-                    keys @ vectors.transpose(-1, -2), highest - high, low - lowest
-                )
+                products = repeat_ends(keys @ vectors.transpose(-1, -2), highest - high, low - lowest)
                 column = shear(products).transpose(-1, -2)
             columns.append(column)  # (B, H, n, c)
         return torch.cat(columns, dim=-1)

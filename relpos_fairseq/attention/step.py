@@ -36,9 +36,7 @@ def serves(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
 def tail_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
     """k.b_tail of each product term, which decoding caches: (B, H, S, P), or None without any."""
     exact = torch.promote_types(k.dtype, torch.float32)
-    products = [
-        _with_tail(k.to(exact), term.key_vectors[:, 0].to(exact)) for term in terms if term.product
-    ]
+    products = [_with_tail(k.to(exact), term.key_vectors[:, 0].to(exact)) for term in terms if term.product]
     if len(products) < 2:
         return products[0] if products else None
     return torch.cat(products, dim=-1)
@@ -143,9 +141,7 @@ def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:
 def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     """Multiply the (q.a_r)(k.b_r) of all product terms: (B, H, S)."""
     q, k = inputs.q.to(inputs.exact), inputs.k.to(inputs.exact)
-    found = [
-        _product(part, q, k, inputs.key_tails, index) for index, part in enumerate(tables.products)
-    ]
+    found = [_product(part, q, k, inputs.key_tails, index) for index, part in enumerate(tables.products)]
     return math.prod(found[1:], start=found[0])
 
 
@@ -169,9 +165,7 @@ def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     return by_head
 
 
-def _product(
-    part: TermTables, q: Tensor, k: Tensor, key_tails: Tensor | None, index: int
-) -> Tensor:
+def _product(part: TermTables, q: Tensor, k: Tensor, key_tails: Tensor | None, index: int) -> Tensor:
     """(q.a_r)(k.b_r) of a product term: (B, H, S)."""
     length = k.size(2)
     queries = _per_head(q, part.product_query)  # (B, H, keys), the tail's first

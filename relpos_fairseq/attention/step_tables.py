@@ -28,9 +28,7 @@ class TermTables:
         device: their device.
     """
 
-    def __init__(
-        self, term: PositionTerms, scale: float, exact: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, term: PositionTerms, scale: float, exact: torch.dtype, device: torch.device) -> None:
         """Find the rows."""
         self.term, self.scale, self.exact = term, scale, exact
         self.keys = max(0, -term.relation.lowest) + 1
@@ -103,10 +101,7 @@ class StepTables:
         """Form what needs neither query nor keys."""
         self.terms, self.length, self.scale, self.exact = terms, length, scale, exact
         self._formed: dict = {}
-        self.parts = tuple(
-            None if term.relation is None else TermTables(term, scale, exact, device)
-            for term in terms
-        )
+        self.parts = tuple(None if term.relation is None else TermTables(term, scale, exact, device) for term in terms)
         given = [part for part in self.parts if part is not None]
         self.products = [part for part in given if part.term.product]
         self.query = self.key = self.trilinear = self.value = self.value_tail = None
@@ -201,6 +196,5 @@ _tables_of = operator.attrgetter(
 def _same_tables(one: PositionTerms, other: PositionTerms) -> bool:
     """Whether two terms differ in their factors, logits by row and decay alone."""
     return one is other or (
-        one.relation == other.relation
-        and all(map(operator.is_, _tables_of(one), _tables_of(other)))
+        one.relation == other.relation and all(map(operator.is_, _tables_of(one), _tables_of(other)))
     )

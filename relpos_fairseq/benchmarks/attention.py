@@ -130,10 +130,7 @@ def set_published(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace) -> list[AttentionSetting]:
     """Return one setting a length, shortest first."""
     batches = {n: args.batch or max(args.tokens // n, 1) for n in sorted(set(args.lengths))}
-    return [
-        setting_of(AttentionSetting, args, length=length, batch=batch)
-        for length, batch in batches.items()
-    ]
+    return [setting_of(AttentionSetting, args, length=length, batch=batch) for length, batch in batches.items()]
 
 
 def measure(run: AttentionRun, setting: AttentionSetting) -> None:
@@ -259,10 +256,7 @@ def _memory(candidates: list[Candidate]) -> list[dict]:
     rows, setting = [], candidates[0].setting
     with progress(len(candidates), f"memory {setting.length}") as bar:
         for candidate in candidates:
-            train, forward = (
-                peak_mebibytes(runner(candidate, mode), setting.device)
-                for mode in ("train", "forward")
-            )
+            train, forward = (peak_mebibytes(runner(candidate, mode), setting.device) for mode in ("train", "forward"))
             scheme = getattr(candidate, "attention", candidate)
             tables = scheme.table_mebibytes() if isinstance(scheme, SchemeCandidate) else 0.0
             sizes = {"MiB": train, "forward_MiB": forward, "tables_MiB": tables}

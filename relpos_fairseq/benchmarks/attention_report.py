@@ -141,19 +141,14 @@ def published_table(rows: list[dict], machine: str) -> str:
     heads = [f"{LAYER['source']}, length {length}, 16k tokens, bf16"]
     heads += ["forward, ms", "forward + backward, ms", "GiB"]
     theirs = f"published, on {LAYER['machine']}; not measured here"
-    lines = [
-        [f"{name}: {theirs}", *(f"{number:g}" for number in numbers)]
-        for name, numbers in LAYER["rows"].items()
-    ]
+    lines = [[f"{name}: {theirs}", *(f"{number:g}" for number in numbers)] for name, numbers in LAYER["rows"].items()]
     found = {
         (row["name"], row["mode"]): row
         for row in rows
         if row["length"] == length and row["view"] == "layer" and row["device"] == "cuda"
     }
     for name in (scheme, f"{scheme}, naive", BASELINE):
-        forward, train, memory = (
-            found.get((name, mode), {}) for mode in ("forward", "train", "memory")
-        )
+        forward, train, memory = (found.get((name, mode), {}) for mode in ("forward", "train", "memory"))
         gibibytes = memory["MiB"] / 1024 if "MiB" in memory else None
         numbers = (forward.get("ms"), train.get("ms"), gibibytes)
         cells = ["-" if number is None else f"{number:.3g}" for number in numbers]

@@ -25,9 +25,7 @@ def lengths_of(text: str, more: str = "") -> list[int]:
     try:
         lengths = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(
-            f"--lengths must be whole numbers separated by commas{more}, got {text}"
-        ) from None
+        raise ValueError(f"--lengths must be whole numbers separated by commas{more}, got {text}") from None
     if min(lengths) < 1:
         raise ValueError(f"--lengths must be >= 1, got {text}")
     return lengths

@@ -85,8 +85,7 @@ def _error(candidate: SchemeCandidate, rows: RowRanges, gradients: bool) -> floa
     given = draw_heads(setting)
     gradients = gradients and candidate.refusal("train") is None
     truth, eager = (
-        _formula(candidate.name, setting, dtype, given, rows, gradients)
-        for dtype in (torch.float64, setting.dtype)
+        _formula(candidate.name, setting, dtype, given, rows, gradients) for dtype in (torch.float64, setting.dtype)
     )
 
     def outputs(leaves: list[Tensor]) -> list[Tensor]:
@@ -132,10 +131,7 @@ def _results(
     upstream = [draw(setting, *part.shape, seed=99).to(part.dtype) for part in found]
     wanted = [*leaves, *candidate.parameters()]
     back = torch.autograd.grad(found, wanted, upstream, allow_unused=True)
-    filled = (
-        torch.zeros_like(leaf) if part is None else part
-        for part, leaf in zip(back, wanted, strict=True)
-    )
+    filled = (torch.zeros_like(leaf) if part is None else part for part, leaf in zip(back, wanted, strict=True))
     return [part.detach() for part in (*found, *filled)]
 
 

@@ -155,8 +155,7 @@ def cost_table(rows: list[dict], labels: Sequence[str], sizes: ModelSizes) -> st
     for label in labels:
         scheme, _ = scheme_and_backend(label)
         papers = (
-            thousands(sizes.count(formulas[scheme])) if scheme in formulas else "-"
-            for formulas in PARAMETERS.values()
+            thousands(sizes.count(formulas[scheme])) if scheme in formulas else "-" for formulas in PARAMETERS.values()
         )
         measured = (_measured(cells.get((label, c)), cells.get((BASELINE, c))) for c in columns)
         added = cells[scheme, "parameters"]["parameters"]

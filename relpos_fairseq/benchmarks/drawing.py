@@ -66,9 +66,7 @@ def draw_lengths(path: Path, modes: dict[str, list[dict]], baseline: str, title:
     lines = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
     shown = [scheme for scheme in _schemes(names) if scheme in lines]
     figure.legend([lines[n] for n in shown], shown, loc="outside right upper", fontsize="small")
-    figure.suptitle(
-        f"{title}\ndashed: the papers' formula; dotted: FlexAttention", fontsize="small"
-    )
+    figure.suptitle(f"{title}\ndashed: the papers' formula; dotted: FlexAttention", fontsize="small")
     _save(figure, path)
 
 

@@ -81,9 +81,7 @@ def _config(setting: LayerSetting) -> RelPosRobertaConfig:
     return config
 
 
-def layer_runner(
-    layer: nn.Module, setting: LayerSetting, mode: str, time_first: bool = True
-) -> Callable[[], object]:
+def layer_runner(layer: nn.Module, setting: LayerSetting, mode: str, time_first: bool = True) -> Callable[[], object]:
     """Return what is timed: a forward pass without gradients, or forward and backward.
 
     The layer takes and returns (T, B, E), or (B, T, E) where not `time_first`.

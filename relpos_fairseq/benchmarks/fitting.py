@@ -18,9 +18,7 @@ from relpos_fairseq.benchmarks.rows import RowLog
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
 
 
-def count_rows(
-    labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict
-) -> None:
+def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict) -> None:
     """Add to a log how many rows a training step holds in `limit` MiB."""
     column = where | {"column": f"rows in {limit} MiB, {what.length}"}
     with progress(len(labels), column["column"]) as bar:

@@ -38,8 +38,12 @@ class Flex(SchemeCandidate):
         if setting.causal:
             self.block_mask = create_block_mask(
                 lambda batch, head, query, key: query >= key,
-                None, None, setting.length, setting.length, device=setting.device.type,
-            )  # fmt: skip
+                None,
+                None,
+                setting.length,
+                setting.length,
+                device=setting.device.type,
+            )
 
     def refusal(self, mode: str) -> str | None:
         with torch.no_grad():
@@ -57,9 +61,7 @@ class Flex(SchemeCandidate):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         made = self.call(q, k, v)
-        content_q, content_k = (
-            (made.content_q, made.content_k) if made.rotated else (made.q, made.k)
-        )
+        content_q, content_k = (made.content_q, made.content_k) if made.rotated else (made.q, made.k)
         return self.compiled(
             content_q,
             content_k,
@@ -116,9 +118,7 @@ def _in_turn(mods: list[Mod]) -> Mod:
     return lambda score, b, h, i, j: then(first(score, b, h, i, j), b, h, i, j)
 
 
-def _over_distances(
-    table: Tensor, term: PositionTerms, inputs: AttentionInputs, join: Callable
-) -> Mod:
+def _over_distances(table: Tensor, term: PositionTerms, inputs: AttentionInputs, join: Callable) -> Mod:
     """A table of scalars (H|1, R) as a vector over all distances that occur."""
     positions = inputs.positions
     low, high = positions.lowest_distance, positions.highest_distance

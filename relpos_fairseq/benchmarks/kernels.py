@@ -113,8 +113,7 @@ def kernel_table(compiler: Compiler, labels: list[tuple[str, ...]]) -> str:
     lines = []
     for label, found in by_call.items():
         cells = (
-            "; ".join(_cell(k, compiler.capability) for k in found if k.name == column) or "-"
-            for column in columns
+            "; ".join(_cell(k, compiler.capability) for k in found if k.name == column) or "-" for column in columns
         )
         lines.append([f"`{label[0]}`", *label[1:], *cells])
     heads = [column.removesuffix("_kernel") for column in columns]

@@ -42,9 +42,7 @@ def benchmark(options: argparse.Namespace) -> None:
         )
     context = options.context or subject.trained_length + subject.trained_memory
     if context < subject.trained_length:
-        raise ValueError(
-            f"--context must be >= the trained segment {subject.trained_length}, got {context}"
-        )
+        raise ValueError(f"--context must be >= the trained segment {subject.trained_length}, got {context}")
     other = None
     if options.baseline:
         other = load_subject(options.baseline, options.data, options.split)

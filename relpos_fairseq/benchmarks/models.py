@@ -83,14 +83,11 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
     args.parts = chosen_of("parts", args.parts, list(PARTS))
     args.modes = chosen_of("modes", args.modes, MODES)
     words = {"all": packages, "none": []}
-    args.peers = (
-        words[args.peers] if args.peers in words else chosen_of("peers", args.peers, packages)
-    )
+    args.peers = words[args.peers] if args.peers in words else chosen_of("peers", args.peers, packages)
     for part in args.parts:
         if not set(PARTS[part]) & set(args.modes):
             raise ValueError(
-                f"--parts {part} has the modes {', '.join(PARTS[part])}, got --modes "
-                f"{','.join(args.modes)}"
+                f"--parts {part} has the modes {', '.join(PARTS[part])}, got --modes {','.join(args.modes)}"
             )
     args.lengths = lengths_of(args.lengths)
     check_least(args, 1, "vocabulary rows beam tokens width ffn heads")
@@ -155,9 +152,7 @@ def measure_layers(args: argparse.Namespace, log: RowLog, where: dict) -> None:
             log.add(columns[mode], layer_rows(args, setting, built, mode))
 
 
-def layer_rows(
-    args: argparse.Namespace, setting: LayerSetting, built: dict[str, tuple], mode: str
-) -> list[dict]:
+def layer_rows(args: argparse.Namespace, setting: LayerSetting, built: dict[str, tuple], mode: str) -> list[dict]:
     """Return a row a layer: its peak memory, or its times and parameters."""
     runs = {
         name: layer_runner(layer, setting, "train" if mode == "memory" else mode, time_first)

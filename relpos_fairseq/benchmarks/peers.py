@@ -161,11 +161,7 @@ def x_encoder(library: ModuleType, setting: LayerSetting, **options: bool) -> nn
 
 
 BUILDERS = {
-    build.__name__: build
-    for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
+    build.__name__: build for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
 }
-PEERS = tuple(
-    Peer(**entry)
-    for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
-)
+PEERS = tuple(Peer(**entry) for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8")))
 PACKAGES = tuple(dict.fromkeys(peer.package for peer in PEERS))

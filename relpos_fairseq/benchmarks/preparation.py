@@ -125,15 +125,11 @@ def timed(stages: Sequence[tuple[str, Callable[[], object]]]) -> dict[str, dict[
 
 def ours(folder: Path, languages: tuple[str, str], workers: int, vocab: int, out: Path) -> dict:
     """Measure the stages of `relpos prepare wmt`; units learned before are kept."""
-    settings = WmtSettings(
-        "", *languages, out=out, from_dir=folder, workers=workers, vocab_size=vocab
-    )
+    settings = WmtSettings("", *languages, out=out, from_dir=folder, workers=workers, vocab_size=vocab)
     preparation = WmtPreparation(settings)
     preparation.run_count()
     preparation.run_held_out()
-    names = [
-        name for name in STAGES if name not in LEARNING or not preparation.files.model.exists()
-    ]
+    names = [name for name in STAGES if name not in LEARNING or not preparation.files.model.exists()]
     made = [(stage.name, stage.run) for stage in preparation.stages() if stage.name in names]
     return timed(made)
 
@@ -155,10 +151,18 @@ def usual(folder: Path, languages: tuple[str, str], codes: Path, pairs: int, out
     def apply() -> None:
         for language in languages:
             subprocess.run(
-                [Path(sys.executable).with_name("subword-nmt"), "apply-bpe", "-c", codes,
-                 "-i", out / f"tokens.{language}", "-o", out / f"units.{language}"],
+                [
+                    Path(sys.executable).with_name("subword-nmt"),
+                    "apply-bpe",
+                    "-c",
+                    codes,
+                    "-i",
+                    out / f"tokens.{language}",
+                    "-o",
+                    out / f"units.{language}",
+                ],
                 check=True,
-            )  # fmt: skip
+            )
 
     return timed([("tokenise", tokenise), ("apply", apply)])
 
@@ -200,6 +204,5 @@ def measure(args: Namespace) -> None:
     rows.append(row("the usual way", 1, pairs, result))
     measured[f"usual {pairs}"] = result
     write_json(out / "benchmark.json", measured)
-    headers = ["way", "workers", "pairs", "seconds by stage", "pairs/s (without learning)",
-               "processor s", "peak MB"]  # fmt: skip
+    headers = ["way", "workers", "pairs", "seconds by stage", "pairs/s (without learning)", "processor s", "peak MB"]
     print(f"\n{table(rows, headers)}", flush=True)

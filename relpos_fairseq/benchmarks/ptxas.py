@@ -117,6 +117,11 @@ def _kernel(compiled: Any, log: str) -> Kernel:
         raise ValueError(f"ptxas said nothing of {name}: its log was {log.strip()[:200]!r}")
     stack, stores, loads = (int(number) for number in frame.groups())
     return Kernel(
-        name, compiled.metadata.num_warps, int(used[1]), stores + loads, stack,
-        compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"),
-    )  # fmt: skip
+        name,
+        compiled.metadata.num_warps,
+        int(used[1]),
+        stores + loads,
+        stack,
+        compiled.metadata.shared,
+        compiled.asm["ptx"].count("wgmma.mma_async"),
+    )

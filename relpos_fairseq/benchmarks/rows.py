@@ -27,9 +27,7 @@ class RowLog:
         if not path.parent.is_dir():
             raise ValueError(f"--csv {path}: there is no folder {path.parent}")
         if path.exists() and not resume:
-            raise ValueError(
-                f"--csv {path} has an earlier run's rows: --resume continues it; or name another"
-            )
+            raise ValueError(f"--csv {path} has an earlier run's rows: --resume continues it; or name another")
         if path.exists():
             self.rows = read_csv(path)
 

@@ -69,9 +69,7 @@ class SchemeCandidate(Candidate):
         context = self.stack.context(self.positions)
         own = self.layer.evaluate(self.positions).terms + self.layer.gated(self.source)
         terms = context.shared + own
-        made = AttentionInputs(
-            q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal
-        )
+        made = AttentionInputs(q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal)
         if context.rotation is None:
             return made
         scheme, prepared = context.rotation
@@ -125,9 +123,7 @@ class SchemeCandidate(Candidate):
             new["log_gates"] = self.layer.log_gates(self.source[first:length])
             kept, scale = cache.append(new, None), self.stack.plan.scale
             terms += decay_of(kept["log_gates"])
-            inputs = AttentionInputs(
-                query, kept["key"], kept["value"], terms, positions, scale, causal=True
-            )
+            inputs = AttentionInputs(query, kept["key"], kept["value"], terms, positions, scale, causal=True)
             return replace(
                 inputs,
                 content_q=content_q,

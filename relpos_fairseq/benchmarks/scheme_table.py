@@ -18,9 +18,18 @@ BEGIN, END = "<!-- scheme table: begin -->", "<!-- scheme table: end -->"
 BERT_BASE = {"embed_dim": 768, "num_heads": 12, "max_positions": 512}
 LAYERS = 12
 HEADINGS = (
-    "`--position-scheme`", "source", "logits", "acts on", "shared by", "starts at",
-    "clip (translation / LM / MLM)", "max length", "BERT-base parameters", "published", "backends",
-)  # fmt: skip
+    "`--position-scheme`",
+    "source",
+    "logits",
+    "acts on",
+    "shared by",
+    "starts at",
+    "clip (translation / LM / MLM)",
+    "max length",
+    "BERT-base parameters",
+    "published",
+    "backends",
+)
 
 
 def parameters(name: str) -> int:
@@ -51,9 +60,7 @@ def backends(name: str) -> str:
     """Backends that evaluate the scheme's terms: in encoders and decoders, or in one alone."""
     causal = _served(small_call(name, causal=True))
     everywhere = [] if scheme_class(name).causal_only else _served(small_call(name))
-    return ", ".join(
-        module if module in everywhere else f"{module} (decoders)" for module in causal
-    )
+    return ", ".join(module if module in everywhere else f"{module} (decoders)" for module in causal)
 
 
 def _served(inputs: AttentionInputs) -> list[str]:
@@ -102,7 +109,7 @@ def rows() -> list[tuple[str, ...]]:
                 f"{parameters(name):,}",
                 card.published + note,
                 backends(name),
-            )  # fmt: skip
+            )
         )
     return table
 

@@ -59,10 +59,7 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
                 passed, found[name] = run()
                 seconds[name].append(passed)
     bleu = _apart(_bleu, checkpoint, data, references, found)
-    rows = [
-        [name, f"{len(sources) / median(times):.1f}", f"{bleu[name]:.2f}"]
-        for name, times in seconds.items()
-    ]
+    rows = [[name, f"{len(sources) / median(times):.1f}", f"{bleu[name]:.2f}"] for name, times in seconds.items()]
     return table(rows, ["search", "sentences/s", "BLEU"])
 
 
@@ -109,9 +106,7 @@ def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> tuple[float
     return len(lines) / float(speed[1]), lines
 
 
-def _bleu(
-    checkpoint: Path, data: Path, references: Lines, found: dict[str, Lines]
-) -> dict[str, float]:
+def _bleu(checkpoint: Path, data: Path, references: Lines, found: dict[str, Lines]) -> dict[str, float]:
     text = loading.load(checkpoint, data, True, "relpos translate").target
     wanted = [[text.decode(line) for line in references]]
     return {

@@ -101,9 +101,7 @@ def draw(setting: AttentionSetting, *shape: int, seed: int = 1) -> Tensor:
     return drawn.to(setting.device, setting.dtype)
 
 
-def draw_heads(
-    setting: AttentionSetting, queries: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def draw_heads(setting: AttentionSetting, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Draw queries (B, H, T, D), keys and values (B, H, S, D)."""
     lengths = (queries or setting.length, setting.length, setting.length)
     q, k, v = (

@@ -108,9 +108,7 @@ def sentences(setting: TranslationSetting) -> dict:
         words[-1] = 2
         return words
 
-    samples = [
-        {"id": row, "source": sentence(), "target": sentence()} for row in range(setting.rows)
-    ]
+    samples = [{"id": row, "source": sentence(), "target": sentence()} for row in range(setting.rows)]
     batch = collate(samples, pad_idx=1, eos_idx=2, left_pad_source=True)
     return utils.move_to_cuda(batch) if setting.device.type == "cuda" else batch
 
@@ -149,8 +147,6 @@ def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
     model = translation_model(name, setting).eval()
     model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     words = small_task(setting.vocabulary).target_dictionary
-    search = SequenceGenerator(
-        [model], words, beam_size=setting.beam, max_len_b=setting.length, min_len=setting.length
-    )
+    search = SequenceGenerator([model], words, beam_size=setting.beam, max_len_b=setting.length, min_len=setting.length)
     batch = sentences(setting)
     return lambda: search.generate([model], batch)

@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--layer", action="store_true", help="a whole BERT layer")
     beside = parser.add_argument_group("beside it")
     beside.add_argument("--naive", action="store_true", help="the papers' formula too")
-    beside.add_argument(
-        "--backends", default="auto", help="a row each: of auto, sdpa, blocked, native, triton"
-    )
+    beside.add_argument("--backends", default="auto", help="a row each: of auto, sdpa, blocked, native, triton")
     beside.add_argument("--flex", action="store_true", help="FlexAttention too; compiles long")
     beside.add_argument("--bar", action="store_true", help="say what is known to be possible")
     beside.add_argument("--published", action="store_true", help="DeBERTa as published on an H200")

@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", default="valid")
     add("--tokens", type=int, default=20000, help="predictions scored: the last")
     add("--stride", type=int, help="tokens between windows; default: half of each")
-    add(
-        "--override", action="append", default=[], metavar="FIELD=VALUE", help="a flag of the model"
-    )
+    add("--override", action="append", default=[], metavar="FIELD=VALUE", help="a flag of the model")
     add("--rows", type=int, default=4, help="rows or windows evaluated together")
     add("--out", type=Path, required=True)
 

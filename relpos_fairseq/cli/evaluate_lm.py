@@ -54,8 +54,5 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         given = {name: value for name, value in given.items() if value is not None}
         training = None if args.rms is None else args.data / "train"
         dynamic = Dynamic(args.dynamic, training=training, **given)
-    readings = [
-        Reading(mem_len, args.context, args.stride, args.rows, dynamic)
-        for mem_len in args.mem_len or [None]
-    ]
+    readings = [Reading(mem_len, args.context, args.stride, args.rows, dynamic) for mem_len in args.mem_len or [None]]
     print(compare(args.checkpoints, args.data, args.split, args.tokens, readings, args.by_token))

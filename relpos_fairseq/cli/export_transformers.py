@@ -18,9 +18,7 @@ HELP = "a model of any scheme for transformers' Auto classes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint", type=Path, help="checkpoint of a RoBERTa, translation or language model"
-    )
+    parser.add_argument("checkpoint", type=Path, help="checkpoint of a RoBERTa, translation or language model")
     parser.add_argument("out", type=Path, help="new folder")
     parser.add_argument("--data", type=Path, help="folder of its data (what lies beside it)")
     parser.add_argument("--head", help="which head goes along, of several")

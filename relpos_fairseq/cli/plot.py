@@ -55,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="folder for PNG and CSV files")
     add("--data", type=Path, help=data)
     add("--sentence", help=words)
-    add(
-        "--length", type=whole_number(2), default=32, help="tokens of position logits (%(default)s)"
-    )
+    add("--length", type=whole_number(2), default=32, help="tokens of position logits (%(default)s)")
     add("--segments", type=whole_number(2), default=2, help=count)
     add("--sentences", type=whole_number(1), default=1, help="of --data, in ranks (%(default)s)")
     add("--tokens", type=whole_number(1), default=50, help="first queries drawn (%(default)s)")

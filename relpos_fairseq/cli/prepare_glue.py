@@ -20,18 +20,30 @@ HELP = "GLUE's and XNLI's files, for fine-tuning"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("glue", type=Path, help="folder with a folder for every task")
-    add("--tokenizer", type=Path,
-        help="folder of the model's tokenizer and dict.txt, as prepare_mlm.py writes")  # fmt: skip
+    add("--tokenizer", type=Path, help="folder of the model's tokenizer and dict.txt, as prepare_mlm.py writes")
     add("--out", type=Path, help="folder to write to")
-    add("--text", type=Path, metavar="FILE",
+    add(
+        "--text",
+        type=Path,
+        metavar="FILE",
         help="instead: write the training sentences as text for prepare_mlm.py, an example a "
-        "document, a sentence a line")  # fmt: skip
+        "document, a sentence a line",
+    )
     add("--tasks", default=None, help="separated by commas (default: those of GLUE that are there)")
-    add("--max-length", type=int, default=512, metavar="N",
+    add(
+        "--max-length",
+        type=int,
+        default=512,
+        metavar="N",
         help="tokens of an example, special ones included; longer ones lose the end of their "
-        "longer sentence, as in BERT; 0: no limit (default: %(default)s)")  # fmt: skip
-    add("--on-bad-row", choices=("fail", "drop"), default="fail",
-        help="rows with columns or labels missing (default: %(default)s)")  # fmt: skip
+        "longer sentence, as in BERT; 0: no limit (default: %(default)s)",
+    )
+    add(
+        "--on-bad-row",
+        choices=("fail", "drop"),
+        default="fail",
+        help="rows with columns or labels missing (default: %(default)s)",
+    )
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     add("--force", action="store_true", help="repeat tasks that are done")
 

@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--valid", nargs="+", type=Path, default=[], help="validation files")
     parser.add_argument("--eval", nargs="+", type=Path, default=[], help="files to evaluate on")
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
-    parser.add_argument(
-        "--train-articles", type=int, help="train on the first N articles, validate on the others"
-    )
+    parser.add_argument("--train-articles", type=int, help="train on the first N articles, validate on the others")
     parser.add_argument(
         "--eval-articles",
         choices=("same", "all"),

@@ -105,9 +105,7 @@ def read_settings(args: argparse.Namespace) -> WmtSettings:
     if args.shard and args.merge:
         raise PreparationError("--shard makes one part, --merge joins all: give one of them")
     if args.model_type and args.bpe != SENTENCEPIECE:
-        raise PreparationError(
-            f"--model-type {args.model_type} goes with --bpe sentencepiece, not with {args.bpe}"
-        )
+        raise PreparationError(f"--model-type {args.model_type} goes with --bpe sentencepiece, not with {args.bpe}")
     if not args.max_ratio >= 1:  # nan is not
         raise PreparationError(f"--max-ratio must be >= 1, got {args.max_ratio}")
     other = languages[1] if languages[0] == "en" else languages[0]
@@ -116,9 +114,7 @@ def read_settings(args: argparse.Namespace) -> WmtSettings:
         raise PreparationError(f"no training set is known for {pair}: give yours with --from-dir")
     out = (args.out or Path("data", ".".join(filter(None, (year, pair))))).absolute()
     if "," in str(out):
-        raise PreparationError(
-            f"--out must have no comma, at which fairseq-preprocess ends a path; got {out}"
-        )
+        raise PreparationError(f"--out must have no comma, at which fairseq-preprocess ends a path; got {out}")
     same = ("from_dir", "czeng", "sample", "seed", "bpe", "vocab_size", "learn_lines", "workers")
     return WmtSettings(
         year=year,

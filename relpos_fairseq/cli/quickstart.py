@@ -80,9 +80,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     from relpos_fairseq.comparison.quickstart import Choices, quickstart
 
     if args.data is None and (args.source_lang or args.target_lang):
-        raise ValueError(
-            "--source-lang and --target-lang go with --data; the built-in corpus is en-de"
-        )
+        raise ValueError("--source-lang and --target-lang go with --data; the built-in corpus is en-de")
     schemes = list(dict.fromkeys((args.compare or args.position_scheme).split(",")))
     if not all(schemes):
         raise ValueError(f"an empty name among the schemes: {args.compare!r}")

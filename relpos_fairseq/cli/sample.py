@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", type=Path, metavar="CHECKPOINT")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--prompt", default="", help="text to continue (default: none)")
-    which.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="its file; - standard input"
-    )
+    which.add_argument("--prompt-file", type=Path, metavar="FILE", help="its file; - standard input")
     add("--data", type=Path, help="data folder, where the checkpoint has no text/ beside it")
     add("--tokens", type=int, default=200, metavar="N", help="symbols to draw (%(default)s)")
     add("--lines", type=int, metavar="N", help="stop after so many ends of lines")

@@ -78,9 +78,7 @@ class Cell:
         """Return the folder of its run."""
         return work / "runs" / self.task.label / self.name(code)
 
-    def finish(
-        self, work: Path, results: Path, code: str, threads: int = 1, keep: bool = False
-    ) -> dict:
+    def finish(self, work: Path, results: Path, code: str, threads: int = 1, keep: bool = False) -> dict:
         """Train, score and write the result; what is done is not repeated.
 
         Args:
@@ -152,8 +150,7 @@ class Cell:
         return {
             "parameters": known.parameters,
             "validations": [
-                {"updates": updates} | self._logged(found, log)
-                for updates, found in sorted(known.valid.items())
+                {"updates": updates} | self._logged(found, log) for updates, found in sorted(known.valid.items())
             ],
             "tokens_per_second": known.speed,
             **dict(zip(("seconds", "processor_seconds"), sums(seconds), strict=True)),

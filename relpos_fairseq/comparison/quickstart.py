@@ -123,9 +123,7 @@ def draw(cell: Cell, comparison: Comparison) -> None:
     command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(checkpoint)]
     command += ["--data", str(data), "--out", str(pictures)]
     log = folder / "pictures.log"
-    drawing = Stage(
-        "pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [pictures]
-    )
+    drawing = Stage("pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [pictures])
     try:
         run_stages([drawing], folder)
     except ToolError as error:

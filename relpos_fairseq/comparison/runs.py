@@ -215,7 +215,5 @@ def status(comparison: Comparison) -> int:
         print(f"{task} / {scheme}: {done} of {total}")
     print("\n".join(failed) or "none failed")
     done, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
-    print(
-        f"{done} of {counted(total, 'cell')} done in {comparison.results} (code {comparison.code})"
-    )
+    print(f"{done} of {counted(total, 'cell')} done in {comparison.results} (code {comparison.code})")
     return int(done < total)

@@ -107,9 +107,7 @@ def matches(right: Sequence[bool]) -> np.ndarray:
     return np.stack([np.asarray(right, np.int64), np.ones(len(right), np.int64)], 1)
 
 
-def of_translations(
-    system: list[str], reference: list[str], tokenize: str
-) -> dict[str, np.ndarray]:
+def of_translations(system: list[str], reference: list[str], tokenize: str) -> dict[str, np.ndarray]:
     """Return BLEU's and chrF's statistics of every sentence, by sacrebleu's name of a tokeniser."""
     from sacrebleu.metrics import BLEU, CHRF
 

@@ -25,9 +25,7 @@ def submit(comparison: Comparison, cluster: str) -> int:
     try:
         import submitit
     except ImportError:
-        raise PreparationError(
-            "--executor slurm needs submitit: pip install 'relpos_fairseq[slurm]'"
-        ) from None
+        raise PreparationError("--executor slurm needs submitit: pip install 'relpos_fairseq[slurm]'") from None
 
     def in_jobs(comparison: Comparison, cells: list[Cell]) -> dict[str, str]:
         executor = submitit.AutoExecutor(comparison.work.absolute() / "jobs", cluster=cluster)

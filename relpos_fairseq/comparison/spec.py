@@ -66,8 +66,7 @@ def make_spec(name: str, content: object) -> Spec:
     shared = {name: mapping(content.get(name) or {}, name) for name in ("train", "generate")}
     given = mapping(content.get("tasks"), "tasks")
     tasks = {
-        str(label): make_task(str(label), mapping(options, f"task {label}"), shared)
-        for label, options in given.items()
+        str(label): make_task(str(label), mapping(options, f"task {label}"), shared) for label, options in given.items()
     }
     for label in (*schemes, *tasks):
         if not label or set(label) & set("/\\\0") or label.startswith("."):
@@ -115,9 +114,7 @@ def seeds_of(given: object) -> tuple[int, ...]:
     """Return seeds: a number counts from 1."""
     seeds = tuple(range(1, given + 1)) if type(given) is int else given
     if not isinstance(seeds, list | tuple) or not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(
-            f"seeds must be a number above 0 or a list of different ones, got {given!r}"
-        )
+        raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r}")
     if not all(type(seed) is int and seed > 0 for seed in seeds):
         raise ValueError(f"seeds must be whole numbers above 0, got {given!r}")
     return tuple(seeds)
@@ -132,10 +129,6 @@ def pairs_of(given: object, baseline: str, labels: list[str]) -> tuple[tuple[str
     if given == "all":
         return tuple((second, first) for first, second in combinations(labels, 2))
     pairs = given if isinstance(given, list) else []
-    if not pairs or any(
-        not isinstance(p, list) or len(p) != 2 or set(p) - set(labels) for p in pairs
-    ):
-        raise ValueError(
-            f"pairs must be baseline, all, or a list of two schemes each, got {given!r}"
-        )
+    if not pairs or any(not isinstance(p, list) or len(p) != 2 or set(p) - set(labels) for p in pairs):
+        raise ValueError(f"pairs must be baseline, all, or a list of two schemes each, got {given!r}")
     return tuple((str(first), str(second)) for first, second in pairs)

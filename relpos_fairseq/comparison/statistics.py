@@ -54,9 +54,7 @@ def resample(examples: int, draws: int, generator: np.random.Generator) -> np.nd
     return generator.multinomial(examples, np.full(examples, 1 / examples), draws).astype(float)
 
 
-def interval(
-    whole: np.ndarray, drawn: np.ndarray, generator: np.random.Generator, level: float = 0.95
-) -> Estimate:
+def interval(whole: np.ndarray, drawn: np.ndarray, generator: np.random.Generator, level: float = 0.95) -> Estimate:
     """Return the mean over seeds, with its hierarchical bootstrap interval.
 
     Args:

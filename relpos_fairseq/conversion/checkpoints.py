@@ -176,23 +176,18 @@ def check(source: SourceModel) -> None:
     state, values = source.state, source.values
     layers = layouts.count_layers(state)
     if values["encoder_layers"] != layers:
-        raise ConversionError(
-            f"{source.path} has {layers} layers, and its options say {values['encoder_layers']}"
-        )
+        raise ConversionError(f"{source.path} has {layers} layers, and its options say {values['encoder_layers']}")
     for name, key, axis in (
         ("encoder_embed_dim", f"{ENCODER}.embed_tokens.weight", 1),
         ("encoder_ffn_embed_dim", f"{ENCODER}.layers.0.fc1.weight", 0),
     ):
         if key not in state or state[key].size(axis) != values[name]:
             found = tuple(state[key].shape) if key in state else "missing"
-            raise ConversionError(
-                f"{source.path}: {key} is {found}, and its options say {name} {values[name]}"
-            )
+            raise ConversionError(f"{source.path}: {key} is {found}, and its options say {name} {values[name]}")
     described = layouts.described(state)
     if described is not None and described != source.plan.describe():
         raise ConversionError(
-            f"{source.path}: its tensors say [{described}] of positions, its options "
-            f"[{source.plan.describe()}]"
+            f"{source.path}: its tensors say [{described}] of positions, its options [{source.plan.describe()}]"
         )
 
 

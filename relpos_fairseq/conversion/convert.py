@@ -110,10 +110,7 @@ class _Work:
         self.report, self.start, self.fill, self.layers = report, start, fill, layers
         self.old = {place.name: place for place in places(source)}
         self.new = places(target)
-        self.taken = [
-            exact.assign(places_of(source, layer), places_of(target, layer))
-            for layer in range(layers)
-        ]
+        self.taken = [exact.assign(places_of(source, layer), places_of(target, layer)) for layer in range(layers)]
 
     def members(self) -> tuple[Tables, list[tuple[int, PositionScheme]]]:
         """Make the tables of every member of the target.
@@ -218,9 +215,7 @@ def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionRep
     return content | {tokens: added} | ({output: added} if tied else {})
 
 
-def _projections(
-    content: State, fresh: list[tuple[int, PositionScheme]], report: ConversionReport
-) -> State:
+def _projections(content: State, fresh: list[tuple[int, PositionScheme]], report: ConversionReport) -> State:
     """Add what a new scheme wants in the biases of q and k (M4M) to those that there are."""
     content = dict(content)
     for layer, scheme in fresh:

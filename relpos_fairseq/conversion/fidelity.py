@@ -62,8 +62,7 @@ class Fidelity:
     def lines(self) -> list[str]:
         names = {"logits": "Maximum logit difference", "features": "Maximum feature difference"}
         lines = [
-            f"{names.get(name, f'Maximum difference of {name}')}: {value:.3g} "
-            f"(values up to {self.magnitude[name]:.3g})"
+            f"{names.get(name, f'Maximum difference of {name}')}: {value:.3g} (values up to {self.magnitude[name]:.3g})"
             for name, value in self.largest.items()
         ]
         if self.divergence is not None:

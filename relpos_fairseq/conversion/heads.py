@@ -28,14 +28,10 @@ def spread_heads(params: Params, scheme: PositionScheme, report: ConversionRepor
     return result
 
 
-def merge_layers(
-    layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport
-) -> list[Params]:
+def merge_layers(layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport) -> list[Params]:
     """Return those parameters that all layers have in common, one for all that have any."""
     merged = {
-        part: _merged(
-            torch.stack([p[part] for p in layers if p]), f"{name}: {part} of all layers", report
-        )
+        part: _merged(torch.stack([p[part] for p in layers if p]), f"{name}: {part} of all layers", report)
         for part in parts
     }
     return [params | merged if params else {} for params in layers]

@@ -121,9 +121,7 @@ def _check_used(job: Job, source: SourceModel, values: dict[str, Any]) -> None:
         )
     kept = [place.scheme for place in before if place.name in taken.values()]
     if job.fill and not any(scheme.reads_positions() for scheme in kept):
-        raise ConversionError(
-            f"--fill {job.fill}: no table over absolute positions is kept: leave it out"
-        )
+        raise ConversionError(f"--fill {job.fill}: no table over absolute positions is kept: leave it out")
     if job.init == "own" and all(place.name in taken for place in target):
         raise ConversionError("--init own: no table is new: leave it out")
 
@@ -154,9 +152,7 @@ def measure(before: dict, after: dict, probe: Probe, done: Conversion, say: Say)
     return measured
 
 
-def _checkpoint_writer(
-    source: SourceModel, values: dict[str, Any], done: Conversion, measured: Fidelity
-) -> Writer:
+def _checkpoint_writer(source: SourceModel, values: dict[str, Any], done: Conversion, measured: Fidelity) -> Writer:
     about = {
         "source": f"{source.kind}: {source.path.name}",
         "report": done.report.lines(),
@@ -179,9 +175,7 @@ def _checkpoint_writer(
         if not options["regression_target"]:
             names = source.labels or [f"LABEL_{n}" for n in range(options["num_classes"])]
             texts["label/dict.txt"] = "".join(f"{name} 1\n" for name in names)
-    return functools.partial(
-        write_checkpoint, checkpoint=checkpoint, about=about, files=files, texts=texts
-    )
+    return functools.partial(write_checkpoint, checkpoint=checkpoint, about=about, files=files, texts=texts)
 
 
 def to_huggingface(job: Job, source: SourceModel, say: Say) -> Writer:

@@ -74,9 +74,7 @@ class Place:
 def places(plan: PositionPlan) -> list[Place]:
     """List every member of a stack, segments included, in the order of the stack's own lists."""
     members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
-    segment = SchemeOptions(
-        share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments
-    )
+    segment = SchemeOptions(share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments)
     if plan.segment_encoding == "head":
         across = plan.segment_share in ("layers", "both")
         members.append((SegmentHead.name, SegmentHead, segment, across))
@@ -109,9 +107,7 @@ def count_layers(state: State) -> int:
     pattern = re.compile(rf"{re.escape(ENCODER)}\.layers\.(\d+)\.")
     numbers = {int(match.group(1)) for key in state if (match := pattern.match(key))}
     if not numbers:
-        raise ConversionError(
-            f"the model has no {ENCODER}.layers: give a checkpoint of RoBERTa or BERT"
-        )
+        raise ConversionError(f"the model has no {ENCODER}.layers: give a checkpoint of RoBERTa or BERT")
     missing = sorted(set(range(max(numbers) + 1)) - numbers)
     if missing:
         raise ConversionError(f"the model lacks layers {missing}: its file is incomplete")
@@ -129,8 +125,7 @@ def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
     for place in places(plan):
         reads = 1 if place.on_input else layers
         tables[place.name] = [
-            {} if place.index(layer) is None else _params(state, place, plan, layer)
-            for layer in range(reads)
+            {} if place.index(layer) is None else _params(state, place, plan, layer) for layer in range(reads)
         ]
     shared, own = f"{ENCODER}.positions.", ".self_attn.position."
     content = {k: v for k, v in state.items() if not k.startswith(shared) and own not in k}
@@ -144,9 +139,7 @@ def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Param
     for name, parameter in expected.items():
         value = state.get(prefix + name)
         if value is None:
-            raise ConversionError(
-                f"the source has no {prefix}{name}, which its position scheme {place.name} has"
-            )
+            raise ConversionError(f"the source has no {prefix}{name}, which its position scheme {place.name} has")
         if value.shape != parameter.shape:
             raise ConversionError(
                 f"{prefix}{name} is {tuple(value.shape)} in the source, and its flags say "
@@ -181,9 +174,7 @@ def learned_from_fairseq(state: State) -> State:
     state = dict(state)
     key = f"{ENCODER}.embed_positions.weight"
     if key not in state:
-        raise ConversionError(
-            f"the checkpoint has no {key}: only RoBERTa with learned positions is converted"
-        )
+        raise ConversionError(f"the checkpoint has no {key}: only RoBERTa with learned positions is converted")
     state[f"{ENCODER}.positions.shared.0.table"] = state.pop(key)[FAIRSEQ_OFFSET:]
     return state
 

@@ -18,9 +18,7 @@ from relpos_fairseq.conversion.report import ConversionReport
 FILLS = ("tile", "interpolate")
 
 
-def resize(
-    table: Tensor, length: int, fill: str | None, report: ConversionReport, axis: int = 0
-) -> Tensor:
+def resize(table: Tensor, length: int, fill: str | None, report: ConversionReport, axis: int = 0) -> Tensor:
     """Give a table `length` positions along `axis`; where more are wanted, `fill` says how.
 
     Raises:

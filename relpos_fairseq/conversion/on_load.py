@@ -82,9 +82,7 @@ def convert_on_load() -> None:
         return checkpoint
 
 
-def prepare(
-    checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool
-) -> None:
+def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool) -> None:
     """Bring a checkpoint's tensors to a model's positions, where --finetune-from-model asks for it.
 
     Raises:
@@ -141,8 +139,7 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
         source = _plan_of_side(checkpoint, path, side, tuple(plans), target.shape)
         if source.describe() != decode_text(version):
             raise ConversionError(
-                f"{path}: its tensors say [{decode_text(version)}] of positions, its options "
-                f"[{source.describe()}]"
+                f"{path}: its tensors say [{decode_text(version)}] of positions, its options [{source.describe()}]"
             )
         own = {key: state.pop(key) for key in list(state) if key.startswith(f"{side}.")}
         inner = {f"{ENCODER}.{key.removeprefix(f'{side}.')}": own[key] for key in own}
@@ -179,8 +176,7 @@ def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
         has, wants = source.values[name], getattr(model.args, name)
         if str(has) != str(wants):
             raise ConversionError(
-                f"{path} has {name} {has}, and the flags say {wants}: give "
-                f"--{name.replace('_', '-')} {has}"
+                f"{path} has {name} {has}, and the flags say {wants}: give --{name.replace('_', '-')} {has}"
             )
     rows = model.encoder.sentence_encoder.embed_tokens.num_embeddings
     if source.rows != rows:
@@ -189,6 +185,4 @@ def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
             f"the data with the dict.txt that belongs to it"
         )
     if source.values.get("untie_weights_roberta") and not model.args.untie_weights_roberta:
-        raise ConversionError(
-            f"{path} has an output projection of its own: give --untie-weights-roberta"
-        )
+        raise ConversionError(f"{path} has an output projection of its own: give --untie-weights-roberta")

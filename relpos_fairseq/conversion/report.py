@@ -54,10 +54,7 @@ class ConversionReport:
 
     @property
     def lost(self) -> list[str]:
-        return [
-            f"{text} (rows move by up to {moved:.3g})" if moved else text
-            for text, moved in self.losses.items()
-        ]
+        return [f"{text} (rows move by up to {moved:.3g})" if moved else text for text, moved in self.losses.items()]
 
     def limit(self, text: str) -> None:
         _once(self.limits, text)

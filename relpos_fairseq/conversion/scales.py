@@ -65,8 +65,7 @@ def fold(
                 ]
         said[
             f"scale 1/sqrt({old.scale_constant:g}d) -> 1/sqrt({new.scale_constant:g}d), folded "
-            f"into the projection of q (times {query:.6g})"
-            + (f" and of k (times {key:.6g})" if key != 1 else "")
+            f"into the projection of q (times {query:.6g})" + (f" and of k (times {key:.6g})" if key != 1 else "")
         ] = None
     for line in said:
         report.step(line)
@@ -75,15 +74,10 @@ def fold(
 
 def _grown(place: Place, params: Params, query: float, key: float) -> Params:
     powers = {name: place.scheme.table_of(name).grows for name in params}
-    return {
-        name: value * (query ** powers[name][0] * key ** powers[name][1])
-        for name, value in params.items()
-    }
+    return {name: value * (query ** powers[name][0] * key ** powers[name][1]) for name, value in params.items()}
 
 
 def _tables(plan: PositionPlan) -> list[Table]:
     return [
-        place.scheme.table_of(name)
-        for place in places(plan)
-        for name, _ in place.build(plan, 0).named_parameters()
+        place.scheme.table_of(name) for place in places(plan) for name, _ in place.build(plan, 0).named_parameters()
     ]

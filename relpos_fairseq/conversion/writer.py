@@ -131,9 +131,7 @@ def config_of(model: Any, task: Any, criterion: dict[str, Any]) -> Any:
     return cfg
 
 
-def fairseq_checkpoint(
-    cfg: Any, state: State, about: dict[str, Any], criterion: str
-) -> dict[str, Any]:
+def fairseq_checkpoint(cfg: Any, state: State, about: dict[str, Any], criterion: str) -> dict[str, Any]:
     """What fairseq saves of a model that was trained for no update; `criterion` names a class."""
     return {
         "args": None,

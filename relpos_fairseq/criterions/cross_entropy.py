@@ -22,10 +22,7 @@ from torch import Tensor
 from relpos_fairseq.criterions.smoothed_loss import smoothed_loss
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel
 
-_OF_MODELS = {
-    owner.get_normalized_probs
-    for owner in (BaseFairseqModel, TransformerModelBase, RelPosLanguageModel)
-}
+_OF_MODELS = {owner.get_normalized_probs for owner in (BaseFairseqModel, TransformerModelBase, RelPosLanguageModel)}
 _SCRIPTABLE = "get_normalized_probs_scriptable"
 
 
@@ -50,9 +47,7 @@ def _function(method: Any) -> Any:
     return getattr(method, "__func__", None)
 
 
-def _from_logits(
-    criterion: Any, model: Any, net_output: Any, sample: dict, epsilon: float
-) -> tuple[Tensor, Tensor]:
+def _from_logits(criterion: Any, model: Any, net_output: Any, sample: dict, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return the loss and the negative log-likelihood of a batch."""
     logits, target = net_output[0], model.get_targets(sample, net_output)
     rows = logits.reshape(-1, logits.size(-1))
@@ -63,23 +58,17 @@ def _from_logits(
 class RelPosCrossEntropyCriterion(CrossEntropyCriterion):
     """fairseq's `cross_entropy`, from logits."""
 
-    def compute_loss(
-        self, model: Any, net_output: Any, sample: dict, reduce: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, model: Any, net_output: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor]:
         if not reduce or not has_plain_softmax(model):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
         return _from_logits(self, model, net_output, sample, 0.0)
 
 
-@register_criterion(
-    "relpos_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig
-)
+@register_criterion("relpos_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class RelPosLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     """fairseq's `label_smoothed_cross_entropy`, from logits."""
 
-    def compute_loss(
-        self, model: Any, net_output: Any, sample: dict, reduce: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, model: Any, net_output: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor]:
         parts = LabelSmoothedCrossEntropyCriterion.get_lprobs_and_target
         own = _function(self.get_lprobs_and_target) is not parts
         if own or self.ignore_prefix_size or not reduce or not has_plain_softmax(model):

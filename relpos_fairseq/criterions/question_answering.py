@@ -138,10 +138,7 @@ def predictions(sample: dict[str, Any], logits: Tensor, options: Any) -> list[Pr
     found = []
     for asked in sample["asked"]:
         rows = [both[asked.row + n] for n in range(len(asked.spans))]
-        parts = [
-            row[asked.offset : asked.offset + span.length]
-            for row, span in zip(rows, asked.spans, strict=True)
-        ]
+        parts = [row[asked.offset : asked.offset + span.length] for row, span in zip(rows, asked.spans, strict=True)]
         found.append(
             predict(
                 asked.context,

@@ -58,13 +58,9 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
             raise ValueError("--report-pearson-and-spearman needs --regression-target")
         if self.report_acc_and_f1 and POSITIVE not in self.label_dict:
             names = ", ".join(self.label_dict.symbols[self.label_dict.nspecial :])
-            raise ValueError(
-                f"--report-acc-and-f1: F1 is that of label {POSITIVE!r}, and the labels are {names}"
-            )
+            raise ValueError(f"--report-acc-and-f1: F1 is that of label {POSITIVE!r}, and the labels are {names}")
 
-    def forward(
-        self, model: Any, sample: dict, reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Loss (a sum), sample size, and what is logged.
 
         Raises:
@@ -72,9 +68,7 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
         """
         name = self.classification_head_name
         if name not in getattr(model, "classification_heads", ()):
-            raise ValueError(
-                f"the model has no classification head {name!r} (--classification-head-name)"
-            )
+            raise ValueError(f"the model has no classification head {name!r} (--classification-head-name)")
         logits, _ = model(**sample["net_input"], features_only=True, classification_head_name=name)
         targets = model.get_targets(sample, [logits]).view(-1)
         size = targets.numel()

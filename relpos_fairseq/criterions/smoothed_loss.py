@@ -24,9 +24,7 @@ CHUNK = {"cpu": 1 << 19}  # elements of logits at a time, 2 MB
 LARGE_CHUNK = 1 << 26  # where a launch costs more than memory
 
 
-def smoothed_loss(
-    logits: Tensor, target: Tensor, epsilon: float, ignore_index: int
-) -> tuple[Tensor, Tensor]:
+def smoothed_loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return label-smoothed cross entropy and negative log-likelihood, each summed over tokens.
 
     Args:
@@ -51,9 +49,7 @@ class _SmoothedLoss(torch.autograd.Function):
     """See the module; logits (N, V) are kept, nothing else of their size."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, epsilon: float, ignore_index: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(logits.dtype, torch.float32)
         column = target.unsqueeze(1)
         nll = logits.new_empty(column.shape, dtype=exact)

@@ -43,8 +43,4 @@ def read_dictionary(path: Path) -> list[str]:
 
 def ids_of(symbols: Iterable[str]) -> dict[str, int]:
     """Return the ids of a text's symbols; `<s>` in a text is an unknown word, no special token."""
-    return {
-        symbol: number
-        for number, symbol in enumerate(symbols, start=NSPECIAL)
-        if symbol not in SPECIAL
-    }
+    return {symbol: number for number, symbol in enumerate(symbols, start=NSPECIAL) if symbol not in SPECIAL}

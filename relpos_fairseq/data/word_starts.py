@@ -38,9 +38,7 @@ def word_starts(folder: str | Path, dictionary: Any) -> Tensor:
                 f"tokenizer ({error})"
             ) from None
         flags = [tokenizer.begins_word(dictionary[i]) for i in range(len(dictionary))]
-    return torch.tensor(
-        [flag or _stands_alone(i, dictionary) for i, flag in enumerate(flags)], dtype=torch.uint8
-    )
+    return torch.tensor([flag or _stands_alone(i, dictionary) for i, flag in enumerate(flags)], dtype=torch.uint8)
 
 
 def _read(path: Path, dictionary: Any) -> list[bool]:

@@ -21,9 +21,7 @@ SHORT = {".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"}
 ZEROS = bytes(512)  # a tar ends with two such blocks
 
 
-def extract(
-    archive: str | Path, folder: str | Path, members: Iterable[str] | None = None
-) -> list[Path]:
+def extract(archive: str | Path, folder: str | Path, members: Iterable[str] | None = None) -> list[Path]:
     """Extract files of a tar (plain, .gz, .bz2, .xz), a zip, or a single compressed file.
 
     Each member appears whole or not at all. A member that is already there is replaced.
@@ -82,9 +80,7 @@ def check_name(archive: Path, name: str) -> None:
     """Refuse names that lead out of the folder, on any system."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not name or "\0" in name or ".." in parts or name[:1] in "/\\" or ":" in parts[0]:
-        raise PreparationError(
-            f"{archive}: the entry {name!r} leads out of the folder: do not use this archive"
-        )
+        raise PreparationError(f"{archive}: the entry {name!r} leads out of the folder: do not use this archive")
 
 
 Member = tuple[str, int, BinaryIO | None, str | None]  # name, size, bytes, what it is if no file
@@ -144,8 +140,7 @@ def damage_named(archive: Path) -> Iterator[None]:
         pin = archive.with_name(archive.name + ".sha256")
         them = f"it and {pin.name}" if pin.exists() else "it"
         raise PreparationError(
-            f"{archive} is truncated or damaged ({error}): delete {them} and run the same command "
-            "again"
+            f"{archive} is truncated or damaged ({error}): delete {them} and run the same command again"
         ) from error
 
 

@@ -24,9 +24,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception, so that temporary files are removed on the way out."""
 
 
-def run_command(
-    main: Callable[[Sequence[str] | None], object], argv=None, interrupted: str = CONTINUE
-) -> int:
+def run_command(main: Callable[[Sequence[str] | None], object], argv=None, interrupted: str = CONTINUE) -> int:
     """Run a command's main function and turn what it raises into a line and an exit status.
 
     Args:

@@ -182,9 +182,7 @@ def announce(sources: list[RemoteFile], folder: Path):
     return progress_of(total=total, description="download", unit="B")
 
 
-def download(
-    source: RemoteFile, folder: Path, stop, report, hashes: Hashes, settings: dict
-) -> list[str]:
+def download(source: RemoteFile, folder: Path, stop, report, hashes: Hashes, settings: dict) -> list[str]:
     """Download one file from the first mirror that has it; return every mirror's reason if none.
 
     A file whose hash is wrong is not tried again in full at the same mirror, unless it was pieced
@@ -225,8 +223,6 @@ def explain(sources: list[RemoteFile], errors: dict[str, list[str]]) -> str:
     lines = [f"could not download {', '.join(source.filename for source in failed)}"]
     for source in failed:
         lines += [f"  {source.filename}: {reason}" for reason in errors[source.name]]
-    lines.append(
-        "run the same command again to continue, or put into a folder named by --from-dir:"
-    )
+    lines.append("run the same command again to continue, or put into a folder named by --from-dir:")
     lines += [f"  {source}" for source in failed]
     return "\n".join(lines)

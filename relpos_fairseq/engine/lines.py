@@ -69,9 +69,7 @@ def read_byte_parts(path: Path) -> Iterator[Part]:
             number, begins = number + ends, ends
 
 
-def read_parts(
-    path: Path, on_bad_line: str, counts: MutableMapping[str, int] | None = None
-) -> Iterator[Part]:
+def read_parts(path: Path, on_bad_line: str, counts: MutableMapping[str, int] | None = None) -> Iterator[Part]:
     r"""Stream a file's characters as `read_lines` does, but long lines in parts.
 
     Only the last part tells whether a line feed ends the file.

@@ -12,8 +12,18 @@ from relpos_fairseq.engine.files import Hashes, sha256_of, size_of, write_json
 NEUTRAL_OPTIONS = ("--workers",)
 PLACES = ("--out", "--destdir", "--from-dir", "--downloads")
 NEUTRAL_FLAGS = ("--force", "--no-progress")
-PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "regex", "requests", "sacrebleu", "sacremoses",
-            "sentencepiece", "subword-nmt", "tokenizers")  # fmt: skip
+PACKAGES = (
+    "fairseq",
+    "fairseq-fixed",
+    "numpy",
+    "regex",
+    "requests",
+    "sacrebleu",
+    "sacremoses",
+    "sentencepiece",
+    "subword-nmt",
+    "tokenizers",
+)
 
 
 def write_manifest(
@@ -66,9 +76,7 @@ def neutral(command: Sequence[str]) -> list[str]:
             skip = True
         elif part.startswith(tuple(f"{option}=" for option in PLACES)):
             kept += [part.split("=", 1)[0], "DIR"]
-        elif not (
-            part in NEUTRAL_FLAGS or part.startswith(tuple(f"{o}=" for o in NEUTRAL_OPTIONS))
-        ):
+        elif not (part in NEUTRAL_FLAGS or part.startswith(tuple(f"{o}=" for o in NEUTRAL_OPTIONS))):
             kept.append(Path(part).name if index == 0 else part)
     return kept
 
@@ -91,10 +99,7 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
 
 def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> dict[str, dict]:
     """Return size and hash of each file or folder."""
-    return {
-        label: {"bytes": size_of(path), "sha256": sha256_of(path, hashes)}
-        for label, path in sorted(files.items())
-    }
+    return {label: {"bytes": size_of(path), "sha256": sha256_of(path, hashes)} for label, path in sorted(files.items())}
 
 
 def versions() -> dict[str, str]:

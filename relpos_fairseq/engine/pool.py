@@ -23,9 +23,7 @@ WATCH = 0.5  # seconds between two looks at the parent
 _function: Callable | None = None  # a worker's function: sent once, not with every chunk
 
 
-def ordered_map(
-    function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int
-) -> Iterator[Result]:
+def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int) -> Iterator[Result]:
     """Yield `function(chunk)` of every chunk, in order, whatever the number of workers.
 
     At most `2 * workers` chunks and results exist at a time. Ctrl-C, an exception in a worker and a

@@ -35,9 +35,7 @@ def progress(
         total = len(iterable)
     if file.isatty():
         scale = {"unit_scale": True} if unit == "B" or (total or 0) > 100_000 else {}
-        return Bar(
-            iterable, total=total, desc=description, unit=unit, file=file, miniters=1, **scale
-        )
+        return Bar(iterable, total=total, desc=description, unit=unit, file=file, miniters=1, **scale)
     return LogProgress(iterable, total, description, unit, file)
 
 

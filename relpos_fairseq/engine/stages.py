@@ -124,11 +124,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
     if "files" in described:
         files = described["files"].items()
         return path.is_dir() and all(is_same(path / name, file, hashes) for name, file in files)
-    return (
-        path.is_file()
-        and size_of(path) == described["bytes"]
-        and hashes.of(path) == described["sha256"]
-    )
+    return path.is_file() and size_of(path) == described["bytes"] and hashes.of(path) == described["sha256"]
 
 
 def refuse_strangers(stamp: dict | None, folder: Path) -> None:

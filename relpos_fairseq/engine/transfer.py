@@ -116,9 +116,11 @@ class Transfer:
         """Ask again, later each time, while connections break."""
         failures, furthest = 0, self.offset()
         retry = urllib3.Retry(
-            total=3, backoff_factor=self.backoff, status_forcelist=BUSY,
+            total=3,
+            backoff_factor=self.backoff,
+            status_forcelist=BUSY,
             raise_on_status=False,
-        )  # fmt: skip
+        )
         with requests.Session() as session:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, HTTPAdapter(max_retries=retry))

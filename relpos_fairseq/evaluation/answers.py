@@ -45,9 +45,7 @@ def score_predictions(
         odds = read_answers(null_odds, (int, float), "a number")
         lost = [name for name in predictions if name not in odds]
         if lost:
-            raise PreparationError(
-                f"{null_odds} lacks {len(lost)} of the ids of {answers}: {', '.join(lost[:5])}"
-            )
+            raise PreparationError(f"{null_odds} lacks {len(lost)} of the ids of {answers}: {', '.join(lost[:5])}")
     normalised = normaliser(metric, language or language_of(path))
     scored, missing = score_file(predictions, found.questions, normalised, odds)
     if missing:

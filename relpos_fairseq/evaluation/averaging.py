@@ -85,8 +85,7 @@ def average(paths: Sequence[Path]) -> dict:
         for name in sums:
             sums[name] += other[name].double()
     first["model"] = {
-        name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
-        for name, value in model.items()
+        name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value for name, value in model.items()
     }
     first["last_optimizer_state"] = None
     return first
@@ -101,12 +100,8 @@ def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
     # Schemes first: what else differs follows from them.
     for name in sorted(model.keys() | other.keys(), key=lambda n: (not n.endswith(SCHEME), n)):
         here, there = model.get(name), other.get(name)
-        if name.endswith(SCHEME) and not (
-            here is not None and there is not None and torch.equal(here, there)
-        ):
-            schemes = [
-                decode_text(value) if value is not None else "none" for value in (here, there)
-            ]
+        if name.endswith(SCHEME) and not (here is not None and there is not None and torch.equal(here, there)):
+            schemes = [decode_text(value) if value is not None else "none" for value in (here, there)]
             raise PreparationError(
                 f"{first} has [{schemes[0]}] in {name}, {path} has [{schemes[1]}]: "
                 "only checkpoints of one scheme can be averaged"
@@ -114,6 +109,4 @@ def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
         if here is None or there is None:
             raise PreparationError(f"{name} is in {first if there is None else path} alone")
         if here.shape != there.shape:
-            raise PreparationError(
-                f"{name} has shape {tuple(here.shape)} in {first}, {tuple(there.shape)} in {path}"
-            )
+            raise PreparationError(f"{name} has shape {tuple(here.shape)} in {first}, {tuple(there.shape)} in {path}")

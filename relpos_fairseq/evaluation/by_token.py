@@ -46,8 +46,15 @@ def write(path: Path, found: Sequence[Scored]) -> Path:
             columns = (score.each.tolist(), score.place.tolist(), score.memory.tolist())
             for index, nats, place, memory in zip(one.targets, *columns, strict=True):
                 token = words[int(one.subject.tokens[index])]
-                line = {"checkpoint": one.checkpoint, "reads": one.reads, "index": index,
-                        "token": token, "nats": nats, "place": place, "memory": memory}  # fmt: skip
+                line = {
+                    "checkpoint": one.checkpoint,
+                    "reads": one.reads,
+                    "index": index,
+                    "token": token,
+                    "nats": nats,
+                    "place": place,
+                    "memory": memory,
+                }
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
     picture = path.with_suffix(".png")
     draw(picture, found)

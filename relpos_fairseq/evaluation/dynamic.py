@@ -70,9 +70,7 @@ class Dynamic:
         return [self.rate / (one + self.epsilon) for one in rms], back
 
 
-def score_dynamic(
-    subject: Subject, targets: range, block: int, mem_len: int, dynamic: Dynamic
-) -> Score:
+def score_dynamic(subject: Subject, targets: range, block: int, mem_len: int, dynamic: Dynamic) -> Score:
     """Read blocks in order, one row of them, and learn from each; the model is as before then.
 
     Its memory has `mem_len` slots, and segments have `block` tokens.
@@ -100,9 +98,13 @@ def score_dynamic(
                 one.copy_(value)
     joined = np.concatenate(each)
     return Score(
-        len(targets), float(joined.sum()), seconds, joined,
-        np.concatenate(place), np.concatenate(slots),
-    )  # fmt: skip
+        len(targets),
+        float(joined.sum()),
+        seconds,
+        joined,
+        np.concatenate(place),
+        np.concatenate(slots),
+    )
 
 
 def training_rms(subject: Subject, block: int, dynamic: Dynamic) -> list[Tensor]:
@@ -128,9 +130,7 @@ def training_rms(subject: Subject, block: int, dynamic: Dynamic) -> list[Tensor]
     return [(square / count).sqrt() for square in squares]
 
 
-def _segments(
-    subject: Subject, targets: range, block: int
-) -> Iterator[tuple[int, Tensor, tuple[Tensor | None, ...]]]:
+def _segments(subject: Subject, targets: range, block: int) -> Iterator[tuple[int, Tensor, tuple[Tensor | None, ...]]]:
     """Read segments in order: slots of memory, nats (T,), and the gradients of their mean.
 
     Parameters may change between segments; memory is filled beforehand where the text allows.

@@ -48,17 +48,18 @@ def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> N
         PreparationError: The message lists the sentences' numbers and what may be the cause.
     """
     problems = (
-        ("repeated", [n for n, texts in found.items() if len(texts) > 1],
-         "two runs in one file, or --nbest above 1?"),
+        ("repeated", [n for n, texts in found.items() if len(texts) > 1], "two runs in one file, or --nbest above 1?"),
         ("unknown", [n for n in found if n >= sentences], "another test set's output?"),
-        ("missing", [n for n in range(sentences) if n not in found],
-         "was the run cut off, or skipped it long ones (--skip-invalid-size-inputs-valid-test)?"),
-    )  # fmt: skip
+        (
+            "missing",
+            [n for n in range(sentences) if n not in found],
+            "was the run cut off, or skipped it long ones (--skip-invalid-size-inputs-valid-test)?",
+        ),
+    )
     for problem, numbers, cause in problems:
         if numbers:
             listed = ", ".join(map(str, sorted(numbers)[:SHOWN]))
             more = ", ..." if len(numbers) > SHOWN else ""
             raise PreparationError(
-                f"{path}: of {sentences:,} sentences {len(numbers):,} are {problem} "
-                f"({listed}{more}): {cause}"
+                f"{path}: of {sentences:,} sentences {len(numbers):,} are {problem} ({listed}{more}): {cause}"
             )

@@ -83,9 +83,7 @@ class Score:
         return self.tokens / self.seconds
 
 
-def load_subject(
-    checkpoint: Path, data: Path, split: str, overrides: Mapping[str, str] | None = None
-) -> Subject:
+def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[str, str] | None = None) -> Subject:
     """Load a checkpoint of either language model, and a split of binarised text.
 
     `overrides` are fields of the model's config, instead of the checkpoint's.
@@ -182,9 +180,7 @@ def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tens
 
 
 @torch.no_grad()
-def score_with_memory(
-    subject: Subject, targets: range, block: int, mem_len: int, rows: int = 1
-) -> Score:
+def score_with_memory(subject: Subject, targets: range, block: int, mem_len: int, rows: int = 1) -> Score:
     """Read blocks in order with memory, which is filled beforehand where the stream allows.
 
     `rows` pieces of `targets` are read side by side, `block` tokens a step.
@@ -219,9 +215,7 @@ def score_with_memory(
             found.append(table.reshape(3, -1))
             seconds += time.perf_counter() - began
     each, place, slots = np.concatenate(found, axis=1)
-    return Score(
-        len(targets), float(each.sum()), seconds, each, place.astype(int), slots.astype(int)
-    )
+    return Score(len(targets), float(each.sum()), seconds, each, place.astype(int), slots.astype(int))
 
 
 def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
@@ -235,9 +229,7 @@ def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
 
 
 @torch.no_grad()
-def score_with_windows(
-    subject: Subject, targets: range, context: int, stride: int, batch: int = 1
-) -> Score:
+def score_with_windows(subject: Subject, targets: range, context: int, stride: int, batch: int = 1) -> Score:
     """Read windows of `context` tokens, of which the last `stride` predictions count.
 
     At the stream's beginning windows are shorter; a stride of 1 gives every prediction all of the
@@ -265,9 +257,7 @@ def score_with_windows(
     return Score(len(targets), float(nats.sum()), seconds, nats, np.concatenate(places), none)
 
 
-def _windows(
-    starts: range, stop: int, context: int, stride: int, batch: int
-) -> Iterator[list[int]]:
+def _windows(starts: range, stop: int, context: int, stride: int, batch: int) -> Iterator[list[int]]:
     """Starts of windows of equal shape together: shorter ones come alone."""
     group: list[int] = []
     for start in starts:

@@ -130,9 +130,7 @@ def multiples(trained: int) -> list[int]:
     return sorted({max(1, int(trained * times)) for times in TIMES})
 
 
-def chosen(
-    given: list[int] | None, flag: str, least: int, trained: int, default: list[int] | None = None
-) -> list[int]:
+def chosen(given: list[int] | None, flag: str, least: int, trained: int, default: list[int] | None = None) -> list[int]:
     """Return lengths to score, rising; the trained one, which judges the others, is among them.
 
     Args:

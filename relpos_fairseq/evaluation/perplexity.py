@@ -67,9 +67,7 @@ class Reading:
             raise ValueError(f"--mem-len: {subject.name} has no memory; leave it out")
         context = self.context or subject.trained_length
         if subject.longest is not None and context > subject.longest:
-            raise ValueError(
-                f"--context {context}: the table of {subject.name} has {subject.longest} positions"
-            )
+            raise ValueError(f"--context {context}: the table of {subject.name} has {subject.longest} positions")
         stride = min(self.stride or max(1, context // 2), context)
         return f"window {context}", score_with_windows(subject, targets, context, stride, self.rows)
 
@@ -117,6 +115,5 @@ def names_of(checkpoints: list[Path]) -> dict[Path, str]:
     folders = [path.absolute().parent.name for path in checkpoints]
     alone = len(set(folders)) == len(set(checkpoints))
     return {
-        path: folder if alone else f"{folder}/{path.stem}"
-        for path, folder in zip(checkpoints, folders, strict=True)
+        path: folder if alone else f"{folder}/{path.stem}" for path, folder in zip(checkpoints, folders, strict=True)
     }

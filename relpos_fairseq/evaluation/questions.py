@@ -171,13 +171,9 @@ def load(options: Options):
         overrides["data"] = str(options.data or options.path.parent)
     if not options.path.is_file():
         raise PreparationError(f"no such checkpoint: {options.path}")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(options.path)], arg_overrides=overrides
-    )
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.path)], arg_overrides=overrides)
     if not hasattr(task, "read_dataset"):
-        raise PreparationError(
-            f"{options.path} was trained on {type(task).__name__}, not on question_answering"
-        )
+        raise PreparationError(f"{options.path} was trained on {type(task).__name__}, not on question_answering")
     device = "cuda" if torch.cuda.is_available() and not options.cpu else "cpu"
     return models[0].eval().to(device), task
 

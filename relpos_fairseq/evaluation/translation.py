@@ -28,9 +28,7 @@ class Target:
     detokenise: Detokeniser
 
 
-def read_reference(
-    path: Path, language: str | None, tokenizer: str | None, units: str | None
-) -> Target:
+def read_reference(path: Path, language: str | None, tokenizer: str | None, units: str | None) -> Target:
     """Read a plain reference.
 
     Raises:
@@ -38,9 +36,7 @@ def read_reference(
     """
     if not language:
         raise PreparationError("--reference needs --language, say de")
-    return Target(
-        list(read_lines(path)), Detokeniser(language, tokenizer or "none", units or "auto")
-    )
+    return Target(list(read_lines(path)), Detokeniser(language, tokenizer or "none", units or "auto"))
 
 
 def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | None) -> Target:
@@ -54,9 +50,7 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
         raise PreparationError(f"{folder} has no manifest.json: run prepare_wmt.py to its end")
     settings = manifest.get("settings", {})
     if "sets" not in manifest or not {"languages", "tokenizer", "bpe"} <= settings.keys():
-        raise PreparationError(
-            f"{folder}/manifest.json is not of a whole run of prepare_wmt.py: name its --out"
-        )
+        raise PreparationError(f"{folder}/manifest.json is not of a whole run of prepare_wmt.py: name its --out")
     language = settings["languages"][1]
     reference = folder / "reference" / f"{name}.{language}"
     if not reference.is_file():
@@ -82,9 +76,7 @@ def score(system: list[str], reference: list[str]) -> list[list]:
     return rows
 
 
-def compare(
-    baseline: list[str], system: list[str], reference: list[str], samples: int, seed: int
-) -> list[list]:
+def compare(baseline: list[str], system: list[str], reference: list[str], samples: int, seed: int) -> list[list]:
     """Compare a system with a baseline by a paired bootstrap (Koehn 2004).
 
     Returns:

@@ -63,9 +63,7 @@ class Comparison:
         )
 
 
-def export(
-    checkpoint: Path, out: Path, quantization: str | None, data: Path | None, count: int
-) -> Comparison:
+def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | None, count: int) -> Comparison:
     """Write the folder, once it agrees with the checkpoint.
 
     Args:
@@ -98,10 +96,7 @@ def export(
         limit = longest(model.encoder.max_positions())
         facts = {
             "checkpoint": {"name": checkpoint.name, "sha256": sha256_of(checkpoint)},
-            "positions": {
-                name: getattr(model, name).positions.plan.describe()
-                for name in ("encoder", "decoder")
-            },
+            "positions": {name: getattr(model, name).positions.plan.describe() for name in ("encoder", "decoder")},
             "quantization": quantization or "float32",
             "ctranslate2": engine().__version__,
             "comparison": asdict(compared),
@@ -121,9 +116,7 @@ def card_of(facts: dict) -> dict[str, object]:
     return rows | {"checkpoint's sha256": facts["checkpoint"]["sha256"]}
 
 
-def write(
-    model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None
-) -> None:
+def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None) -> None:
     spec = transformer_spec(model, source, target)
     spec.validate()
     spec.optimize(quantization=quantization)
@@ -134,12 +127,8 @@ def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison
     rows, text = sentences(task, count)
     words = task.source_dictionary
     symbols = [[words[index] for index in row[:-1]] for row in rows]
-    translator = engine().Translator(
-        str(folder), device="cpu", intra_threads=torch.get_num_threads()
-    )
-    difference, steps = compare_logits(
-        translator, model, task.target_dictionary, words, rows[:LOGITS]
-    )
+    translator = engine().Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
+    difference, steps = compare_logits(translator, model, task.target_dictionary, words, rows[:LOGITS])
     ours = translate(model, task, rows)
     theirs = in_batches(symbols, lambda part: best_of(translator, part), "CTranslate2")
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))

@@ -59,9 +59,7 @@ class StackForm:
     @property
     def relative(self) -> bool:
         """Whether attention itself knows positions; the engine then adds nothing to the input."""
-        return self.rotary is not None or any(
-            layer.keys is not None or layer.bias is not None for layer in self.layers
-        )
+        return self.rotary is not None or any(layer.keys is not None or layer.bias is not None for layer in self.layers)
 
 
 @torch.no_grad()
@@ -77,9 +75,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
     context, source = placement.context(positions), torch.zeros(length, 1, plan.shape.embed_dim)
     rotating = [scheme for scheme in placement.shared if scheme.rotates]
     terms = [
-        context.of_layer(layer).shared
-        + attention.position.evaluate(positions).terms
-        + attention.position.gated(source)
+        context.of_layer(layer).shared + attention.position.evaluate(positions).terms + attention.position.gated(source)
         for layer, attention in enumerate(attentions)
     ]
     problem = _problem(terms, rotating)
@@ -138,9 +134,7 @@ def _layer(terms: tuple[PositionTerms, ...], heads: int, causal: bool) -> LayerF
         keys = _by_distance(terms, "query_vectors", least=len(values) // 2)
     given = next((part for part in (keys, values) if part is not None), None)
     if given is not None:
-        keys, values = (
-            torch.zeros_like(given) if part is None else part for part in (keys, values)
-        )
+        keys, values = (torch.zeros_like(given) if part is None else part for part in (keys, values))
         keys, values = keys[:, 0], values[:, 0]
     static = _by_distance(terms, "static")
     if static is None:

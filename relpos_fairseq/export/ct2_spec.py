@@ -166,9 +166,7 @@ def _layer(spec: Any, layer: nn.Module, positions: Any) -> None:
 def _fused(spec: Any, *parts: nn.Linear, factor: float = 1.0) -> None:
     """Lay projections under each other, the first one multiplied by `factor`."""
     factors = [factor] + [1.0] * (len(parts) - 1)
-    spec.weight = np.concatenate(
-        [_array(p.weight) * f for p, f in zip(parts, factors, strict=True)]
-    )
+    spec.weight = np.concatenate([_array(p.weight) * f for p, f in zip(parts, factors, strict=True)])
     spec.bias = np.concatenate([_array(p.bias) * f for p, f in zip(parts, factors, strict=True)])
 
 

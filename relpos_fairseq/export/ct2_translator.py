@@ -75,7 +75,4 @@ def decode(engine: Any, batch: Sequence[list[str]], search: Search) -> list[list
         return_scores=True,
         suppress_sequences=[[BLANK]],
     )
-    return [
-        [Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)]
-        for one in results
-    ]
+    return [[Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)] for one in results]

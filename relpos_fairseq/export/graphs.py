@@ -48,9 +48,7 @@ class Graph:
         if isinstance(self.module, Step):  # its arguments after the first are one, to torch
             shapes = (shapes[0], shapes[1:])
         with torch.no_grad():
-            return torch.export.export(
-                self.module, tuple(self.inputs.values()), dynamic_shapes=shapes, strict=False
-            )
+            return torch.export.export(self.module, tuple(self.inputs.values()), dynamic_shapes=shapes, strict=False)
 
 
 def free(name: str, least: int = 1, most: int | None = None) -> Any:
@@ -195,9 +193,7 @@ class Step(_Scored):
         return scores_of(model.decoder, model.decoder(tokens, source)[0])
 
 
-def _give_source(
-    cross: CrossAttention, state: dict, layer: int, keys: Tensor, values: Tensor, padding: Tensor
-) -> None:
+def _give_source(cross: CrossAttention, state: dict, layer: int, keys: Tensor, values: Tensor, padding: Tensor) -> None:
     cache = {"prev_key": keys[layer], "prev_value": values[layer], "beams": 1}
     cross.set_incremental_state(state, "attn_state", cache | {"prev_key_padding_mask": padding})
 
@@ -205,9 +201,7 @@ def _give_source(
 class MemoryStep(_Scored):
     """A segment of a model with memory."""
 
-    def forward(
-        self, tokens: Tensor, states: Tensor, valid: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, tokens: Tensor, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores (B, T, V) of what follows each token, and the new memory.
 
         Args:

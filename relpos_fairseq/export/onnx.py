@@ -87,8 +87,7 @@ def described(graph: Graph, name: str) -> list[int | str]:
     """Return the sizes of an input; those that are free by name."""
     sizes = graph.free.get(name, {})
     axes = enumerate(graph.inputs[name].shape)
-    return [str(getattr(sizes[axis], "__name__", sizes[axis])) if axis in sizes else size
-            for axis, size in axes]  # fmt: skip
+    return [str(getattr(sizes[axis], "__name__", sizes[axis])) if axis in sizes else size for axis, size in axes]
 
 
 @contextmanager

@@ -83,8 +83,7 @@ def translate(model: nn.Module, task: Any, rows: Sequence[Tensor]) -> list[list[
         lengths = torch.tensor([len(row) for row in part])
         sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
         found = (best[0]["tokens"] for best in search.generate([model], sample))
-        return [[words[n] for n in utils.strip_pad(one, words.pad()) if n != words.eos()]
-                for one in found]  # fmt: skip
+        return [[words[n] for n in utils.strip_pad(one, words.pad()) if n != words.eos()] for one in found]
 
     return in_batches(rows, best_of, "translate")
 

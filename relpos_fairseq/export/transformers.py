@@ -50,9 +50,7 @@ class RelPosConfig(OwnCode, PretrainedConfig):
     model_type = "relpos_roberta"
     models: ClassVar[dict[str, type]] = {}  # of each Auto class; `register` fills it in
 
-    def __init__(
-        self, values: dict | None = None, vocab_size: int = 5, task: dict | None = None, **rest
-    ) -> None:
+    def __init__(self, values: dict | None = None, vocab_size: int = 5, task: dict | None = None, **rest) -> None:
         self.values, self.task = dict(values or {}), dict(task or {})
         self.hidden_size = self.values.get("encoder_embed_dim")
         self.num_hidden_layers = self.values.get("encoder_layers")
@@ -151,9 +149,14 @@ class RelPosForQuestionAnswering(RelPosPreTrained):
         self.roberta.register_question_answering_head(SPAN_HEAD)
 
     def forward(
-        self, input_ids, attention_mask=None, token_type_ids=None,
-        start_positions=None, end_positions=None, **unused,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        start_positions=None,
+        end_positions=None,
+        **unused,
+    ):
         """Start and end logits (B, L), and the loss of positions (B,)."""
         logits = self.run(input_ids, attention_mask, token_type_ids, span_head_name=SPAN_HEAD)
         start, end = logits.float().unbind(-1)

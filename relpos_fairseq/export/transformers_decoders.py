@@ -63,9 +63,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
     model, _ = load(checkpoint, None)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
-        raise ExportError(
-            f"{checkpoint} holds a {type(model).__name__}: give a translation or language model"
-        )
+        raise ExportError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
     if getattr(getattr(model, "encoder", None), "skips_end", False):
         raise ExportError(
             f"{checkpoint}: its encoder skips </s>, and transformers' decoder would not: use "
@@ -87,8 +85,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
     with atomic_folder(out) as folder:
         config = config_of(kind, options, model, rows)
         shared = shared_names(model)
-        tensors = {f"model.{n}": v.contiguous() for n, v in model.state_dict().items()
-                   if n not in shared}  # fmt: skip
+        tensors = {f"model.{n}": v.contiguous() for n, v in model.state_dict().items() if n not in shared}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         config.save_pretrained(folder)
         search_of(model).save_pretrained(folder)
@@ -96,9 +93,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
         if text is not None:
             copy_text(text, folder)
             form = "translation" if len(rows) > 1 else "language model"
-            said = write_tokenizer(
-                folder, form, sides, longest=model.decoder.positions.plan.longest
-            )
+            said = write_tokenizer(folder, form, sides, longest=model.decoder.positions.plan.longest)
         facts = {"transformers": transformers.__version__}
         for part in parts:
             name = part.positions.plan.shape.seed_name
@@ -115,18 +110,25 @@ def config_of(kind: type, options: Any, model: nn.Module, rows: list[int]) -> An
     values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
     more = {"source_rows": rows[0]} if len(rows) > 1 else {}
     return kind.config_class(
-        json.loads(json.dumps(values)), rows[-1], plain_task(options.task),
+        json.loads(json.dumps(values)),
+        rows[-1],
+        plain_task(options.task),
         architectures=[kind.__name__],
-        tie_word_embeddings=bool(shared_names(model)), **more,
-    )  # fmt: skip
+        tie_word_embeddings=bool(shared_names(model)),
+        **more,
+    )
 
 
 def search_of(model: nn.Module) -> GenerationConfig:
     longest = model.decoder.positions.plan.longest
     return GenerationConfig(
-        bos_token_id=EOS, eos_token_id=EOS, pad_token_id=PAD, decoder_start_token_id=EOS,
-        suppress_tokens=[PAD], max_length=min(200, longest or 200),
-    )  # fmt: skip
+        bos_token_id=EOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        decoder_start_token_id=EOS,
+        suppress_tokens=[PAD],
+        max_length=min(200, longest or 200),
+    )
 
 
 @torch.inference_mode()
@@ -150,8 +152,7 @@ def difference(model: nn.Module, kind: type, folder: Path) -> float:
         words = torch.randint(4, len(ours.encoder.dictionary), (3, length), generator=draw)
         words[:, -1], words[1, :2] = EOS, PAD
         source = ours.encoder(words)
-        given = {"input_ids": words, "attention_mask": (words != PAD).long(),
-                 "decoder_input_ids": tokens}  # fmt: skip
+        given = {"input_ids": words, "attention_mask": (words != PAD).long(), "decoder_input_ids": tokens}
     expected, after = [], {}
     for part in tokens.split(segment, dim=1):
         output, extra = ours.decoder(part, source, **after)
@@ -160,9 +161,7 @@ def difference(model: nn.Module, kind: type, folder: Path) -> float:
     expected = torch.cat(expected, dim=1)
     whole: Tensor = loaded(**given).logits
     last: Tensor = loaded(**given, use_cache=True).logits[:, -1]
-    largest = max(
-        float((whole - expected).abs().max()), float((last - expected[:, -1]).abs().max())
-    )
+    largest = max(float((whole - expected).abs().max()), float((last - expected[:, -1]).abs().max()))
     if not largest < TOLERANCE:
         raise ExportError(f"{folder.name}: transformers' logits differ by {largest:.1e}")
     return largest

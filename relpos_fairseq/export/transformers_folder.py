@@ -83,9 +83,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> 
             copy_text(text, folder)
             segments = source.plan.segment_encoding != "none"
             sides = [(None, source.rows)]
-            why = write_tokenizer(
-                folder, "roberta", sides, config.pair_separators, segments, source.plan.longest
-            )
+            why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
         done = Exported(differences, why)
         write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
     return done
@@ -98,10 +96,7 @@ def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
         ExportError: a head that is not there, or several to choose from.
     """
     found: dict[str, str] = {}
-    every = {
-        kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")})
-        for kind in KINDS
-    }
+    every = {kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")}) for kind in KINDS}
     known = [name for names in every.values() for name in names]
     if wanted is not None and wanted not in known:
         raise ExportError(f"--head {wanted}: {source.path} has {', '.join(known) or 'no head'}")
@@ -164,9 +159,7 @@ def label_names(text: Path | None, classes: int) -> list[str]:
     return names if len(names) == classes else []
 
 
-def tensors_of(
-    source: SourceModel, heads: dict[str, str], config: RelPosConfig
-) -> dict[str, torch.Tensor]:
+def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
     kept = {}
     for name, value in source.state.items():
         old = next((start for start in heads if name.startswith(start)), "")
@@ -192,9 +185,9 @@ def differences_of(source: SourceModel, heads: dict[str, str], folder: Path) -> 
     ours, theirs = source.outputs(probe.tokens, probe.segments), {}
     names = ["AutoModel", "AutoModelForMaskedLM"]
     names += [
-        "AutoModelForQuestionAnswering" if new.startswith("span") else
-        "AutoModelForSequenceClassification" for new in heads.values()
-    ]  # fmt: skip
+        "AutoModelForQuestionAnswering" if new.startswith("span") else "AutoModelForSequenceClassification"
+        for new in heads.values()
+    ]
     for name in names:
         found = AUTO[name].from_pretrained(folder).eval()(**given)
         if "start_logits" in found:
@@ -218,9 +211,8 @@ def card_of(done: Exported, checkpoint: Path, source: SourceModel) -> dict[str, 
     rows: dict[str, object] = {"transformers": transformers.__version__}
     rows["position scheme"] = source.plan.describe()
     rows["parameters"] = sum(
-        value.numel() for name, value in source.state.items()
-        if value.is_floating_point() and name != TIED
-    )  # fmt: skip
+        value.numel() for name, value in source.state.items() if value.is_floating_point() and name != TIED
+    )
     rows |= {f"largest difference: {name}": f"{v:.1e}" for name, v in done.differences.items()}
     rows["tokenizer"] = done.tokenizer
     rows["text"] = f"{FOLDER}/" if not done.tokenizer.startswith("none") else "none"

@@ -159,9 +159,16 @@ class RelPosForSeq2SeqLM(_Generating):
         return torch.cat([begun, labels[:, :-1].masked_fill(labels[:, :-1] == -100, PAD)], dim=1)
 
     def forward(
-        self, input_ids=None, attention_mask=None, decoder_input_ids=None, encoder_outputs=None,
-        past_key_values=None, labels=None, use_cache=False, **unused,
-    ) -> Seq2SeqLMOutput:  # fmt: skip
+        self,
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        encoder_outputs=None,
+        past_key_values=None,
+        labels=None,
+        use_cache=False,
+        **unused,
+    ) -> Seq2SeqLMOutput:
         """Logits (B, T, V), and the loss of labels (B, T) other than -100."""
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
@@ -184,9 +191,14 @@ class RelPosForSeq2SeqLM(_Generating):
         )
 
     def prepare_inputs_for_generation(
-        self, input_ids, past_key_values=None, attention_mask=None, encoder_outputs=None,
-        use_cache=None, **unused,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        input_ids,
+        past_key_values=None,
+        attention_mask=None,
+        encoder_outputs=None,
+        use_cache=None,
+        **unused,
+    ) -> dict[str, Any]:
         """All tokens so far: fairseq's decoder takes what it lacks."""
         return {
             "decoder_input_ids": input_ids,
@@ -206,9 +218,14 @@ class RelPosForCausalLM(_Generating):
         return self.model.decoder.embed_tokens
 
     def forward(
-        self, input_ids=None, attention_mask=None, past_key_values=None, labels=None,
-        use_cache=False, **unused,
-    ) -> CausalLMOutputWithPast:  # fmt: skip
+        self,
+        input_ids=None,
+        attention_mask=None,
+        past_key_values=None,
+        labels=None,
+        use_cache=False,
+        **unused,
+    ) -> CausalLMOutputWithPast:
         """Logits (B, T, V), and the loss of the labels (B, T) that follow each token."""
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, PAD)

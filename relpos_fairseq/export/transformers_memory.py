@@ -79,9 +79,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
         while tokens.size(1) > cache.start + segment:
             cache.advance(tokens, cache.start + segment)
         cache.length = tokens.size(1)
-        output = decoder(
-            tokens[:, cache.start :], incremental_state=cache.state, memory=cache.memory
-        )[0]
+        output = decoder(tokens[:, cache.start :], incremental_state=cache.state, memory=cache.memory)[0]
         return scores_of(decoder, output), cache
 
 

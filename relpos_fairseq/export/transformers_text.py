@@ -122,9 +122,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
         return [0] * length + [1] * (whole - length)
 
     def get_special_tokens_mask(self, first, second=None, already_has_special_tokens=False):
-        ids = first if already_has_special_tokens else self.build_inputs_with_special_tokens(
-            first, second
-        )  # fmt: skip
+        ids = first if already_has_special_tokens else self.build_inputs_with_special_tokens(first, second)
         return [int(number in self.all_special_ids) for number in ids]
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple:

@@ -30,9 +30,7 @@ def files_of(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
                 found[str(Path(part, path.name))] = path
             for path in sorted((place / part).glob(piece_file("*"))):
                 found[str(Path(part, path.name))] = path
-            found |= {
-                str(Path(part, n)): place / part / n for n in OWN if (place / part / n).is_file()
-            }
+            found |= {str(Path(part, n)): place / part / n for n in OWN if (place / part / n).is_file()}
     if manifest := manifest_of(data):
         found["manifest.json"] = manifest
         for kind in ("subword-nmt", "sentencepiece"):

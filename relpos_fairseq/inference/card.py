@@ -39,9 +39,7 @@ def write_card(folder: Path, facts: Mapping[str, object], command: str, manifest
     write_text(folder / FILE, "\n\n".join(parts) + "\n")
 
 
-def write_export_card(
-    checkpoint: Path, folder: Path, format: str, facts: Mapping[str, object]
-) -> None:
+def write_export_card(checkpoint: Path, folder: Path, format: str, facts: Mapping[str, object]) -> None:
     """Write the card of an export: what the export knows, then the checkpoint's own card."""
     parts = [f"# Model card: {format} of {checkpoint.name}", _rows(facts)]
     own = checkpoint.parent / FILE
@@ -53,8 +51,5 @@ def write_export_card(
 
 def _rows(facts: Mapping[str, object]) -> str:
     """A table of names and values."""
-    rows = [
-        (name, f"{value:,}" if isinstance(value, int) else str(value))
-        for name, value in facts.items()
-    ]
+    rows = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.items()]
     return table([(name, value.replace("|", "\\|")) for name, value in rows], ("", "value"))

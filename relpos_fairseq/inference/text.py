@@ -204,9 +204,7 @@ def read_text(folder: Path, language: str | None = None) -> Text:
         if language not in settings["languages"]:
             known = " and ".join(settings["languages"])
             raise PreparationError(f"{manifest} is of {known}, and the model asks for {language}")
-        return ParallelText(
-            language, settings["tokenizer"], settings["bpe"], unit_file(folder, settings["bpe"])
-        )
+        return ParallelText(language, settings["tokenizer"], settings["bpe"], unit_file(folder, settings["bpe"]))
     if level := facts.get("level"):
         pieces = level == "sentencepiece"
         return LevelText(level, unit_file(folder, level) if pieces else None)

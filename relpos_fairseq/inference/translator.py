@@ -93,9 +93,7 @@ class Batching:
     cut: bool = False
 
 
-def translate(
-    translator: Translator, lines: Iterable[str], search: Search, batching: Batching
-) -> Iterator[Translated]:
+def translate(translator: Translator, lines: Iterable[str], search: Search, batching: Batching) -> Iterator[Translated]:
     """Translate lines of any number, in their order; an empty line's translation is empty."""
     lines, done = iter(lines), 0
     with progress(description="translate", unit="lines") as bar:

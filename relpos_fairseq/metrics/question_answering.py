@@ -82,9 +82,7 @@ def exact_match(prediction: str, gold: str, normalised: Callable[[str], str] = n
     return float(normalised(prediction) == normalised(gold))
 
 
-def f1(
-    prediction: str, gold: str, normalised: Callable[[str], str] = normalise, v2: bool = False
-) -> float:
+def f1(prediction: str, gold: str, normalised: Callable[[str], str] = normalise, v2: bool = False) -> float:
     """Harmonic mean of precision and recall over the normalised answers' tokens.
 
     Args:
@@ -174,9 +172,7 @@ def summary(scored: Sequence[Scored]) -> dict[str, float]:
 def with_threshold(scored: Iterable[Scored], threshold: float) -> list[Scored]:
     """Scores where questions with odds above a threshold are predicted unanswerable."""
     return [
-        dataclasses.replace(
-            one, exact=float(not one.answerable), f1=float(not one.answerable), answered=False
-        )
+        dataclasses.replace(one, exact=float(not one.answerable), f1=float(not one.answerable), answered=False)
         if one.odds > threshold
         else one
         for one in scored

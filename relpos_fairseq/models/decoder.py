@@ -125,9 +125,7 @@ class RelPosDecoder(TransformerDecoderBase):
             x = self.project_out_dim(x)
         return x, {"attn": [attn], "inner_states": inner_states}
 
-    def reorder_incremental_state_scripting(
-        self, incremental_state: dict, new_order: Tensor
-    ) -> None:
+    def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
         """As fairseq's, without asking every module of the decoder at every step."""
         regrouped = None
         for index in range(self.num_layers):  # iterating over layers would drop some at random
@@ -136,9 +134,7 @@ class RelPosDecoder(TransformerDecoderBase):
             if layer.encoder_attn is not None:
                 regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
-    def _place(
-        self, tokens: Tensor, incremental_state: dict | None
-    ) -> tuple[Tensor | None, PositionContext]:
+    def _place(self, tokens: Tensor, incremental_state: dict | None) -> tuple[Tensor | None, PositionContext]:
         """Place all tokens, queried by all of them or in decoding by the last."""
         ids = (self.padding_idx, self.eos_idx)
         if incremental_state is None:

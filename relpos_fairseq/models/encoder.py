@@ -35,17 +35,13 @@ def encoder_shape(cfg: Any, length_flag: str) -> AttentionShape:
 def encoder_positions(cfg: Any) -> Placement:
     """Return the positions of translation's encoder."""
     shape = encoder_shape(cfg, "--max-source-positions")
-    return Placement(
-        resolve(cfg, shape, "translation", side="encoder", sides=("encoder", "decoder"))
-    )
+    return Placement(resolve(cfg, shape, "translation", side="encoder", sides=("encoder", "decoder")))
 
 
 class RelPosEncoder(TransformerEncoderBase):
     """Transformer encoder with a position scheme."""
 
-    def __init__(
-        self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
-    ) -> None:
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False) -> None:
         """As fairseq's; the position flags are read from `cfg`."""
         placement = self.make_positions(cfg)
         # fairseq's constructor builds layers before modules of ours may be assigned.
@@ -85,9 +81,7 @@ class RelPosEncoder(TransformerEncoderBase):
             src_tokens = src_tokens.masked_fill(end & others, self.padding_idx)
         padding = src_tokens.eq(self.padding_idx)
         has_pads = is_captured() or bool(padding.any())
-        added, context = self.positions.of(
-            src_tokens, self.padding_idx, self.eos_idx, segments=segments
-        )
+        added, context = self.positions.of(src_tokens, self.padding_idx, self.eos_idx, segments=segments)
         x, embedding = self.embed(src_tokens, added, token_embeddings)
         if has_pads:
             x = x * (~padding).unsqueeze(-1).type_as(x)
@@ -127,9 +121,7 @@ class RelPosEncoder(TransformerEncoderBase):
             x = self.quant_noise(x)
         return x, embedding
 
-    def reorder_encoder_out(
-        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor
-    ) -> dict[str, list[Tensor]]:
+    def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
         """As fairseq's: rows selected; nothing is copied where each row still reads its source.
 
         `sources` (B,) numbers the source sentence that each row holds: all beams of one are equal.

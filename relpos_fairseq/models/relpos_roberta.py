@@ -77,9 +77,7 @@ class RelPosRobertaModel(RobertaModel):
         """
         head = self._head(classification_head_name, span_head_name)
         features_only = features_only or head is not None
-        x, extra = self.encoder(
-            src_tokens, features_only, return_all_hiddens, segments=segments, **kwargs
-        )
+        x, extra = self.encoder(src_tokens, features_only, return_all_hiddens, segments=segments, **kwargs)
         return (x if head is None else head(x)), extra
 
     def _head(self, classification: str | None, span: str | None) -> nn.Module | None:
@@ -118,9 +116,7 @@ class RelPosRobertaModel(RobertaModel):
                 the data or the checkpoint, and without one text is symbols joined by spaces.
             kwargs: overrides of the checkpoint's config.
         """
-        return hub.from_pretrained(
-            str(model_name_or_path), checkpoint_file, str(data_name_or_path), bpe, **kwargs
-        )
+        return hub.from_pretrained(str(model_name_or_path), checkpoint_file, str(data_name_or_path), bpe, **kwargs)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """As fairseq's, for span heads too.

@@ -28,8 +28,7 @@ class RelPosTransformerModel(TransformerModelBase):
         config = nested(cfg)
         if config.segment_encoding != "none":
             raise ValueError(
-                f"--segment-encoding {config.segment_encoding}: translation supplies no segments; "
-                f"leave it at none"
+                f"--segment-encoding {config.segment_encoding}: translation supplies no segments; leave it at none"
             )
         return super().build_model(config, task)
 

@@ -54,9 +54,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
         decoder = cls.decoder_class(config, words, embed_tokens, no_encoder_attn=True)
         return cls(decoder)
 
-    def get_normalized_probs(
-        self, net_output: tuple, log_probs: bool, sample: dict | None = None
-    ) -> Tensor:
+    def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
         """As fairseq's; an adaptive softmax has no gradient this way.
 
         Raises:
@@ -111,10 +109,7 @@ def _check_cutoff(flag: str, text: str | None, dictionary: Any) -> list[int]:
     if cutoff != sorted(set(cutoff)) or cutoff[0] < 1:
         raise ValueError(f"{flag} must be rising numbers, got {text}")
     if cutoff[-1] > len(dictionary):
-        raise ValueError(
-            f"{flag} {text}: the dictionary has only {len(dictionary):,} types; give cut-offs "
-            f"below that"
-        )
+        raise ValueError(f"{flag} {text}: the dictionary has only {len(dictionary):,} types; give cut-offs below that")
     return cutoff
 
 
@@ -137,9 +132,7 @@ def refuse_foreign(own: dict[str, Tensor], saved: dict[str, Tensor], model: str)
         what = f"its {other[0]} is {sizes}"
     else:
         return
-    raise ModelMismatchError(
-        f"checkpoint of another model: {what}; give the --arch and sizes that it was trained with"
-    )
+    raise ModelMismatchError(f"checkpoint of another model: {what}; give the --arch and sizes that it was trained with")
 
 
 class RelPosTransformerLanguageModel(RelPosLanguageModel):
@@ -172,6 +165,4 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-globals().update(
-    register_sizes(RelPosTransformerLanguageModel, RelPosTransformerLMConfig, SIZES, __name__)
-)
+globals().update(register_sizes(RelPosTransformerLanguageModel, RelPosTransformerLMConfig, SIZES, __name__))

@@ -86,15 +86,11 @@ def _adaptive(factor: float) -> dict[str, Any]:
 SIZES: dict[str, dict[str, Any]] = {
     "relpos_transformer_xl": {},
     "relpos_transformer_xl_tiny": _paper(128, 512, 4, 2, 0.1) | {"mem_len": 64},
-    "relpos_transformer_xl_wt103_base": _paper(410, 2100, 10, 16, 0.1)
-    | _adaptive(1.0)
-    | {"mem_len": 150},
+    "relpos_transformer_xl_wt103_base": _paper(410, 2100, 10, 16, 0.1) | _adaptive(1.0) | {"mem_len": 150},
     "relpos_transformer_xl_wt103_large": _paper(1024, 4096, 16, 18, 0.2)
     | _adaptive(4.0)
     | {"mem_len": 384, "attention_dropout": 0.2},
     "relpos_transformer_xl_enwik8_base": _paper(512, 2048, 8, 12, 0.1) | {"mem_len": 512},
 }
 
-globals().update(
-    register_sizes(RelPosTransformerXLModel, RelPosTransformerXLConfig, SIZES, __name__)
-)
+globals().update(register_sizes(RelPosTransformerXLModel, RelPosTransformerXLConfig, SIZES, __name__))

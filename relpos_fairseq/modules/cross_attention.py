@@ -136,9 +136,7 @@ class CrossAttention(MultiheadAttention):
             return self._explicit(q, k, v, padding, dropout)
         mask = None if padding is None else ~padding[:, None, None]
         with sound_kernels(mask):
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scaling
-            )
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scaling)
         return out, None
 
     def _explicit(

@@ -63,9 +63,7 @@ class DecodingCache:
             self._tables = StepTables(terms, scale, exact, like.device, length)
         return self._tables
 
-    def append(
-        self, new: dict[str, Tensor | None], padding: Tensor | None
-    ) -> dict[str, Tensor | None]:
+    def append(self, new: dict[str, Tensor | None], padding: Tensor | None) -> dict[str, Tensor | None]:
         """Add the new tokens' keys and values.
 
         Args:
@@ -99,10 +97,7 @@ class DecodingCache:
             buffer.narrow(2, start, count).copy_(part)
         self._append_padding(padding, new["key"], start)
         self.length = stop
-        return {
-            name: None if part is None else self._buffers[name].narrow(2, 0, stop)
-            for name, part in new.items()
-        }
+        return {name: None if part is None else self._buffers[name].narrow(2, 0, stop) for name, part in new.items()}
 
     def _append_padding(self, padding: Tensor | None, key: Tensor, earlier: int) -> None:
         if padding is None and self.padding is None:

@@ -44,8 +44,7 @@ class Memory:
             raise ValueError(f"a memory's states must all be (M, B, C), got {sorted(set(shapes))}")
         if tuple(self.valid.shape) != (first.size(1), first.size(0)):
             raise ValueError(
-                f"a memory's valid must be (B, M) = ({first.size(1)}, {first.size(0)}), got "
-                f"{tuple(self.valid.shape)}"
+                f"a memory's valid must be (B, M) = ({first.size(1)}, {first.size(0)}), got {tuple(self.valid.shape)}"
             )
         if any(state.requires_grad for state in self.states):
             raise ValueError("a memory's states must be detached: no gradient crosses a segment")
@@ -162,9 +161,7 @@ class Memory:
             ValueError: if it is something else.
         """
         if set(state) != {"states", "valid"} or state["states"].dim() != 4:
-            raise ValueError(
-                f"a saved memory has states (L, M, B, C) and valid (B, M), got {sorted(state)}"
-            )
+            raise ValueError(f"a saved memory has states (L, M, B, C) and valid (B, M), got {sorted(state)}")
         return cls(tuple(state["states"].unbind(0)), state["valid"].bool())
 
 

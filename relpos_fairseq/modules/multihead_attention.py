@@ -44,9 +44,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
         self.dropout, self.scale, self.backend = dropout, scale, backend
-        projections = (
-            quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4)
-        )
+        projections = (quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4))
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = projections
         self.position = schemes
         for scheme in schemes:
@@ -102,15 +100,11 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         rows = out.permute(2, 0, 1, 3).reshape(tgt_len * batch, self.embed_dim)
         return self.out_proj(rows).view(tgt_len, batch, self.embed_dim), probs
 
-    def _inputs(
-        self, query: Tensor, context: PositionContext, key_padding: Tensor | None
-    ) -> AttentionInputs:
+    def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the call of attention, with the layer's own terms."""
         source = _source(query, context)
         terms = context.shared + self.position.evaluate(context.positions).terms
-        return self._project(
-            query, source, context, terms + self.position.gated(source), key_padding
-        )
+        return self._project(query, source, context, terms + self.position.gated(source), key_padding)
 
     def _step_inputs(
         self,

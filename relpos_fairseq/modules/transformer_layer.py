@@ -73,9 +73,7 @@ def build_self_attention(
     return attention
 
 
-def _check_backend(
-    placement: Placement, schemes: SchemeStack, embed_dim: int, num_heads: int
-) -> None:
+def _check_backend(placement: Placement, schemes: SchemeStack, embed_dim: int, num_heads: int) -> None:
     plan = placement.plan
     if plan.backend == "auto" or torch.get_default_device().type == "meta":  # which has no numbers
         return
@@ -92,9 +90,7 @@ def _check_backend(
 class _EncoderLayer(TransformerEncoderLayerBase):
     def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool = False) -> None:
         # fairseq's constructor asks build_self_attention before attributes may be set.
-        self._make_attention = lambda dim: build_self_attention(
-            cfg, dim, cfg.encoder.attention_heads, placement, layer
-        )
+        self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.encoder.attention_heads, placement, layer)
         super().__init__(cfg, return_fc=return_fc)
         self.can_use_fastpath = False
 
@@ -130,12 +126,8 @@ class _EncoderLayer(TransformerEncoderLayerBase):
 class _DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer whose self-attention is told positions."""
 
-    def __init__(
-        self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False
-    ) -> None:
-        self._make_attention = lambda dim: build_self_attention(
-            cfg, dim, cfg.decoder.attention_heads, placement, layer
-        )
+    def __init__(self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False) -> None:
+        self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.decoder.attention_heads, placement, layer)
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
         self.need_attn = False  # but where the decoder asks for it: it drops all other layers'
 

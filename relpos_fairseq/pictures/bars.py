@@ -26,9 +26,7 @@ def draw_bars(files: list[Path], sets: list[str], out: Path) -> None:
             found.setdefault(name, {}).update(scores)
     missing = [name for name in sets if name not in found]
     if len(missing) == len(sets):
-        raise PlotError(
-            f"--on {','.join(sets)}: the tables have {', '.join(sorted(found)) or 'no scores'}"
-        )
+        raise PlotError(f"--on {','.join(sets)}: the tables have {', '.join(sorted(found)) or 'no scores'}")
     if missing:
         print(f"left out: {', '.join(missing)}, which no table has")
     models = list(dict.fromkeys(model for name in sets for model in found.get(name, {})))
@@ -66,7 +64,5 @@ def read(path: Path) -> Scores:
                     number = float(value[0] if isinstance(value, list) else value)
                     found.setdefault(name, {})[model if glue else row] = number
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
-        raise PlotError(
-            f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/medians.json"
-        ) from None
+        raise PlotError(f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/medians.json") from None
     return found

@@ -34,9 +34,7 @@ def draw_checkpoint(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.out.is_dir():
         raise PlotError(f"--out {args.out} is a file: give a folder")
     if args.sentence is not None and not (args.data and args.sentence.split()):
-        raise PlotError(
-            f"--sentence {args.sentence!r}: give words, and --data for the checkpoint's dictionary"
-        )
+        raise PlotError(f"--sentence {args.sentence!r}: give words, and --data for the checkpoint's dictionary")
     if args.checkpoint is None:
         raise PlotError("give a checkpoint, or logs of fairseq-train with --curves")
     model, task = load(args.checkpoint, args.data)

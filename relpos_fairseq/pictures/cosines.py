@@ -16,10 +16,7 @@ from relpos_fairseq.pictures.model import Stack
 
 def cosines(stack: Stack, length: int) -> Iterator[Picture]:
     """Cosine similarity of absolute positions: of each pair, and its distribution (004 Fig. 5)."""
-    groups = {
-        f"{name}-position": [("all", values[None])]
-        for name, values in input_positions(stack, length)
-    }
+    groups = {f"{name}-position": [("all", values[None])] for name, values in input_positions(stack, length)}
     for layer, terms in stack.terms(stack.at(length)):
         for term in terms:
             if term.static_factors is None:

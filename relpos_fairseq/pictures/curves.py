@@ -67,11 +67,7 @@ def read(path: Path, measure: str) -> dict[str, Points]:
             curve = curves["validation" if part == "valid" else "training"]
             curve[int(values["num_updates"])] = values[measure]
     if not any(curves.values()):
-        has = (
-            f"it has {', '.join(sorted(known - {'epoch', 'num_updates'}))}"
-            if known
-            else "no line of one"
-        )
+        has = f"it has {', '.join(sorted(known - {'epoch', 'num_updates'}))}" if known else "no line of one"
         raise PlotError(f"{path}: no {measure} in a log of fairseq-train: {has}")
     return curves
 

@@ -65,9 +65,7 @@ def tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[DistanceTab
     return found
 
 
-def _table(
-    layer: str, relation: DistanceRelation, values: Tensor, reach: int, causal: bool
-) -> DistanceTable:
+def _table(layer: str, relation: DistanceRelation, values: Tensor, reach: int, causal: bool) -> DistanceTable:
     low = max(relation.lowest, -reach)
     high = min(relation.highest, 0 if causal else reach)
     distances = torch.arange(low, high + 1)
@@ -82,10 +80,7 @@ def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         raise Absent("scalars over distance: no term has any")
     for name, group in found.items():
         meaning, neutral = SCALARS[_field(name)]
-        panels = [
-            Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().numpy())
-            for t in group
-        ]
+        panels = [Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().numpy()) for t in group]
         axes = (DISTANCE, "", "logit" if neutral == 0 else "factor")
         words = (f"{stack.name}-{name}", f"{name} by distance: {meaning}", stack.title)
         yield Picture(*words, "lines", panels, "head", "distance", axes, neutral=neutral)
@@ -104,10 +99,7 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         axes = (DISTANCE, "channel", "weight")
         words = (f"{stack.name}-{name}-channels", f"{name} by distance: {meaning}", stack.title)
         yield Picture(*words, "signed", panels, "channel", "distance", axes, across, neutral)
-        norms = [
-            Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().norm(dim=-1).numpy())
-            for t in group
-        ]
+        norms = [Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().norm(dim=-1).numpy()) for t in group]
         axes = (DISTANCE, "", "Euclidean norm")
         words = (f"{stack.name}-{name}-norm", f"norm of {name} by distance", stack.title)
         yield Picture(*words, "lines", norms, "head", "distance", axes, neutral=None)

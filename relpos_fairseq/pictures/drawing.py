@@ -74,10 +74,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        return ", ".join(
-            f"all {name}s" if value == "all" else f"{name} {value}"
-            for name, value in self.key.items()
-        )
+        return ", ".join(f"all {name}s" if value == "all" else f"{name} {value}" for name, value in self.key.items())
 
 
 @dataclass(frozen=True)
@@ -145,9 +142,14 @@ def draw(picture: Picture) -> Figure:
     width, height = panel_size(picture, across)
     size = (max(width * across, 3.0) + 1.2, height * down + 1.1)
     figure, axes = plt.subplots(
-        down, across, figsize=size, squeeze=False, layout="constrained", sharex=True,
+        down,
+        across,
+        figsize=size,
+        squeeze=False,
+        layout="constrained",
+        sharex=True,
         sharey=picture.kind != "bars",
-    )  # fmt: skip
+    )
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     used = list(axes.flat[:count])

@@ -26,9 +26,7 @@ from relpos_fairseq.terms import PositionTerms
 QUERY, KEY = "query position (tokens)", "key position (tokens)"
 
 
-def attention_probabilities(
-    stack: Stack, calls: dict, tokens: list[str], title: str, most: int
-) -> Iterator[Picture]:
+def attention_probabilities(stack: Stack, calls: dict, tokens: list[str], title: str, most: int) -> Iterator[Picture]:
     """Probabilities averaged over heads, of the first `most` queries, by layer (000 Fig. 5)."""
     panels = []
     for number, attention in enumerate(stack.attentions, 1):
@@ -55,9 +53,7 @@ def attention_probabilities(
     )
 
 
-def without_content(
-    stack: Stack, layer: str, terms: tuple[PositionTerms, ...], at: Positions
-) -> Tensor:
+def without_content(stack: Stack, layer: str, terms: tuple[PositionTerms, ...], at: Positions) -> Tensor:
     """(H|1, T, S) logits of q = k = 0, NaN where a decoder must not look."""
     zeros = torch.zeros(1, 1, at.src_len, stack.positions.plan.shape.head_dim).double()
     plan = stack.positions.plan
@@ -142,9 +138,7 @@ def _why_none(stack: Stack, at: Positions) -> str:
     return f"positions act through content alone, by {', '.join(fields)}"
 
 
-def square(
-    name: str, words: tuple[str, str], layers: list[tuple[str, Tensor]], value: str
-) -> Picture:
+def square(name: str, words: tuple[str, str], layers: list[tuple[str, Tensor]], value: str) -> Picture:
     """A panel for every layer and head of (H|1, T, S) matrices, a row of panels a layer."""
     panels = [
         Panel(

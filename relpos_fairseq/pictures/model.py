@@ -82,14 +82,10 @@ def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
         if data is None:
             stand_in(Path(folder), state)
         try:
-            models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-                [str(checkpoint)], state=state
-            )
+            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         except Exception as error:  # whatever fairseq finds wrong, of many types
             remedy = f"--data {data} may be another model's" if data else "give its --data"
-            raise PlotError(
-                f"checkpoint {checkpoint} does not load: {remedy} ({one_line(error)})"
-            ) from error
+            raise PlotError(f"checkpoint {checkpoint} does not load: {remedy} ({one_line(error)})") from error
     return models[0].eval(), task
 
 
@@ -126,11 +122,7 @@ def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
         PlotError: there is none.
     """
     modules = dict(model.named_modules())
-    owners = {
-        name.rpartition(".")[0]: module
-        for name, module in modules.items()
-        if isinstance(module, Placement)
-    }
+    owners = {name.rpartition(".")[0]: module for name, module in modules.items() if isinstance(module, Placement)}
     if not owners:
         raise PlotError(
             f"checkpoint {checkpoint} holds a {type(model).__name__}, which has no position "
@@ -141,7 +133,4 @@ def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
         if isinstance(module, RelPosMultiheadAttention):
             inside = [owner for owner in owners if not owner or name.startswith(f"{owner}.")]
             layers[max(inside, key=len)].append(module)
-    return [
-        Stack(name.replace(".", "_") or "model", owners[name], tuple(layers[name]))
-        for name in owners
-    ]
+    return [Stack(name.replace(".", "_") or "model", owners[name], tuple(layers[name])) for name in owners]

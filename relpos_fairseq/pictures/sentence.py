@@ -42,9 +42,7 @@ class WatchedAttention:
     probs: Tensor
 
 
-def choose_sentence(
-    model: nn.Module, task: Any, words: str | None, length: int, data: Path | None
-) -> SentenceInput:
+def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int, data: Path | None) -> SentenceInput:
     """The sentence given, else the data's first, else a synthetic run of tokens.
 
     Raises:
@@ -59,9 +57,7 @@ def choose_sentence(
     for split in SPLITS if data else ():
         sample, problem = sample_of(task, split)
         if problem:
-            raise PlotError(
-                f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})"
-            )
+            raise PlotError(f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})")
         if sample is None:
             continue
         return SentenceInput(cut(sample), f"first sentence of {split}")

@@ -41,10 +41,7 @@ class Sizes:
             ValueError: names the sizes.
         """
         if not 0 < self.head_dim < self.width:
-            raise ValueError(
-                f"theorem 2 needs 0 < d_h < d, got --head-dim {self.head_dim} and --width "
-                f"{self.width}"
-            )
+            raise ValueError(f"theorem 2 needs 0 < d_h < d, got --head-dim {self.head_dim} and --width {self.width}")
         if not self.head_dim < self.rank <= self.length:
             raise ValueError(
                 f"theorem 2 needs d_h < d_p <= n, got --head-dim {self.head_dim}, --rank "
@@ -113,8 +110,7 @@ def report(sizes: Sizes, seed: int) -> str:
         [
             "theorem 1: gradients at X and at P differ by at most "
             f"{gradients(sizes, seed):.1e} (d {sizes.width}, n {sizes.length})",
-            f"theorem 2: d {sizes.width}, d_h {sizes.head_dim}, d_p {sizes.rank}, "
-            f"n {sizes.length}, seed {seed}",
+            f"theorem 2: d {sizes.width}, d_h {sizes.head_dim}, d_p {sizes.rank}, n {sizes.length}, seed {seed}",
             table([[name, found[name], said[name]] for name in found], ["matrix", "rank", "004"]),
         ]
     )

@@ -51,9 +51,7 @@ def preprocess(arguments: Sequence[str], workers: int) -> Path:
     return folder
 
 
-def write_indexed(
-    path_prefix: str | Path, items: Iterable[Sequence[int]], vocab_size: int
-) -> dict[str, int]:
+def write_indexed(path_prefix: str | Path, items: Iterable[Sequence[int]], vocab_size: int) -> dict[str, int]:
     """Write token ids as fairseq's memory-mapped dataset, streaming.
 
     Args:

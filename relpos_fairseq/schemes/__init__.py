@@ -77,10 +77,7 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
     for trait, what in (("rotates", "rotates q and k"), ("replaces_content", "replaces q.k")):
         doing = [member.name for member in members if getattr(member, trait)]
         if len(doing) > 1:
-            raise ValueError(
-                f"position scheme {text}: only one member of a hybrid {what}, not "
-                f"{' and '.join(doing)}"
-            )
+            raise ValueError(f"position scheme {text}: only one member of a hybrid {what}, not {' and '.join(doing)}")
     rotating = [member.name for member in members if member.rotates]
     replacing = [member.name for member in members if member.replaces_content]
     if rotating and replacing:

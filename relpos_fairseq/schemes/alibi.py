@@ -43,9 +43,7 @@ class Alibi(PositionScheme):
         steepness = torch.tensor(slopes(self.shape.num_heads), dtype=torch.float64)
         return relation, -steepness.to(positions.device)[:, None] * distance
 
-    def terms(
-        self, prepared: tuple[Clipped, Tensor], positions: Positions
-    ) -> tuple[PositionTerms, ...]:
+    def terms(self, prepared: tuple[Clipped, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the penalties."""
         relation, static = prepared
         return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)

@@ -79,9 +79,7 @@ def _other_options(source: Takeover) -> dict[str, Tensor]:
     old, new = source.old.options.p2c_index, source.new.options.p2c_index
     table = source.params["table"]
     if old != new and not torch.equal(table, table.flip(1)):
-        source.report.lose(
-            f"deberta: p2c index {old} -> {new} reads the key term's table in the other direction"
-        )
+        source.report.lose(f"deberta: p2c index {old} -> {new} reads the key term's table in the other direction")
     return source.params
 
 
@@ -106,9 +104,7 @@ class Deberta(PositionScheme):
         "table": Table(rows="distance", neutral=0.0),
         "query_projection": Table(grows=WITH_K),
         "key_projection": Table(grows=WITH_Q),
-        "projection": Table(
-            grows=WITH_K, meets_both=True, copies=("query_projection", "key_projection")
-        ),
+        "projection": Table(grows=WITH_K, meets_both=True, copies=("query_projection", "key_projection")),
     }
     takes_over = {
         "shaw_keys": _from_keys_alone,

@@ -40,8 +40,7 @@ WIDTH, EPSILON = 32, 1e-6
 THRESHOLD = Factor(
     name="fire_threshold",
     place=120,
-    help="distance from which on distances are measured by the longest that a query sees, before "
-    "it is learned",
+    help="distance from which on distances are measured by the longest that a query sees, before it is learned",
     auto=512.0,
 )
 
@@ -90,12 +89,8 @@ class Fire(PositionScheme):
         threshold = self.options.fire_threshold
         relation = Clipped.unclipped(positions)
         # A graph takes the way that is right for any length.
-        if is_captured() or max(relation.past, relation.future) > threshold * abs(
-            float(self.stretch.detach())
-        ):
-            return PositionTerms(
-                by_row=ByRow(partial(_by_row, threshold, self.shape.causal), parts)
-            )
+        if is_captured() or max(relation.past, relation.future) > threshold * abs(float(self.stretch.detach())):
+            return PositionTerms(by_row=ByRow(partial(_by_row, threshold, self.shape.causal), parts))
         distance = relation.distances(positions.device).abs()
         static = _logits(parts, distance, distance.new_zeros(1), threshold)
         return PositionTerms(relation=relation, static=static.movedim(-1, 0))
@@ -105,9 +100,7 @@ class Fire(PositionScheme):
         return (prepared.with_reset(self.reset_at(positions)),)
 
 
-def _by_row(
-    threshold: float, causal: bool, parts: tuple[Tensor, ...], positions: Positions
-) -> Tensor:
+def _by_row(threshold: float, causal: bool, parts: tuple[Tensor, ...], positions: Positions) -> Tensor:
     """Return the logits (B|1, heads|1, T, S) of the rows of `positions`."""
     longest = positions.query_index()  # (B|1, T)
     if not causal:
@@ -116,9 +109,7 @@ def _by_row(
     return _logits(parts, distance, longest[..., None], threshold).movedim(-1, 1)
 
 
-def _logits(
-    parts: tuple[Tensor, ...], distance: Tensor, longest: Tensor, threshold: float
-) -> Tensor:
+def _logits(parts: tuple[Tensor, ...], distance: Tensor, longest: Tensor, threshold: float) -> Tensor:
     """Return f (..., heads|1) of distances (...), with the longest that each query sees."""
     rate, stretch, hidden_weight, hidden_bias, output_weight = parts
     far = torch.maximum((stretch * threshold).abs(), longest.to(rate.dtype))

@@ -47,9 +47,7 @@ def _log_sigmoid(x: Tensor) -> Tensor:
 class Fox(PositionScheme):
     """A forget gate a token and head, whose logarithms add up between query and key."""
 
-    card = SchemeCard(
-        240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0"
-    )
+    card = SchemeCard(240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0")
     takes = frozenset({SCALE})
     default_share = "none"
     reads_places = False

@@ -49,14 +49,10 @@ class Kerple(PositionScheme):
         relation = Clipped.unclipped(positions)
         distance = relation.distances(positions.device).abs()
         exact = torch.promote_types(self.rate.dtype, torch.float32)
-        amplitude, rate = (
-            bound_below(part.to(exact))[:, None] for part in (self.amplitude, self.rate)
-        )
+        amplitude, rate = (bound_below(part.to(exact))[:, None] for part in (self.amplitude, self.rate))
         return relation, -amplitude * torch.log1p(rate * distance.to(exact))
 
-    def terms(
-        self, prepared: tuple[Clipped, Tensor], positions: Positions
-    ) -> tuple[PositionTerms, ...]:
+    def terms(self, prepared: tuple[Clipped, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the penalties."""
         relation, static = prepared
         return (PositionTerms(relation=relation, static=static, reset=self.reset_at(positions)),)

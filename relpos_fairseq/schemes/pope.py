@@ -34,9 +34,7 @@ from relpos_fairseq.tables import Table
 class Pope(PositionScheme):
     """Content as lengths, positions as angles."""
 
-    card = SchemeCard(
-        196, "Gopalakrishnan 2025", "Σ_c σ(q_c)σ(k_c) cos((j-i)θ_c + δ_c)/√d, σ softplus", "δ 0"
-    )
+    card = SchemeCard(196, "Gopalakrishnan 2025", "Σ_c σ(q_c)σ(k_c) cos((j-i)θ_c + δ_c)/√d, σ softplus", "δ 0")
     takes = frozenset({SCALE, BASE})
     rotates = True
     bends_content = True

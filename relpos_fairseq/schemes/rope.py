@@ -110,8 +110,7 @@ class Rope(PositionScheme):
             )
         if factor is not None and (factor < 1 or options.rope_scaling == "none"):
             raise ValueError(
-                f"{FACTOR.flag} {factor:g} needs {SCALING.flag} (got {options.rope_scaling}), and "
-                f"must be >= 1"
+                f"{FACTOR.flag} {factor:g} needs {SCALING.flag} (got {options.rope_scaling}), and must be >= 1"
             )
 
     @classmethod
@@ -171,9 +170,7 @@ class Rope(PositionScheme):
             tokens = positions.key_number() + 1  # (B|1, S)
         else:
             tokens = tokens[:, None].expand(-1, positions.src_len)
-        temperature = (tokens.double().clamp(min=1).log() / math.log(self.trained_length)).clamp(
-            min=1
-        )
+        temperature = (tokens.double().clamp(min=1).log() / math.log(self.trained_length)).clamp(min=1)
         return Rotations(turns, temperature[:, None, :, None])
 
     def transform_query(self, q: Tensor, prepared: Rotations, start: int) -> Tensor:

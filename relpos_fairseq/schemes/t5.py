@@ -68,9 +68,7 @@ class T5(PositionScheme):
         least = 2 if shape.causal else 4
         if options.buckets < least:
             if options.buckets:
-                raise ValueError(
-                    f"buckets must be >= {least}, got {options.buckets} ({BUCKETS.flag})"
-                )
+                raise ValueError(f"buckets must be >= {least}, got {options.buckets} ({BUCKETS.flag})")
             return
         exact = options.buckets // (2 if shape.causal else 4)
         if options.max_distance <= exact:
@@ -82,9 +80,7 @@ class T5(PositionScheme):
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`bias_table`: (heads|1, buckets), or a scalar a distance."""
         super().__init__(shape, options)
-        self.bias_table = self.draw(
-            self.table_heads, self.relation.size, std=0.02 / self.scalar_gain
-        )
+        self.bias_table = self.draw(self.table_heads, self.relation.size, std=0.02 / self.scalar_gain)
 
     @property
     def relation(self) -> Bucketed | Clipped:

@@ -120,9 +120,7 @@ class TransformerXL(PositionScheme):
         "((q+u)·k + (q+v)·W_R R_{i-j})/√d",
         "W_R N(0, 0.02); u, v 0; R fixed",
     )
-    takes = frozenset(
-        {SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT}
-    )
+    takes = frozenset({SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT})
     default_share = "none"
     elsewhere = {"transformer-xl": "attn_type 0"}
     tables = {
@@ -183,9 +181,7 @@ class TransformerXL(PositionScheme):
         split = vectors.view(-1, self.table_heads, self.shape.head_dim)
         return relation, split.transpose(0, 1).to(weight.dtype)
 
-    def _waves(
-        self, relation: Clipped, exact: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    def _waves(self, relation: Clipped, exact: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Sines and cosines of R_p for p = 0, 1, ... as far as distances reach: (p, E/2) each."""
         offset = torch.arange(max(relation.past, relation.future) + 1, device=device)
         if self.options.clamp_len:
@@ -196,9 +192,7 @@ class TransformerXL(PositionScheme):
             waves = torch.nn.functional.dropout(waves, self.options.r_dropout)
         return waves[:, : (dim + 1) // 2], waves[:, (dim + 1) // 2 :]
 
-    def terms(
-        self, prepared: tuple[Clipped, Tensor], positions: Positions
-    ) -> tuple[PositionTerms, ...]:
+    def terms(self, prepared: tuple[Clipped, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return (q + v).W_R R and u.k."""
         relation, vectors = prepared
         term = PositionTerms(

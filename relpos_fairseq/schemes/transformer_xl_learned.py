@@ -30,9 +30,7 @@ from relpos_fairseq.terms import PositionTerms
 class LearnedTransformerXL(PositionScheme):
     """A vector and a scalar a distance, both learned, and a global content bias."""
 
-    card = SchemeCard(
-        75, "Dai 2019, released attn_type 1", "((q+u)·k + q·aᵣ + sᵣ)/√d", "N(0, 0.02)"
-    )
+    card = SchemeCard(75, "Dai 2019, released attn_type 1", "((q+u)·k + q·aᵣ + sᵣ)/√d", "N(0, 0.02)")
     takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS, INIT})
     default_share = "none"
     clip = "vectors"

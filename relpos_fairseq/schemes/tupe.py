@@ -58,9 +58,7 @@ def _from_factors(source: Takeover) -> dict[str, Tensor]:
     table, dim = source.params["position_table"], source.new.shape.head_dim
     rank = table.size(-1)
     if rank > dim:
-        source.report.lose(
-            f"{source.old.name}: rank {rank} exceeds {dim}, the width of TUPE's positions"
-        )
+        source.report.lose(f"{source.old.name}: rank {rank} exceeds {dim}, the width of TUPE's positions")
     table = torch.nn.functional.pad(table, (0, dim - rank))  # a negative width cuts
     one = identity(table, dim)
     made = {"position_table": table}
@@ -95,9 +93,7 @@ class TupeAbsolute(PositionScheme):
         "position_table": Table(rows="position", axis=1),
         "query_projection": Table(neutral=0.0, grows=WITH_BOTH),
         "key_projection": Table(),
-        "projection": Table(
-            neutral=0.0, grows=(0.5, 0.5), copies=("query_projection", "key_projection")
-        ),
+        "projection": Table(neutral=0.0, grows=(0.5, 0.5), copies=("query_projection", "key_projection")),
     }
     takes_over = {"abs_scalar": _from_factors}
 
@@ -125,16 +121,12 @@ class TupeAbsolute(PositionScheme):
             return product * self.scale, product
         return used @ self.query_projection * self.scale, used @ self.key_projection
 
-    def terms(
-        self, prepared: tuple[Tensor, Tensor], positions: Positions
-    ) -> tuple[PositionTerms, ...]:
+    def terms(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the two factors of the position product."""
         factors = self._factors(prepared, positions)
         return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
 
-    def _factors(
-        self, prepared: tuple[Tensor, Tensor], positions: Positions
-    ) -> tuple[Tensor, Tensor]:
+    def _factors(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[Tensor, Tensor]:
         self.check_length(positions)
         query, key = prepared
         rows = positions.rows_of_keys(query)

@@ -86,9 +86,7 @@ class TupeReleased(PositionScheme):
         heads = (self.shape.num_heads, -1)
         return tuple(part.unflatten(1, heads).transpose(0, 1) for part in (query, key))
 
-    def terms(
-        self, prepared: tuple[Tensor, Tensor], positions: Positions
-    ) -> tuple[PositionTerms, ...]:
+    def terms(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the product and s, reset together."""
         self.check_length(positions)
         rows, keys = (positions.rows_of_keys(part) for part in prepared)

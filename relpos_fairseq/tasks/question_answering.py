@@ -102,9 +102,7 @@ class QuestionAnsweringTask(FairseqTask):
         encoded = self.encoder.encode(source, training)
         choice = self.cfg.unanswerable
         unanswerable = source.unanswerable if choice == "auto" else choice == "yes"
-        dataset = QuestionDataset(
-            encoded, self.dictionary, training, unanswerable, self.normaliser(path)
-        )
+        dataset = QuestionDataset(encoded, self.dictionary, training, unanswerable, self.normaliser(path))
         logger.info(
             "%s: %d questions, %d windows%s",
             path,
@@ -124,9 +122,7 @@ class QuestionAnsweringTask(FairseqTask):
         if language == "auto":
             language = language_of(path)
         if self.cfg.metric == "mlqa" and not language:
-            raise ValueError(
-                f"--metric mlqa: {Path(path).name} does not name its language: give --language"
-            )
+            raise ValueError(f"--metric mlqa: {Path(path).name} does not name its language: give --language")
         return normaliser(self.cfg.metric, language)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:

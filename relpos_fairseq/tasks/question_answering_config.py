@@ -18,9 +18,7 @@ UNANSWERABLE = ("auto", "yes", "no")
 class QuestionAnsweringConfig(FairseqDataclass):
     """Files, windows, and how answers are chosen and scored."""
 
-    data: str = _help(
-        MISSING, "folder with dict.txt, the tokenizer, and SPLIT.json or .json.gz of every split"
-    )
+    data: str = _help(MISSING, "folder with dict.txt, the tokenizer, and SPLIT.json or .json.gz of every split")
     tokenizer_folder: str = _help("", "folder of the tokenizer, if it is not in the data folder")
     tokens_per_sample: int = _help(512, "tokens of a sample at most: question, context, <s>, </s>")
     doc_stride: int = _help(128, "pieces from the beginning of one window to that of the next")
@@ -40,9 +38,7 @@ class QuestionAnsweringConfig(FairseqDataclass):
         "</s> between question and context: auto is 1 (BERT) for WordPiece, else 2 (RoBERTa)",
     )
     max_answer_length: int = _help(30, "pieces of a predicted answer at most")
-    n_best: int = _help(
-        20, "answers that are kept, and starts and ends of a window that are paired"
-    )
+    n_best: int = _help(20, "answers that are kept, and starts and ends of a window that are paired")
     unanswerable: ChoiceEnum(UNANSWERABLE) = _help(
         "auto", "whether 'no answer' may be predicted; auto: where the file has such questions"
     )
@@ -54,7 +50,6 @@ class QuestionAnsweringConfig(FairseqDataclass):
     )
     language: str = _help(
         "auto",
-        "language for --metric mlqa; auto: of the file's name (valid.de.json, "
-        "test-context-de-question-en.json)",
+        "language for --metric mlqa; auto: of the file's name (valid.de.json, test-context-de-question-en.json)",
     )
     span_head_name: str = _help("question_answering", "name of the span head")

@@ -78,12 +78,8 @@ class QuestionDataset(FairseqDataset):
         around = [shape.offset(asked) + 1 for asked in encoded.asked]
         longest = [max(one.length for one in spans) for spans in encoded.spans]
         if training:
-            self.items = [
-                (n, w) for n, spans in enumerate(encoded.spans) for w in range(len(spans))
-            ]
-            self.sizes = np.array(
-                [around[n] + encoded.spans[n][w].length for n, w in self.items], dtype=np.int64
-            )
+            self.items = [(n, w) for n, spans in enumerate(encoded.spans) for w in range(len(spans))]
+            self.sizes = np.array([around[n] + encoded.spans[n][w].length for n, w in self.items], dtype=np.int64)
             self.costs = self.sizes
         else:
             self.items = [(n, -1) for n in range(len(count))]
@@ -117,9 +113,7 @@ class QuestionDataset(FairseqDataset):
         fairseq asserts that no sample does, and a question's windows cannot be parted here.
         """
         if self.training or not max_tokens:
-            return super().batch_by_size(
-                indices, max_tokens, max_sentences, required_batch_size_multiple
-            )
+            return super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple)
         costs = np.minimum(self.costs, max_tokens)
         return data_utils.batch_by_size(
             indices,
@@ -171,9 +165,7 @@ class QuestionDataset(FairseqDataset):
             return {}
         rows = [row for sample in samples for row in sample["rows"]]
         offsets = [sample["offset"] for sample in samples for _ in sample["rows"]]
-        tokens = data_utils.collate_tokens(
-            [row[0] for row in rows], self.dictionary.pad(), left_pad=False
-        )
+        tokens = data_utils.collate_tokens([row[0] for row in rows], self.dictionary.pad(), left_pad=False)
         lengths = torch.tensor([len(row[0]) for row in rows])
         first = torch.tensor(offsets)[:, None]
         column = torch.arange(tokens.size(1))[None, :]

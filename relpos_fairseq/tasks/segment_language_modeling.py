@@ -82,9 +82,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         self.newest_model = model
         return model
 
-    def load_dataset(
-        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
-    ) -> None:
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Read a split: of several data folders that of the epoch.
 
         Raises:
@@ -98,9 +96,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         starts = None
         if self.args.reset_memory_at_document:
             boundaries = str(self.args.document_boundaries)
-            starts = streams.find_documents(
-                path, tokens, boundaries, self.dictionary.eos(), combine
-            )
+            starts = streams.find_documents(path, tokens, boundaries, self.dictionary.eos(), combine)
             logger.info("%s: %s documents", split, f"{len(starts):,}")
         words = text_level.word_ends(self.dictionary) if self.level == "subword" else None
         self.datasets[split] = streams.StreamDataset(
@@ -121,13 +117,9 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             ValueError: no batch size, blocks longer than the model takes, or dropped batches.
         """
         if not isinstance(dataset, streams.StreamDataset):
-            return super().get_batch_iterator(
-                dataset, max_tokens, max_sentences, max_positions, **options
-            )
+            return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **options)
         if options.get("skip_remainder_batch"):
-            raise ValueError(
-                "--skip-remainder-batch would leave the end of every row unread: leave it out"
-            )
+            raise ValueError("--skip-remainder-batch would leave the end of every row unread: leave it out")
         processes = options.get("num_shards", 1)
         length = self.args.tokens_per_sample
         rows = steps.rows_of(max_tokens, max_sentences, length)
@@ -168,9 +160,9 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
                 f"--context-window {context_window}: segment_language_modeling gives context by "
                 f"memory; leave it out, and set eval_mem_len by --model-overrides"
             )
-        iterator = self.get_batch_iterator(
-            dataset, None, batch_size or 1, max_positions, **options
-        ).next_epoch_itr(shuffle=False)
+        iterator = self.get_batch_iterator(dataset, None, batch_size or 1, max_positions, **options).next_epoch_itr(
+            shuffle=False
+        )
         return steps.WithMemory(iterator, self.newest_model)
 
     def train_step(
@@ -213,11 +205,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
 
     def gather_checkpoint_state(self, group: Any, rank: int, world_size: int) -> None:
         """Collect every rank's training memory on rank 0; all ranks call it before a save."""
-        own = {
-            split: reading.state_dict()
-            for (mode, split), reading in self.memories.items()
-            if mode == "train"
-        }
+        own = {split: reading.state_dict() for (mode, split), reading in self.memories.items() if mode == "train"}
         self._gathered = steps.gather(own, group, rank, world_size)
 
     def get_checkpoint_dict(self) -> dict:

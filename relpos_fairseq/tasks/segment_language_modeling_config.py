@@ -26,9 +26,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
         "byte (bits per character or byte are logged); auto: manifest.json's, else by the "
         "dictionary",
     )
-    reset_memory_at_document: bool = _help(
-        False, "what stands before a document's start is invisible after it"
-    )
+    reset_memory_at_document: bool = _help(False, "what stands before a document's start is invisible after it")
     document_boundaries: ChoiceEnum(list(BOUNDARIES)) = _help(
         "sidecar", "where documents start: SPLIT.documents.npy, or after every end of line"
     )

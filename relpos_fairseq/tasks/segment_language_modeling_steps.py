@@ -40,9 +40,7 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
         texts[folder] = (folder / "dict.txt").read_bytes()
     other = [folder for folder in folders if texts[folder] != texts[folders[0]]]
     if other:
-        raise ValueError(
-            f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one"
-        )
+        raise ValueError(f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one")
     dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
     level = text_level.text_level(folders[0], dictionary, level)
     logger.info("dictionary: %d types, text level %s", len(dictionary), level)
@@ -154,8 +152,7 @@ def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> i
     if max_tokens is not None:
         if max_tokens < length:
             raise ValueError(
-                f"--max-tokens {max_tokens} is less than one block of {length} tokens: raise it, "
-                f"or give --batch-size"
+                f"--max-tokens {max_tokens} is less than one block of {length} tokens: raise it, or give --batch-size"
             )
         limits.append(max_tokens // length)
     if not limits:
@@ -201,13 +198,9 @@ def log_units(logging_outputs: list[dict], level: str) -> None:
     bits = total[likelihood] / math.log(2)
     metrics.log_scalar_sum("predicted", total["ntokens"], priority=170, round=0)
     if level in UNITS and total["ntokens"]:
-        metrics.log_scalar(
-            UNITS[level], bits / total["ntokens"], total["ntokens"], priority=30, round=4
-        )
+        metrics.log_scalar(UNITS[level], bits / total["ntokens"], total["ntokens"], priority=30, round=4)
     if level == "subword" and total["nwords"]:
-        metrics.log_scalar(
-            "word_loss", bits / total["nwords"], total["nwords"], priority=30, round=3
-        )
+        metrics.log_scalar("word_loss", bits / total["nwords"], total["nwords"], priority=30, round=3)
         metrics.log_derived("word_ppl", _word_perplexity, priority=31)
 
 

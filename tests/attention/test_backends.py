@@ -24,9 +24,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 
 
-def gradients(
-    inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake
-) -> tuple[Tensor, list[Tensor]]:
+def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake) -> tuple[Tensor, list[Tensor]]:
     """Output and gradients by q, k, v and the schemes' parameters."""
     leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     out, _ = attend(remake(*leaves), backend)
@@ -82,10 +80,21 @@ def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatc
 
 FIRE_BEYOND = next(case for case in BEYOND if case.scheme == "fire")
 SERVED_BY_SDPA = [
-    Case("none"), Case("rope"), Case("alibi"), Case("rel_scalar"), Case("t5"), Case("kerple"),
-    Case("abs_scalar"), Case("tupe"), Case("rope+rel_scalar"), Case("fox"),
-    Case("rel_scalar", {"segment_encoding": "head"}), FIRE_BEYOND, Case("xpos"), Case("pope"),
-]  # fmt: skip
+    Case("none"),
+    Case("rope"),
+    Case("alibi"),
+    Case("rel_scalar"),
+    Case("t5"),
+    Case("kerple"),
+    Case("abs_scalar"),
+    Case("tupe"),
+    Case("rope+rel_scalar"),
+    Case("fox"),
+    Case("rel_scalar", {"segment_encoding": "head"}),
+    FIRE_BEYOND,
+    Case("xpos"),
+    Case("pope"),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -292,9 +301,7 @@ def test_dropout_falls_before_the_value_vectors() -> None:
     torch.manual_seed(1)
     out, probs = attend(replace(inputs, dropout=0.5), "blocked", need_weights=True)
     vectors = inputs.terms[-1].value_vectors[:, inputs.terms[-1].relation.ids(inputs.positions)[0]]
-    expected = probs @ inputs.v + torch.einsum(
-        "bhij,hijd->bhid", probs, vectors.expand(2, -1, -1, -1)
-    )
+    expected = probs @ inputs.v + torch.einsum("bhij,hijd->bhid", probs, vectors.expand(2, -1, -1, -1))
     assert (probs == 0).any()
     torch.testing.assert_close(out, expected)
 
@@ -343,8 +350,10 @@ def test_slices_follow_shape_alone() -> None:
     assert blocked.slice_rows(plain_inputs(2, 4, 20, 4, torch.float32)) >= 20
     meta = AttentionInputs(
         *(torch.empty(4, 12, 4096, 64, device="meta") for _ in range(3)),
-        terms=(), positions=Positions(4096, 4096), scale=1.0,
-    )  # fmt: skip
+        terms=(),
+        positions=Positions(4096, 4096),
+        scale=1.0,
+    )
     assert blocked.slice_rows(meta) == blocked.LEAST_ROWS
 
 

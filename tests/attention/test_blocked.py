@@ -147,9 +147,7 @@ def test_terms_of_no_scheme(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first=st.integers(-12, 20),
     shared=st.booleans(),
 )
-def test_a_band_is_its_scalar_loop(
-    rows: int, keys: int, span: int, first: int, shared: bool
-) -> None:
+def test_a_band_is_its_scalar_loop(rows: int, keys: int, span: int, first: int, shared: bool) -> None:
     """Keys that do not exist count as 0, wherever the band stands."""
     generator = torch.Generator().manual_seed(rows)
     q, k = (torch.randn(1, 2, n, 3, generator=generator).double() for n in (rows, keys))
@@ -264,9 +262,7 @@ def test_twice_through_one_graph(scheme: str) -> None:
     leaves = [x.clone().requires_grad_() for x in call.qkv]
     out = call.attend(*leaves)
     wanted = [*leaves, *call.parameters]
-    first, again = (
-        torch.autograd.grad(out.sum(), wanted, retain_graph=True, allow_unused=True) for _ in "ab"
-    )
+    first, again = (torch.autograd.grad(out.sum(), wanted, retain_graph=True, allow_unused=True) for _ in "ab")
     dense = torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
     for one, two, three in zip(first, again, dense, strict=True):
         assert one is two is three is None or torch.equal(one, two) and torch.equal(one, three)

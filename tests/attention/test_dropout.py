@@ -40,9 +40,7 @@ def _whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_call(scheme: str, causal: bool = False):
     """A call with dropout in fp32, its parameters, and what remakes it."""
     flags = {} if scheme == "none" else {"position_clip_distance": "3"}
-    stack, layer = build(
-        Case(scheme, flags), causal=causal, heads=HEADS, dim=LENGTH, longest=LENGTH
-    )
+    stack, layer = build(Case(scheme, flags), causal=causal, heads=HEADS, dim=LENGTH, longest=LENGTH)
     stack.float(), layer.float()
     generator = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(BATCH, HEADS, LENGTH, LENGTH, generator=generator) for _ in range(3))

@@ -23,10 +23,27 @@ from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.terms import PositionTerms
 
 SCHEMES = (
-    "none", "rope", "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m",
-    "deberta", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi", "kerple", "m2+rel_scalar",
+    "none",
+    "rope",
+    "shaw",
+    "shaw_keys",
+    "transformer_xl",
+    "t5",
+    "m1",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "deberta",
+    "tupe",
+    "tupe_a",
+    "abs_scalar",
+    "rel_scalar",
+    "alibi",
+    "kerple",
+    "m2+rel_scalar",
     "m3+rel_scalar+shaw",
-)  # fmt: skip
+)
 # Those whose terms are another's, with other numbers or fewer: their half precision is that one's.
 LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "kerple", "m2+rel_scalar"}
 SDPA = {"none", "rope", "t5", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi", "kerple"}
@@ -34,9 +51,15 @@ CLIPPED = {"shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel
 UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 TABLES = (
-    "query_vectors", "query_offset", "key_vectors", "content_offset", "gate", "trilinear",
-    "static", "value_vectors",
-)  # fmt: skip
+    "query_vectors",
+    "query_offset",
+    "key_vectors",
+    "content_offset",
+    "gate",
+    "trilinear",
+    "static",
+    "value_vectors",
+)
 LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
 # Times the reference's error, of the whole tensor (root mean square) and of its worst element; a
 # second order of summing the same rounded numbers stays inside.
@@ -76,24 +99,18 @@ def make_call(scheme: str, shape: Shape) -> AttentionInputs:
     if CLIPPED & set(scheme.split("+")):
         flags = {"position_clip_distance": str(shape.clip)}
     src_len = shape.tgt_len + shape.memory
-    stack, layer = build(
-        Case(scheme, flags), causal=shape.causal, heads=HEADS, dim=DIM, longest=src_len
-    )
+    stack, layer = build(Case(scheme, flags), causal=shape.causal, heads=HEADS, dim=DIM, longest=src_len)
     generator = torch.Generator().manual_seed(shape.tgt_len)
 
     def draw(length: int) -> Tensor:
-        return torch.randn(
-            shape.batch, HEADS, length, DIM, generator=generator, dtype=torch.float64
-        )
+        return torch.randn(shape.batch, HEADS, length, DIM, generator=generator, dtype=torch.float64)
 
     padding = None
     if shape.padded:
         padding = torch.zeros(2, src_len, dtype=torch.bool)
         padding[0, src_len - 20 :] = True
         padding[1, :33] = True
-    positions = Positions(
-        shape.tgt_len, src_len, shape.memory, token_index=index_of_tokens(padding)
-    )
+    positions = Positions(shape.tgt_len, src_len, shape.memory, token_index=index_of_tokens(padding))
     q, k, v = draw(shape.tgt_len), draw(src_len), draw(src_len)
     context = stack.context(positions)
     with torch.no_grad():
@@ -104,9 +121,16 @@ def make_call(scheme: str, shape: Shape) -> AttentionInputs:
         rotated["content_q"] = rope.transform_query(q, prepared, positions.query_start)
         rotated["content_k"] = rope.transform_key(k, prepared, 0)
     return AttentionInputs(
-        q, k, v, terms, positions, stack.plan.scale, causal=shape.causal, key_padding=padding,
+        q,
+        k,
+        v,
+        terms,
+        positions,
+        stack.plan.scale,
+        causal=shape.causal,
+        key_padding=padding,
         **rotated,
-    )  # fmt: skip
+    )
 
 
 def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
@@ -119,9 +143,7 @@ def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInp
 
     def term_of(number: int, term: PositionTerms) -> PositionTerms:
         found = {
-            name: leaf(f"{number}.{name}", getattr(term, name))
-            for name in TABLES
-            if getattr(term, name) is not None
+            name: leaf(f"{number}.{name}", getattr(term, name)) for name in TABLES if getattr(term, name) is not None
         }
         if term.static_factors is not None:
             pair = zip("qk", term.static_factors, strict=True)
@@ -237,9 +259,7 @@ def cells() -> Iterator[tuple[str, str, torch.dtype]]:
                 yield scheme, shape_of(scheme, turn), dtype
 
 
-@pytest.mark.parametrize(
-    ("scheme", "shape", "dtype"), list(cells()), ids=lambda part: str(part).removeprefix("torch.")
-)
+@pytest.mark.parametrize(("scheme", "shape", "dtype"), list(cells()), ids=lambda part: str(part).removeprefix("torch."))
 def test_error_budget(scheme: str, shape: str, dtype: torch.dtype) -> None:
     """Values and every gradient stay inside the reference's own error and one rounding."""
     low, leaves = as_leaves(make_call(scheme, SHAPES[shape]), dtype)
@@ -249,9 +269,7 @@ def test_error_budget(scheme: str, shape: str, dtype: torch.dtype) -> None:
     over = [
         f"{backend}: {line}"
         for backend in backends_for(scheme, shape)
-        for line in overruns(
-            results(low, leaves, backend), eager, exact, epsilon * times.get(backend, 1), floor
-        )
+        for line in overruns(results(low, leaves, backend), eager, exact, epsilon * times.get(backend, 1), floor)
     ]
     assert not over, "\n".join(over)
 
@@ -274,9 +292,7 @@ def test_budgets_are_not_vacuous(scheme: str) -> None:
         error = torch.randn(right.shape, generator=generator, dtype=right.dtype).sign()
         error *= 4 * max(own, floor[name]["typical"]) + 2 * epsilon * sizes(right)["typical"]
         wrong = dict(exact) | {name: right + error}
-        assert any(
-            line.startswith(f"{name}: ") for line in overruns(wrong, eager, exact, epsilon, floor)
-        )
+        assert any(line.startswith(f"{name}: ") for line in overruns(wrong, eager, exact, epsilon, floor))
     off = results(replace(low, scale=low.scale * (1 + 300 * epsilon)), leaves, "reference")
     assert list(overruns(off, eager, exact, epsilon, floor)), "a scale that is off by 4e-5"
 
@@ -319,9 +335,7 @@ LONG_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "shape", "dtype"), LONG_CALLS, ids=lambda part: str(part).removeprefix("torch.")
-)
+@pytest.mark.parametrize(("scheme", "shape", "dtype"), LONG_CALLS, ids=lambda part: str(part).removeprefix("torch."))
 @pytest.mark.slow
 def test_error_budget_over_several_chunks(scheme: str, shape: str, dtype: torch.dtype) -> None:
     """The kernel's softmax over chunks of keys, and sums over many blocks of queries."""

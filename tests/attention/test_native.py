@@ -30,21 +30,55 @@ pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C
 DOUBLE, SINGLE = torch.float64, torch.float32
 TYPES = pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=["fp64", "fp32"])
 SCHEMES = (
-    "none", "rope", "shaw", "shaw_keys", "transformer_xl", "transformer_xl_learned", "t5", "m1",
-    "m2", "m3", "m4", "m4m", "deberta", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi",
+    "none",
+    "rope",
+    "shaw",
+    "shaw_keys",
+    "transformer_xl",
+    "transformer_xl_learned",
+    "t5",
+    "m1",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "deberta",
+    "tupe",
+    "tupe_a",
+    "abs_scalar",
+    "rel_scalar",
+    "alibi",
     "kerple",
-)  # fmt: skip
+)
 HYBRIDS = (
-    "shaw+t5", "m1+m4", "m4m+m4", "rope+shaw", "transformer_xl+m2", "m2+m4m+shaw", "rope+m4m",
-    "m3+rel_scalar+shaw", "m3+transformer_xl", "rope+transformer_xl", "deberta+tupe",
+    "shaw+t5",
+    "m1+m4",
+    "m4m+m4",
+    "rope+shaw",
+    "transformer_xl+m2",
+    "m2+m4m+shaw",
+    "rope+m4m",
+    "m3+rel_scalar+shaw",
+    "m3+transformer_xl",
+    "rope+transformer_xl",
+    "deberta+tupe",
     "tupe+rel_scalar",
-)  # fmt: skip
+)
 IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.causal_only]
 # One for each kind of term; to the kernel the other schemes are the same calls with other numbers.
 KINDS = (
-    "none", "rope", "shaw", "transformer_xl", "m2", "m3", "m4", "m4m", "tupe", "abs_scalar",
+    "none",
+    "rope",
+    "shaw",
+    "transformer_xl",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "tupe",
+    "abs_scalar",
     "rel_scalar",
-)  # fmt: skip
+)
 # One for each way in which the kernel reads a table.
 FAMILIES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "rope+m4")
 SHAPES = {
@@ -112,13 +146,13 @@ def test_hybrids(scheme: str, shape: str) -> None:
 @given(data=st.data())
 def test_any_size(data: st.DataObject) -> None:
     """Any lengths, channels, clip distance and masks, in both types."""
-    lengths = st.one_of(
-        st.integers(1, 40), st.integers(90, 100), st.sampled_from([191, 192, 193, 210])
-    )
+    lengths = st.one_of(st.integers(1, 40), st.integers(90, 100), st.sampled_from([191, 192, 193, 210]))
     around = st.one_of(st.just(0), st.integers(1, 100), st.integers(470, 700))
     causal = data.draw(st.booleans())
     shape = Shape(
-        data.draw(lengths), data.draw(around), data.draw(around),
+        data.draw(lengths),
+        data.draw(around),
+        data.draw(around),
         batch=data.draw(st.integers(1, 3)),
         heads=data.draw(st.integers(1, 2)),
         dim=data.draw(st.sampled_from([2, 4, 6, 18])),
@@ -127,7 +161,7 @@ def test_any_size(data: st.DataObject) -> None:
         causal=causal,
         window=data.draw(st.sampled_from([None, 1, 50, 96, 300])) if causal else None,
         masks=tuple(data.draw(st.sets(st.sampled_from(["left", "right", "dead", "documents"])))),
-    )  # fmt: skip
+    )
     compare(
         make_inputs(data.draw(st.sampled_from((*SCHEMES, *HYBRIDS))), shape),
         data.draw(st.sampled_from([DOUBLE, SINGLE])),
@@ -170,9 +204,7 @@ def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("towards", ["later", "earlier", "middle"])
 @pytest.mark.parametrize("clip", [3, 0], ids=["band", "unclipped"])
 @pytest.mark.parametrize("scheme", ["shaw", "m3", "m2+m4m+shaw"])
-def test_logits_that_grow_over_chunks(
-    scheme: str, clip: int, towards: str, dtype: torch.dtype
-) -> None:
+def test_logits_that_grow_over_chunks(scheme: str, clip: int, towards: str, dtype: torch.dtype) -> None:
     """The largest logit so far changes with each chunk, or never, or in the second."""
     inputs = make_inputs(scheme, Shape(61, before=700, after=650, clip=clip, heads=1, batch=1))
     line = torch.linspace(-1, 1, inputs.k.size(2), dtype=DOUBLE)
@@ -249,8 +281,7 @@ def test_resets_anywhere(scheme: str, first: tuple[int, ...], dtype: torch.dtype
     inputs = make_inputs(scheme, shape)
     slots = torch.tensor(first)
     terms = tuple(
-        term if term.reset is None else replace(term, reset=replace(term.reset, first=slots))
-        for term in inputs.terms
+        term if term.reset is None else replace(term, reset=replace(term.reset, first=slots)) for term in inputs.terms
     )
     assert any(term.reset is not None for term in terms)
     inputs = replace(inputs, terms=terms)
@@ -308,9 +339,7 @@ def test_layouts(scheme: str, layout: Callable[[Tensor], Tensor], dtype: torch.d
     inputs, leaves = as_leaves(make_inputs(scheme, Shape(109, after=4)), dtype)
     names = [n for n in ("q", "k", "v", "content_q", "content_k") if n in leaves]
     odd = [replace(inputs, **{name: layout(leaves[name]) for name in names}) for _ in range(2)]
-    found, expected = (
-        results(x, leaves, b) for x, b in zip(odd, ("native", "reference"), strict=True)
-    )
+    found, expected = (results(x, leaves, b) for x, b in zip(odd, ("native", "reference"), strict=True))
     for name, right in expected.items():
         size = float(right.abs().max())
         rough = EXACT if dtype == DOUBLE else {"rtol": 0, "atol": 1e-4 * size}
@@ -328,9 +357,7 @@ def test_half_precision(scheme: str, dtype: torch.dtype) -> None:
         assert found[name].dtype == dtype
         size = float(right.abs().max())
         rough = {"rtol": torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps * size}
-        torch.testing.assert_close(
-            found[name].float(), right, **rough, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(found[name].float(), right, **rough, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("scheme", ["shaw", "m3", "m2+m4m+shaw", "tupe", "rope+m4"])

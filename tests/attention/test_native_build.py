@@ -27,9 +27,7 @@ from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.__main__ import main
 
 SOURCE = '#include "size.h"\nlong relpos_call_size(void) { return SIZE; }\n'
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, build.COMPILERS)), reason="no C compiler on PATH"
-)
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C compiler on PATH")
 # A compiler that notes each of its runs, but for those that ask its version.
 COUNTING = """#!/bin/sh
 case "$*" in *--version*) ;; *) echo run >> "$RUNS" ;; esac
@@ -140,9 +138,7 @@ def test_processes_at_once_compile_once(
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in started] == ["7", "7"]
@@ -151,9 +147,7 @@ def test_processes_at_once_compile_once(
 
 
 @needs_compiler
-def test_the_next_cache_where_one_is_unwritable(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_cache_where_one_is_unwritable(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RELPOS_CACHE, XDG_CACHE_HOME, the home's; then a folder of the process's own."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "file"))
@@ -196,9 +190,7 @@ def test_flags_that_a_compiler_does_not_take_are_left_out(
 
 @needs_compiler
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86-64's instruction sets")
-def test_an_instruction_set_is_chosen(
-    sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instruction_set_is_chosen(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RELPOS_ISA decides what the compiler may use, each choice has its own library."""
     (sources / "size.h").write_text(WIDTH)
     for asked, width in (("x86-64-v2", 128), ("x86-64-v3", 256), ("x86-64-v2", 128)):
@@ -229,9 +221,7 @@ def test_sources_that_do_not_compile(sources: Path) -> None:
         ("no-such-compiler -m64", r"no-such-compiler, which CC names, is not on PATH"),
     ],
 )
-def test_a_broken_compiler(
-    compiler: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog
-) -> None:
+def test_a_broken_compiler(compiler: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """An explicit choice is an error that says why; auto takes blocked, and says so once."""
     monkeypatch.setenv("CC", compiler)
     inputs, *_ = make_call(Case("m4"), "square")

@@ -50,11 +50,7 @@ def expected_mask(inputs: AttentionInputs, seed: int) -> Tensor:
     drawn = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
     batch, heads, tgt, _ = inputs.q.shape
     src = inputs.k.size(2)
-    return kept(
-        SimpleNamespace(
-            batch=batch, heads=heads, tgt=tgt, src=src, seed=drawn, drop=drops(inputs.dropout)
-        )
-    )
+    return kept(SimpleNamespace(batch=batch, heads=heads, tgt=tgt, src=src, seed=drawn, drop=drops(inputs.dropout)))
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.1, RATE, 0.9, 1 - 2.0**-15])
@@ -84,12 +80,8 @@ def test_cells_are_the_fused_kernels() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "scheme", ["none", "shaw", "m2+m4m+shaw", "m3", "tupe", "rope+m4", "transformer_xl"]
-)
-def test_both_directions_use_one_mask(
-    scheme: str, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("scheme", ["none", "shaw", "m2+m4m+shaw", "m3", "tupe", "rope+m4", "transformer_xl"])
+def test_both_directions_use_one_mask(scheme: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output and every gradient are the formula's under the mask of the seed."""
     inputs, leaves = as_leaves(make_inputs(scheme, SHAPES[shape]), torch.float64)
     inputs = replace(inputs, dropout=RATE)
@@ -98,9 +90,7 @@ def test_both_directions_use_one_mask(
     found = results(inputs, leaves, "native")
     monkeypatch.setattr(reference, "drop", lambda probs, rate: probs * mask)
     for name, right in results(inputs, leaves, "reference").items():
-        torch.testing.assert_close(
-            found[name], right, **EXACT, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(found[name], right, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_the_seed_decides() -> None:

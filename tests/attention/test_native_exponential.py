@@ -36,9 +36,7 @@ def exponential(x: np.ndarray, top: float, folder: Path, flags: str) -> np.ndarr
     dtype = torch.float32 if x.dtype == np.float32 else torch.float64
     library = build.load(sources, (*build.DEFINED[dtype], *flags.split()))
     found = x.copy()
-    library.exponentials_of(
-        found.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size), ctypes.c_double(top)
-    )
+    library.exponentials_of(found.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size), ctypes.c_double(top))
     return found
 
 

@@ -19,9 +19,22 @@ from relpos_fairseq.attention.native import call as calls
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 SCHEMES = (
-    "none", "rope", "shaw", "m2", "m3", "m4", "m4m", "transformer_xl", "tupe", "rel_scalar",
-    "rope+m4", "m3+rel_scalar+shaw", "m2+m4m+shaw", "m3+transformer_xl", "shaw+t5",
-)  # fmt: skip
+    "none",
+    "rope",
+    "shaw",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "transformer_xl",
+    "tupe",
+    "rel_scalar",
+    "rope+m4",
+    "m3+rel_scalar+shaw",
+    "m2+m4m+shaw",
+    "m3+transformer_xl",
+    "shaw+t5",
+)
 SHAPES = (
     Shape(7, batch=3, heads=1, dim=6, value_dim=3),
     Shape(103, after=2, batch=6, heads=1, masks=("left", "right")),
@@ -43,10 +56,7 @@ OTHERS = [
 def poisoned(request: pytest.FixtureRequest) -> Iterator[None]:
     """Kernels whose buffers hold NaN, for this processor and for what others have."""
     flags = ("-DRELPOS_POISON", *request.param)
-    libraries = {
-        dtype: build.load(build.SOURCES, (*defined, *flags))
-        for dtype, defined in build.DEFINED.items()
-    }
+    libraries = {dtype: build.load(build.SOURCES, (*defined, *flags)) for dtype, defined in build.DEFINED.items()}
     torch.use_deterministic_algorithms(True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_attempt", libraries.__getitem__)

@@ -65,9 +65,7 @@ def test_threads_change_no_bit(scheme: str) -> None:
                 # Torch's own product of a table with v has other bits with more threads.
                 rounded = scheme == "transformer_xl" and name in OF_TORCH
                 rough = {"rtol": 1e-4, "atol": 1e-4} if rounded else BITS
-                torch.testing.assert_close(
-                    other[name], right, **rough, msg=lambda m, name=name: f"{name}: {m}"
-                )
+                torch.testing.assert_close(other[name], right, **rough, msg=lambda m, name=name: f"{name}: {m}")
 
 
 FORKED = """
@@ -103,9 +101,7 @@ def test_forks_of_a_program_with_threads() -> None:
     """OpenMP has one thread in a fork; for a second, torch's own operations wait for ever too."""
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=200
-    )
+    done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip().splitlines()[-1] == "alike [0, 0]"
 
@@ -185,9 +181,7 @@ def test_small_numbers_are_the_callers_own() -> None:
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
 @pytest.mark.parametrize("scheme", ["none", "shaw", "m2", "m3", "m4m", "tupe"])
-def test_what_is_no_number_stays_in_its_head(
-    scheme: str, causal: bool, where: str, bad: float
-) -> None:
+def test_what_is_no_number_stays_in_its_head(scheme: str, causal: bool, where: str, bad: float) -> None:
     """Rows that meet it are no numbers; rows that do not, and other heads, are as they were."""
     reset = "off" if scheme == "tupe" else None
     shape = Shape(200, batch=2, heads=2, causal=causal, reset=reset)
@@ -232,13 +226,10 @@ def test_a_batch_without_rows() -> None:
 def test_one_table_of_queries_and_keys(name: str) -> None:
     """The compiled kernel adds what both sides give to its gradient."""
     table = torch.randn(1, 9, 8).double().requires_grad_()
-    term = PositionTerms(
-        Clipped(4, 4), query_vectors=table, key_vectors=table, product=name == "m4m"
-    )
+    term = PositionTerms(Clipped(4, 4), query_vectors=table, key_vectors=table, product=name == "m4m")
     q, k, v = (torch.randn(2, 3, 30, 8).double() for _ in range(3))
     inputs = AttentionInputs(q, k, v, (term,), Positions(30, 30), 0.5)
     found = (
-        torch.autograd.grad(attend(inputs, backend)[0].square().sum(), table)[0]
-        for backend in ("native", "reference")
+        torch.autograd.grad(attend(inputs, backend)[0].square().sum(), table)[0] for backend in ("native", "reference")
     )
     torch.testing.assert_close(*found, **EXACT)

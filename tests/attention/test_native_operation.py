@@ -88,11 +88,7 @@ def test_one_graph(backend: str, dropout: float, formula: Libraries, monkeypatch
 def test_traced(formula: Libraries) -> None:
     """A tracer records both operations, and replays them for other numbers."""
     inputs = make_call(
-        tuple(
-            PositionTerms(static_factors=t.static_factors)
-            for t in make_terms("several")
-            if t.static_factors
-        )
+        tuple(PositionTerms(static_factors=t.static_factors) for t in make_terms("several") if t.static_factors)
     )
     q = inputs.q.clone().requires_grad_()
 

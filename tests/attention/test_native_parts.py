@@ -43,9 +43,7 @@ def narrow(draw: Draw) -> tuple[PositionTerms, ...]:
     """A band whose vectors multiply, with gates."""
     relation = Clipped(2, 1)
     return (
-        PositionTerms(
-            relation, query_vectors=draw(HEADS, 4, DIM), key_vectors=draw(1, 4, DIM), product=True
-        ),
+        PositionTerms(relation, query_vectors=draw(HEADS, 4, DIM), key_vectors=draw(1, 4, DIM), product=True),
         PositionTerms(relation, gate=draw(1, 4), content_offset=draw(HEADS, DIM)),
     )
 
@@ -62,9 +60,7 @@ def _one_thread() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("make", [wide, factors, narrow])
-def test_parts_are_the_whole(
-    make: Callable[[Draw], tuple], dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_the_whole(make: Callable[[Draw], tuple], dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same gradients, and the same probabilities dropped, two heads at a time as at once."""
     generator = torch.Generator().manual_seed(3)
 
@@ -79,9 +75,7 @@ def test_parts_are_the_whole(
     terms, positions = make(draw), Positions(LENGTH, LENGTH)
     parts, found = [], []
     honest = function._parts
-    monkeypatch.setattr(
-        function, "_parts", lambda *given: parts.append(list(honest(*given))) or parts[-1]
-    )
+    monkeypatch.setattr(function, "_parts", lambda *given: parts.append(list(honest(*given))) or parts[-1])
     for at_once in (1 << 30, 1):
         monkeypatch.setattr(function, "AT_ONCE", at_once)
         torch.manual_seed(1)

@@ -92,9 +92,7 @@ def several() -> tuple[PositionTerms, ...]:
         PositionTerms(short, query_vectors=table(1, 3, 6), key_vectors=table(2, 3, 6)),
         PositionTerms(short, key_vectors=table(1, 3, 6), value_vectors=table(2, 3, 5)),
         PositionTerms(long, key_vectors=table(2, 6, 6), static=table(1, 6), gate=table(2, 6)),
-        PositionTerms(
-            short, product=True, query_vectors=table(2, 3, 6), key_vectors=table(1, 3, 6)
-        ),
+        PositionTerms(short, product=True, query_vectors=table(2, 3, 6), key_vectors=table(1, 3, 6)),
     )
 
 
@@ -106,18 +104,22 @@ def several() -> tuple[PositionTerms, ...]:
     padded=st.integers(0, 40),
     kept_tails=st.booleans(),
 )
-def test_terms_of_several_kinds(
-    keys: int, kept: list[int], rotated: int, padded: int, kept_tails: bool
-) -> None:
+def test_terms_of_several_kinds(keys: int, kept: list[int], rotated: int, padded: int, kept_tails: bool) -> None:
     """Tables of several lengths meet their own keys; a row without keys is 0."""
     q, k = heads_of(2, 2, 1, 6, 1), heads_of(2, 2, keys, 6, 3)
     terms = tuple(several()[number] for number in kept)
     padding = torch.zeros(2, keys, dtype=torch.bool)
     padding[1, :padded] = True
     inputs = AttentionInputs(
-        q, k, heads_of(2, 2, keys, 5, 5), terms, Positions(1, keys, keys - 1), 0.3,
-        causal=True, key_padding=padding,
-    )  # fmt: skip
+        q,
+        k,
+        heads_of(2, 2, keys, 5, 5),
+        terms,
+        Positions(1, keys, keys - 1),
+        0.3,
+        causal=True,
+        key_padding=padding,
+    )
     if rotated:  # into as many channels, or more
         content_q, content_k = (heads_of(2, 2, n, rotated, n) for n in (1, keys))
         inputs = replace(inputs, content_q=content_q, content_k=content_k)
@@ -152,8 +154,11 @@ def test_what_the_kernel_leaves_to_torch() -> None:
     assert not native.serves_step(inputs)
     with torch.no_grad():
         assert native.serves_step(inputs)
-        others = {"bf16": changed(inputs, torch.bfloat16), "apart": replace(inputs, v=apart),
-                  "dropout": replace(inputs, dropout=0.5)}  # fmt: skip
+        others = {
+            "bf16": changed(inputs, torch.bfloat16),
+            "apart": replace(inputs, v=apart),
+            "dropout": replace(inputs, dropout=0.5),
+        }
         for name, other in others.items():
             assert not native.serves_step(other), name
             assert api.choose(other) == "blocked"

@@ -17,9 +17,7 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
 
-pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CC", "cc").split()[0]) is None, reason="no C compiler"
-)
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc").split()[0]) is None, reason="no C compiler")
 
 
 def make_call() -> AttentionInputs:
@@ -84,9 +82,7 @@ def test_threads_that_end_leave_nothing() -> None:
         "print(serve(4), serve(60))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     before, after = map(int, done.stdout.split())
     assert after - before < 60  # MB; 2 a thread of OpenMP's, were they kept

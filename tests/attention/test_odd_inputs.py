@@ -28,9 +28,7 @@ SHAPES = {
 }
 
 
-def make_call(
-    kind: str, batch: int = 2, dim: int = 4, tgt_len: int = 5, start: int = 0, **options
-) -> AttentionInputs:
+def make_call(kind: str, batch: int = 2, dim: int = 4, tgt_len: int = 5, start: int = 0, **options) -> AttentionInputs:
     """A call of five keys in fp64; all tensors want gradients."""
     generator = torch.Generator().manual_seed(0)
 

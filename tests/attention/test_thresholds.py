@@ -76,7 +76,5 @@ def test_a_step_without_terms(
             monkeypatch.setattr(build, "problem", lambda _, problem=problem: problem)
             assert choose(inputs) == expected
         found, expected = (attend(inputs, backend)[0] for backend in ("blocked", "sdpa"))
-    torch.testing.assert_close(
-        found, expected, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
-    )
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
     assert choose(inputs) == "sdpa", "gradients"

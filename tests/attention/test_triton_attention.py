@@ -26,9 +26,7 @@ from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.relations import Segments
 from relpos_fairseq.terms import PositionTerms
 
-pytestmark = pytest.mark.skipif(
-    not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)"
-)
+pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 # pope's queries have more channels than its values, which these kernels refuse.
 LEFT_OUT = (*INPUT, "pope")
@@ -36,9 +34,18 @@ IN_ATTENTION = [c for c in CASES if c.scheme not in LEFT_OUT and not c.causal_on
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 # One for each kind of term: to the kernels alibi and kerple are rel_scalar with other numbers.
 SCHEMES = (
-    "none", "shaw", "t5", "m2", "m3", "m4", "m4m", "transformer_xl", "tupe", "abs_scalar",
+    "none",
+    "shaw",
+    "t5",
+    "m2",
+    "m3",
+    "m4",
+    "m4m",
+    "transformer_xl",
+    "tupe",
+    "abs_scalar",
     "rel_scalar",
-)  # fmt: skip
+)
 HYBRIDS = ("rope+m2+rel_scalar", "m3+rel_scalar+shaw", "m2+m4m+shaw")
 CLIPPED = {"shaw", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
 
@@ -88,9 +95,7 @@ def make_call(
     segments = None
     if flags.get("segment_encoding"):
         segments = (torch.arange(src_len) > src_len // 3).long().expand(2, -1)
-    positions = Positions(
-        tgt_len, src_len, memory, token_index=index_of_tokens(padding), segments=segments
-    )
+    positions = Positions(tgt_len, src_len, memory, token_index=index_of_tokens(padding), segments=segments)
     q, k, v = draw(tgt_len), draw(src_len), draw(src_len)
     inputs = AttentionInputs(q, k, v, (), positions, stack.plan.scale, causal=causal, **chosen)
     remake = remaker(inputs, stack, layer)
@@ -173,9 +178,7 @@ def test_same_inputs_same_bits(scheme: str) -> None:
     """No sum depends on an order that a run may change; fp32."""
     inputs, parameters, remake = make_call(Case(scheme), 40, causal=scheme == "m3")
     inputs = replace(inputs, **{n: getattr(inputs, n).float() for n in ("q", "k", "v")})
-    (one, first), (other, second) = (
-        gradients(inputs, "triton", parameters, remake) for _ in range(2)
-    )
+    (one, first), (other, second) = (gradients(inputs, "triton", parameters, remake) for _ in range(2))
     assert torch.equal(one, other)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 

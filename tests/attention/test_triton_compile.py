@@ -36,9 +36,14 @@ def python(*arguments: str) -> subprocess.CompletedProcess:
     """A Python of its own: one process can interpret Triton's kernels or compile them, not both."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, timeout=LIMIT, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def report(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:

@@ -17,9 +17,7 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms, Reset
 
-pytestmark = pytest.mark.skipif(
-    not backend.interpreted(), reason="on CPUs they are interpreted (TRITON_INTERPRET=1)"
-)
+pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="on CPUs they are interpreted (TRITON_INTERPRET=1)")
 TOKENS, DIM = 9, 4
 
 

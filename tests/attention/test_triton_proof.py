@@ -80,9 +80,7 @@ def test_a_sound_kernel_and_a_broken_one(planted, caplog: pytest.LogCaptureFixtu
     assert backend.unproved(inputs) is None
     ((path, verdict),) = proof.verdicts()
     assert verdict["erred"] == [] and verdict["gpu"] == "cpu" and "Clipped" in verdict["call"]
-    planted(
-        SHORT, (FORWARD, "out = acc * (inverse / total)", "out = acc * (1.01 * inverse / total)")
-    )
+    planted(SHORT, (FORWARD, "out = acc * (inverse / total)", "out = acc * (1.01 * inverse / total)"))
     assert backend.unproved(inputs) is None, "a process asks once"
     proof._found.clear()
     said = backend.unproved(inputs)
@@ -119,9 +117,7 @@ def test_trials_without_a_result(fault: str, planted) -> None:
     assert said in erred[0] and final == is_verdict
 
 
-def test_auto_and_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_and_the_verdict(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """`auto` falls back to blocked with one warning; RELPOS_TRITON decides instead of verdicts."""
     tried = []
     monkeypatch.setattr(proof, "run", lambda form: tried.append(form) or (["dq is NaN"], True))
@@ -153,9 +149,7 @@ def test_sums_of_gates_have_a_trial(dtype: torch.dtype, monkeypatch: pytest.Monk
     decay = Decay(torch.zeros(1, 1, 9, requires_grad=True))
     inputs = replace(inputs, terms=(PositionTerms(decay=decay),), **parts)
     form = form_of(inputs)
-    assert form != form_of(
-        replace(inputs, terms=(PositionTerms(decay=Decay(decay.past.detach())),))
-    )
+    assert form != form_of(replace(inputs, terms=(PositionTerms(decay=Decay(decay.past.detach())),)))
     assert form != form_of(replace(inputs, terms=(PositionTerms(),)))
     assert trial.problems(form, ()) == []
     seen, honest = [], triton_attend
@@ -171,9 +165,7 @@ def test_sums_of_gates_have_a_trial(dtype: torch.dtype, monkeypatch: pytest.Monk
 
 def test_rank_of_a_decay() -> None:
     """Single precision holds its sums in one number each, half precision in three."""
-    term = PositionTerms(
-        decay=Decay(torch.zeros(1, 1, 5)), static_factors=2 * (torch.ones(1, 1, 5, 4),)
-    )
+    term = PositionTerms(decay=Decay(torch.zeros(1, 1, 5)), static_factors=2 * (torch.ones(1, 1, 5, 4),))
     assert [rank_of(term, dtype) for dtype in (torch.float32, torch.bfloat16)] == [6, 10]
     for dtype in (torch.float32, torch.bfloat16):
         inputs = make_call(causal=True)
@@ -216,9 +208,7 @@ def odd_call() -> AttentionInputs:
         PositionTerms(Clipped(2, 2), trilinear=draw(1, 5, 16)),
     )
     padding = torch.zeros(2, 9, dtype=torch.bool)
-    return AttentionInputs(
-        q, k, v, terms, Positions(4, 9, 3), 0.25, key_padding=padding, dropout=0.2
-    )
+    return AttentionInputs(q, k, v, terms, Positions(4, 9, 3), 0.25, key_padding=padding, dropout=0.2)
 
 
 def test_trials_of_every_operand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,19 +37,19 @@ def compare(q: Tensor, k: Tensor, w: Tensor, first: int, rounding: float) -> Non
     for one, other, dtype in zip(found, exact, types, strict=True):
         assert one.dtype == dtype
         limit = rounding * torch.finfo(dtype).eps
-        torch.testing.assert_close(
-            one.double(), other, rtol=limit, atol=limit * float(other.abs().max())
-        )
+        torch.testing.assert_close(one.double(), other, rtol=limit, atol=limit * float(other.abs().max()))
 
 
 @settings(max_examples=15, deadline=None)
 @given(
-    rows=st.integers(1, 70), more=st.integers(0, 40), span=st.integers(1, 21),
-    start=st.integers(-45, 45), depth=st.sampled_from([1, 4, 24, 64]), shared=st.booleans(),
-)  # fmt: skip
-def test_equals_torch(
-    rows: int, more: int, span: int, start: int, depth: int, shared: bool
-) -> None:
+    rows=st.integers(1, 70),
+    more=st.integers(0, 40),
+    span=st.integers(1, 21),
+    start=st.integers(-45, 45),
+    depth=st.sampled_from([1, 4, 24, 64]),
+    shared=st.booleans(),
+)
+def test_equals_torch(rows: int, more: int, span: int, start: int, depth: int, shared: bool) -> None:
     """Any lengths, spans and first keys, also such that some or all keys do not exist."""
     q, k = draw(1, 2, rows, depth), draw(1, 2, rows + more, depth)
     compare(q, k, draw(1 if shared else 2, span, depth), start + rows - 1, 16)

@@ -15,9 +15,7 @@ from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.attention.triton import launch, operands
 from relpos_fairseq.positions import Positions, index_of_tokens
 
-pytestmark = pytest.mark.skipif(
-    not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)"
-)
+pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 WIDE = ("transformer_xl", "shaw_keys", "m4", "deberta")
 

@@ -81,9 +81,7 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert not list(tmp_path.glob("*partial*"))
 
 
-def test_a_run_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """What the file has is not measured again; other settings keep their rows."""
     path, calls = tmp_path / "rows.csv", []
     honest = results.time_in_turns
@@ -121,9 +119,15 @@ def test_each_command_has_its_section(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     command = [*TINY, "--tokens", "12", "--schemes", "m4", "--write", str(path)]
     for number, more in enumerate(
-        (["--lengths", "12"], ["--lengths", "6"], ["--lengths", "6", "--modes", "memory"],
-         ["--lengths", "6", "--causal"], ["--lengths", "6", "--backends", "blocked"]), 1
-    ):  # fmt: skip
+        (
+            ["--lengths", "12"],
+            ["--lengths", "6"],
+            ["--lengths", "6", "--modes", "memory"],
+            ["--lengths", "6", "--causal"],
+            ["--lengths", "6", "--backends", "blocked"],
+        ),
+        1,
+    ):
         for _ in range(2):
             assert benchmark([*command, "--modes", "forward", *more]) == 0
         assert path.read_text().count(": begin -->") == number
@@ -186,9 +190,7 @@ def test_needs_torch_alone() -> None:
         "from relpos_fairseq.cli.main import main\n"
         f"sys.exit(main(['benchmark', 'attention', *{command}]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=SCRIPTS, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPTS, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "| m4 |" in done.stdout
 
@@ -264,18 +266,19 @@ def test_the_layer_is_torchs() -> None:
     """Without positions it is nn.TransformerEncoderLayer."""
     torch.manual_seed(0)
     layer = LayerCandidate(NoPositions("plain", setting()))
-    oracle = torch.nn.TransformerEncoderLayer(
-        16, 2, 64, dropout=0.0, activation="gelu", batch_first=True
-    )
+    oracle = torch.nn.TransformerEncoderLayer(16, 2, 64, dropout=0.0, activation="gelu", batch_first=True)
     body = layer.body
     parts = [body[name] for name in ("query", "key", "value")]
     with torch.no_grad():
         oracle.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
         oracle.self_attn.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
     for mine, theirs in (
-        ("out", oracle.self_attn.out_proj), ("widen", oracle.linear1), ("narrow", oracle.linear2),
-        ("first_norm", oracle.norm1), ("second_norm", oracle.norm2),
-    ):  # fmt: skip
+        ("out", oracle.self_attn.out_proj),
+        ("widen", oracle.linear1),
+        ("narrow", oracle.linear2),
+        ("first_norm", oracle.norm1),
+        ("second_norm", oracle.norm2),
+    ):
         theirs.load_state_dict(body[mine].state_dict())
     (x,) = layer.inputs()
     torch.testing.assert_close(layer(x), oracle(x), rtol=1e-4, atol=1e-5)
@@ -284,9 +287,7 @@ def test_the_layer_is_torchs() -> None:
 def test_training_wants_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timed step goes back to q, k, v and every parameter."""
     wanted = []
-    monkeypatch.setattr(
-        torch.autograd, "grad", lambda out, inputs, *_, **__: wanted.append(list(inputs))
-    )
+    monkeypatch.setattr(torch.autograd, "grad", lambda out, inputs, *_, **__: wanted.append(list(inputs)))
     scheme = SchemeCandidate("shaw", setting())
     runner(scheme, "train")()
     assert len(wanted[0]) == 3 + len(scheme.parameters()) == 5
@@ -361,9 +362,7 @@ def test_flex_says_what_it_cannot() -> None:
     assert "no backward" in flex.Flex("m4", setting()).refusal("train")
 
 
-def test_a_compiler_that_fails_is_a_remark(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_compiler_that_fails_is_a_remark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """The other candidates are measured all the same."""
 
     def fails(*_, **__):
@@ -540,9 +539,7 @@ def test_published_numbers_are_labelled() -> None:
     lines = attention_report.published_table(rows, "a GPU").splitlines()
     theirs = [line for line in lines if "published" in line]
     assert len(theirs) == 3 and all("not measured here" in line for line in theirs)
-    assert "| DisentangledFlash 1.0: published, on an H200; not measured here | 8.6 | 88.9 |" in (
-        "\n".join(theirs)
-    )
+    assert "| DisentangledFlash 1.0: published, on an H200; not measured here | 8.6 | 88.9 |" in ("\n".join(theirs))
     assert "| deberta: measured here, on a GPU | - | 12.3 | 0.5 |" in lines
 
 

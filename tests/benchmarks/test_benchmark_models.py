@@ -52,14 +52,9 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     text, out = page.read_text(), capsys.readouterr().out
     assert "train: 6 candidates, 1 rounds, 6 of 6 samples on a machine that was not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
-    assert (
-        "| translation | train | generate |" in text
-        and "size tiny, 2 sentences of 3-4 tokens" in text
-    )
+    assert "| translation | train | generate |" in text and "size tiny, 2 sentences of 3-4 tokens" in text
     rows = list(csv.DictReader((tmp_path / "1.csv").open()))
-    assert [row["name"] for row in rows if row["name"] not in translation.GAINS] == [
-        *["fairseq", "shaw", "m4"] * 2
-    ]
+    assert [row["name"] for row in rows if row["name"] not in translation.GAINS] == [*["fairseq", "shaw", "m4"] * 2]
     assert {row["column"] for row in rows} == {"train", "generate"}
     assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
@@ -128,9 +123,7 @@ def test_the_baseline_of_a_handful(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_both_sides_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours and fairseq's have fairseq's optimizer and loss; a row of gains says what it has."""
     used, make = [], translation.make_optimizer
-    monkeypatch.setattr(
-        translation, "make_optimizer", lambda kind, model: used.append(kind) or make(kind, model)
-    )
+    monkeypatch.setattr(translation, "make_optimizer", lambda kind, model: used.append(kind) or make(kind, model))
     losses = {}
     for name in ("fairseq", "m4", *translation.GAINS):
         losses[name] = translation.training_step(name, TINY)()
@@ -218,8 +211,7 @@ def test_our_layer_without_positions_is_fairseqs() -> None:
     ours, theirs = OurLayer("none", LAYER), FairseqLayer(LAYER)
     theirs.layer.load_state_dict(ours.layers[0].state_dict())
     (found, *gradients), (wanted, *others) = (
-        (layer_runner(layer, LAYER, "forward")(), *layer_runner(layer, LAYER, "train")())
-        for layer in (ours, theirs)
+        (layer_runner(layer, LAYER, "forward")(), *layer_runner(layer, LAYER, "train")()) for layer in (ours, theirs)
     )
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients[0], others[0])

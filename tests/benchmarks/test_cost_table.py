@@ -36,9 +36,7 @@ def test_formulas_give_what_the_papers_print() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """`learned` in its units, ratios below; the papers' cells; what was timed is said."""
     monkeypatch.setattr(costs, "BERT_WORDS", 50)
     monkeypatch.setattr(costs, "TOGETHER", 2)

@@ -34,9 +34,7 @@ def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert instructions.run_with(None, "benchmark attention", []) is None and not started
     status = instructions.run_with(name, "benchmark attention", ["--isa", name])
     ((words, environment),) = started
-    assert status == 139 and words[1:] == [
-        *("-m", "relpos_fairseq.cli", "benchmark", "attention", "--isa", name)
-    ]
+    assert status == 139 and words[1:] == [*("-m", "relpos_fairseq.cli", "benchmark", "attention", "--isa", name)]
     given = {variable: environment.get(variable) for variable in instructions.VARIABLES}
     assert given == instructions.of_environment(name) and environment["PATH"] == os.environ["PATH"]
     for variable, value in given.items():
@@ -47,9 +45,7 @@ def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert instructions.run_with(name, "benchmark attention", []) is None and len(started) == 1
 
 
-def test_a_set_that_the_processor_lacks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """Its first instruction would end the process without a word."""
     monkeypatch.setattr(instructions, "abilities", lambda: {"sse4_2", "avx2"})
     monkeypatch.setattr(instructions.platform, "machine", lambda: "x86_64")

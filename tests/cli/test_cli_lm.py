@@ -109,9 +109,7 @@ def test_eval_lm_and_its_context_window(text: Path, trained: Path) -> None:
     assert found[1] < found[0]
 
 
-def test_generation_is_the_full_forward(
-    text: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generation_is_the_full_forward(text: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fairseq-interactive and sample() with prompts of different lengths, beside no cache."""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(trained)])
     model.eval()
@@ -198,9 +196,14 @@ def test_other_angles_for_a_model_that_was_trained_without(text: Path, tmp_path:
     rows = {}
     for scaling in ("none", "yarn"):
         options = Options(
-            path, text, tmp_path / scaling, lengths=[24, 96], split="test", tokens=96,
+            path,
+            text,
+            tmp_path / scaling,
+            lengths=[24, 96],
+            split="test",
+            tokens=96,
             override=(f"position_rope_scaling={scaling}",),
-        )  # fmt: skip
+        )
         evaluate(options)
         rows[scaling] = (options.out / "length.csv").read_text().splitlines()
     assert rows["none"][1].split(",")[4] == rows["yarn"][1].split(",")[4]  # as long as in training

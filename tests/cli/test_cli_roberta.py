@@ -123,7 +123,7 @@ def test_hydra(packed: Path, tmp_path: Path) -> None:
         *("hydra.run.dir=.", "hydra.output_subdir=null"),
         "++distributed_training.distributed_world_size=1",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert "positions of encoder: m4 " in output
     assert cli.load(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["common"]["bf16"]
 
@@ -161,8 +161,7 @@ def whole_words(packed: Path, folder: Path) -> Path:
     data = folder / "bin"
     shutil.copytree(packed, data)
     dictionary = masked_lm(packed).source_dictionary
-    flags = [not dictionary[number].endswith(("1", "3", "5", "7", "9"))
-             for number in range(len(dictionary) - 1)]  # fmt: skip
+    flags = [not dictionary[number].endswith(("1", "3", "5", "7", "9")) for number in range(len(dictionary) - 1)]
     (data / FILE).write_text("".join(f"{int(flag)}\n" for flag in flags))
     return data
 
@@ -227,9 +226,7 @@ def test_resume_with_other_positions(packed: Path, tmp_path: Path, scheme: str) 
     """Tables of another length are named, with the flag that decides it."""
     flags = ["--position-scheme", scheme, "--disable-validation"]
     pretrain(packed, tmp_path, *flags, "--max-update", "1")
-    with pytest.raises(
-        PositionMismatchError, match=r"checkpoint_last.pt: .*table.*--max-positions"
-    ):
+    with pytest.raises(PositionMismatchError, match=r"checkpoint_last.pt: .*table.*--max-positions"):
         pretrain(packed, tmp_path, *flags, "--max-update", "2", "--max-positions", "30")
 
 
@@ -338,11 +335,10 @@ def test_hub_with_a_tokenizer(tmp_path: Path, kind: str) -> None:
     lines = (" ".join(tokenizer.encode(line).pieces) for line in text.read_text().splitlines())
     (tmp_path / "pieces.txt").write_text("\n".join(lines) + "\n")
     shutil.copy(data / "dict.txt", tmp_path / "dict.txt")
-    files = [
-        flag for split in ("train", "valid") for flag in (f"--{split}pref", tmp_path / "pieces.txt")
-    ]
-    call(*("preprocess", "--only-source", "--destdir", tmp_path / "made"),
-         *("--srcdict", tmp_path / "dict.txt", *files))  # fmt: skip
+    files = [flag for split in ("train", "valid") for flag in (f"--{split}pref", tmp_path / "pieces.txt")]
+    call(
+        *("preprocess", "--only-source", "--destdir", tmp_path / "made"), *("--srcdict", tmp_path / "dict.txt", *files)
+    )
     shutil.copytree(tmp_path / "made", data, dirs_exist_ok=True)
     pretrain(data, tmp_path, "--max-update", "60", "--disable-validation")
     hub = RelPosRobertaModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data)).eval()
@@ -353,9 +349,7 @@ def test_hub_with_a_tokenizer(tmp_path: Path, kind: str) -> None:
     assert all(text.startswith("the cat sat on") for text, _, _ in filled)
     with pytest.raises(ValueError, match="lacks .* symbols of this"):
         (tmp_path / "other.txt").write_text("zebra quagga okapi\n" * 20)
-        other = train_tokenizer(
-            kind, tmp_path / "o", files=[tmp_path / "other.txt"], vocab_size=300
-        )
+        other = train_tokenizer(kind, tmp_path / "o", files=[tmp_path / "other.txt"], vocab_size=300)
         RelPosRobertaModel.from_pretrained(tmp_path, "checkpoint_last.pt", str(data), bpe=other)
 
 

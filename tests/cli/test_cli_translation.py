@@ -118,9 +118,7 @@ def test_training_learns(trained):
 
 @pytest.mark.slow
 def test_as_many_sentences_come_out_as_go_in_by_every_tool(corpus, trained, tmp_path):
-    generated = cli.in_order(
-        cli.command("fairseq-generate", *cli.generate_arguments(corpus, trained))
-    )
+    generated = cli.in_order(cli.command("fairseq-generate", *cli.generate_arguments(corpus, trained)))
     assert len(generated) == TEST_SENTENCES
     assert len(set(generated)) > 5  # the model says something of each sentence
 
@@ -293,9 +291,14 @@ def test_hydra_length_limits_reach_the_tables(corpus, tmp_path):
     small = ["++model.encoder_layers=1", "++model.decoder_layers=1", "optimization.max_update=1"]
     limits = ["+task.max_source_positions=30", "+task.max_target_positions=40"]
     cfg = composed(
-        corpus, "tiny", *small, *limits, "model.position_scheme=learned", "dataset.num_workers=0",
+        corpus,
+        "tiny",
+        *small,
+        *limits,
+        "model.position_scheme=learned",
+        "dataset.num_workers=0",
         f"checkpoint.save_dir={tmp_path}",
-    )  # fmt: skip
+    )
     with cli.captured():
         _hydra_main(cfg)
     weights = cli.load(tmp_path / "checkpoint_last.pt")["model"]
@@ -327,9 +330,7 @@ def test_flags_override_the_named_size(corpus):
 
 
 def test_each_side_has_its_own_scheme(corpus, briefly):
-    checkpoint = briefly(
-        *("--encoder-position-scheme", "shaw", "--decoder-position-scheme", "rel_scalar")
-    )
+    checkpoint = briefly(*("--encoder-position-scheme", "shaw", "--decoder-position-scheme", "rel_scalar"))
     assert scheme_in(checkpoint).startswith("shaw ")
     assert scheme_in(checkpoint, "decoder").startswith("rel_scalar ")
     names = {name for name in cli.load(checkpoint)["model"] if ".self_attn.position." in name}
@@ -453,9 +454,7 @@ def test_finetuning_with_more_positions_starts_where_the_source_stood(corpus, br
 @pytest.mark.slow
 def test_overrides_that_contradict_the_checkpoint_fail(corpus, briefly):
     overrides = ("--model-overrides", "{'position_scheme': 'm4m'}")
-    output = cli.command(
-        "fairseq-generate", *cli.generate_arguments(corpus, briefly(*M4), *overrides), fails=True
-    )
+    output = cli.command("fairseq-generate", *cli.generate_arguments(corpus, briefly(*M4), *overrides), fails=True)
     last = output.strip().splitlines()[-1]
     assert "PositionMismatchError" in last and "[m4 m4." in last and "[m4m m4m." in last
     assert "H-0" not in output
@@ -673,17 +672,18 @@ def write_captions(source: Path, raw: Path) -> None:
 
     sentencepiece = pytest.importorskip("sentencepiece")
     texts = {}
-    for split, file, count in (
-        ("train", "train", 4000), ("valid", "val", 200), ("test", "test_2016_flickr", 100)
-    ):  # fmt: skip
+    for split, file, count in (("train", "train", 4000), ("valid", "val", 200), ("test", "test_2016_flickr", 100)):
         for language in ("en", "de"):
             with gzip.open(source / f"{file}.{language}.gz", "rt", encoding="utf-8") as lines:
                 texts[split, language] = [next(lines).strip() for _ in range(count)]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts["train", "en"] + texts["train", "de"]),
-        model_writer=model, vocab_size=1500, model_type="bpe", minloglevel=2,
-    )  # fmt: skip
+        model_writer=model,
+        vocab_size=1500,
+        model_type="bpe",
+        minloglevel=2,
+    )
     units = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     raw.mkdir(parents=True)
     for (split, language), lines in texts.items():

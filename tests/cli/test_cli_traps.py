@@ -145,15 +145,11 @@ def test_no_layer_takes_the_fast_path(checkpoint, monkeypatch):
 def test_forgotten_user_dir(corpus, checkpoint, tmp_path):
     arguments = cli.generate_arguments(corpus, checkpoint)
     at = arguments.index("--user-dir")
-    output = cli.command(
-        "fairseq-generate", *arguments[:at], *arguments[at + 2 :], fails=True, cwd=tmp_path
-    )
+    output = cli.command("fairseq-generate", *arguments[:at], *arguments[at + 2 :], fails=True, cwd=tmp_path)
     assert "KeyError: \"'_name'\"" in output.strip().splitlines()[-1]
     arguments = cli.train_arguments(corpus, tmp_path)
     at = arguments.index("--user-dir")
-    output = cli.command(
-        "fairseq-train", *arguments[:at], *arguments[at + 2 :], fails=True, cwd=tmp_path
-    )
+    output = cli.command("fairseq-train", *arguments[:at], *arguments[at + 2 :], fails=True, cwd=tmp_path)
     assert "argument --arch/-a: invalid choice: 'relpos_transformer_tiny'" in output
 
 
@@ -293,8 +289,7 @@ BAD_FLAGS = {
         "m4: leave it at auto",
     ),
     "kernel_of_another_scheme": (
-        ("--position-scheme", "abs_scalar", "--position-rank", "130")
-        + ("--attention-backend", "triton"),
+        ("--position-scheme", "abs_scalar", "--position-rank", "130") + ("--attention-backend", "triton"),
         "--attention-backend triton cannot evaluate static_factors of rank 130 ",
     ),
     "scale": (("--position-scheme", "m4", "--position-scale", "0"), "scale must be "),
@@ -392,9 +387,7 @@ def test_code_in_a_checkpoint_is_refused_and_named(corpus, checkpoint, tmp_path,
                 cli.generate(corpus, path)
         message = str(caught.value)
     else:
-        rest = (
-            ("--inputs", path, "--output") if tool == "average" else (path, "--to", "m4", "--out")
-        )
+        rest = ("--inputs", path, "--output") if tool == "average" else (path, "--to", "m4", "--out")
         assert cli.relpos(tool, *rest, tmp_path / "out") == 2
         message = capsys.readouterr().err.strip()
     assert f"{path} holds code or objects (posix.mkdir)" in message and "was refused" in message
@@ -575,11 +568,7 @@ def test_search_options_work(corpus, checkpoint, options):
 
 def test_reference_scores_are_the_validation_loss(corpus, checkpoint):
     output = cli.generate(corpus, checkpoint, "--score-reference")
-    tokens = [
-        float(score)
-        for line in re.findall(r"^P-\d+\t(.*)$", output, re.MULTILINE)
-        for score in line.split()
-    ]
+    tokens = [float(score) for line in re.findall(r"^P-\d+\t(.*)$", output, re.MULTILINE) for score in line.split()]
     assert len(tokens) == sum(len(line.split()) + 1 for line in corpus.lines("test", "tgt"))
     validated = cli.call(
         *("validate", corpus.binary, "--task", "translation", "--user-dir", USER_DIR),

@@ -113,8 +113,7 @@ def test_answers_are_those_of_the_evaluation(data, trained, tmp_path, capsys):
     assert relpos("answer", moved / path.name, *files, "--nbest", "2", "--jsonl") == 0
     [one] = map(json.loads, capsys.readouterr().out.splitlines())
     assert one["answers"][0]["text"] == found[0] and len(one["answers"]) == 2
-    for wrong, said in ((("absent.txt", "Who?"), "one word is no context"),
-                        (("a b",), "give a QUESTION")):  # fmt: skip
+    for wrong, said in ((("absent.txt", "Who?"), "one word is no context"), (("a b",), "give a QUESTION")):
         assert relpos("answer", moved / path.name, *wrong) == 2
         assert said in capsys.readouterr().err
 
@@ -128,9 +127,14 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
     assert status == 0, printed
     found = json.loads((out / "results.json").read_text())["valid"]
     pairs = {
-        "em": "exact", "f1": "f1", "has_em": "HasAns_exact", "no_f1": "NoAns_f1",
-        "tuned_em": "best_exact", "tuned_f1": "best_f1", "tuned_f1_thresh": "reached_f1_thresh",
-    }  # fmt: skip
+        "em": "exact",
+        "f1": "f1",
+        "has_em": "HasAns_exact",
+        "no_f1": "NoAns_f1",
+        "tuned_em": "best_exact",
+        "tuned_f1": "best_f1",
+        "tuned_f1_thresh": "reached_f1_thresh",
+    }
     for name, ours in pairs.items():
         assert found[ours] == pytest.approx(logged[name], abs=1e-3), name
     predictions = json.loads((out / "predictions.json").read_text())
@@ -155,8 +159,12 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
 def test_several_files_make_a_table(data, trained, tmp_path):
     path, _ = trained
     tydi = tmp_path / "tydi.json"
-    tydi.write_text((data / "few.json").read_text().replace('"id": "0-', '"id": "finnish-0-')
-                    .replace('"id": "1-', '"id": "korean-1-'))  # fmt: skip
+    tydi.write_text(
+        (data / "few.json")
+        .read_text()
+        .replace('"id": "0-', '"id": "finnish-0-')
+        .replace('"id": "1-', '"id": "korean-1-')
+    )
     status, printed = script(
         "evaluate",
         "qa",
@@ -247,15 +255,37 @@ def pretrained(data, tmp_path_factory):
     text = "".join(" ".join(tokenizer.encode(line).pieces) + "\n" for line in lines)
     (folder / "text").write_text(text)
     call(
-        "preprocess", "--only-source", "--srcdict", data / "dict.txt", "--workers", "1",
-        "--trainpref", folder / "text", "--validpref", folder / "text",
-        "--destdir", folder / "bin",
-    )  # fmt: skip
+        "preprocess",
+        "--only-source",
+        "--srcdict",
+        data / "dict.txt",
+        "--workers",
+        "1",
+        "--trainpref",
+        folder / "text",
+        "--validpref",
+        folder / "text",
+        "--destdir",
+        folder / "bin",
+    )
     sizes = ["--tokens-per-sample", "24", "--max-update", "2"]
     for scheme, more in {"m4": CLIP, "learned": []}.items():
-        call("train", folder / "bin", *MODEL, "--task", "masked_lm", "--criterion", "masked_lm",
-             *TRAIN, *sizes, "--position-scheme", scheme, *more,
-             "--save-dir", folder / scheme)  # fmt: skip
+        call(
+            "train",
+            folder / "bin",
+            *MODEL,
+            "--task",
+            "masked_lm",
+            "--criterion",
+            "masked_lm",
+            *TRAIN,
+            *sizes,
+            "--position-scheme",
+            scheme,
+            *more,
+            "--save-dir",
+            folder / scheme,
+        )
     return {name: folder / name / "checkpoint_last.pt" for name in ("m4", "learned")}
 
 
@@ -288,8 +318,18 @@ def test_learns_its_training_set(tmp_path):
     data = make_data(tmp_path / "data", kind="bpe")
     make_file(data / "train.json", 4, 7)
     make_file(data / "again.json", 4, 7)
-    output = train(data, tmp_path / "model", "--max-epoch", 150, "--valid-subset", "again",
-                   "--validate-interval", 50, "--save-interval", 50)  # fmt: skip
+    output = train(
+        data,
+        tmp_path / "model",
+        "--max-epoch",
+        150,
+        "--valid-subset",
+        "again",
+        "--validate-interval",
+        50,
+        "--save-interval",
+        50,
+    )
     assert value(output, "em") == 100 and value(output, "f1") == 100
 
 
@@ -301,10 +341,14 @@ def converted_bert(folder: Path, cls: str, positions: int):
     pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     pieces += [name.lower() for name in PLACES]
     config = transformers.BertConfig(
-        vocab_size=len(pieces), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=positions,
+        vocab_size=len(pieces),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=positions,
         position_embedding_type="relative_key_query",
-    )  # fmt: skip
+    )
     model = getattr(transformers, cls)(config).eval()
     model.save_pretrained(source)
     (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
@@ -357,11 +401,30 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
     assert status == 0, printed
     size = ["--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32"]
     output = call(
-        "train", tmp_path / "data", *TASK, *TRAIN, "--arch", "relpos_roberta_tiny", *size,
-        "--encoder-attention-heads", "2", "--position-scheme", "m4", "--segment-encoding", "input",
-        "--layer-norm-eps", "1e-12", "--max-positions", "48", "--max-update", "2",
-        "--finetune-from-model", tmp_path / "ours" / "model.pt", "--save-dir", tmp_path / "out",
-    )  # fmt: skip
+        "train",
+        tmp_path / "data",
+        *TASK,
+        *TRAIN,
+        "--arch",
+        "relpos_roberta_tiny",
+        *size,
+        "--encoder-attention-heads",
+        "2",
+        "--position-scheme",
+        "m4",
+        "--segment-encoding",
+        "input",
+        "--layer-norm-eps",
+        "1e-12",
+        "--max-positions",
+        "48",
+        "--max-update",
+        "2",
+        "--finetune-from-model",
+        tmp_path / "ours" / "model.pt",
+        "--save-dir",
+        tmp_path / "out",
+    )
     assert "wordpiece tokenizer" in output and value(output, "f1") >= 0
     task = load(tmp_path / "out" / "checkpoint_last.pt")["cfg"]["task"]
     assert task["_name"] == "question_answering"
@@ -460,14 +523,21 @@ def test_prepare(tmp_path):
         assert status == 0, printed
     names = {path.name for path in (tmp_path / "a").iterdir() if path.is_file()}
     assert names == {
-        "train.json", "valid.json", "squad.de.json", "tokenizer.json", "dict.txt", "manifest.json",
-    }  # fmt: skip
+        "train.json",
+        "valid.json",
+        "squad.de.json",
+        "tokenizer.json",
+        "dict.txt",
+        "manifest.json",
+    }
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert [manifest["splits"][name]["articles"] for name in ("train", "valid", "squad.de")] == [
-        4, 2, 2,
-    ]  # fmt: skip
+        4,
+        2,
+        2,
+    ]
     status, printed = script(
         "prepare",
         "qa",

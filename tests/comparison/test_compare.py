@@ -192,9 +192,7 @@ def test_the_page_in_a_browser(reported, tmp_path, width):
         "--allow-file-access-from-files",
         f"--user-data-dir={tmp_path / 'profile'}",
     ]
-    done = subprocess.run(
-        [*run, "--dump-dom", outer], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run([*run, "--dump-dom", outer], capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", done.stdout)
     assert found, done.stdout[:2000] + done.stderr[-2000:]
     assert int(found[1]) <= int(found[2]) == width and int(found[3]) == 2
@@ -325,9 +323,7 @@ def test_a_comparison_survives_a_kill(tmp_path):
     (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 60)
     spec = write(tmp_path / "small.yaml", content)
     given = command("run", spec, "--workers", 2, "--work", tmp_path / "work")
-    first = subprocess.Popen(
-        given, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
-    )
+    first = subprocess.Popen(given, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
     for line in first.stdout:
         if line.startswith("[3/10]"):
             break

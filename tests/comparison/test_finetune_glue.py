@@ -64,11 +64,15 @@ def pretrained(tmp_path_factory, glue) -> Path:
     """A masked language model of two updates, with the options that a checkpoint must carry."""
     folder = tmp_path_factory.mktemp("pretrained")
     relpos_job("prepare", "glue", *[str(glue / "raw"), "--text", str(folder / "text")])
-    relpos_job("prepare", "mlm", *
-        [*("--out", str(folder), "--train", str(folder / "text"), "--hold-out", "0.2"),
-         *("--tokenizer-folder", str(glue / "tokenizer"), "--tokens-per-sample", "32"),
-         *("--workers", "1")]
-    )  # fmt: skip
+    relpos_job(
+        "prepare",
+        "mlm",
+        *[
+            *("--out", str(folder), "--train", str(folder / "text"), "--hold-out", "0.2"),
+            *("--tokenizer-folder", str(glue / "tokenizer"), "--tokens-per-sample", "32"),
+            *("--workers", "1"),
+        ],
+    )
     call(
         *("train", str(folder / "data-bin"), *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
         *("--sample-break-mode", "eos", "--tokens-per-sample", "32", "--save-dir", str(folder)),
@@ -98,8 +102,17 @@ def test_protocols_are_the_papers():
 
 
 CONFIGS = ROOT / "examples" / "roberta" / "config"
-EXAMPLES = {"CoLA": 8551, "MNLI": 392702, "MRPC": 3668, "QNLI": 104743, "QQP": 363846, "RTE": 2490,
-            "SST-2": 67349, "STS-B": 5749, "XNLI": 392702}  # fmt: skip
+EXAMPLES = {
+    "CoLA": 8551,
+    "MNLI": 392702,
+    "MRPC": 3668,
+    "QNLI": 104743,
+    "QQP": 363846,
+    "RTE": 2490,
+    "SST-2": 67349,
+    "STS-B": 5749,
+    "XNLI": 392702,
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -140,9 +153,12 @@ def test_pre_training_config_has_the_papers_settings(name):
     batch = config["dataset"]["batch_size"] * optimization["update_freq"][0]
     assert schedule["total_num_update"] == optimization["max_update"]
     assert PAPERS[name] == (
-        config["task"]["tokens_per_sample"], batch, optimization["max_update"],
-        optimization["lr"][0], schedule["warmup_updates"],
-    )  # fmt: skip
+        config["task"]["tokens_per_sample"],
+        batch,
+        optimization["max_update"],
+        optimization["lr"][0],
+        schedule["warmup_updates"],
+    )
 
 
 def test_huangs_recipes_have_a_table_a_head():
@@ -211,9 +227,7 @@ def test_what_is_no_number_is_the_worst():
     ("scheme", "any_length"),
     [("m4", True), ("rel_scalar", True), ("m4m", True), ("learned", False), ("learned+m4", False)],
 )
-def test_relative_models_take_longer_examples_than_in_pre_training(
-    tmp_path, scheme, any_length, monkeypatch
-):
+def test_relative_models_take_longer_examples_than_in_pre_training(tmp_path, scheme, any_length, monkeypatch):
     config = {"position_scheme": scheme, "position_clip_distance": "auto", "max_positions": None}
     assert takes_any_length(config, 16) is any_length
     assert not takes_any_length({"encoder_embed_dim": 768}, 512)  # fairseq's own RoBERTa
@@ -302,8 +316,7 @@ def finished(tmp_path_factory, glue, pretrained) -> tuple[Path, str]:
 def test_table_stands_beside_the_majority_class(finished):
     out, text = finished
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert lines[0] == ["model", "MNLI (accuracy m / mm)", "CoLA (Matthews)",
-                        "STS-B (Spearman / Pearson)"]  # fmt: skip
+    assert lines[0] == ["model", "MNLI (accuracy m / mm)", "CoLA (Matthews)", "STS-B (Spearman / Pearson)"]
     assert lines[2][0] == "majority class" and lines[2][2:] == ["0.00", "0.00 / 0.00"]
     assert lines[3][0] == "small" and all(cell != "-" for cell in lines[3])
     assert "learning rate 0.001, 1 epochs" in text or "learning rate 0.01, 1 epochs" in text
@@ -424,9 +437,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
         task.write_text(json.dumps(json.loads(before) | {"max_length": 99}))
         given = arguments(glue, tmp_path, [model], "--tasks", "RTE")
         assert relpos("finetune", "glue", *given) == 2
-        assert "examples of 99 tokens, small takes 32: prepare_glue.py --max-length 32" in (
-            capsys.readouterr().err
-        )
+        assert "examples of 99 tokens, small takes 32: prepare_glue.py --max-length 32" in (capsys.readouterr().err)
     finally:
         task.write_text(before)
 

@@ -29,9 +29,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("xtreme")
     squad = make_data(folder / "squad")
     (folder / "questions").mkdir()
-    for number, name in enumerate(
-        ("xquad.en", "xquad.de", "test-context-de-question-de", "tydiqa.ar.dev")
-    ):
+    for number, name in enumerate(("xquad.en", "xquad.de", "test-context-de-question-de", "tydiqa.ar.dev")):
         make_file(folder / "questions" / f"{name}.json", 2, number)
     tokenizer = folder / "tokenizer"
     shutil.copytree(squad, tokenizer, ignore=shutil.ignore_patterns("train.json", "valid.json"))
@@ -53,8 +51,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def arguments(folder: Path, out: Path, *more: str) -> list:
-    asked = [part for name in ("xquad", "mlqa", "tydiqa")
-             for part in (f"--{name}", folder / "questions")]  # fmt: skip
+    asked = [part for name in ("xquad", "mlqa", "tydiqa") for part in (f"--{name}", folder / "questions")]
     given = ["--xnli", folder / "glue" / "XNLI", "--squad", folder / "squad", *asked]
     return [f"mine={folder / 'checkpoint_last.pt'}", "--out", out, *given, *SHORT, *more]
 

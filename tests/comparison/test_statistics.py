@@ -28,17 +28,13 @@ def test_bleu_and_chrf_are_sacrebleus(words):
     found = scores.of_translations(system, reference, "none")
     for metric, theirs in (("BLEU", BLEU(tokenize="none", force=True)), ("chrF", CHRF())):
         for chosen in (range(20), [3], [1, 1, 7, 7, 9]):
-            expected = theirs.corpus_score(
-                [system[n] for n in chosen], [[reference[n] for n in chosen]]
-            )
+            expected = theirs.corpus_score([system[n] for n in chosen], [[reference[n] for n in chosen]])
             value = METRICS[metric].value(found[metric][list(chosen)].sum(0))
             assert value == pytest.approx(expected.score, abs=1e-9)
     weights = np.zeros((1, 20))
     weights[0, [1, 7, 9]] = 2, 2, 1
     drawn = statistics.draws_of(METRICS["BLEU"], found["BLEU"][None].astype(float), weights)
-    assert drawn.item() == pytest.approx(
-        METRICS["BLEU"].value(found["BLEU"][[1, 1, 7, 7, 9]].sum(0))
-    )
+    assert drawn.item() == pytest.approx(METRICS["BLEU"].value(found["BLEU"][[1, 1, 7, 7, 9]].sum(0)))
 
 
 def test_other_metrics():
@@ -65,10 +61,7 @@ def test_statistics_survive_packing():
 
 def test_sign_flips_are_counted():
     differences = np.array([0.3, -0.1, 0.5, 0.2, 0.4])
-    sums = [
-        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
-        for signs in product((-1, 1), repeat=5)
-    ]
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in product((-1, 1), repeat=5)]
     expected = np.mean([one >= 1.3 - 1e-12 for one in sums])
     assert statistics.sign_flip(differences) == pytest.approx(expected)
     assert statistics.sign_flip(np.ones(6)) == 2 / 64 == statistics.smallest_p(6)

@@ -91,9 +91,7 @@ def test_published_files(tmp_path):
     for name in ("train", "dev", "test", "gen"):
         (tmp_path / f"{name}.tsv").write_text(f"A {name} ran .\trun ( x _ 1 )\tprimitive\n")
     pairs = task("cogs", data=tmp_path).pairs()
-    assert (
-        pairs["gen"] == [("A gen ran .", "run ( x _ 1 )")] and pairs["valid"][0][0] == "A dev ran ."
-    )
+    assert pairs["gen"] == [("A gen ran .", "run ( x _ 1 )")] and pairs["valid"][0][0] == "A dev ran ."
     (tmp_path / "gen.tsv").write_text("A gen ran .\trun\n")
     with pytest.raises(ValueError, match="gen.tsv, line 1: 2 columns, COGS has 3"):
         task("cogs", data=tmp_path).pairs()

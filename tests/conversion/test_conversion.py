@@ -346,9 +346,7 @@ def test_the_mean_of_dropped_positions_goes_into_the_tokens():
     torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "scheme"), [(small_lm, "sinusoidal"), (small_lm, "t5"), (small_xl, "rel_scalar")]
-)
+@pytest.mark.parametrize(("make", "scheme"), [(small_lm, "sinusoidal"), (small_lm, "t5"), (small_xl, "rel_scalar")])
 def test_language_models_are_converted_on_load_exactly(make, scheme):
     old, new = randomized(make(position_scheme=scheme)), make(position_scheme=f"{scheme}+m4")
     options = {"position_scheme": scheme}

@@ -77,9 +77,7 @@ def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Prob
     probe = Probe.draw(source.rows, longest, segments)
     rows = torch.tensor(source.vocabulary.rows)
     types = torch.zeros_like(probe.tokens) if probe.segments is None else probe.segments
-    theirs = model.double()(
-        input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types
-    )
+    theirs = model.double()(input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types)
     ours = outputs_of(build(source.values, source.state), probe.tokens, probe.segments)
     return theirs, ours, probe, source.outputs(probe.tokens, probe.segments)
 
@@ -490,9 +488,12 @@ def deberta(folder: Path, name: str, cls: str = "MaskedLM"):
     """A random DeBERTa without a tokenizer, saved to `folder`."""
     stem, values = DEBERTAS[name]
     sizes = SIZES | {
-        "max_position_embeddings": 24, "hidden_act": "gelu", "relative_attention": True,
-        "position_biased_input": False, "pad_token_id": 0,
-    }  # fmt: skip
+        "max_position_embeddings": 24,
+        "hidden_act": "gelu",
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pad_token_id": 0,
+    }
     config = getattr(transformers, f"{stem}Config")(**sizes | values)
     model = getattr(transformers, f"{stem}For{cls}")(config).eval()
     shake(model)

@@ -18,8 +18,12 @@ from relpos_fairseq.conversion.fidelity import Fidelity
 from relpos_fairseq.inference.text import PieceText, read_text
 from relpos_fairseq.pictures.model import load
 
-LINES = [f"the {a} {b} sees a {c}" for a in ("old", "new", "big") for b in ("cat", "dog", "horse")
-         for c in ("house", "mouse", "tree", "boat")]  # fmt: skip
+LINES = [
+    f"the {a} {b} sees a {c}"
+    for a in ("old", "new", "big")
+    for b in ("cat", "dog", "horse")
+    for c in ("house", "mouse", "tree", "boat")
+]
 
 
 @pytest.fixture
@@ -41,9 +45,12 @@ def marian(folder, own_vocabularies: bool = False, **values):
     vocabulary = {"</s>": 0, "<unk>": 1}
     for side in ("source", "target"):
         sentencepiece.SentencePieceTrainer.train(
-            input=str(folder / "lines"), model_prefix=str(folder / side), vocab_size=27,
-            model_type="unigram", minloglevel=2,
-        )  # fmt: skip
+            input=str(folder / "lines"),
+            model_prefix=str(folder / side),
+            vocab_size=27,
+            model_type="unigram",
+            minloglevel=2,
+        )
         (folder / f"{side}.model").rename(folder / f"{side}.spm")
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
         for number in range(3, 27):
@@ -58,12 +65,21 @@ def marian(folder, own_vocabularies: bool = False, **values):
         (folder / "target_vocab.json").write_text(json.dumps(vocabulary))
         more["share_encoder_decoder_embeddings"] = False
     config = transformers.MarianConfig(
-        vocab_size=pad + 1, d_model=16, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=24,
-        decoder_ffn_dim=20, encoder_attention_heads=2, decoder_attention_heads=4,
-        max_position_embeddings=40, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad,
+        vocab_size=pad + 1,
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=20,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        max_position_embeddings=40,
+        pad_token_id=pad,
+        eos_token_id=0,
+        decoder_start_token_id=pad,
         forced_eos_token_id=None,
         **more | {"scale_embedding": True, "activation_function": "swish"} | values,
-    )  # fmt: skip
+    )
     torch.manual_seed(1)
     model = transformers.MarianMTModel(config).eval()
     waves = model.model.encoder.embed_positions.weight.clone()
@@ -143,17 +159,27 @@ def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
     pad = model.config.pad_token_id
     inputs = tokenizer(lines[:2], return_tensors="pt", padding=True)
     theirs = model.generate(
-        **inputs, num_beams=3, early_stopping=True, max_new_tokens=13, min_new_tokens=1,
-        bad_words_ids=[[pad]], do_sample=False, forced_eos_token_id=0,
-    )  # fmt: skip
+        **inputs,
+        num_beams=3,
+        early_stopping=True,
+        max_new_tokens=13,
+        min_new_tokens=1,
+        bad_words_ids=[[pad]],
+        do_sample=False,
+        forced_eos_token_id=0,
+    )
     assert mine == tokenizer.batch_decode(theirs, skip_special_tokens=True)
     assert (theirs == 0).any(1).all() and len(set(mine)) > 1
 
 
-@pytest.mark.parametrize("values", [
-    {}, {"position_encoding": True, "add_qkvbias": True},
-    {"position_encoding": True, "max_relative_positions": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"position_encoding": True, "add_qkvbias": True},
+        {"position_encoding": True, "max_relative_positions": 0},
+    ],
+)
 @torch.no_grad()
 def test_opennmt_equals_its_formula(tmp_path, convert, values):
     model = opennmt(**values)
@@ -161,8 +187,10 @@ def test_opennmt_equals_its_formula(tmp_path, convert, values):
     status, said = convert(tmp_path / "step_5.pt", "--to", "same", "--out", tmp_path / "out")
     assert status == 0 and "exact     yes" in said and "takes </s> for padding" in said
     special = {"<pad>": "<blank>"}
-    rows = [rows_of(tmp_path / "out", side, symbols, special)
-            for side, symbols in zip(("src", "tgt"), model.symbols, strict=True)]  # fmt: skip
+    rows = [
+        rows_of(tmp_path / "out", side, symbols, special)
+        for side, symbols in zip(("src", "tgt"), model.symbols, strict=True)
+    ]
     draw = torch.Generator().manual_seed(3)
     source, target = (torch.randint(4, len(one), (2, 7), generator=draw) for one in rows)
     source[:, -1], source[1, -3:], target[:, 0] = 2, torch.tensor([2, 1, 1]), 2

@@ -132,9 +132,7 @@ def test_what_is_not_converted_is_said(tmp_path, capsys, options, said):
 def test_nan_is_not_exact(tmp_path, monkeypatch, capsys):
     released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
     released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt")
-    monkeypatch.setattr(
-        job, "log_probs", lambda _, parts: [torch.full((*p.shape, 20), torch.nan) for p in parts]
-    )
+    monkeypatch.setattr(job, "log_probs", lambda _, parts: [torch.full((*p.shape, 20), torch.nan) for p in parts])
     assert converted(tmp_path, tmp_path / "out") == 2
     assert "should be exact, and differs by nan" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

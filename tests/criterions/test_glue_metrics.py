@@ -66,8 +66,7 @@ def outputs(judge, logits: torch.Tensor, targets: torch.Tensor, cuts: list[int])
     found = []
     for rows in torch.tensor_split(order, sorted(cuts)):
         if len(rows):
-            sample = {"net_input": {"src_tokens": rows}, "id": rows, "target": targets[rows],
-                      "ntokens": 7 * len(rows)}  # fmt: skip
+            sample = {"net_input": {"src_tokens": rows}, "id": rows, "target": targets[rows], "ntokens": 7 * len(rows)}
             found.append(judge(model, sample)[2])
     return found
 
@@ -142,9 +141,7 @@ def test_by_hand() -> None:
     assert mcc(np.array([[0, 5], [0, 5]])) == 0 and f1(np.array([[5, 0], [5, 0]])) == 0
     constant, other = np.zeros(4), np.arange(4.0)
     assert pearson(constant, other) == spearman(other, constant) == 0
-    assert spearman(other, other**3) == pytest.approx(1) and pearson(
-        other, -other
-    ) == pytest.approx(-1)
+    assert spearman(other, other**3) == pytest.approx(1) and pearson(other, -other) == pytest.approx(-1)
 
 
 def test_f1_is_of_label_1_whatever_its_number() -> None:

@@ -105,9 +105,7 @@ def test_criterions_agree_with_fairseqs(smoothing: bool, monkeypatch: pytest.Mon
         "ntokens": int(target.ne(1).sum()),
     }
     calls, seen = [], []
-    monkeypatch.setattr(
-        cross_entropy, "smoothed_loss", lambda *args: calls.append(1) or smoothed_loss(*args)
-    )
+    monkeypatch.setattr(cross_entropy, "smoothed_loss", lambda *args: calls.append(1) or smoothed_loss(*args))
     for criterion in criterions:
         model.zero_grad()
         loss, size, logs = criterion(model, sample)
@@ -127,9 +125,7 @@ def test_other_outputs_take_fairseqs_way(monkeypatch: pytest.MonkeyPatch) -> Non
     criterion = RelPosLabelSmoothedCrossEntropyCriterion(small_task(), False, 0.1)
     loss, _ = criterion.compute_loss(model, output, sample, reduce=False)
     assert loss.shape == (inputs.numel(), 1)
-    prefix = RelPosLabelSmoothedCrossEntropyCriterion(
-        small_task(), False, 0.1, ignore_prefix_size=1
-    )
+    prefix = RelPosLabelSmoothedCrossEntropyCriterion(small_task(), False, 0.1, ignore_prefix_size=1)
     prefix.compute_loss(model, output, sample)
     model.decoder.adaptive_softmax = torch.nn.Identity()
     assert not has_plain_softmax(model)

@@ -90,118 +90,201 @@ ORDER = [
         "the man buys the book every day .",
         "der Mann kauft das Buch jeden Tag .",
     ),
-    (says(SEES_DOG), "the woman says that the man sees the dog .",
-     "die Frau sagt , dass der Mann den Hund sieht ."),
-    (says(SEES_DOG, verb="ask", word="whether"), "the woman asks whether the man sees the dog .",
-     "die Frau fragt , ob der Mann den Hund sieht ."),
-    (where("because", SEES_DOG), "the woman laughs because the man sees the dog .",
-     "die Frau lacht , weil der Mann den Hund sieht ."),
-    (where("although", SEES_DOG, True), "although the man sees the dog , the woman laughs .",
-     "obwohl der Mann den Hund sieht , lacht die Frau ."),
-    (where("when", SEES_DOG), "the woman laughs when the man sees the dog .",
-     "die Frau lacht , wenn der Mann den Hund sieht ."),
-    (where("when", clause(MAN, "see", tense="past", obj=DOG)),
-     "the woman laughs when the man saw the dog .",
-     "die Frau lacht , als der Mann den Hund gesehen hat ."),
-    (Sentence(SEES_DOG, coordinator="but", second=main(SHE, "wait", time="now", front="time")),
-     "the man sees the dog , but now she waits .",
-     "der Mann sieht den Hund , aber jetzt wartet sie ."),
-    (says(OPENS, clause(DOG, "sleep")),
-     "the woman says that the man opens the door and that the dog sleeps .",
-     "die Frau sagt , dass der Mann die Tür aufmacht und dass der Hund schläft ."),
+    (says(SEES_DOG), "the woman says that the man sees the dog .", "die Frau sagt , dass der Mann den Hund sieht ."),
+    (
+        says(SEES_DOG, verb="ask", word="whether"),
+        "the woman asks whether the man sees the dog .",
+        "die Frau fragt , ob der Mann den Hund sieht .",
+    ),
+    (
+        where("because", SEES_DOG),
+        "the woman laughs because the man sees the dog .",
+        "die Frau lacht , weil der Mann den Hund sieht .",
+    ),
+    (
+        where("although", SEES_DOG, True),
+        "although the man sees the dog , the woman laughs .",
+        "obwohl der Mann den Hund sieht , lacht die Frau .",
+    ),
+    (
+        where("when", SEES_DOG),
+        "the woman laughs when the man sees the dog .",
+        "die Frau lacht , wenn der Mann den Hund sieht .",
+    ),
+    (
+        where("when", clause(MAN, "see", tense="past", obj=DOG)),
+        "the woman laughs when the man saw the dog .",
+        "die Frau lacht , als der Mann den Hund gesehen hat .",
+    ),
+    (
+        Sentence(SEES_DOG, coordinator="but", second=main(SHE, "wait", time="now", front="time")),
+        "the man sees the dog , but now she waits .",
+        "der Mann sieht den Hund , aber jetzt wartet sie .",
+    ),
+    (
+        says(OPENS, clause(DOG, "sleep")),
+        "the woman says that the man opens the door and that the dog sleeps .",
+        "die Frau sagt , dass der Mann die Tür aufmacht und dass der Hund schläft .",
+    ),
     (Sentence(SEES_DOG, "whether"), "does the man see the dog ?", "sieht der Mann den Hund ?"),
     (Sentence(clause(GAP, "see", obj=DOG), "who"), "who sees the dog ?", "wer sieht den Hund ?"),
-    (Sentence(clause(MAN, "see", obj=GAP), "who"), "who does the man see ?",
-     "wen sieht der Mann ?"),
-    (Sentence(clause(MAN, "help", obj=GAP), "who"), "who does the man help ?",
-     "wem hilft der Mann ?"),
-    (Sentence(OPENS, "when"), "when does the man open the door ?",
-     "wann macht der Mann die Tür auf ?"),
-]  # fmt: skip
+    (Sentence(clause(MAN, "see", obj=GAP), "who"), "who does the man see ?", "wen sieht der Mann ?"),
+    (Sentence(clause(MAN, "help", obj=GAP), "who"), "who does the man help ?", "wem hilft der Mann ?"),
+    (Sentence(OPENS, "when"), "when does the man open the door ?", "wann macht der Mann die Tür auf ?"),
+]
 
 VERBS = [
     (Sentence(OPENS), "the man opens the door .", "der Mann macht die Tür auf ."),
-    (where("because", OPENS), "the woman laughs because the man opens the door .",
-     "die Frau lacht , weil der Mann die Tür aufmacht ."),
-    (main(MAN, "open", tense="perfect", obj=DOOR), "the man has opened the door .",
-     "der Mann hat die Tür aufgemacht ."),
-    (main(MAN, "open", tense="must", obj=DOOR), "the man must open the door .",
-     "der Mann muss die Tür aufmachen ."),
-    (says(clause(MAN, "open", tense="want", obj=DOOR)),
-     "the woman says that the man wants to open the door .",
-     "die Frau sagt , dass der Mann die Tür aufmachen will ."),
+    (
+        where("because", OPENS),
+        "the woman laughs because the man opens the door .",
+        "die Frau lacht , weil der Mann die Tür aufmacht .",
+    ),
+    (
+        main(MAN, "open", tense="perfect", obj=DOOR),
+        "the man has opened the door .",
+        "der Mann hat die Tür aufgemacht .",
+    ),
+    (main(MAN, "open", tense="must", obj=DOOR), "the man must open the door .", "der Mann muss die Tür aufmachen ."),
+    (
+        says(clause(MAN, "open", tense="want", obj=DOOR)),
+        "the woman says that the man wants to open the door .",
+        "die Frau sagt , dass der Mann die Tür aufmachen will .",
+    ),
     (main(THEY, "pick up", obj=HE), "they pick him up .", "sie holen ihn ab ."),
     (main(THEY, "pick up", obj=CAT), "they pick up the cat .", "sie holen die Katze ab ."),
-    (main(MAN, "go", tense="perfect", place=PP("into", np("kitchen"))),
-     "the man has gone into the kitchen .", "der Mann ist in die Küche gegangen ."),
-    (main(MAN, "go", tense="past", place=PP("into", np("house")), time="yesterday"),
-     "the man went into the house yesterday .", "der Mann ist gestern ins Haus gegangen ."),
-    (main(np("man", plural=True), "buy", tense="past", obj=BOOK), "the men bought the book .",
-     "die Männer haben das Buch gekauft ."),
-    (main(MAN, "give", obj=BOOK, recipient=WOMAN), "the man gives the woman the book .",
-     "der Mann gibt der Frau das Buch ."),
-    (main(MAN, "give", obj=BOOK, recipient=WOMAN, recipient_last=True),
-     "the man gives the book to the woman .", "der Mann gibt der Frau das Buch ."),
-    (main(MAN, "send", tense="future", obj=np("letter", "a"), recipient=SHE),
-     "the man will send her a letter .", "der Mann wird ihr einen Brief schicken ."),
-    (main(WOMAN, "listen to", obj=np("child")), "the woman listens to the child .",
-     "die Frau hört dem Kind zu ."),
-    (main(MAN, "see", negated=True, obj=DOG, place=IN_GARDEN),
-     "the man does not see the dog in the garden .",
-     "der Mann sieht den Hund nicht im Garten ."),
-    (main(MAN, "see", negated=True, obj=np("dog", "a")), "the man does not see a dog .",
-     "der Mann sieht keinen Hund ."),
-    (main(MAN, "open", negated=True, tense="past", obj=DOOR), "the man did not open the door .",
-     "der Mann hat die Tür nicht aufgemacht ."),
-    (main(DOOR, "be", negated=True, predicate="big"), "the door is not big .",
-     "die Tür ist nicht groß ."),
-]  # fmt: skip
+    (
+        main(MAN, "go", tense="perfect", place=PP("into", np("kitchen"))),
+        "the man has gone into the kitchen .",
+        "der Mann ist in die Küche gegangen .",
+    ),
+    (
+        main(MAN, "go", tense="past", place=PP("into", np("house")), time="yesterday"),
+        "the man went into the house yesterday .",
+        "der Mann ist gestern ins Haus gegangen .",
+    ),
+    (
+        main(np("man", plural=True), "buy", tense="past", obj=BOOK),
+        "the men bought the book .",
+        "die Männer haben das Buch gekauft .",
+    ),
+    (
+        main(MAN, "give", obj=BOOK, recipient=WOMAN),
+        "the man gives the woman the book .",
+        "der Mann gibt der Frau das Buch .",
+    ),
+    (
+        main(MAN, "give", obj=BOOK, recipient=WOMAN, recipient_last=True),
+        "the man gives the book to the woman .",
+        "der Mann gibt der Frau das Buch .",
+    ),
+    (
+        main(MAN, "send", tense="future", obj=np("letter", "a"), recipient=SHE),
+        "the man will send her a letter .",
+        "der Mann wird ihr einen Brief schicken .",
+    ),
+    (main(WOMAN, "listen to", obj=np("child")), "the woman listens to the child .", "die Frau hört dem Kind zu ."),
+    (
+        main(MAN, "see", negated=True, obj=DOG, place=IN_GARDEN),
+        "the man does not see the dog in the garden .",
+        "der Mann sieht den Hund nicht im Garten .",
+    ),
+    (
+        main(MAN, "see", negated=True, obj=np("dog", "a")),
+        "the man does not see a dog .",
+        "der Mann sieht keinen Hund .",
+    ),
+    (
+        main(MAN, "open", negated=True, tense="past", obj=DOOR),
+        "the man did not open the door .",
+        "der Mann hat die Tür nicht aufgemacht .",
+    ),
+    (main(DOOR, "be", negated=True, predicate="big"), "the door is not big .", "die Tür ist nicht groß ."),
+]
 
 SMALL_DOGS = np("dog", "many", "small", plural=True)
 NOUNS = [
-    (main(np("dog", "the", "small"), "sleep"), "the small dog sleeps .",
-     "der kleine Hund schläft ."),
-    (main(np("dog", "a", "small"), "sleep"), "a small dog sleeps .",
-     "ein kleiner Hund schläft ."),
-    (main(MAN, "see", obj=np("dog", "the", "small")), "the man sees the small dog .",
-     "der Mann sieht den kleinen Hund ."),
-    (main(MAN, "help", obj=np("dog", "a", "small")), "the man helps a small dog .",
-     "der Mann hilft einem kleinen Hund ."),
-    (main(MAN, "see", obj=np("horse", "my", "old")), "the man sees my old horse .",
-     "der Mann sieht mein altes Pferd ."),
-    (main(MAN, "help", obj=np("cat", "his", "small")), "the man helps his small cat .",
-     "der Mann hilft seiner kleinen Katze ."),
-    (main(SMALL_DOGS, "see", obj=SMALL_DOGS), "many small dogs see many small dogs .",
-     "viele kleine Hunde sehen viele kleine Hunde ."),
-    (main(MAN, "follow", obj=SMALL_DOGS), "the man follows many small dogs .",
-     "der Mann folgt vielen kleinen Hunden ."),
-    (main(np("boy", "this"), "see", obj=np("boy", "this")), "this boy sees this boy .",
-     "dieser Junge sieht diesen Jungen ."),
-    (main(MAN, "carry", tense="can", obj=np("kitchen table")),
-     "the man can carry the kitchen table .", "der Mann kann den Küchentisch tragen ."),
-    (main(MAN, "close", obj=np("garden door")), "the man closes the garden door .",
-     "der Mann macht die Gartentür zu ."),
-    (main(np("man", conjunct=WOMAN), "wait", place=PP("behind", np("house", "a", "old"))),
-     "the man and the woman wait behind an old house .",
-     "der Mann und die Frau warten hinter einem alten Haus ."),
-    (main(that("dog", "subject", clause(GAP, "see", obj=CAT)), "sleep"),
-     "the dog that sees the cat sleeps .", "der Hund , der die Katze sieht , schläft ."),
-    (main(that("dog", "object", clause(CAT, "see", obj=GAP)), "sleep"),
-     "the dog that the cat sees sleeps .", "der Hund , den die Katze sieht , schläft ."),
-    (main(that("woman", "object", clause(MAN, "help", obj=GAP)), "sleep"),
-     "the woman who the man helps sleeps .", "die Frau , der der Mann hilft , schläft ."),
-    (main(MAN, "see", obj=that("child", "subject", clause(GAPS, "sleep"), plural=True)),
-     "the man sees the children who sleep .", "der Mann sieht die Kinder , die schlafen ."),
-    (main(MAN, "visit", tense="perfect",
-          obj=that("house", "place", clause(SHE, "work", tense="past"))),
-     "the man has visited the house in which she worked .",
-     "der Mann hat das Haus , in dem sie gearbeitet hat , besucht ."),
-]  # fmt: skip
+    (main(np("dog", "the", "small"), "sleep"), "the small dog sleeps .", "der kleine Hund schläft ."),
+    (main(np("dog", "a", "small"), "sleep"), "a small dog sleeps .", "ein kleiner Hund schläft ."),
+    (
+        main(MAN, "see", obj=np("dog", "the", "small")),
+        "the man sees the small dog .",
+        "der Mann sieht den kleinen Hund .",
+    ),
+    (
+        main(MAN, "help", obj=np("dog", "a", "small")),
+        "the man helps a small dog .",
+        "der Mann hilft einem kleinen Hund .",
+    ),
+    (
+        main(MAN, "see", obj=np("horse", "my", "old")),
+        "the man sees my old horse .",
+        "der Mann sieht mein altes Pferd .",
+    ),
+    (
+        main(MAN, "help", obj=np("cat", "his", "small")),
+        "the man helps his small cat .",
+        "der Mann hilft seiner kleinen Katze .",
+    ),
+    (
+        main(SMALL_DOGS, "see", obj=SMALL_DOGS),
+        "many small dogs see many small dogs .",
+        "viele kleine Hunde sehen viele kleine Hunde .",
+    ),
+    (
+        main(MAN, "follow", obj=SMALL_DOGS),
+        "the man follows many small dogs .",
+        "der Mann folgt vielen kleinen Hunden .",
+    ),
+    (
+        main(np("boy", "this"), "see", obj=np("boy", "this")),
+        "this boy sees this boy .",
+        "dieser Junge sieht diesen Jungen .",
+    ),
+    (
+        main(MAN, "carry", tense="can", obj=np("kitchen table")),
+        "the man can carry the kitchen table .",
+        "der Mann kann den Küchentisch tragen .",
+    ),
+    (
+        main(MAN, "close", obj=np("garden door")),
+        "the man closes the garden door .",
+        "der Mann macht die Gartentür zu .",
+    ),
+    (
+        main(np("man", conjunct=WOMAN), "wait", place=PP("behind", np("house", "a", "old"))),
+        "the man and the woman wait behind an old house .",
+        "der Mann und die Frau warten hinter einem alten Haus .",
+    ),
+    (
+        main(that("dog", "subject", clause(GAP, "see", obj=CAT)), "sleep"),
+        "the dog that sees the cat sleeps .",
+        "der Hund , der die Katze sieht , schläft .",
+    ),
+    (
+        main(that("dog", "object", clause(CAT, "see", obj=GAP)), "sleep"),
+        "the dog that the cat sees sleeps .",
+        "der Hund , den die Katze sieht , schläft .",
+    ),
+    (
+        main(that("woman", "object", clause(MAN, "help", obj=GAP)), "sleep"),
+        "the woman who the man helps sleeps .",
+        "die Frau , der der Mann hilft , schläft .",
+    ),
+    (
+        main(MAN, "see", obj=that("child", "subject", clause(GAPS, "sleep"), plural=True)),
+        "the man sees the children who sleep .",
+        "der Mann sieht die Kinder , die schlafen .",
+    ),
+    (
+        main(MAN, "visit", tense="perfect", obj=that("house", "place", clause(SHE, "work", tense="past"))),
+        "the man has visited the house in which she worked .",
+        "der Mann hat das Haus , in dem sie gearbeitet hat , besucht .",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("sentence", "en", "de"), ORDER + VERBS + NOUNS, ids=lambda value: str(value)[:40]
-)
+@pytest.mark.parametrize(("sentence", "en", "de"), ORDER + VERBS + NOUNS, ids=lambda value: str(value)[:40])
 def test_translation(sentence: Sentence, en: str, de: str) -> None:
     assert translate(sentence) == (en, de)
 
@@ -316,9 +399,7 @@ def test_command(tmp_path: Path) -> None:
     assert header == ["file", "pairs", "tokens", "longest", "words"]
     assert rows[0][:2] == ["train.en", "300"] and len(rows) == 8
     expected = build(2, 300, 5, 5, 2)
-    assert (tmp_path / "train.de").read_text("utf-8").splitlines() == [
-        de for _, de in expected["train"]
-    ]
+    assert (tmp_path / "train.de").read_text("utf-8").splitlines() == [de for _, de in expected["train"]]
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,7 @@ def round_trip(encoded, dictionary, unanswerable):
         batch = dataset.collater([dataset[n] for n in range(first, min(first + 64, len(dataset)))])
         logits = gold_logits(batch)
         for asked, one in zip(batch["asked"], predictions(batch, logits, LONG), strict=True):
-            scores.append((best_scores(one.text, asked.question.gold, normalise, unanswerable),
-                           asked, one))  # fmt: skip
+            scores.append((best_scores(one.text, asked.question.gold, normalise, unanswerable), asked, one))
     return scores
 
 
@@ -138,9 +137,7 @@ def test_any_stride_and_length_round_trips(fine, name, data):
     encoder = encoder_of(fine[kind], max_query_length=1200, on_long_question="truncate", **shape)
     source = shared_file(name)
     encoded = some_of(encoder.encode(source, False), 23)
-    for (exact, overlap), asked, one in round_trip(
-        encoded, encoder.dictionary, source.unanswerable
-    ):
+    for (exact, overlap), asked, one in round_trip(encoded, encoder.dictionary, source.unanswerable):
         assert (exact, overlap) == (1.0, pytest.approx(1.0)), (asked.question, one.text)
 
 
@@ -218,10 +215,8 @@ def test_windows(length, room, stride):
     for piece in range(length):
         best = best_window(found, piece, piece)
         values = [
-            min(piece - one.start, one.end - 1 - piece) + 0.01 * one.length if one.holds(piece)
-            else -1
-            for one in found
-        ]  # fmt: skip
+            min(piece - one.start, one.end - 1 - piece) + 0.01 * one.length if one.holds(piece) else -1 for one in found
+        ]
         assert values[best] == max(values)
 
 
@@ -284,9 +279,7 @@ def test_null_score_and_threshold():
         found = predict(context, "a b c", spans, starts, ends, nulls, options)
         assert found.best == "b" and found.odds == 1.0 and found.text == said
     assert [one.text for one in found.n_best][0] == ""
-    assert found.n_best[0].probability == pytest.approx(
-        np.exp(6) / sum(np.exp(one.score) for one in found.n_best)
-    )
+    assert found.n_best[0].probability == pytest.approx(np.exp(6) / sum(np.exp(one.score) for one in found.n_best))
     without = predict(context, "a b c", spans, starts, ends, None, PredictionOptions())
     assert without.text == "b" and without.odds == 0
 
@@ -384,8 +377,7 @@ def test_batches_do_not_change_scores(folder, tmp_path):
             "id 'x' has no 'answers'",
         ),
         (
-            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "x", "question": "?", '
-            '"answers": []}]}]}]}',
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "x", "question": "?", "answers": []}]}]}]}',
             "id 'x' has no answer and is not marked",
         ),
         (
@@ -446,9 +438,7 @@ def test_long_questions(tmp_path, folder, caplog):
     path = tmp_path / "f.json"
     path.write_text(json.dumps(squad([("a b", entries)])))
     source = read_questions(path)
-    with pytest.raises(
-        ValueError, match=r"f.json: 1 questions longer .* 16: 'long' \(\d+ pieces\)"
-    ):
+    with pytest.raises(ValueError, match=r"f.json: 1 questions longer .* 16: 'long' \(\d+ pieces\)"):
         encoder_of(folder, max_query_length=16).encode(source, True)
     cut = encoder_of(folder, max_query_length=16, on_long_question="truncate").encode(source, True)
     assert [len(asked) <= 16 for asked in cut.asked] == [True, True]
@@ -459,9 +449,7 @@ def test_long_questions(tmp_path, folder, caplog):
     assert [q.id for q in every.questions] == ["long", "short"] and len(every.asked[0]) == 16
     assert "truncated" in caplog.text and "dropped" in caplog.text
     with pytest.raises(ValueError, match="id 'short': --tokens-per-sample 6 leaves no room"):
-        encoder_of(
-            folder, max_query_length=16, on_long_question="drop", tokens_per_sample=6
-        ).encode(source, True)
+        encoder_of(folder, max_query_length=16, on_long_question="drop", tokens_per_sample=6).encode(source, True)
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,7 @@ def test_randomly_cropped_pairs(pairs: Path) -> None:
             matching = [
                 start
                 for start in range(len(all_ids) - len(ids) + 1)
-                if all_ids[start : start + len(ids)] == ids
-                and all_segments[start : start + len(ids)] == segments
+                if all_ids[start : start + len(ids)] == ids and all_segments[start : start + len(ids)] == segments
             ]
             assert matching
             starts.append(matching[0])
@@ -149,9 +148,7 @@ def test_segment_tables_start_neutral_and_act(encoding: str, share: str) -> None
 
 def test_head_segments_are_chens_matrix() -> None:
     """S_{seg(i) seg(j)}: a scalar a head and layer for each ordered pair of segments."""
-    model = small_roberta(
-        position_scheme="none", segment_encoding="head", num_segments="3", encoder_layers=1
-    ).double()
+    model = small_roberta(position_scheme="none", segment_encoding="head", num_segments="3", encoder_layers=1).double()
     attention = model.encoder.sentence_encoder.layers[0].self_attn
     table = attention.position[0].pair_table
     assert table.shape == (2, 9)
@@ -167,8 +164,7 @@ def test_head_segments_are_chens_matrix() -> None:
         for i in range(9):
             row = torch.stack(
                 [
-                    q[head, i] @ k[head, j] / 8**0.5
-                    + table[head, int(segments[0, i]) * 3 + int(segments[0, j])]
+                    q[head, i] @ k[head, j] / 8**0.5 + table[head, int(segments[0, i]) * 3 + int(segments[0, j])]
                     for j in range(9)
                 ]
             )

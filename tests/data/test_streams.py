@@ -125,9 +125,7 @@ def test_documents_start_where_they_start(length, batch, starts, data):
     for sample in samples:
         inputs, marks = sample["net_input"]["src_tokens"], sample["net_input"]["document_starts"]
         assert not marks[inputs == PAD].any()
-        assert marks[inputs != PAD].tolist() == [
-            token - 10 in starts for token in inputs[inputs != PAD].tolist()
-        ]
+        assert marks[inputs != PAD].tolist() == [token - 10 in starts for token in inputs[inputs != PAD].tolist()]
         seen |= {token - 10 for token in inputs[marks].tolist()}
     assert seen == {start for start in starts.tolist() if start < length - 1}
 

@@ -36,9 +36,7 @@ QUICK = settings(max_examples=30, deadline=None)
 CHARACTERS = st.characters(exclude_categories=("Cs",))
 PHRASES = st.sampled_from([word for text in TEXTS for word in text.split()] + ["\u0301", "\u200d"])
 ANY_TEXT = st.lists(
-    st.one_of(
-        PHRASES, st.text(CHARACTERS, max_size=4), st.sampled_from([" ", "  ", "\u3000", "\n"])
-    ),
+    st.one_of(PHRASES, st.text(CHARACTERS, max_size=4), st.sampled_from([" ", "  ", "\u3000", "\n"])),
     max_size=12,
 ).map("".join)
 
@@ -157,9 +155,7 @@ def test_saved_and_read_and_pickled(folders, tokenizers, name, tmp_path):
     for text in TEXTS:
         assert again.encode(text) == tokenizer.encode(text)
         assert pickle.loads(pickle.dumps(tokenizer)).encode(text) == tokenizer.encode(text)
-    assert (tmp_path / "again" / "dict.txt").read_bytes() == (
-        folders[name] / "dict.txt"
-    ).read_bytes()
+    assert (tmp_path / "again" / "dict.txt").read_bytes() == (folders[name] / "dict.txt").read_bytes()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -56,9 +56,7 @@ def test_a_file_without_a_hash_is_pinned(server, tmp_path):
     assert (tmp_path / "a.bin.sha256").read_text() == f"{SHA}  a.bin\n"
     (tmp_path / "a.bin").unlink()
     server.put("a.bin", DATA[::-1])
-    with pytest.raises(
-        PreparationError, match="first download had another hash: delete .*a.bin.sha"
-    ):
+    with pytest.raises(PreparationError, match="first download had another hash: delete .*a.bin.sha"):
         get(tmp_path, source(url, sha256=None))
     (tmp_path / "a.bin.sha256").unlink()
     assert get(tmp_path, source(url, sha256=None)) == DATA[::-1]

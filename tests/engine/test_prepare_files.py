@@ -80,9 +80,7 @@ def test_room_is_checked_before(tmp_path):
 
 def test_json_and_compressed_text_depend_on_the_value_alone(tmp_path):
     for name in ("a.json", "b.json"):
-        files.write_json(
-            tmp_path / name, {"b": "ä", "a": [1]} if name < "b" else {"a": [1], "b": "ä"}
-        )
+        files.write_json(tmp_path / name, {"b": "ä", "a": [1]} if name < "b" else {"a": [1], "b": "ä"})
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert files.read_json(tmp_path / "a.json") == {"a": [1], "b": "ä"}
     assert files.read_json(tmp_path / "none.json") is None
@@ -115,9 +113,7 @@ def test_a_hash_is_computed_once_while_the_file_stays_the_same(tmp_path, monkeyp
     path, hashes, read = tmp_path / "folder" / "a", files.Hashes(), []
     path.parent.mkdir()
     original = files.hash_file
-    monkeypatch.setattr(
-        files, "hash_file", lambda path, *more: read.append(path) or original(path, *more)
-    )
+    monkeypatch.setattr(files, "hash_file", lambda path, *more: read.append(path) or original(path, *more))
     for number in range(20):  # faster than a file system's clock, each time of the same size
         path.write_text(f"{number:02}")
         assert hashes.of(path) == original(path)["sha256"]
@@ -254,9 +250,7 @@ def test_a_truncated_archive_is_one_error(tmp_path, name):
         archive.write_bytes(whole[:length])
         with pytest.raises(PreparationError, match=f"{name} is (truncated|no .* file)"):
             extract(archive, tmp_path / str(length))
-        made = (
-            preparing.contents(tmp_path / str(length)) if (tmp_path / str(length)).exists() else {}
-        )
+        made = preparing.contents(tmp_path / str(length)) if (tmp_path / str(length)).exists() else {}
         assert all(ENTRIES[entry] == data for entry, data in made.items())
 
 
@@ -405,9 +399,7 @@ def test_progress_in_a_log_is_sparse(monkeypatch):
     clock = iter(range(0, 10_000, 1))
     monkeypatch.setattr("relpos_fairseq.engine.progress.time.monotonic", lambda: float(next(clock)))
     log = io.StringIO()
-    assert list(progress(range(100), description="read", unit="lines", file=log)) == list(
-        range(100)
-    )
+    assert list(progress(range(100), description="read", unit="lines", file=log)) == list(range(100))
     said = log.getvalue().splitlines()
     assert 5 <= len(said) <= 12 and said[-1].startswith("read: 100 lines of 100 lines (100%)")
     log = io.StringIO()

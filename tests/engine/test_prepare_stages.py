@@ -172,9 +172,7 @@ def test_two_processes_in_one_folder(pipeline, tmp_path):
     first = start(pipeline, tmp_path, 1, 0.2)
     assert first.stdout.readline() == "[1/4] numbers ...\n"
     _, err = finish(start(pipeline, tmp_path, 1, 0), 2)
-    assert (
-        err.startswith(f"error: another process is preparing {tmp_path}") and err.count("\n") == 1
-    )
+    assert err.startswith(f"error: another process is preparing {tmp_path}") and err.count("\n") == 1
     first.kill()
     first.communicate(timeout=60)
     finish(start(pipeline, tmp_path, 1, 0))
@@ -419,9 +417,7 @@ def test_fairseq_preprocess_makes_a_whole_folder(tmp_path):
     made = contents(tmp_path / "bin")
     assert {"dict.de.txt", "train.de-en.de.bin"} <= set(made) and "preprocess.log" not in made
     arguments[-1] = str(tmp_path / "missing")
-    with pytest.raises(
-        PreparationError, match="fairseq-preprocess: .*missing.*its output: "
-    ) as caught:
+    with pytest.raises(PreparationError, match="fairseq-preprocess: .*missing.*its output: ") as caught:
         preprocess(arguments, 1)
     assert (tmp_path / "bin.preprocess.log").exists() and "\n" not in str(caught.value)
     assert contents(tmp_path / "bin") == made

@@ -26,10 +26,11 @@ def data(tmp_path_factory) -> Path:
     """XNLI of English and German, prepared."""
     folder = tmp_path_factory.mktemp("xnli")
     tokenizer, raw = write_tokenizer(folder / "tokenizer"), write_xnli(folder / "raw", "xtreme")
-    relpos_job("prepare", "glue", *
-        [str(raw), "--tokenizer", str(tokenizer), "--out", str(folder), "--tasks", "XNLI",
-         "--workers", "1"]
-    )  # fmt: skip
+    relpos_job(
+        "prepare",
+        "glue",
+        *[str(raw), "--tokenizer", str(tokenizer), "--out", str(folder), "--tasks", "XNLI", "--workers", "1"],
+    )
     return folder / "XNLI"
 
 
@@ -50,9 +51,7 @@ def model(tmp_path_factory, data) -> Path:
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, data, model) -> Path:
     out = tmp_path_factory.mktemp("evaluated") / "out"
-    relpos_job(
-        "evaluate", "xtreme", *["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)]
-    )
+    relpos_job("evaluate", "xtreme", *["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)])
     return out
 
 
@@ -68,8 +67,11 @@ def test_accuracy_is_fairseqs_own(evaluated, data, model):
             *("--max-positions", "40", "--classification-head-name", "nli"),
             *("--log-format", "json", "--num-workers", "0"),
         )
-        line = next(line for line in output.splitlines() if "valid_accuracy" in line
-                    or f"test_{language}_accuracy" in line or '"accuracy"' in line)  # fmt: skip
+        line = next(
+            line
+            for line in output.splitlines()
+            if "valid_accuracy" in line or f"test_{language}_accuracy" in line or '"accuracy"' in line
+        )
         values = json.loads(line[line.index("{") :])
         logged = next(value for name, value in values.items() if name.endswith("accuracy"))
         assert float(logged) == pytest.approx(accuracy, abs=0.01)
@@ -109,8 +111,7 @@ def test_table_has_english_first_and_zero_shot_means(evaluated):
         "XNLI": {"en": 80.0, "de": 70.0, "zh": 60.0},
         "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
     }
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in by_language(trials_of(results)).splitlines()]  # fmt: skip
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in by_language(trials_of(results)).splitlines()]
     assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
     assert rows[2:] == [
         ["en", "80.00", "-"],
@@ -127,8 +128,7 @@ def test_of_trials_the_median_is_shown():
     de, zh = (70.0, 50.0, 60.0), (30.0, 20.0, 90.0)
     results = {f"XNLI-trial{n}": {"de": de[n], "zh": zh[n]} for n in range(3)}
     results |= {f"XQuAD-trial{n}": {"de": [float(n), 9.0 - n]} for n in (1, 2, 4)}
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in by_language(trials_of(results)).splitlines()]  # fmt: skip
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in by_language(trials_of(results)).splitlines()]
     assert rows[0][1:] == ["XNLI (accuracy, median of 3)", "XQuAD (F1 / EM, median of 3)"]
     assert rows[2:4] == [["de", "60.00", "2.00 / 7.00"], ["zh", "30.00", "-"]]
     assert rows[4] == ["mean", "50.00", "2.00 / 7.00"]
@@ -157,7 +157,7 @@ def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(questions, "evaluate", fake)
     model = tmp_path / "model.pt"
     model.write_bytes(b"x")
-    for name in (  # fmt: skip
+    for name in (
         "xquad.en.json",
         "xquad.de.json.gz",
         "test-context-de-question-de.json",
@@ -165,9 +165,17 @@ def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
         "test-context-de-question-en.json",
     ):
         (tmp_path / name).write_text(name)
-    given = ["--out", str(tmp_path / "out"), "--qa-model", str(model),
-             "--xquad", str(tmp_path), "--mlqa", str(tmp_path),
-             "--qa-flags=--on-long-question truncate"]  # fmt: skip
+    given = [
+        "--out",
+        str(tmp_path / "out"),
+        "--qa-model",
+        str(model),
+        "--xquad",
+        str(tmp_path),
+        "--mlqa",
+        str(tmp_path),
+        "--qa-flags=--on-long-question truncate",
+    ]
     for _ in range(2):
         relpos_job("evaluate", "xtreme", *given)
     assert len(asked) == 2
@@ -183,11 +191,15 @@ def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
 def test_file_names_of_every_data_set(tmp_path):
     names = {
         "XQuAD": {"xquad.el.json": "el", "xquad.en.json.gz": "en"},
-        "TyDiQA-GoldP": {"tydiqa.ar.dev.json": "ar", "tydiqa.goldp.fi.dev.json": "fi",
-                         "tydiqa-goldp-dev-korean.json": "ko",
-                         "tydiqa.en.train.json": None, "tydiqa-goldp-v1.1-dev.json": None},
+        "TyDiQA-GoldP": {
+            "tydiqa.ar.dev.json": "ar",
+            "tydiqa.goldp.fi.dev.json": "fi",
+            "tydiqa-goldp-dev-korean.json": "ko",
+            "tydiqa.en.train.json": None,
+            "tydiqa-goldp-v1.1-dev.json": None,
+        },
         "MLQA": {"dev-context-vi-question-vi.json": "vi", "test-context-vi-question-es.json": None},
-    }  # fmt: skip
+    }
     for data_set, files in names.items():
         folder = tmp_path / data_set
         (folder / "inner").mkdir(parents=True)
@@ -207,11 +219,18 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
     labels = ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]
     size = len((data / "input0" / "dict.txt").read_text().splitlines()) + 5
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=60, initializer_range=0.5,
-        type_vocab_size=2 if kind == "Bert" else 1, pad_token_id=0 if kind == "Bert" else 1,
-        id2label=dict(enumerate(labels)), label2id={name: n for n, name in enumerate(labels)},
-    )  # fmt: skip
+        vocab_size=size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=60,
+        initializer_range=0.5,
+        type_vocab_size=2 if kind == "Bert" else 1,
+        pad_token_id=0 if kind == "Bert" else 1,
+        id2label=dict(enumerate(labels)),
+        label2id={name: n for n, name in enumerate(labels)},
+    )
     theirs = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     given = [str(tmp_path / "theirs"), "--to", "same", "--out", str(tmp_path / "ours")]
@@ -220,10 +239,7 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
     ours = xnli.Classifier(path, data, cpu=True)
     predicted, right = ours.predict("test_de")
     rows = load(path)["conversion"]["rows"]
-    first, second = (
-        data_utils.load_indexed_dataset(str(data / part / "test_de"))
-        for part in ("input0", "input1")
-    )
+    first, second = (data_utils.load_indexed_dataset(str(data / part / "test_de")) for part in ("input0", "input1"))
     for index, answer in enumerate(predicted):
         start, between = [0, *first[index].tolist()], [] if kind == "Bert" else [2]
         rest = [*between, *second[index].tolist()]
@@ -295,6 +311,4 @@ def test_average_is_the_papers():
     assert average([67.0, None, [56.2, 41.0], [59.0, 47.9]]) is None
     everything = {"XNLI": {"en": 60.0}} | dict.fromkeys(NAMES, {"en": [50.0, 40.0]})
     last = by_language(trials_of(everything)).splitlines()[3]
-    assert [part.strip() for part in last.split("|")][2:-1] == [
-        "60.00", *["50.00 / 40.00"] * 3, "47.14"
-    ]  # fmt: skip
+    assert [part.strip() for part in last.split("|")][2:-1] == ["60.00", *["50.00 / 40.00"] * 3, "47.14"]

@@ -57,9 +57,7 @@ def scorer_of(model, segment, **lengths) -> Scorer:
     """A scorer of a small model, whose symbols are joined by spaces."""
     cfg = SimpleNamespace(task=SimpleNamespace(tokens_per_sample=segment))
     task, cpu = small_task(), torch.device("cpu")
-    return Scorer(
-        SimpleNamespace(model=model, cfg=cfg, task=task, device=cpu, source=SymbolText()), **lengths
-    )
+    return Scorer(SimpleNamespace(model=model, cfg=cfg, task=task, device=cpu, source=SymbolText()), **lengths)
 
 
 @pytest.mark.parametrize("kind", ["memory", "window"])
@@ -161,7 +159,5 @@ def test_the_harness_runs_a_local_task(characters, tmp_path, monkeypatch, capsys
     scorer = Scorer(trained)
     drawn = samples["draw"][0]
     assert "\n" not in drawn and len(drawn) <= 9
-    [(_, greedy)] = scorer.score(
-        [scorer.pair(text[:30], drawn if len(drawn) == 9 else drawn + "\n")]
-    )
+    [(_, greedy)] = scorer.score([scorer.pair(text[:30], drawn if len(drawn) == 9 else drawn + "\n")])
     assert greedy

@@ -105,9 +105,7 @@ def test_memory_that_covers_the_stream_equals_one_pass(subject, block, rows):
 def test_rows_change_nothing(subject):
     """Every row is warmed up as far as its memory reaches, layer by layer."""
     targets = range(len(subject.tokens) - 42, len(subject.tokens))
-    scores = [
-        language_model.score_with_memory(subject, targets, 1, 6, rows).nats for rows in (1, 3, 5)
-    ]
+    scores = [language_model.score_with_memory(subject, targets, 1, 6, rows).nats for rows in (1, 3, 5)]
     assert scores == pytest.approx([scores[0]] * 3, rel=1e-7)
 
 
@@ -228,9 +226,7 @@ def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
         return language_model.Score(len(targets), 1.0, 1.0)
 
     monkeypatch.setattr(benchmark_lm, "score_with_memory", score)
-    monkeypatch.setattr(
-        benchmark_lm, "score_with_windows", lambda *_: language_model.Score(9, 1.0, 1.0)
-    )
+    monkeypatch.setattr(benchmark_lm, "score_with_windows", lambda *_: language_model.Score(9, 1.0, 1.0))
     options = argparse.Namespace(tokens=40, sliding_tokens=9, batch=2)
     benchmark_lm.evaluation(subject, None, 18, options)
     assert asked == [(40, 8, 10), (9, 5, 13)]
@@ -249,9 +245,7 @@ def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
         ("speed", ["{xl}", "{data}", "--context", "3"], "--context must be >= the trained segment"),
     ],
 )
-def test_bad_input_is_one_line(
-    recurrent, absolute, corpus, tmp_path, capsys, script, arguments, message
-):
+def test_bad_input_is_one_line(recurrent, absolute, corpus, tmp_path, capsys, script, arguments, message):
     (tmp_path / "dict.txt").write_text("a 1\n")
     places = {"xl": recurrent, "lm": absolute, "data": corpus, "other": tmp_path}
     arguments = [part.format(**places) for part in arguments]

@@ -18,8 +18,12 @@ REFERENCE = [
     "Er sagt: „Ja“.",
     "Ende.",
 ] * 5
-TOKENS = ["Das ist ein Haus .", "Ein H@@ und , der b@@ ell@@ t , beißt nicht !",
-          "Er sagt : &quot; Ja &quot; .", "ende ."] * 5  # fmt: skip
+TOKENS = [
+    "Das ist ein Haus .",
+    "Ein H@@ und , der b@@ ell@@ t , beißt nicht !",
+    "Er sagt : &quot; Ja &quot; .",
+    "ende .",
+] * 5
 
 
 def generated(lines, kinds="HD", numbers=None, seed=1) -> str:

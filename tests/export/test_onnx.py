@@ -36,9 +36,7 @@ def build(kind: str, scheme: str, **values) -> torch.nn.Module:
     layers = scheme.count("/") + 1
     if kind == "roberta":
         task = roberta.small_task(longest=64)
-        model = roberta.small_roberta(
-            task=task, position_scheme=scheme, encoder_layers=layers, **values
-        )
+        model = roberta.small_roberta(task=task, position_scheme=scheme, encoder_layers=layers, **values)
         model.register_classification_head("pairs", num_classes=3)
         model.register_question_answering_head("answers")
     elif kind == "translation":
@@ -216,9 +214,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert facts["positions"].startswith("m4m ")
     assert facts["comparison"]["largest_difference"] < 1e-4
     card = (out / "MODEL_CARD.md").read_text()
-    assert (
-        card.startswith("# Model card: ONNX of checkpoint_last.pt\n") and "# The checkpoint" in card
-    )
+    assert card.startswith("# Model card: ONNX of checkpoint_last.pt\n") and "# The checkpoint" in card
     assert "| encoder.onnx, step.onnx" in card and facts["checkpoint"]["sha256"] in card
     assert "comparison: largest_difference" in card and "| encoder_positions" in card
     monkeypatch.setattr(onnx, "TOLERANCE", 0.0)

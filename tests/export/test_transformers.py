@@ -17,10 +17,7 @@ from relpos_fairseq.schemes import REGISTER, scheme_names
 def exported(folder, scheme, **values):
     """A checkpoint's model, and the folder that was exported of it."""
     source = config(scheme, **values)
-    state = {
-        name: part.float() if part.is_floating_point() else part
-        for name, part in random_state(source).items()
-    }
+    state = {name: part.float() if part.is_floating_point() else part for name, part in random_state(source).items()}
     torch.save(checkpoint_of(source, state, {}), folder / "model.pt")
     assert relpos("export", "transformers", folder / "model.pt", folder / "out") == 0
     return build(source, state), folder / "out"

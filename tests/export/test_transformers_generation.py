@@ -58,14 +58,11 @@ def translation(scheme: str, seed: int):
     sides = {"position_scheme": scheme}
     if one_way:
         sides = {"position_scheme": "none", "decoder_position_scheme": scheme}
-    config = small_config(max_source_positions=64,
-                          max_target_positions=64, **sides)  # fmt: skip
+    config = small_config(max_source_positions=64, max_target_positions=64, **sides)
     torch.manual_seed(seed)
     model = RelPosTransformerModel.build_model(config, small_task())
     model = ending(randomized(model))
-    twin = RelPosForSeq2SeqLM(
-        RelPosTranslationConfig(values_of(config), 24, source_rows=24, eos_token_id=2)
-    )
+    twin = RelPosForSeq2SeqLM(RelPosTranslationConfig(values_of(config), 24, source_rows=24, eos_token_id=2))
     return model, loaded(twin, model)
 
 
@@ -146,9 +143,7 @@ def translations_end(model, twin) -> bool:
     ended = 0
     for beam in (1, 4):
         words = small_task().target_dictionary
-        ours = SequenceGenerator([model], words, beam_size=beam, max_len_b=LONGEST).generate(
-            [model], sample
-        )
+        ours = SequenceGenerator([model], words, beam_size=beam, max_len_b=LONGEST).generate([model], sample)
         mask = (source != 1).long()
         theirs = twin.generate(source, attention_mask=mask, num_beams=beam, **SEARCH)
         ended += compare(ours, theirs.sequences, theirs.get("sequences_scores"), 1)
@@ -169,9 +164,7 @@ def continuations_end(model, twin) -> bool:
     search, ended = SEARCH | {"min_new_tokens": None, "length_penalty": 0.0}, 0
     for beam in (1, 4):
         words = small_task().target_dictionary
-        generator = SequenceGenerator(
-            [model], words, beam_size=beam, max_len_b=LONGEST + 4, normalize_scores=False
-        )
+        generator = SequenceGenerator([model], words, beam_size=beam, max_len_b=LONGEST + 4, normalize_scores=False)
         ours = generator.generate([model], sample, prefix_tokens=prompt, bos_token=2)
         theirs = twin.generate(begun, num_beams=beam, **search).sequences
         ended += compare(ours, theirs, None, 1, LONGEST + 4)
@@ -244,8 +237,7 @@ def test_the_way_back(kind, trained, tmp_path):
     loaded, task = load(tmp_path / "back" / "model.pt", tmp_path / "back" / "text")
     before, _ = load(checkpoint, None)
     tokens = torch.tensor([[2, 5, 6, 7], [2, 9, 4, 8]])
-    given = {"input_ids": tokens, "decoder_input_ids": tokens} if len(sides) > 1 else {
-        "input_ids": tokens}  # fmt: skip
+    given = {"input_ids": tokens, "decoder_input_ids": tokens} if len(sides) > 1 else {"input_ids": tokens}
     ours = loaded(*((tokens, None, tokens) if len(sides) > 1 else (tokens,)))[0]
     torch.testing.assert_close(ours, model.eval()(**given).logits, rtol=0, atol=1e-5)
     assert not torch.equal(*(next(one.parameters()) for one in (loaded, before)))
@@ -281,8 +273,13 @@ def test_memory_is_the_cache(scheme, padding):
     """Tokens beyond a segment see what it left, in greedy and in beam search."""
     model, twin, prompt = with_memory(scheme)
     prompt[1, :padding] = 1
-    given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 9, "eos_token_id": None,
-             "do_sample": False, "suppress_tokens": [1]}  # fmt: skip
+    given = {
+        "attention_mask": (prompt != 1).long(),
+        "max_new_tokens": 9,
+        "eos_token_id": None,
+        "do_sample": False,
+        "suppress_tokens": [1],
+    }
     found = {beam: twin.generate(prompt, num_beams=beam, **given) for beam in (1, 3)}
     whole = twin(found[1]).logits
     memory, rows = None, []
@@ -304,8 +301,14 @@ def test_rows_that_ended_do_not_stop_others(beam):
     _, twin, prompt = with_memory("m4")
     ended = 0
     for end in (3, 7, 22):
-        given = {"max_new_tokens": 9, "do_sample": False, "suppress_tokens": [1],
-                 "num_beams": beam, "early_stopping": beam > 1, "eos_token_id": end}  # fmt: skip
+        given = {
+            "max_new_tokens": 9,
+            "do_sample": False,
+            "suppress_tokens": [1],
+            "num_beams": beam,
+            "early_stopping": beam > 1,
+            "eos_token_id": end,
+        }
         found = twin.generate(prompt, **given)
         assert torch.equal(found, twin.generate(prompt, use_cache=False, **given))
         ended += int((found[:, 9:] == 1).any(1).sum())

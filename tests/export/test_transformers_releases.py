@@ -20,8 +20,13 @@ from helpers.exported import fairseqs, hub_of, write_checkpoint
 RELEASES = ("4.44.2", "4.46.3", "5.23.0")  # 4.46 copies no code of a folder
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
 ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
-TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0,
-        "separator_token": 2, "num_classes": 3}  # fmt: skip
+TASK = {
+    "_name": "sentence_prediction",
+    "classification_head_name": "mine",
+    "init_token": 0,
+    "separator_token": 2,
+    "num_classes": 3,
+}
 
 
 def interpreter(folder: Path, release: str) -> Path:
@@ -80,9 +85,7 @@ def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
     for name, (folder, _, _) in exported.items():
         (tmp_path / name).symlink_to(folder)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [python, SCRIPT, tmp_path], env=environment, capture_output=True, encoding="utf-8"
-    )
+    done = subprocess.run([python, SCRIPT, tmp_path], env=environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["transformers"] == release
@@ -90,8 +93,9 @@ def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
     for name, (_, model, hub) in exported.items():
         rows = [hub.encode("the old house"), hub.encode("a mouse hears")]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, True, 1)
-        how = {"classified": {"classification_head_name": "mine"},
-               "answering": {"span_head_name": "spans"}}.get(name, {})  # fmt: skip
+        how = {"classified": {"classification_head_name": "mine"}, "answering": {"span_head_name": "spans"}}.get(
+            name, {}
+        )
         ours = model(tokens, **how)[0]
         ours = ours[..., 0] if name == "answering" else ours
         theirs = torch.tensor(found[name])

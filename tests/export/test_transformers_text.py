@@ -66,8 +66,13 @@ def test_without_text_it_is_said(tmp_path, capsys):
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
 
 
-CLASSIFIED = {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0,
-              "separator_token": 2, "num_classes": 3}  # fmt: skip
+CLASSIFIED = {
+    "_name": "sentence_prediction",
+    "classification_head_name": "mine",
+    "init_token": 0,
+    "separator_token": 2,
+    "num_classes": 3,
+}
 
 
 @torch.no_grad()

@@ -41,18 +41,28 @@ def round_trip(folder: Path, out: Path, auto) -> list:
 def train(folder: Path, out: Path) -> dict:
     """Fine-tune on a rule: is the first word `the`?"""
     tokenizer = AutoTokenizer.from_pretrained(folder, **TRUST)
-    texts = [f"{a} {b} {c}" for a in ("the", "a") for b in ("old", "new", "née")
-             for c in ("house", "horse", "mouse", "hearse")]  # fmt: skip
+    texts = [
+        f"{a} {b} {c}"
+        for a in ("the", "a")
+        for b in ("old", "new", "née")
+        for c in ("house", "horse", "mouse", "hearse")
+    ]
     rows = [tokenizer(text) | {"labels": int(text[0] == "t")} for text in texts]
     transformers.set_seed(2)  # the head is drawn
-    model = AUTO["classified"].from_pretrained(
-        folder, num_labels=2, ignore_mismatched_sizes=True, **TRUST
-    )
+    model = AUTO["classified"].from_pretrained(folder, num_labels=2, ignore_mismatched_sizes=True, **TRUST)
     args = TrainingArguments(
-        str(out), num_train_epochs=24, learning_rate=5e-3, per_device_train_batch_size=8, seed=1,
-        logging_steps=3, use_cpu=True, report_to=[], save_strategy="epoch", save_total_limit=1,
+        str(out),
+        num_train_epochs=24,
+        learning_rate=5e-3,
+        per_device_train_batch_size=8,
+        seed=1,
+        logging_steps=3,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="epoch",
+        save_total_limit=1,
         disable_tqdm=True,
-    )  # fmt: skip
+    )
     collate = transformers.DataCollatorWithPadding(tokenizer)
     trainer = Trainer(model, args, train_dataset=rows, data_collator=collate)
     trainer.train()

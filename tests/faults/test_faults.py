@@ -257,8 +257,25 @@ def damaged(draw, content: bytes) -> bytes:
     return content
 
 
-TOKENS = [b"null", b"[]", b"{}", b'"', b"\t", b"\n", b"\r", b"-1", b"1e999", b"\0", b"\xff\xfe",
-          "\ufeff \u2028 é 日".encode(), b"true", b"<unk>", b"</s>", b",", b":"]  # fmt: skip
+TOKENS = [
+    b"null",
+    b"[]",
+    b"{}",
+    b'"',
+    b"\t",
+    b"\n",
+    b"\r",
+    b"-1",
+    b"1e999",
+    b"\0",
+    b"\xff\xfe",
+    "\ufeff \u2028 é 日".encode(),
+    b"true",
+    b"<unk>",
+    b"</s>",
+    b",",
+    b":",
+]
 
 
 def assert_one_line(capsys, status: object, *names: str) -> None:
@@ -273,8 +290,9 @@ def assert_one_line(capsys, status: object, *names: str) -> None:
 
 def _limited(test):
     health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=MALFORMED, deadline=None, suppress_health_check=health,
-                    derandomize=not FULL, database=None)(test)  # fmt: skip
+    return settings(
+        max_examples=MALFORMED, deadline=None, suppress_health_check=health, derandomize=not FULL, database=None
+    )(test)
 
 
 def _fuzzed(content: bytes):
@@ -427,6 +445,29 @@ def test_malformed_options(capsys):
     read()
 
 
-VALUES = ["0", "-1", "1", "3", "2.5", "1e999", "nan", "-inf", "None", "[]", "auto", "none", "heads",
-          "layers", "both", "on", "off", "paper", "10**9", "é 日", "\0", " 3 ", "1_0"]  # fmt: skip
+VALUES = [
+    "0",
+    "-1",
+    "1",
+    "3",
+    "2.5",
+    "1e999",
+    "nan",
+    "-inf",
+    "None",
+    "[]",
+    "auto",
+    "none",
+    "heads",
+    "layers",
+    "both",
+    "on",
+    "off",
+    "paper",
+    "10**9",
+    "é 日",
+    "\0",
+    " 3 ",
+    "1_0",
+]
 SCHEMES = ["t5", "m4", "m4m", "rope", "tupe", "deberta+t5", "rope/none", "fire", "kerple", "fox"]

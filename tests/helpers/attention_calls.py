@@ -31,9 +31,7 @@ class Call:
         causal = options.get("causal", False)
         self.stack, self.layer = build(Case(scheme), causal=causal, heads=2, longest=length)
         generator = torch.Generator().manual_seed(3)
-        self.qkv = [
-            torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in "qkv"
-        ]
+        self.qkv = [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in "qkv"]
         self.positions, self.options = Positions(length, length), options
         parameters = (*self.stack.parameters(), *self.layer.parameters())
         self.parameters = [part for part in parameters if part.requires_grad]

@@ -71,9 +71,7 @@ def shake(model: nn.Module, seed: int = 1, size: float = 0.3) -> None:
         parameter.add_(size * noise.to(parameter.dtype))
 
 
-def converted(
-    source: dict[str, Any], target: dict[str, Any], **options: Any
-) -> tuple[Conversion, float]:
+def converted(source: dict[str, Any], target: dict[str, Any], **options: Any) -> tuple[Conversion, float]:
     """Convert a random model; returns the conversion and the largest difference of its logits."""
     done = convert(random_state(source), plan_of(source), plan_of(target), **options)
     return done, difference(source, target, done.state)
@@ -152,7 +150,5 @@ def names_of_2019(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 pieces = [state[f"{stem}{name}_proj.{part}"] for name in "qkv"]
                 old[f"decoder.{stem.removeprefix('encoder.')}in_proj_{part}"] = torch.cat(pieces)
         if not any(f"self_attn.{name}_proj." in key for name in "qkv"):
-            old[key.replace("encoder.", "decoder.", 1) if key.startswith("encoder.") else key] = (
-                value
-            )
+            old[key.replace("encoder.", "decoder.", 1) if key.startswith("encoder.") else key] = value
     return old

@@ -14,8 +14,12 @@ from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
 from relpos_fairseq.models.roberta.hub import RelPosRobertaHub
 from relpos_fairseq.pictures.model import load
 
-TEXTS = [f"the {a} {b}s a {c}, née Zoë." for a in ("old", "new") for b in ("see", "hear", "make")
-         for c in ("house", "horse", "mouse", "hearse")]  # fmt: skip
+TEXTS = [
+    f"the {a} {b}s a {c}, née Zoë."
+    for a in ("old", "new")
+    for b in ("see", "hear", "make")
+    for c in ("house", "horse", "mouse", "hearse")
+]
 
 
 def write_text(folder, kind: str) -> int:

@@ -55,12 +55,19 @@ def write_inputs(folder: Path) -> Inputs:
         make_file(folder / "xquad" / f"xquad.{language}.json", 20, number)
     two = ("--max-update", "2", "--save-dir")
     lengths = ("--tokens-per-sample", "24")
-    cli.call("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING, *lengths, *two,
-             folder / "roberta")  # fmt: skip
-    cli.call("train", questions, *ARCH, *OPTIMIZE, *TRAINING, *two, folder / "answers",
-             *("--task", "question_answering", "--criterion", "question_answering"),
-             *("--tokens-per-sample", "40", "--doc-stride", "8", "--batch-size", "8"),
-             *("--max-query-length", "12"))  # fmt: skip
+    cli.call("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING, *lengths, *two, folder / "roberta")
+    cli.call(
+        "train",
+        questions,
+        *ARCH,
+        *OPTIMIZE,
+        *TRAINING,
+        *two,
+        folder / "answers",
+        *("--task", "question_answering", "--criterion", "question_answering"),
+        *("--tokens-per-sample", "40", "--doc-stride", "8", "--batch-size", "8"),
+        *("--max-query-length", "12"),
+    )
     segment_corpus.train(stream, folder / "lm", *two[:2])
     return Inputs(
         wmt=wmt_text.write_texts(folder / "wmt"),
@@ -162,9 +169,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
     "convert": lambda i, out: relpos(
         "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
     ),
-    "average": lambda i, out: relpos(
-        "average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"
-    ),
+    "average": lambda i, out: relpos("average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"),
     "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
     "evaluate qa": lambda i, out: relpos(
         *("evaluate", "qa", i.questions / "valid.json", "--path", i.reader, "--cpu"),

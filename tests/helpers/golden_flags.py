@@ -19,9 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODELS = [
-    f"relpos_{name}" for name in ("transformer", "transformer_lm", "transformer_xl", "roberta")
-]
+MODELS = [f"relpos_{name}" for name in ("transformer", "transformer_lm", "transformer_xl", "roberta")]
 OPTION = re.compile(r"(?:^|, )(--?[A-Za-z][\w-]*)")
 
 
@@ -109,9 +107,7 @@ def main(root: Path) -> None:
         "names": {kind: names for kind, names in added.items() if names},
         "model_flags": {name: sorted(flags_of(ARCH_MODEL_REGISTRY[name])) for name in MODELS},
         "task_flags": {name: sorted(flags_of(TASK_REGISTRY[name])) for name in added["task"]},
-        "criterion_flags": {
-            name: sorted(flags_of(CRITERION_REGISTRY[name])) for name in added["criterion"]
-        },
+        "criterion_flags": {name: sorted(flags_of(CRITERION_REGISTRY[name])) for name in added["criterion"]},
         "values": {name: values_of(name) for name in added["architecture"]},
     }
     print(json.dumps(found, indent=1, sort_keys=True))

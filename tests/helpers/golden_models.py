@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 # Every scheme of the contract, by name: a scheme that is lost must be missed here.
-RELATIVE = (
-    "none shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m deberta rel_scalar rope alibi kerple"
-).split()
+RELATIVE = ("none shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m deberta rel_scalar rope alibi kerple").split()
 ABSOLUTE = "sinusoidal learned sentence tupe tupe_a abs_scalar".split()
 
 SIZES = {
@@ -67,12 +65,8 @@ KINDS = {
 }
 SPECIAL = {
     "translation-learned+m4m": ("--position-scheme", "learned+m4m"),
-    "translation-sides": (
-        *("--encoder-position-scheme", "tupe", "--decoder-position-scheme", "alibi"),
-    ),
-    "translation-share-layers": (
-        *("--position-scheme", "m4", "--position-share", "layers", "--encoder-layers", "2"),
-    ),
+    "translation-sides": (*("--encoder-position-scheme", "tupe", "--decoder-position-scheme", "alibi"),),
+    "translation-share-layers": (*("--position-scheme", "m4", "--position-share", "layers", "--encoder-layers", "2"),),
     "translation-share-both": ("--position-scheme", "shaw", "--position-share", "both"),
     "translation-clipped": ("--position-scheme", "m3+shaw", "--position-clip-distance", "2"),
     "translation-scaled": ("--position-scheme", "deberta+m4", "--position-scale", "3"),
@@ -166,9 +160,7 @@ def _lm(model: nn.Module) -> dict[str, Tensor]:
     read = tokens(2, 11, 5, 12)
     read[:, 0] = read[1, 4] = 2
     state: dict = {}
-    steps = [
-        model.decoder(read[:, : t + 1], incremental_state=state)[0] for t in range(read.size(1))
-    ]
+    steps = [model.decoder(read[:, : t + 1], incremental_state=state)[0] for t in range(read.size(1))]
     found = {"logits": model(read)[0], "steps": torch.cat(steps, dim=1)}
     if model.decoder.adaptive_softmax is not None:
         found["log_probs"] = model.get_normalized_probs(model(read), True)
@@ -180,10 +172,7 @@ def _xl(model: nn.Module) -> dict[str, Tensor]:
     first, extra = model(read[:, :6])
     second, _ = model(read[:, 6:12], memory=extra["memory"])
     state: dict = {}
-    steps = [
-        model(read[:, 6:t], memory=extra["memory"], incremental_state=state)[0]
-        for t in range(7, 16)
-    ]
+    steps = [model(read[:, 6:t], memory=extra["memory"], incremental_state=state)[0] for t in range(7, 16)]
     return {"first": first, "second": second, "steps": torch.cat(steps, dim=1)}
 
 

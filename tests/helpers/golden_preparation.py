@@ -22,9 +22,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-WORDS = (
-    "the house a tree sees old man red dog new day walks ähnlich Größe don't 日本 naïve C++".split()
-)
+WORDS = "the house a tree sees old man red dog new day walks ähnlich Größe don't 日本 naïve C++".split()
 NLI = ("entailment", "not_entailment")
 # Name of a run: the command and its arguments; IN is the text's folder, MADE that of all runs.
 RUNS = {
@@ -34,8 +32,7 @@ RUNS = {
     "lm-word": "prepare_lm.py --train IN/a.txt IN/b.txt.gz --valid IN/v.txt --documents blank "
     "--shards 2 --workers 2 --padding-factor 8",
     "lm-char": "prepare_lm.py --text IN/a.txt --split 0.8,0.1,0.1 --level char --documents heading",
-    "lm-byte": "prepare_lm.py --text IN/a.txt --split 0.9,0.1 --level byte --documents blank "
-    "--shards 3",
+    "lm-byte": "prepare_lm.py --text IN/a.txt --split 0.9,0.1 --level byte --documents blank --shards 3",
     "lm-sentencepiece": "prepare_lm.py --train IN/a.txt --test IN/v.txt --level sentencepiece "
     "--vocab-size 330 --byte-fallback --model-type bpe",
     "mlm-bpe": "prepare_mlm.py --train x=IN/a.txt y=IN/v.txt --hold-out 0.2 --alpha 0.5 "
@@ -46,8 +43,7 @@ RUNS = {
     "--vocab-size 70 --character-coverage 1.0 --sentences split --hold-out 0.1",
     "qa": "prepare_qa.py --train IN/qa.json --train-articles 6 --eval IN/qa.json "
     "--train-tokenizer wordpiece --vocab-size 90",
-    "glue": "prepare_glue.py IN/glue --tokenizer MADE/mlm-wordpiece/tokenizer --max-length 20 "
-    "--workers 2",
+    "glue": "prepare_glue.py IN/glue --tokenizer MADE/mlm-wordpiece/tokenizer --max-length 20 --workers 2",
     "glue-text": "prepare_glue.py IN/glue --tasks RTE,CoLA",
 }
 AFTER = ("glue",)  # reads what another run made
@@ -70,9 +66,7 @@ def write_text(folder: Path) -> None:
             (folder / "wmt" / f"{split}.{language}").write_text(lines, encoding="utf-8")
     for name, count in (("a.txt", 120), ("b.txt.gz", 40), ("v.txt", 30)):
         lines = [
-            f" = Title {number} = \n"
-            if number % 12 == 0
-            else f"{sentence()}\n" * (number % 5 > 0) or "\n"
+            f" = Title {number} = \n" if number % 12 == 0 else f"{sentence()}\n" * (number % 5 > 0) or "\n"
             for number in range(count)
         ]
         text = "".join(lines).encode()

@@ -38,20 +38,14 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
             PositionTerms(content_offset=draw(2, 4)),
             PositionTerms(content_offset=draw(1, 4)),
         ),
-        "gated offset": lambda: (
-            PositionTerms(clipped, gate=draw(1, 4), content_offset=draw(2, 4)),
-        ),
+        "gated offset": lambda: (PositionTerms(clipped, gate=draw(1, 4), content_offset=draw(2, 4)),),
         "product": lambda: (
-            PositionTerms(
-                clipped, query_vectors=draw(2, 4, 4), key_vectors=draw(1, 4, 4), product=True
-            ),
+            PositionTerms(clipped, query_vectors=draw(2, 4, 4), key_vectors=draw(1, 4, 4), product=True),
             PositionTerms(folded, trilinear=draw(1, 3, 4)),
             PositionTerms(clipped, key_vectors=draw(1, 4, 4), content_offset=draw(1, 4)),
         ),
         "reset offset": lambda: (
-            PositionTerms(
-                clipped, query_vectors=draw(1, 4, 4), query_offset=draw(1, 4), reset=reset(2)
-            ),
+            PositionTerms(clipped, query_vectors=draw(1, 4, 4), query_offset=draw(1, 4), reset=reset(2)),
             PositionTerms(static_factors=factors()),
         ),
         "resets": lambda: (
@@ -74,21 +68,19 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
                 key_vectors=draw(2, 4, 4),
                 static_factors=factors(),
                 reset=reset(2),
-            ),  # fmt: skip
+            ),
             PositionTerms(
                 folded,
                 query_vectors=draw(1, 3, 4),
                 query_offset=draw(2, 4),
                 key_vectors=draw(1, 3, 4),
-            ),  # fmt: skip
+            ),
             PositionTerms(bucketed, static=draw(2, 6), value_vectors=draw(1, 6, 5)),
             PositionTerms(static_factors=factors()),
             PositionTerms(Segments(2), static=draw(2, 4)),
         ),
         "reset beside a gated offset": lambda: (
-            PositionTerms(
-                clipped, key_vectors=draw(1, 4, 4), content_offset=draw(2, 4), reset=reset()
-            ),
+            PositionTerms(clipped, key_vectors=draw(1, 4, 4), content_offset=draw(2, 4), reset=reset()),
             PositionTerms(folded, gate=draw(1, 3), content_offset=draw(1, 4), static=draw(1, 3)),
         ),
         "reset of nothing": lambda: (PositionTerms(clipped, gate=draw(1, 4), reset=reset()),),
@@ -97,10 +89,18 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
 
 
 ODD = (
-    "several", "offsets", "gated offset", "product", "reset offset", "resets", "reset factors",
-    "reset of scalars and factors", "reset of a term and not of its like",
-    "reset beside a gated offset", "reset of nothing",
-)  # fmt: skip
+    "several",
+    "offsets",
+    "gated offset",
+    "product",
+    "reset offset",
+    "resets",
+    "reset factors",
+    "reset of scalars and factors",
+    "reset of a term and not of its like",
+    "reset beside a gated offset",
+    "reset of nothing",
+)
 
 
 def make_call(terms: tuple[PositionTerms, ...], **chosen) -> AttentionInputs:

@@ -77,9 +77,7 @@ class Formula:
         logits = added(call, given, self.masks(call))
         out = output(call, given, logits)
         shape = (call.batch, call.heads, call.tgt, call.value_dim)
-        grads = torch.autograd.grad(
-            out, list(given.values()), self.strided(call.dout, shape), allow_unused=True
-        )
+        grads = torch.autograd.grad(out, list(given.values()), self.strided(call.dout, shape), allow_unused=True)
         written = {}
         for (name, x), grad in zip(given.items(), grads, strict=True):
             place = getattr(call, f"d{name}")
@@ -103,9 +101,7 @@ class Formula:
             if name in TABLES:
                 shape = (call.heads, *table_shape(call, name))
                 strides = (place.h, *contiguous(shape[1:]))
-                table = torch.as_strided(
-                    self.flat(place.data, reach(shape, strides)), shape, strides
-                )
+                table = torch.as_strided(self.flat(place.data, reach(shape, strides)), shape, strides)
                 given[name] = table.expand(call.batch, *shape).clone()
             else:
                 length = call.tgt if name in ("q", "content_q", "query_factors") else call.src
@@ -196,15 +192,11 @@ def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Ten
         content = content * (read(call, given["product_query"]) * q[:, :, :, None]).sum(-1)
         content = content * (read(call, given["product_key"]) * k[:, :, None]).sum(-1)
     if "content_offset" in given:
-        content = (
-            content + (given["content_offset"][:, :, None] * k).sum(-1)[:, :, None] * call.scale
-        )
+        content = content + (given["content_offset"][:, :, None] * k).sum(-1)[:, :, None] * call.scale
     held = torch.zeros_like(content)
     parts = []
     if "query_vectors" in given:
-        parts.append(
-            (1, (read(call, given["query_vectors"]) * q[:, :, :, None]).sum(-1) * call.scale)
-        )
+        parts.append((1, (read(call, given["query_vectors"]) * q[:, :, :, None]).sum(-1) * call.scale))
     if "key_vectors" in given:
         parts.append((1, (read(call, given["key_vectors"]) * k[:, :, None]).sum(-1) * call.scale))
     if "static" in given:

@@ -99,8 +99,11 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
         flags["position_reset_cls"] = shape.reset
     stack, layer = build(
         Case(scheme, flags),
-        causal=shape.causal, heads=shape.heads, dim=shape.dim, longest=shape.src_len,
-    )  # fmt: skip
+        causal=shape.causal,
+        heads=shape.heads,
+        dim=shape.dim,
+        longest=shape.src_len,
+    )
     generator = torch.Generator().manual_seed(shape.tgt_len)
 
     def draw(length: int, channels: int | None = None) -> Tensor:
@@ -110,9 +113,12 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
     padding = padding_of(shape)
     slots = torch.arange(shape.src_len).expand(shape.batch, -1)
     positions = Positions(
-        shape.tgt_len, shape.src_len, shape.before, index_of_tokens(padding),
+        shape.tgt_len,
+        shape.src_len,
+        shape.before,
+        index_of_tokens(padding),
         segments=(slots > shape.src_len // 3).long(),
-    )  # fmt: skip
+    )
     q, k = draw(shape.tgt_len), draw(shape.src_len)
     v = draw(shape.src_len, shape.value_dim)
     context = stack.context(positions)
@@ -126,9 +132,18 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
         rotated["content_q"] = rope.transform_query(q, prepared, shape.before)
         rotated["content_k"] = rope.transform_key(k, prepared, 0)
     return AttentionInputs(
-        q, k, v, terms, positions, stack.plan.scale, causal=shape.causal, key_padding=padding,
-        window=shape.window, documents=documents_of(shape), **rotated,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        terms,
+        positions,
+        stack.plan.scale,
+        causal=shape.causal,
+        key_padding=padding,
+        window=shape.window,
+        documents=documents_of(shape),
+        **rotated,
+    )
 
 
 def with_value_channels(term, channels: int):
@@ -145,9 +160,7 @@ def results(inputs: AttentionInputs, leaves: dict, backend: str) -> dict[str, Te
     """The output and every gradient by name."""
     out, _ = attend(inputs, backend)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
-    found = torch.autograd.grad(
-        out, list(leaves.values()), upstream.to(out.dtype), allow_unused=True
-    )
+    found = torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype), allow_unused=True)
     named = zip(leaves.items(), found, strict=True)
     gradients = {n: torch.zeros_like(x) if g is None else g for (n, x), g in named}
     return {"output": out.detach()} | gradients
@@ -172,7 +185,5 @@ def compare(inputs: AttentionInputs, dtype: torch.dtype = torch.float64) -> dict
         if eager is not None:
             error = float((eager[name].double() - right).abs().max())
             tolerance = {"rtol": 0, "atol": 20 * error + 16 * torch.finfo(dtype).eps * size}
-        torch.testing.assert_close(
-            found[name].double(), right, **tolerance, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(found[name].double(), right, **tolerance, msg=lambda m, name=name: f"{name}: {m}")
     return found

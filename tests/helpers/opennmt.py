@@ -46,9 +46,7 @@ class Attention(nn.Module):
                     seen = [j for j in range(len(k)) if not excluded(row, i, j)]
                     scores = torch.stack([q[i] @ self._near(k, i, j) for j in seen])
                     probs = (scores / math.sqrt(q.size(1))).softmax(0)
-                    out.append(
-                        sum(p * self._near(v, i, j) for p, j in zip(probs, seen, strict=True))
-                    )
+                    out.append(sum(p * self._near(v, i, j) for p, j in zip(probs, seen, strict=True)))
                 heads.append(torch.stack(out))
             rows.append(torch.cat(heads, dim=-1))
         return self.final_linear(torch.stack(rows))
@@ -152,12 +150,25 @@ class OpenNMT(nn.Module):
 
     def __init__(self, source: list[str], target: list[str], **options) -> None:
         super().__init__()
-        self.opt = Namespace(**{
-            "encoder_type": "transformer", "decoder_type": "transformer", "hidden_size": 16,
-            "heads": 2, "transformer_ff": 24, "enc_layers": 2, "dec_layers": 2,
-            "max_relative_positions": 3, "position_encoding": False, "add_qkvbias": False,
-            "dropout": [0.1], "attention_dropout": [0.2], "transforms": [], "norm_eps": 1e-6,
-        } | options)  # fmt: skip
+        self.opt = Namespace(
+            **{
+                "encoder_type": "transformer",
+                "decoder_type": "transformer",
+                "hidden_size": 16,
+                "heads": 2,
+                "transformer_ff": 24,
+                "enc_layers": 2,
+                "dec_layers": 2,
+                "max_relative_positions": 3,
+                "position_encoding": False,
+                "add_qkvbias": False,
+                "dropout": [0.1],
+                "attention_dropout": [0.2],
+                "transforms": [],
+                "norm_eps": 1e-6,
+            }
+            | options
+        )
         self.symbols = source, target
         self.encoder = Encoder(len(source), self.opt)
         self.decoder = Decoder(len(target), self.opt)

@@ -39,8 +39,6 @@ def check_operations(run, names: list[str]) -> None:
 def _without_gradients(given: tuple) -> tuple:
     lists = (list, tuple)
     return tuple(
-        [x.detach() if isinstance(x, torch.Tensor) else x for x in part]
-        if isinstance(part, lists)
-        else part
+        [x.detach() if isinstance(x, torch.Tensor) else x for x in part] if isinstance(part, lists) else part
         for part in given
     )

@@ -41,8 +41,7 @@ def make_file(path: Path, count: int, seed: int, unanswerable: bool = False) -> 
         facts = [(t, generator.choice(COLOURS), generator.choice(PLACES)) for t in things[:3]]
         context = " ".join(f"The {c} {t} is in {p} today." for t, c, p in facts)
         asked = [
-            question(f"{number}-{n}", context, f"Where is the {t}?", f"{p}")
-            for n, (t, _, p) in enumerate(facts[:2])
+            question(f"{number}-{n}", context, f"Where is the {t}?", f"{p}") for n, (t, _, p) in enumerate(facts[:2])
         ]
         for entry, (thing, _, place) in zip(asked, facts, strict=False):
             at = context.index(place, context.index(f" {thing} "))
@@ -59,7 +58,6 @@ def make_data(folder: Path, kind: str = "wordpiece", unanswerable: bool = False)
     folder.mkdir(parents=True, exist_ok=True)
     make_file(folder / "train.json", 40, 1, unanswerable)
     make_file(folder / "valid.json", 13, 2, unanswerable)
-    words = [f"The {c} {t} is in {p} today. Where is the {t}?" for c in COLOURS for t in THINGS
-             for p in PLACES]  # fmt: skip
+    words = [f"The {c} {t} is in {p} today. Where is the {t}?" for c in COLOURS for t in THINGS for p in PLACES]
     train_tokenizer(kind, folder, texts=words, vocab_size=300)
     return folder

@@ -83,8 +83,9 @@ def model(
         attention.layer_norm.weight = parameter(WIDTH)
         if attn_type == 0:
             attention.r_net = linear(WIDTH, WIDTH)
-        core = nn.Sequential(linear(INNER, WIDTH, True), nn.ReLU(), nn.Dropout(0.1),
-                             linear(WIDTH, INNER, True), nn.Dropout(0.1))  # fmt: skip
+        core = nn.Sequential(
+            linear(INNER, WIDTH, True), nn.ReLU(), nn.Dropout(0.1), linear(WIDTH, INNER, True), nn.Dropout(0.1)
+        )
         forward = Part(CoreNet=core, layer_norm=Part(weight=parameter(WIDTH)))
         forward.layer_norm.bias = parameter(WIDTH)
         layers.append(Part(dec_attn=attention, pos_ff=forward))
@@ -92,9 +93,7 @@ def model(
     several = bool(cutoffs) and div_val > 1
     sizes = [end - start for start, end in zip(ends, ends[1:], strict=False)]
     dims = [embed // div_val**number for number in range(len(sizes))]
-    inner = nn.ModuleList(
-        linear(n, d) for n, d in (zip(sizes, dims, strict=True) if several else [(types, embed)])
-    )
+    inner = nn.ModuleList(linear(n, d) for n, d in (zip(sizes, dims, strict=True) if several else [(types, embed)]))
     outer = nn.ModuleList(linear(*one.weight.shape, bias=True) for one in inner)
     if tied:
         for one, other in zip(outer, inner, strict=True):
@@ -103,9 +102,7 @@ def model(
     spread = [parameter(WIDTH, one.weight.size(1)) for one in inner] if projected else []
     crit = Part(out_layers=outer, cutoffs=[*cutoffs, types], div_val=div_val)
     crit.out_projs = nn.ParameterList(
-        [parameter(WIDTH, dims[number if several else 0]) for number in range(len(sizes))]
-        if projected
-        else []
+        [parameter(WIDTH, dims[number if several else 0]) for number in range(len(sizes))] if projected else []
     )
     if cutoffs:
         crit.cluster_weight = parameter(len(cutoffs), embed)
@@ -184,9 +181,7 @@ def attention(own: MemTransformerLM, number: int, row: list[Tensor], seen: list[
     part, size = own.layers[number].dec_attn, WIDTH // HEADS
     if part.pre_lnorm:
         seen = [norm(x, part.layer_norm) for x in seen]
-    three = [
-        getattr(part, name).weight for name in ("qkv_net", "q_net", "kv_net") if hasattr(part, name)
-    ]
+    three = [getattr(part, name).weight for name in ("qkv_net", "q_net", "kv_net") if hasattr(part, name)]
     maps = torch.cat(three).view(3, HEADS, size, WIDTH)
     out = []
     for t in range(len(row)):

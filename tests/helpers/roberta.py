@@ -93,9 +93,7 @@ def write_packed(folder: Path, sentences: int = 120) -> Path:
     return binary
 
 
-def write_pairs(
-    folder: Path, labels: Sequence[str] = ("0", "1"), pairs: bool = True, regression: bool = False
-) -> Path:
+def write_pairs(folder: Path, labels: Sequence[str] = ("0", "1"), pairs: bool = True, regression: bool = False) -> Path:
     """A data-bin for sentence_prediction: is the first word of both sentences the same?"""
     generator = random.Random(4)
     raw, binary = folder / "raw", folder / "bin"

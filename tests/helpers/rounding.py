@@ -62,14 +62,31 @@ class Rounded(TorchDispatchMode):
 EXACT = {
     getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2])
     for name in (
-        "view.default", "transpose.int", "expand.default", "detach.default", "unsqueeze.default",
-        "_unsafe_view.default", "_to_copy.default", "masked_fill.Scalar", "new_zeros.default",
-        "gather.default", "index.Tensor", "squeeze.dim", "zeros_like.default", "clone.default",
-        "where.self", "scalar_tensor.default", "randn.generator", "slice.Tensor", "select.int",
+        "view.default",
+        "transpose.int",
+        "expand.default",
+        "detach.default",
+        "unsqueeze.default",
+        "_unsafe_view.default",
+        "_to_copy.default",
+        "masked_fill.Scalar",
+        "new_zeros.default",
+        "gather.default",
+        "index.Tensor",
+        "squeeze.dim",
+        "zeros_like.default",
+        "clone.default",
+        "where.self",
+        "scalar_tensor.default",
+        "randn.generator",
+        "slice.Tensor",
+        "select.int",
         "permute.default",
-        "slice_backward.default", "select_backward.default", "neg.default",
+        "slice_backward.default",
+        "select_backward.default",
+        "neg.default",
     )
-}  # fmt: skip
+}
 
 
 def _is_real(result: object) -> bool:
@@ -100,9 +117,7 @@ def _scattered(result: Tensor, start: Tensor, dim: int, index: Tensor, terms: Te
     return _sum_of(count, result, squares)
 
 
-def _put(
-    result: Tensor, start: Tensor, index: list, terms: Tensor, accumulate: bool = False
-) -> Tensor:
+def _put(result: Tensor, start: Tensor, index: list, terms: Tensor, accumulate: bool = False) -> Tensor:
     if not accumulate:
         return torch.zeros_like(result)
     squares = aten.index_put(torch.zeros_like(start), index, terms.square(), True)
@@ -122,9 +137,7 @@ def _softmax(result: Tensor, logits: Tensor, dim: int, *_: object) -> Tensor:
     return result.square() * (1 + 2 * argument.square() + 2 * top.square() + result.size(dim) / 3)
 
 
-def _softmax_backward(
-    result: Tensor, upstream: Tensor, probs: Tensor, dim: int, *_: object
-) -> Tensor:
+def _softmax_backward(result: Tensor, upstream: Tensor, probs: Tensor, dim: int, *_: object) -> Tensor:
     terms = upstream * probs
     mean = terms.sum(dim, keepdim=True)
     of_mean = _sum_of(probs.size(dim), mean, terms.square().sum(dim, keepdim=True))

@@ -62,9 +62,7 @@ def archives(folder: Path) -> dict[str, bytes]:
         rows = "\n".join(f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(lines, start=1))
         return f'<refset>\n<doc docid="d">\n{rows}\n</doc>\n</refset>\n'
 
-    half = {
-        lang: [text("train", lang).splitlines(True)[part::2] for part in (0, 1)] for lang in WORDS
-    }
+    half = {lang: [text("train", lang).splitlines(True)[part::2] for part in (0, 1)] for lang in WORDS}
     return {
         "first.tgz": pack({f"training/first.de-en.{k}": "".join(v[0]) for k, v in half.items()}),
         "second.tgz": pack({f"second.de-en.{k}": "".join(v[1]) for k, v in half.items()}),

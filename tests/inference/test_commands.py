@@ -52,9 +52,7 @@ def test_translations_are_fairseqs(translation) -> None:
     found = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", generated, re.MULTILINE)
     wanted = [[one for one in found if int(one[0]) == n] for n in range(9)]
     translator = open_translator(checkpoint, None, True)
-    encoded = [
-        translator.source.encode(line) for line in (raw / "test.en").read_text().splitlines()
-    ]
+    encoded = [translator.source.encode(line) for line in (raw / "test.en").read_text().splitlines()]
     search = Search(beam=3, nbest=2, max_len_b=20)
     for row, hypotheses in zip(wanted, translator.translate(encoded, search), strict=True):
         assert [text for _, _, text in row] == [" ".join(one.symbols) for one in hypotheses]
@@ -70,14 +68,24 @@ def test_lines_keep_their_order(translation, capsys, monkeypatch, tmp_path) -> N
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
     whole = lines_of(capsys, "translate", checkpoint, tmp_path / "in.txt", *options)
     assert len(whole) == 12 and whole[0] == whole[10] == "" and all(whole[1:10])
-    alone = [lines_of(capsys, "translate", checkpoint, tmp_path / "in.txt", *options,
-                      "--buffer", "5", "--max-tokens", "30", "--jsonl")]  # fmt: skip
+    alone = [
+        lines_of(
+            capsys,
+            "translate",
+            checkpoint,
+            tmp_path / "in.txt",
+            *options,
+            "--buffer",
+            "5",
+            "--max-tokens",
+            "30",
+            "--jsonl",
+        )
+    ]
     objects = [json.loads(line) for line in alone[0]]
     assert [one["hypotheses"][0]["text"] for one in objects] == whole
     assert [(one["line"], one["source"]) for one in objects] == list(enumerate(lines, start=1))
-    typed = SimpleNamespace(
-        buffer=io.BytesIO("\ufeffa tree\r\n\nthe dog".encode()), isatty=lambda: False
-    )
+    typed = SimpleNamespace(buffer=io.BytesIO("\ufeffa tree\r\n\nthe dog".encode()), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", typed)
     scored = lines_of(capsys, "translate", checkpoint, *options, "--nbest", "2")
     cells = [line.split("\t") for line in scored]
@@ -148,9 +156,7 @@ def trained_like(model, tokens_per_sample: int) -> SimpleNamespace:
 
     cfg = SimpleNamespace(task=SimpleNamespace(tokens_per_sample=tokens_per_sample))
     device = torch.device("cpu")
-    return SimpleNamespace(
-        model=model, cfg=cfg, task=small_task(), device=device, source=SymbolText()
-    )
+    return SimpleNamespace(model=model, cfg=cfg, task=small_task(), device=device, source=SymbolText())
 
 
 @pytest.mark.parametrize("prompt", [1, 4, 11])
@@ -247,8 +253,7 @@ def test_the_hub_is_prompted_with_characters_and_memory(characters) -> None:
     options = {"beam": 2, "min_len": 12, "max_len_b": 12}
     memory = hub.read(before)
     alone, remembered = (
-        hub.generate([hub.encode(prompt)], memory=given, **options)[0][0]["tokens"]
-        for given in (None, memory)
+        hub.generate([hub.encode(prompt)], memory=given, **options)[0][0]["tokens"] for given in (None, memory)
     )
     assert alone.tolist()[:3] == remembered.tolist()[:3] == hub.encode(prompt).tolist()[:-1]
     hypothesis = hub.generate([hub.encode(prompt)], memory=memory, beam=1, max_len_b=12)[0][0]

@@ -72,9 +72,13 @@ def test_pieces_of_bytes_are_text(tmp_path) -> None:
     """Sentencepiece's own decoder is the oracle, a character in several byte pieces included."""
     (tmp_path / "text.txt").write_text("\n".join(LINES * 8))
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "sentencepiece"),
-        vocab_size=300, byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        input=str(tmp_path / "text.txt"),
+        model_prefix=str(tmp_path / "sentencepiece"),
+        vocab_size=300,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     model = tmp_path / "sentencepiece.model"
     given = LevelText("sentencepiece", model)
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))

@@ -149,9 +149,7 @@ def test_nothing_beats_silence():
 )
 def test_best_threshold_is_reached_and_never_beaten(rows):
     scored = [
-        Scored(float(value > 0.5), value, True, odds / 10)
-        if answerable
-        else Scored(0.0, 0.0, False, odds / 10)
+        Scored(float(value > 0.5), value, True, odds / 10) if answerable else Scored(0.0, 0.0, False, odds / 10)
         for odds, answerable, value in rows
     ]
     found = best_thresholds(scored)

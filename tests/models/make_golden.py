@@ -157,9 +157,7 @@ def main(old: Path, archive: Path) -> None:
         ],
         check=True,
     )
-    outputs["converted"] = outputs_of(
-        "masked_lm-converted", load(converted / "model.pt", str(converted))
-    )
+    outputs["converted"] = outputs_of("masked_lm-converted", load(converted / "model.pt", str(converted)))
     torch.save(outputs, golden / "outputs.pt")
     shutil.copytree("data", golden / "data")
     # xz finds what all checkpoints have in common: their options.

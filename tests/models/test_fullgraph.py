@@ -48,8 +48,7 @@ EVERY = [
     (make, scheme)
     for scheme in scheme_names()
     for make in MODELS
-    if not (make is recurrent and scheme not in RELATIVE)
-    and not (make is roberta and scheme in COUNTS_BACK)
+    if not (make is recurrent and scheme not in RELATIVE) and not (make is roberta and scheme in COUNTS_BACK)
 ]
 FEW = EVERY[::13]
 

@@ -51,9 +51,7 @@ def assert_outputs(golden: Path, name: str, case: str, model: nn.Module) -> None
     found = outputs_of(case, model)
     assert found.keys() == expected.keys() - {"resumed"}
     for part, value in found.items():
-        torch.testing.assert_close(
-            value, expected[part], **EQUAL, msg=lambda m, p=part: f"{p}: {m}"
-        )
+        torch.testing.assert_close(value, expected[part], **EQUAL, msg=lambda m, p=part: f"{p}: {m}")
 
 
 @pytest.mark.parametrize("case", CASES)

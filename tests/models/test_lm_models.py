@@ -205,16 +205,11 @@ def test_adaptive_softmax_scores_every_word(make) -> None:
     logits, targets = model.decoder.adaptive_softmax(out[0], tokens)
     parts = zip(logits, targets, strict=True)
     loss = sum(
-        torch.nn.functional.cross_entropy(part, target, reduction="sum")
-        for part, target in parts
-        if part is not None
+        torch.nn.functional.cross_entropy(part, target, reduction="sum") for part, target in parts if part is not None
     )
     expected = -log_probs.gather(-1, tokens[:, :, None]).sum()
     torch.testing.assert_close(loss, expected)
-    assert (
-        model.decoder.adaptive_softmax.tail[0][0].weight
-        is model.decoder.embed_tokens.embeddings[1][1].weight
-    )
+    assert model.decoder.adaptive_softmax.tail[0][0].weight is model.decoder.embed_tokens.embeddings[1][1].weight
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,7 @@ def test_incremental_decoding_of_a_model(scheme: str, record_property) -> None:
     state: dict = {}
     before = target.clone()
     before[before == 1] = 5
-    steps = [
-        model.decoder(before[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
-        for t in range(4)
-    ]
+    steps = [model.decoder(before[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0] for t in range(4)]
     steps = [step[order] for step in steps]
     model.decoder.reorder_incremental_state_scripting(state, order)
     steps += [
@@ -143,9 +140,7 @@ def test_torch_compile(scheme: str) -> None:
 
 def test_layer_drop_keeps_layers_and_tables_together() -> None:
     """With LayerDrop each surviving layer still has its own tables."""
-    model = small_model(
-        position_scheme="m4", encoder_layers=4, encoder_layerdrop=0.5, decoder_layerdrop=0.5
-    ).train()
+    model = small_model(position_scheme="m4", encoder_layers=4, encoder_layerdrop=0.5, decoder_layerdrop=0.5).train()
     source, target = batch()
     torch.manual_seed(2)
     for _ in range(5):
@@ -177,8 +172,7 @@ def test_need_weights_are_true_probabilities() -> None:
     x = model.encoder.embed(source, stack.embed(positions))[0].transpose(0, 1)
     attention = model.encoder.layers[0].self_attn
     padding = source.eq(1)
-    out, probs = attention(x, key_padding_mask=padding, need_weights=True,
-                           attn_mask=stack.context(positions))  # fmt: skip
+    out, probs = attention(x, key_padding_mask=padding, need_weights=True, attn_mask=stack.context(positions))
     assert probs.shape == (3, 2, 7, 7)
     torch.testing.assert_close(probs.sum(-1), torch.ones(3, 2, 7))
     assert (probs.transpose(1, 3)[padding] == 0).all()
@@ -188,9 +182,7 @@ def test_need_weights_are_true_probabilities() -> None:
 
 
 def test_each_side_has_its_scheme() -> None:
-    model = small_model(
-        position_scheme="m4", encoder_position_scheme="tupe", decoder_position_scheme="t5"
-    )
+    model = small_model(position_scheme="m4", encoder_position_scheme="tupe", decoder_position_scheme="t5")
     assert model.encoder.positions.plan.name == "tupe"
     assert model.decoder.positions.plan.name == "t5"
     assert not model.decoder.positions.shared[0].relation.bidirectional
@@ -313,9 +305,7 @@ def test_registered_models_can_be_pickled(tmp_path) -> None:
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     source, target = batch()
-    torch.testing.assert_close(
-        logits(loaded.eval(), source, target), logits(model.eval(), source, target)
-    )
+    torch.testing.assert_close(logits(loaded.eval(), source, target), logits(model.eval(), source, target))
 
 
 def test_decoding_with_recomputation_and_gradients() -> None:
@@ -323,10 +313,7 @@ def test_decoding_with_recomputation_and_gradients() -> None:
     model = small_model(position_scheme="shaw", checkpoint_activations=True)
     source, target = batch()
     encoder_out, state = model.encoder(source, None), {}
-    steps = [
-        model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
-        for t in range(3)
-    ]
+    steps = [model.decoder(target[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0] for t in range(3)]
     torch.cat(steps, dim=1).sum().backward()
 
 
@@ -336,8 +323,6 @@ def test_rope_caches_its_keys_once() -> None:
         model = small_model(position_scheme=scheme)
         source, target = batch()
         state: dict = {}
-        model.decoder(
-            target[:, :1], encoder_out=model.encoder(source, None), incremental_state=state
-        )
+        model.decoder(target[:, :1], encoder_out=model.encoder(source, None), incremental_state=state)
         cache = model.decoder.layers[0].self_attn._get_input_buffer(state)
         assert ("content_key" in cache.kept) == both

@@ -271,9 +271,11 @@ def test_named_sizes() -> None:
     for name in relpos_roberta.SIZES:
         config = MODEL_DATACLASS_REGISTRY[name]()
         found[name] = (
-            config.encoder_layers, config.encoder_embed_dim, config.encoder_ffn_embed_dim,
+            config.encoder_layers,
+            config.encoder_embed_dim,
+            config.encoder_ffn_embed_dim,
             config.encoder_attention_heads,
-        )  # fmt: skip
+        )
         assert config.position_scheme == "learned"
     assert found == {
         "relpos_roberta": (12, 768, 3072, 12),

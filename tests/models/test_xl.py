@@ -68,9 +68,7 @@ def decoded(
 )
 def test_equals_the_paper(pre_norm: bool, flags: dict, rules: dict) -> None:
     """Three segments through two layers, with boundaries, beside scalar loops."""
-    model = randomized(
-        small_xl(mem_len=4, decoder_normalize_before=pre_norm, no_decoder_final_norm=True, **flags)
-    )
+    model = randomized(small_xl(mem_len=4, decoder_normalize_before=pre_norm, no_decoder_final_norm=True, **flags))
     decoder, tokens = model.decoder, stream(2, 9)
     starts = torch.zeros(2, 9, dtype=torch.bool)
     starts[1, 4] = True
@@ -85,9 +83,7 @@ def test_equals_the_paper(pre_norm: bool, flags: dict, rules: dict) -> None:
     expected_memory: list = [[[], []], [[], []]]
     for begin in (0, 3, 6):
         part = tokens[:, begin : begin + 3]
-        got, extra = model.extract_features(
-            part, memory=memory, document_starts=starts[:, begin : begin + 3]
-        )
+        got, extra = model.extract_features(part, memory=memory, document_starts=starts[:, begin : begin + 3])
         memory = extra["memory"]
         for row in range(2):
             embedded = (decoder.embed_scale * decoder.embed_tokens(part[row])).tolist()
@@ -99,25 +95,21 @@ def test_equals_the_paper(pre_norm: bool, flags: dict, rules: dict) -> None:
                 wanted,
                 starts[row, begin : begin + 3].tolist(),
             )
-            torch.testing.assert_close(
-                got[row], torch.tensor(out, dtype=torch.float64), rtol=0, atol=1e-10
-            )
+            torch.testing.assert_close(got[row], torch.tensor(out, dtype=torch.float64), rtol=0, atol=1e-10)
             kept = [state[memory.valid[row], row] for state in memory.states]
             for one, other in zip(kept, expected_memory[row], strict=True):
                 torch.testing.assert_close(one, torch.tensor(other, dtype=torch.float64), **EXACT)
 
 
-@pytest.mark.parametrize(
-    "adaptive", [{}, {"tie_adaptive_weights": True, "tie_adaptive_proj": True}, None]
-)
+@pytest.mark.parametrize("adaptive", [{}, {"tie_adaptive_weights": True, "tie_adaptive_proj": True}, None])
 def test_outputs_have_biases(adaptive: dict | None) -> None:
     """They move scores by themselves, those of a tied adaptive softmax within each band."""
     bands = {f"adaptive_{side}_cutoff": "8" for side in ("input", "softmax")}
     flags = {} if adaptive is None else bands | {"adaptive_input": True} | adaptive
     plain, biased = (small_xl(output_bias=on, **flags).double() for on in (False, True))
-    biased.load_state_dict(biased.state_dict() | {
-        name.replace(".head.", ".head.0."): value for name, value in plain.state_dict().items()
-    })  # fmt: skip
+    biased.load_state_dict(
+        biased.state_dict() | {name.replace(".head.", ".head.0."): value for name, value in plain.state_dict().items()}
+    )
     shift = torch.randn(24, dtype=torch.float64)
     tokens = stream()
     probs = [model.get_normalized_probs(model(tokens), True) for model in (plain, biased)]
@@ -130,9 +122,7 @@ def test_outputs_have_biases(adaptive: dict | None) -> None:
         else:
             softmax.tail[0][-1].bias.copy_(shift[8:])
             tail = (probs[0][..., 8:] + shift[8:]).log_softmax(-1)
-            wanted = torch.cat(
-                [probs[0][..., :8], tail + probs[0][..., 8:].logsumexp(-1, True)], -1
-            )
+            wanted = torch.cat([probs[0][..., :8], tail + probs[0][..., 8:].logsumexp(-1, True)], -1)
     found = biased.get_normalized_probs(biased(tokens), True)
     torch.testing.assert_close(found, wanted.to(found), rtol=0, atol=1e-5)
 
@@ -141,9 +131,7 @@ def test_outputs_have_biases(adaptive: dict | None) -> None:
 @pytest.mark.parametrize("scheme", CARRYING)
 def test_memory_is_one_longer_sequence(scheme: str, pre_norm: bool) -> None:
     """Memory that covers the stream: any cuts give the logits of one pass, in every layer."""
-    model = randomized(
-        small_xl(position_scheme=scheme, mem_len=20, decoder_normalize_before=pre_norm)
-    )
+    model = randomized(small_xl(position_scheme=scheme, mem_len=20, decoder_normalize_before=pre_norm))
     tokens = stream()
     whole = model(tokens)[0]
     for cuts in ([5], [1, 2, 7], [11]):
@@ -188,9 +176,7 @@ def test_same_length(scheme: str) -> None:
     for cuts in ([4, 8], [1, 2, 3, 10], [6]):
         torch.testing.assert_close(chunked(model, tokens, cuts)[0], whole, **EXACT)
     torch.testing.assert_close(decoded(model, tokens), whole, **EXACT)
-    one = randomized(
-        small_xl(position_scheme=scheme, mem_len=4, same_length=True, decoder_layers=1)
-    )
+    one = randomized(small_xl(position_scheme=scheme, mem_len=4, same_length=True, decoder_layers=1))
     before = one(tokens)[0]
     for place, seen in ((7, False), (8, True)):
         changed = tokens.clone()
@@ -241,9 +227,7 @@ def test_rows_of_different_lengths(scheme: str, side: str) -> None:
     row, other = stream(1, 12)[0], stream(1, 18, seed=3)[0]
     alone, kept = chunked(model, row[None], [3, 7])
     memory, found = None, []
-    for (begin, end), (first, last) in zip(
-        ((0, 3), (3, 7), (7, 12)), ((0, 5), (5, 11), (11, 18)), strict=True
-    ):
+    for (begin, end), (first, last) in zip(((0, 3), (3, 7), (7, 12)), ((0, 5), (5, 11), (11, 18)), strict=True):
         width = last - first
         pad = torch.full((width - (end - begin),), PAD)
         place = {"left": 0, "right": end - begin, "between": 1}[side]
@@ -254,9 +238,7 @@ def test_rows_of_different_lengths(scheme: str, side: str) -> None:
         memory = extra["memory"]
         found.append(out[1][padded != PAD])
     torch.testing.assert_close(torch.cat(found), alone[0], **EXACT)
-    torch.testing.assert_close(
-        memory.states[1][memory.valid[1], 1], kept.states[1][kept.valid[0], 0], **EXACT
-    )
+    torch.testing.assert_close(memory.states[1][memory.valid[1], 1], kept.states[1][kept.valid[0], 0], **EXACT)
     finished = model(torch.full((2, 3), PAD), memory=memory)[1]["memory"]
     assert [int(n) for n in finished.valid.sum(dim=1)] == [5, 5]  # padding pushes nothing out
 
@@ -272,9 +254,7 @@ def test_decoding_with_memory(scheme: str) -> None:
     for first in (1, 5):
         torch.testing.assert_close(decoded(model, tokens, memory, first=first), full, **EXACT)
     state: dict = {}
-    steps = [
-        model(tokens[:, :t], memory=memory, incremental_state=state)[0][order] for t in (1, 2, 3)
-    ]
+    steps = [model(tokens[:, :t], memory=memory, incremental_state=state)[0][order] for t in (1, 2, 3)]
     model.decoder.reorder_incremental_state_scripting(state, order)
     mixed = torch.cat([tokens[order, :3], tokens[:, 3:]], dim=1)
     for t in range(4, 10):
@@ -307,9 +287,7 @@ def test_backends_agree(scheme: str) -> None:
     starts[1, 2] = True
     found = []
     for backend in ("reference", "blocked"):
-        model = randomized(
-            small_xl(position_scheme=scheme, mem_len=4, same_length=True, attention_backend=backend)
-        )
+        model = randomized(small_xl(position_scheme=scheme, mem_len=4, same_length=True, attention_backend=backend))
         memory = model(stream(2, 6))[1]["memory"].reset_rows(torch.tensor([True, False]))
         out = model(stream(2, 5, seed=1), memory=memory, document_starts=starts)[0]
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
@@ -422,9 +400,7 @@ def test_a_carrier_comes_back_with_the_next_memory() -> None:
     model(stream(2, 4), memory=carrier)
     assert carrier.memory.valid.shape == (2, 5)
     with_value = model(stream(2, 4), memory=first)[1]["memory"]
-    assert all(
-        torch.equal(a, b) for a, b in zip(with_value.states, carrier.memory.states, strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(with_value.states, carrier.memory.states, strict=True))
     model(stream(2, 1), memory=carrier, incremental_state={})
     assert len(carrier.memory) == 5  # decoding leaves it alone
 
@@ -544,9 +520,7 @@ def test_wrong_memory() -> None:
         model(stream(2, 4), incremental_state=state)
     prompts = stream(2, 4)
     prompts[0, :2] = PAD
-    with pytest.raises(
-        ValueError, match="padding before the tokens .*read the prompts as a segment"
-    ):
+    with pytest.raises(ValueError, match="padding before the tokens .*read the prompts as a segment"):
         model(prompts, memory=memory, incremental_state={})
     with pytest.raises(ValueError, match="padding after the tokens"):
         model(prompts.flip(1), incremental_state={})

@@ -42,9 +42,14 @@ def test_equals_fairseqs(training: bool, padded: bool, weights: bool | str) -> N
         padding = torch.zeros(3, 5, dtype=torch.bool)
         padding[1, :2] = padding[2, 4:] = True
         out, probs = module(
-            query, source, source, key_padding_mask=padding if padded else None, static_kv=True,
-            need_weights=bool(weights), need_head_weights=weights == "heads",
-        )  # fmt: skip
+            query,
+            source,
+            source,
+            key_padding_mask=padding if padded else None,
+            static_kv=True,
+            need_weights=bool(weights),
+            need_head_weights=weights == "heads",
+        )
         assert (probs is None) == (not weights)
         loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
         if weights:
@@ -69,9 +74,7 @@ def test_dropout_is_fairseqs() -> None:
     torch.testing.assert_close(probs.sum(-1), torch.ones(3, 4).double())
     assert not torch.allclose(one, own(query, source, need_weights=False)[0])
     own.eval()
-    torch.testing.assert_close(
-        own(query, source, need_weights=False)[0], own(query, source)[0], **EXACT
-    )
+    torch.testing.assert_close(own(query, source, need_weights=False)[0], own(query, source)[0], **EXACT)
 
 
 def test_masks_and_logits_are_refused() -> None:
@@ -91,9 +94,7 @@ def test_regrouping_keeps_every_rows_source(data: st.DataObject) -> None:
     sources, beams = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     if data.draw(st.booleans()):  # beams of some of the sentences
         kept = data.draw(st.lists(st.integers(0, sources - 1), min_size=1, max_size=4))
-        order = [
-            s * beams + data.draw(st.integers(0, beams - 1)) for s in kept for _ in range(beams)
-        ]
+        order = [s * beams + data.draw(st.integers(0, beams - 1)) for s in kept for _ in range(beams)]
     else:
         order = data.draw(st.lists(st.integers(0, sources * beams - 1), min_size=1, max_size=9))
     order = torch.tensor(order)
@@ -115,9 +116,7 @@ def test_repeats() -> None:
 def test_generation_is_fairseqs(beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypotheses, scores and alignments, while sentences end at different steps."""
     plain, model = fairseq_model().double(), small_model(position_scheme="sinusoidal").double()
-    model.load_state_dict(
-        {n: v for n, v in plain.state_dict().items() if "version" not in n}, strict=False
-    )
+    model.load_state_dict({n: v for n, v in plain.state_dict().items() if "version" not in n}, strict=False)
     kept = []
 
     def watched(*args: object) -> tuple:

@@ -193,9 +193,7 @@ def test_queries_alone_may_want_gradients(scheme: str) -> None:
         part.requires_grad_("q_proj" in name)
     read = tokens(BATCH, 6)
     wanted = torch.autograd.grad(layer(read).square().sum(), layer.attention.q_proj.weight)
-    found = torch.autograd.grad(
-        steps(layer, read, {}).square().sum(), layer.attention.q_proj.weight
-    )
+    found = torch.autograd.grad(steps(layer, read, {}).square().sum(), layer.attention.q_proj.weight)
     torch.testing.assert_close(found, wanted)
 
 

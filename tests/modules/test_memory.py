@@ -40,9 +40,7 @@ def test_extend_is_appending_to_lists(data: st.DataObject) -> None:
     for number in range(data.draw(st.integers(1, 4))):
         length = data.draw(st.integers(1, 4))
         flags = st.lists(st.booleans(), min_size=rows * length, max_size=rows * length)
-        padding, starts = (
-            torch.tensor(data.draw(flags), dtype=torch.bool).view(rows, length) for _ in range(2)
-        )
+        padding, starts = (torch.tensor(data.draw(flags), dtype=torch.bool).view(rows, length) for _ in range(2))
         new = states(length, rows, number)
         some = bool(padding.any())
         documents = number_documents(starts, padding if some else None)
@@ -66,9 +64,7 @@ def test_extend_is_appending_to_lists(data: st.DataObject) -> None:
 def test_rows_are_selected_and_reset() -> None:
     value = memory()
     swapped = value.reorder(torch.tensor([1, 0, 1]))
-    assert [contents(swapped, row) for row in range(3)] == [
-        contents(value, row) for row in (1, 0, 1)
-    ]
+    assert [contents(swapped, row) for row in range(3)] == [contents(value, row) for row in (1, 0, 1)]
     reset = value.reset_rows(torch.tensor([True, False]))
     assert contents(reset, 0) == [[], []]
     assert contents(reset, 1) == contents(value, 1)

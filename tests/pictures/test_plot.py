@@ -77,9 +77,7 @@ def save(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
             "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
             "args": None,
             "model": model.state_dict(),
-            "optimizer_history": [
-                {"optimizer_name": "a", "lr_scheduler_state": {}, "num_updates": 1}
-            ],
+            "optimizer_history": [{"optimizer_name": "a", "lr_scheduler_state": {}, "num_updates": 1}],
             "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
             "task_state": {},
         }
@@ -112,9 +110,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-6) -> None:
-    torch.testing.assert_close(
-        found, expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
-    )
+    torch.testing.assert_close(found, expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def stems(folder: Path) -> set[str]:
@@ -199,9 +195,7 @@ def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
     cosine = numbers(read(tmp_path / "encoder-learned-position-cosine.csv"), "position_")
     same(cosine, unit @ unit.t())
 
-    factors = [
-        model[f"encoder.layers.{i}.self_attn.position.0.position_table"].double() for i in (0, 1)
-    ]
+    factors = [model[f"encoder.layers.{i}.self_attn.position.0.position_table"].double() for i in (0, 1)]
     found = numbers(read(tmp_path / "encoder-position-logits.csv"), "key_").view(2, 4, 9, 9)
     same(found, torch.stack([p @ p.transpose(-1, -2) for p in factors]))
     unit = torch.nn.functional.normalize(torch.stack(factors), dim=-1)
@@ -209,10 +203,7 @@ def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
     same(found.view(2, 4, 9, 9), unit @ unit.transpose(-1, -2))
     assert not (tmp_path / "encoder-key-factor-cosine.csv").exists()
 
-    q, k = (
-        (table @ model[f"encoder.layers.0.self_attn.{n}_proj.weight"].double().t()).view(9, 4, 32)
-        for n in "qk"
-    )
+    q, k = ((table @ model[f"encoder.layers.0.self_attn.{n}_proj.weight"].double().t()).view(9, 4, 32) for n in "qk")
     found = numbers(read(tmp_path / "encoder-input-logits.csv"), "key_").view(4, 9, 9)
     same(found, torch.einsum("ihd,jhd->hij", q, k) / 32**0.5)
 
@@ -423,9 +414,7 @@ def test_a_curves_line_joins_its_own_points():
     """Another run's updates lie between them."""
     values = torch.tensor([[1.0, float("nan"), 3.0]]).numpy()
     panel = drawing.Panel({"part": "training"}, ["m4"], [1, 2, 3], values)
-    picture = drawing.Picture(
-        "c", "t", "d", "lines", [panel], "run", "update", ("", "", ""), neutral=None
-    )
+    picture = drawing.Picture("c", "t", "d", "lines", [panel], "run", "update", ("", "", ""), neutral=None)
     (line,) = drawing.draw(picture).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
     drawing.plt.close("all")
@@ -499,9 +488,7 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
         size = 20 if path.name == "test.en-de.en.idx" else None
         (torn / path.name).write_bytes(path.read_bytes()[:size])
     command = [sys.executable, str(SCRIPT), str(save("none")), "--data", str(torn)]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "run fairseq-preprocess again" in done.stderr
     assert not (tmp_path / "out").exists()

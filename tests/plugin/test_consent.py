@@ -47,9 +47,7 @@ def test_fairseqs_transformer_trains_as_without_the_plugin(corpus: Corpus, tmp_p
 
 @pytest.mark.parametrize("first, then", [(FAIRSEQS, OURS), (OURS, FAIRSEQS)], ids=["to", "from"])
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_other_adam(
-    corpus: Corpus, tmp_path: Path, first: tuple, then: tuple
-) -> None:
+def test_a_run_goes_on_with_the_other_adam(corpus: Corpus, tmp_path: Path, first: tuple, then: tuple) -> None:
     """A checkpoint of fairseq's Adam and criterion resumes with ours, state included, and back."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     train(corpus, whole, *M4, *first, "--max-update", "4")

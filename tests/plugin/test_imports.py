@@ -70,9 +70,7 @@ def test_pure_parts_load_torch_alone() -> None:
     modules += ["relpos_fairseq.conversion", "relpos_fairseq.conversion.on_load"]
     for part in PURE:
         folder = USER_DIR.joinpath(*part.split("."))
-        modules += [
-            one.name for one in pkgutil.walk_packages([str(folder)], f"relpos_fairseq.{part}.")
-        ]
+        modules += [one.name for one in pkgutil.walk_packages([str(folder)], f"relpos_fairseq.{part}.")]
     modules = [name for name in modules if not name.endswith(NEED_FAIRSEQ)]
     assert len(modules) > 50
     pure = "assert 'fairseq' not in sys.modules, name"

@@ -54,11 +54,20 @@ def load(folder: Path, split: str, classes: int):
     from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
     cfg = Namespace(
-        data=str(folder), num_classes=classes, init_token=0, separator_token=2, no_shuffle=True,
-        shorten_method="none", shorten_data_split_list="", add_prev_output_tokens=False,
-        max_positions=512, regression_target=classes == 1, seed=1, d2v2_multi=False,
+        data=str(folder),
+        num_classes=classes,
+        init_token=0,
+        separator_token=2,
+        no_shuffle=True,
+        shorten_method="none",
+        shorten_data_split_list="",
+        add_prev_output_tokens=False,
+        max_positions=512,
+        regression_target=classes == 1,
+        seed=1,
+        d2v2_multi=False,
         classification_head_name="head",
-    )  # fmt: skip
+    )
     task = SentencePredictionTask.setup_task(cfg)
     return task, task.load_dataset(split)
 
@@ -76,13 +85,10 @@ def test_fairseq_reads_what_the_files_say(glue, prepared, name):
             fields = line.split("\t")
             parts = [fields[columns.index(part)] for part in ("1", "2") if part in columns]
             item = dataset[number]
-            symbols = loaded.source_dictionary.string(
-                item["net_input.src_tokens"], extra_symbols_to_ignore={-1}
-            )
+            symbols = loaded.source_dictionary.string(item["net_input.src_tokens"], extra_symbols_to_ignore={-1})
             # fairseq's string() leaves </s> out; <s> it leaves in only if asked.
             assert symbols.split() == " ".join(parts).split()
-            wanted = [0] + sum(([2] * (n > 0) + [4] * len(part.split()) + [2]
-                                for n, part in enumerate(parts)), [])  # fmt: skip
+            wanted = [0] + sum(([2] * (n > 0) + [4] * len(part.split()) + [2] for n, part in enumerate(parts)), [])
             ids = item["net_input.src_tokens"].tolist()
             assert [min(i, 4) for i in ids] == wanted
             label = fields[columns.index("L")]
@@ -298,8 +304,10 @@ def test_majority_class_is_scored_as_sklearn_does(train, valid):
 
 def test_tasks_are_found_by_any_spelling():
     assert [task.name for task in chosen_tasks("sts-b, sst2,MNLI,mnli")] == [
-        "STS-B", "SST-2", "MNLI",
-    ]  # fmt: skip
+        "STS-B",
+        "SST-2",
+        "MNLI",
+    ]
 
 
 @pytest.mark.slow
@@ -307,6 +315,5 @@ def test_real_files_are_read_whole(tmp_path, shared_data, tokenizer):
     rows = {"CoLA": (8551, 1043), "MRPC": (3667, 408), "RTE": (2490, 277), "STS-B": (5749, 1500)}
     for name, expected in rows.items():
         sources = sources_of(GLUE[name], shared_data / "glue")
-        found = [sum(1 for _ in reading.read_examples(sources[split], GLUE[name]))
-                 for split in ("train", "valid")]  # fmt: skip
+        found = [sum(1 for _ in reading.read_examples(sources[split], GLUE[name])) for split in ("train", "valid")]
         assert tuple(found) == expected

@@ -205,9 +205,7 @@ def test_sentencepiece(text, tmp_path):
 def test_sentencepiece_with_bytes_knows_every_character(text, tmp_path):
     options = ["--level", "sentencepiece", "--vocab-size", 300, "--byte-fallback", "--train", text]
     (tmp_path / "other").write_text("the cat Ω\n")
-    manifest = prepare(
-        tmp_path / "out", *options, "--model-type", "bpe", "--test", tmp_path / "other"
-    )
+    manifest = prepare(tmp_path / "out", *options, "--model-type", "bpe", "--test", tmp_path / "other")
     assert manifest["splits"]["test"]["unknown"] == 0
     assert "<0xCE>" in symbols(tmp_path / "out", "test")
 
@@ -248,17 +246,13 @@ def test_an_exact_split_loses_nothing(tmp_path, level):
 
 def test_a_split_by_lines(text, tmp_path):
     prepare(tmp_path / "out", "--text", text, "--split", "0.9,0.1")
-    files = [
-        (tmp_path / "out" / "text" / f"{split}.txt").read_text() for split in ("train", "valid")
-    ]
+    files = [(tmp_path / "out" / "text" / f"{split}.txt").read_text() for split in ("train", "valid")]
     assert "".join(files) == text.read_text()
     assert [part.count("\n") for part in files] == [180, 20]
     assert not (tmp_path / "out" / "test.bin").exists()
 
 
-HEADINGS = (
-    "\n = One = \n\n a b \n = not a title = \n = = Section = = \n\n c \n\n = Two 2 = \n\n d e f \n"
-)
+HEADINGS = "\n = One = \n\n a b \n = not a title = \n = = Section = = \n\n c \n\n = Two 2 = \n\n d e f \n"
 
 
 @pytest.mark.parametrize("level", ["word", "char"])
@@ -338,9 +332,7 @@ def test_a_character_outside_a_given_dictionary(tmp_path, capsys):
     options = ["--test", tmp_path / "t", "--dict", tmp_path / "dict.txt"]
     for workers in (1, 2):
         said = refused(capsys, tmp_path / "out", *options, "--level", "char", "--workers", workers)
-        assert said.startswith(
-            f"{tmp_path}/t, line 3, character 5: '\\xa0' (U+00A0) is not in the dic"
-        )
+        assert said.startswith(f"{tmp_path}/t, line 3, character 5: '\\xa0' (U+00A0) is not in the dic")
     assert not (tmp_path / "out" / "test.bin").exists()
     assert prepare(tmp_path / "words", *options)["splits"]["test"]["unknown"] == 2
 
@@ -364,15 +356,11 @@ BAD = {
     "the split valid is empty": ["--train", "T", "--valid", "EMPTY"],
     "no unit at all": ["--train", "EMPTY"],
     "sentencepiece cannot be trained": ["--train", "EMPTY", "--level", "sentencepiece"],
-    "cannot make 5000 pieces of this text": [
-        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
-    ],
+    "cannot make 5000 pieces of this text": [*("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")],
     "has not so many, so --vocab-size must be smaller: at most": [
         *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
     ],
-    "so --vocab-size must be larger: at least": [
-        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5")
-    ],
+    "so --vocab-size must be larger: at least": [*("--train", "T", "--level", "sentencepiece", "--vocab-size", "5")],
     "too short for 900 shards": ["--train", "T", "--shards", "900"],
     "--split leaves train empty: the text has 200 lines": ["--text", "T", "--split", "0.001,0.999"],
     "--workers must be >= 1, got 0": ["--train", "T", "--workers", "0"],
@@ -440,9 +428,7 @@ def corpus(tmp_path: Path, monkeypatch, name: str, members: dict[str, bytes]) ->
 
 
 def test_wikitext_from_a_folder(tmp_path, monkeypatch):
-    data = {
-        f"wikitext-2/wiki.{split}.tokens": HEADINGS.encode() for split in ("train", "valid", "test")
-    }
+    data = {f"wikitext-2/wiki.{split}.tokens": HEADINGS.encode() for split in ("train", "valid", "test")}
     folder = corpus(tmp_path, monkeypatch, "wikitext-2", data)
     options = ["--corpus", "wikitext-2", "--from-dir", folder, "--documents", "heading"]
     manifest = prepare(tmp_path / "out", *options)

@@ -98,8 +98,7 @@ def test_blocks_are_full_sentences_of_one_document(prepared, text):
     names = {}
     for split in ("train", "valid"):
         blocks = sentences(prepared / "data-bin", split)
-        assert all(len(item) < 40 and item[-1] == "</s>" for item in
-                   items(prepared / "data-bin", split))  # fmt: skip
+        assert all(len(item) < 40 and item[-1] == "</s>" for item in items(prepared / "data-bin", split))
         assert {sentence for block in blocks for sentence in block} <= lines
         assert all(len({sentence.split()[0] for sentence in block}) == 1 for block in blocks)
         names[split] = {block[0].split()[0] for block in blocks}
@@ -173,13 +172,10 @@ def test_copies_of_a_document_lie_in_different_shards(tmp_path):
     (tmp_path / "text").write_text("a\n")
     args = checked(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
     chosen = [
-        stages.MlmPreparation(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0})
-        for shard in range(2)
+        stages.MlmPreparation(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0}) for shard in range(2)
     ]
     held_out = stages.MlmPreparation(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
-    assert [sorted(set(some)) for some in chosen] == [
-        [n for n in range(50) if n not in held_out]
-    ] * 2
+    assert [sorted(set(some)) for some in chosen] == [[n for n in range(50) if n not in held_out]] * 2
     assert all(len(set(some)) == len(some) for some in chosen)
 
 
@@ -270,16 +266,16 @@ def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
     assert not (out / "manifest.json").exists()
     done = subprocess.run(
         [*command, *arguments(out, text, "--workers", "2")],
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr
     assert "tokenizer ... unchanged" in done.stdout
     assert contents(out, ".stages") == contents(prepared, ".stages")
 
 
-def test_second_run_does_nothing_and_another_alpha_only_what_it_must(
-    tmp_path, text, prepared, capsys
-):
+def test_second_run_does_nothing_and_another_alpha_only_what_it_must(tmp_path, text, prepared, capsys):
     out = tmp_path / "out"
     prepare("mlm", arguments(out, text))
     capsys.readouterr()
@@ -313,8 +309,12 @@ def test_json_lines_of_c4(tmp_path):
         file.write("".join(f"{json.dumps(one)}\n" for one in objects) + "\n")
     counts = Counter()
     assert list(documents.read_stream(path, Reading("json"), counts)) == [
-        "First line. Two.", "Second line\u2028x", None, "Another", None,
-    ]  # fmt: skip
+        "First line. Two.",
+        "Second line\u2028x",
+        None,
+        "Another",
+        None,
+    ]
     assert (counts["documents"], counts["sentences"]) == (2, 3)
     split = documents.read_stream(path, Reading("json", "split"))
     assert next(split) == "First line."
@@ -335,9 +335,16 @@ def test_sentences_are_split_and_nothing_is_lost(tmp_path):
     counts = Counter()
     stream = list(documents.read_stream(path, Reading(sentences="split"), counts))
     assert stream == [
-        'He said "Go."', "Then he left.", "It cost 3.5 e.g. in Rome.", "OK?",
-        "你好。", "我很好！", "“是。”", "他说。", None,
-    ]  # fmt: skip
+        'He said "Go."',
+        "Then he left.",
+        "It cost 3.5 e.g. in Rome.",
+        "OK?",
+        "你好。",
+        "我很好！",
+        "“是。”",
+        "他说。",
+        None,
+    ]
     assert counts == {"lines": 1, "sentences": 8, "documents": 1, "characters": len(line) - 4}
 
 

@@ -18,9 +18,15 @@ from relpos_fairseq.benchmarks.preparation import STAGES
 def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
     """Runs a command to its end and returns what it printed."""
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        list(map(str, command)),
+        cwd=cwd,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -48,13 +54,18 @@ def test_slurm_job_keeps_the_papers_batch(tmp_path):
     script = ROOT / "examples" / "translation" / "train.sbatch"
     for nodes, per_node, tokens, updates in ((1, 1, 4096, 8), (1, 8, 4096, 1), (2, 8, 2048, 1)):
         said = shell(
-            "bash", script, "wmt15_en_de_t5", "common.seed=2",
-            SLURM_NNODES=str(nodes), SLURM_GPUS_ON_NODE=str(per_node), SLURM_JOB_ID="7",
-            SLURM_JOB_NODELIST="n[1-2]", SLURM_SUBMIT_DIR=str(tmp_path),
+            "bash",
+            script,
+            "wmt15_en_de_t5",
+            "common.seed=2",
+            SLURM_NNODES=str(nodes),
+            SLURM_GPUS_ON_NODE=str(per_node),
+            SLURM_JOB_ID="7",
+            SLURM_JOB_NODELIST="n[1-2]",
+            SLURM_SUBMIT_DIR=str(tmp_path),
             PATH=f"{stubs}{os.pathsep}{os.environ['PATH']}",
-        ).split("\n")  # fmt: skip
-        assert said[:6] == ["torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(per_node),
-                            "--rdzv_id"]  # fmt: skip
+        ).split("\n")
+        assert said[:6] == ["torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(per_node), "--rdzv_id"]
         assert "n1:29500" in said and "wmt15_en_de_t5" in said and "common.seed=2" in said
         assert f"dataset.max_tokens={tokens}" in said
         assert f"optimization.update_freq=[{updates}]" in said

@@ -76,8 +76,11 @@ def made(out: Path) -> dict[str, bytes]:
 
 def final(out: Path) -> dict[str, bytes]:
     """What later programs use."""
-    return {name: data for name, data in made(out).items() if name.split("/")[0] in
-            ("data-bin", "units", "reference", "text")}  # fmt: skip
+    return {
+        name: data
+        for name, data in made(out).items()
+        if name.split("/")[0] in ("data-bin", "units", "reference", "text")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +125,7 @@ def test_shards_change_nothing(text, undisturbed, tmp_path, capsys):
         assert prepare(text, out, "--shard", f"{shard}/3") == 0
     assert prepare(text, out, "--merge", "3") == 0
     assert final(out) == {k: v for k, v in undisturbed.items() if k in final(out)}
-    whole, merged = (json.loads(x) for x in (undisturbed["manifest.json"],
-                                             (out / "manifest.json").read_bytes()))  # fmt: skip
+    whole, merged = (json.loads(x) for x in (undisturbed["manifest.json"], (out / "manifest.json").read_bytes()))
     assert merged["stages"]["clean"] == whole["stages"]["clean"]
     assert merged["outputs"] == whole["outputs"]
     capsys.readouterr()
@@ -203,8 +205,11 @@ def test_a_second_run_does_nothing_and_a_change_only_what_follows(text, tmp_path
     assert made(out) == before
     assert prepare(text, out, "--vocab-size", "50") == 0
     said = capsys.readouterr().out
-    changed = [s for s in ("clean", "tokenise", "merge", "sample", "learn", "apply", "binarise")
-               if f"{s} ... unchanged" not in said]  # fmt: skip
+    changed = [
+        s
+        for s in ("clean", "tokenise", "merge", "sample", "learn", "apply", "binarise")
+        if f"{s} ... unchanged" not in said
+    ]
     assert changed == ["learn", "apply", "binarise"]
     (out / "text" / "train.en").write_text("spoilt\n")
     assert prepare(text, out) == 0
@@ -214,11 +219,29 @@ def test_a_second_run_does_nothing_and_a_change_only_what_follows(text, tmp_path
 def test_counts_say_why_lines_went(text, tmp_path, capsys):
     folder = shutil.copytree(text, tmp_path / "text")
     odd = {
-        "en": ["A pair", "", "Same words", "w " * 300, "a b c d e f g h i", "Tab\there ||| x\r",
-               "какой то текст здесь", "A pair", (text / "test.en").read_text().split("\n")[0]],
-        "de": ["Ein Paar", "nichts", "same words", "w " * 300, "eins", "Tab\thier ||| y\r",
-               "irgend ein Text hier", "Ein Paar", "Etwas"],
-    }  # fmt: skip
+        "en": [
+            "A pair",
+            "",
+            "Same words",
+            "w " * 300,
+            "a b c d e f g h i",
+            "Tab\there ||| x\r",
+            "какой то текст здесь",
+            "A pair",
+            (text / "test.en").read_text().split("\n")[0],
+        ],
+        "de": [
+            "Ein Paar",
+            "nichts",
+            "same words",
+            "w " * 300,
+            "eins",
+            "Tab\thier ||| y\r",
+            "irgend ein Text hier",
+            "Ein Paar",
+            "Etwas",
+        ],
+    }
     for language, lines in odd.items():
         path = folder / f"train.{language}"
         content = "\ufeff" + "".join(f"{line}\n" for line in lines) + path.read_text()
@@ -229,8 +252,7 @@ def test_counts_say_why_lines_went(text, tmp_path, capsys):
     assert prepare(folder, out) == 0
     made_by = json.loads((out / "manifest.json").read_text())["stages"]
     counts = {key: value[0] for key, value in made_by["clean"]["train"].items()}
-    reasons = ("empty", "identical sides", "too long", "length ratio", "wrong script",
-               "in a test set")  # fmt: skip
+    reasons = ("empty", "identical sides", "too long", "length ratio", "wrong script", "in a test set")
     assert [counts[reason] for reason in reasons] == [1] * 6
     assert counts["read"] == wmt_text.TRAIN + 9 and counts["kept"] == counts["read"] - 6
     assert made_by["merge"]["duplicate"][0] == 1
@@ -243,15 +265,17 @@ def test_counts_say_why_lines_went(text, tmp_path, capsys):
 def test_czeng_by_a_folder(tmp_path, monkeypatch):
     folder = tmp_path / "czeng"
     folder.mkdir()
-    rows = ["a-b1-00train\t0.9\tdobrý den vám\tgood day to you", "only\ttwo",
-            "a-b2-00train\t0.5\tvyňatý blok zde\tan excluded block"]  # fmt: skip
+    rows = [
+        "a-b1-00train\t0.9\tdobrý den vám\tgood day to you",
+        "only\ttwo",
+        "a-b2-00train\t0.5\tvyňatý blok zde\tan excluded block",
+    ]
     with gzip.open(folder / "00train.gz", "wt", encoding="utf-8") as file:
         file.write("".join(f"{row}\n" for row in rows))
     (folder / "convert_czeng16_to_17.pl").write_text("my @bad = qw{2\n 7};\n")
     (only,) = obtain.czeng(folder, "en", "cs")
     assert only.skipped == {2, 7} and only.count() == 3
-    assert list(only.rows()) == [(b"good day to you", "dobrý den vám".encode()), None,
-                                 (b"", b"")]  # fmt: skip
+    assert list(only.rows()) == [(b"good day to you", "dobrý den vám".encode()), None, (b"", b"")]
 
 
 # What stops it
@@ -363,9 +387,7 @@ def test_bad_options(tmp_path, capsys, options, said):
     assert said in error(capsys)
 
 
-@pytest.mark.parametrize(
-    "options", ["--czeng .", "--without czeng", "--valid newstest2014", "--test newstest2014"]
-)
+@pytest.mark.parametrize("options", ["--czeng .", "--without czeng", "--valid newstest2014", "--test newstest2014"])
 def test_ones_own_text_leaves_nothing_to_choose(text, tmp_path, capsys, options):
     assert prepare(text, tmp_path / "out", *options.split()) == 2
     assert f"{options.split()[0]} goes with published sets" in error(capsys)
@@ -507,17 +529,15 @@ def wmt(text, monkeypatch):
 
         def dataset(name, archive, members):
             return SimpleNamespace(
-                name=name, data=[f"{address}/{archive}"], md5=[wmt_text.md5(files[archive])],
+                name=name,
+                data=[f"{address}/{archive}"],
+                md5=[wmt_text.md5(files[archive])],
                 langpairs={"en-de": [members.format(k) for k in ("en", "de")]},
-            )  # fmt: skip
+            )
 
         monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (corpus("first"), corpus("second")))
-        monkeypatch.setitem(
-            sources.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm")
-        )
-        monkeypatch.setitem(
-            sources.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm")
-        )
+        monkeypatch.setitem(sources.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"))
+        monkeypatch.setitem(sources.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm"))
         quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20, progress=False)
         monkeypatch.setattr(obtain, "fetch", quick)
         yield server
@@ -568,9 +588,7 @@ def test_a_cut_download_is_resumed(wmt, downloaded, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["404", "html", "corrupt"])
-def test_a_fault_everywhere_is_one_error_and_a_new_run_continues(
-    wmt, downloaded, text, tmp_path, capsys, fault
-):
+def test_a_fault_everywhere_is_one_error_and_a_new_run_continues(wmt, downloaded, text, tmp_path, capsys, fault):
     whole = expected(downloaded, wmt, tmp_path)
     names = ("one/first.tgz", "two/first.tgz", "test.tgz")
     for name in names:

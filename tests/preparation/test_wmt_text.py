@@ -170,9 +170,7 @@ def test_sentencepieces_error_comes_from_its_own_process(model, tmp_path):
 def test_the_quickstart_learns_what_units_there_are(tmp_path, text):
     (tmp_path / "text").write_text(text)
     if text.strip():
-        made = sentencepiece.SentencePieceProcessor(
-            model_proto=quickstart_corpus.train_subwords([tmp_path / "text"])
-        )
+        made = sentencepiece.SentencePieceProcessor(model_proto=quickstart_corpus.train_subwords([tmp_path / "text"]))
         assert made.decode(made.encode(text.strip())) == text.strip()
     else:
         with pytest.raises(quickstart_corpus.DataError, match="it is empty"):

@@ -195,9 +195,7 @@ def test_paper_start() -> None:
 
 def test_an_older_word_means_and_is_remembered_as_before() -> None:
     """p2c_index `paper` is `same`, as old checkpoints say; a later option says nothing of auto."""
-    old, new, today = (
-        plan("deberta", position_p2c_index=word).describe() for word in ("paper", "auto", "same")
-    )
+    old, new, today = (plan("deberta", position_p2c_index=word).describe() for word in ("paper", "auto", "same"))
     assert old == new == today
     assert "deberta.p2c_index=paper" in new
     later = Number(name="n", place=0, help="", auto=2, later=True)
@@ -333,9 +331,7 @@ def test_hybrids_may_be_spaced() -> None:
 
 def test_a_reset_that_no_encoder_takes_is_refused() -> None:
     """A decoder's scheme does not make the option apply."""
-    config = PositionConfig(
-        encoder_position_scheme="rope", decoder_position_scheme="t5", position_reset_cls="on"
-    )
+    config = PositionConfig(encoder_position_scheme="rope", decoder_position_scheme="t5", position_reset_cls="on")
     with pytest.raises(ValueError, match="--position-reset-cls on does not apply"):
         resolve(config, SHAPE, "translation", side="encoder", sides=("encoder", "decoder"))
 
@@ -344,14 +340,10 @@ def test_a_reset_that_no_encoder_takes_is_refused() -> None:
 def test_segments_are_shared_as_asked_not_as_a_neighbour(scheme: str) -> None:
     """By default each head and layer has its own; --position-share says otherwise."""
     made = Placement(plan(scheme, segment_encoding="head"))
-    tables = [
-        scheme.pair_table for scheme in made.layer_schemes(0) if scheme.name == "segment_head"
-    ]
+    tables = [scheme.pair_table for scheme in made.layer_schemes(0) if scheme.name == "segment_head"]
     assert [tuple(table.shape) for table in tables] == [(4, 4)]
     shared = Placement(plan(scheme, segment_encoding="head", position_share="both"))
-    assert [tuple(s.pair_table.shape) for s in shared.shared if s.name == "segment_head"] == [
-        (1, 4)
-    ]
+    assert [tuple(s.pair_table.shape) for s in shared.shared if s.name == "segment_head"] == [(1, 4)]
 
 
 def test_segment_numbers_are_checked() -> None:
@@ -371,7 +363,5 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "import relpos_fairseq.config, relpos_fairseq.placement\n"
         "print(relpos_fairseq.__version__, len(relpos_fairseq.schemes.scheme_names()))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.stdout.split() == ["0.1.0", str(len(CONTRACT))], result.stderr

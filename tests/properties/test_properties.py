@@ -43,9 +43,7 @@ class Layer(torch.nn.Module):
         plan = replace(plan_of(case, causal=causal), backend=backend)
         self.stack = Placement(plan)
         schemes = self.stack.layer_schemes(0)
-        self.attention = RelPosMultiheadAttention(
-            WIDTH, HEADS, schemes, plan.scale, backend=backend
-        )
+        self.attention = RelPosMultiheadAttention(WIDTH, HEADS, schemes, plan.scale, backend=backend)
         self.double().eval()
         randomize(self, 5)
 
@@ -129,9 +127,7 @@ def test_decoding_of_left_padded_prompts(case: Case) -> None:
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[0, :pad] = True
     cache: dict = {}
-    out = torch.cat(
-        [layer(x[:, t : t + 1], padding[:, : t + 1], cache, t) for t in range(length)], dim=1
-    )
+    out = torch.cat([layer(x[:, t : t + 1], padding[:, : t + 1], cache, t) for t in range(length)], dim=1)
     torch.testing.assert_close(out[0, pad:], layer(x[:1, pad:])[0], **EXACT)
     torch.testing.assert_close(out[1], layer(x[1:])[0], **EXACT)
 
@@ -173,10 +169,14 @@ def test_relative_schemes_ignore_a_shift(case: Case, backend: str) -> None:
     padding = torch.zeros(k.size(0), length + far, dtype=torch.bool)
     padding[:, :far] = True
     shifted = replace(
-        inputs, k=k, v=v, positions=positions, key_padding=padding,
+        inputs,
+        k=k,
+        v=v,
+        positions=positions,
+        key_padding=padding,
         terms=terms_of(stack, layer, positions, k.size(0)),
         **rotated(context, inputs.q, k),
-    )  # fmt: skip
+    )
     expected, _ = attend(inputs, backend)
     torch.testing.assert_close(attend(shifted, backend)[0], expected, **EXACT)
 
@@ -249,9 +249,7 @@ def test_m4m_starts_near_plain_attention() -> None:
     assert total_variation < uniform
 
 
-@pytest.mark.parametrize(
-    "scheme", ["shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "rel_scalar"]
-)
+@pytest.mark.parametrize("scheme", ["shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "rel_scalar"])
 def test_a_clip_beyond_the_length_is_no_clip(scheme: str) -> None:
     """Clip >= length equals the unclipped table with the same rows."""
     longest, clip = 12, 20
@@ -265,9 +263,7 @@ def test_a_clip_beyond_the_length_is_no_clip(scheme: str) -> None:
             target.copy_(source if same else source[:, offset : source.size(1) - offset])
     inputs, *_ = call(Case(scheme), "square")
     outputs = [
-        attend(
-            replace(inputs, terms=layer.terms(layer.prepare(inputs.positions), inputs.positions))
-        )
+        attend(replace(inputs, terms=layer.terms(layer.prepare(inputs.positions), inputs.positions)))
         for layer in (wide_layer, full_layer)
     ]
     torch.testing.assert_close(outputs[0][0], outputs[1][0], **EXACT)
@@ -343,26 +339,30 @@ def test_backends_agree_anywhere(case, length, start, rows, causal, pads, left, 
     rows = min(rows, length - start)
     stack, layer = build(case, causal=causal)
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (
-        torch.randn(2, 2, n, 4, generator=generator, dtype=torch.float64)
-        for n in (rows, length, length)
-    )
+    q, k, v = (torch.randn(2, 2, n, 4, generator=generator, dtype=torch.float64) for n in (rows, length, length))
     padding = torch.zeros(2, length, dtype=torch.bool)
     for row, pad in enumerate(pads):
         pad = min(pad, length)
         padding[row, slice(0, pad) if left else slice(length - pad, length)] = True
     positions = Positions(
-        rows, length, start,
+        rows,
+        length,
+        start,
         token_index=index_of_tokens(padding),
         segments=torch.arange(length).expand(2, -1) % 2,
-    )  # fmt: skip
+    )
     context = stack.context(positions)
     inputs = AttentionInputs(
-        q, k, v,
+        q,
+        k,
+        v,
         terms_of(stack, layer, positions, q.size(0)),
-        positions, stack.plan.scale, causal=causal, key_padding=padding,
+        positions,
+        stack.plan.scale,
+        causal=causal,
+        key_padding=padding,
         **rotated(context, q, k),
-    )  # fmt: skip
+    )
     expected, probs = attend(inputs, "reference", need_weights=True)
     got, got_probs = attend(inputs, "blocked", need_weights=True)
     torch.testing.assert_close(got, expected, **EXACT)
@@ -372,9 +372,7 @@ def test_backends_agree_anywhere(case, length, start, rows, causal, pads, left, 
 def test_sentence_positions_restart() -> None:
     """In a packed block positions count from each sentence's start, whatever the padding."""
     pad, eos = 1, 2
-    block = torch.tensor(
-        [[pad, 0, 5, 6, eos, 7, 8, 9, eos, 5], [0, 5, eos, 6, eos, 7, eos, 1, 1, 1]]
-    )
+    block = torch.tensor([[pad, 0, 5, 6, eos, 7, 8, 9, eos, 5], [0, 5, eos, 6, eos, 7, eos, 1, 1, 1]])
     encoder = index_in_sentence(block, pad, eos, causal=False)
     assert encoder[0].tolist() == [0, 0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert encoder[1].tolist() == [0, 1, 2, 0, 1, 0, 1, 0, 0, 0]

@@ -30,11 +30,7 @@ from helpers.roberta import write_packed, write_pairs
 from helpers.segment_corpus import write_corpus as write_stream
 
 EXAMPLES = ROOT / "examples"
-PATHS = sorted(
-    path
-    for path in EXAMPLES.glob("*/config/**/*.yaml")
-    if "ot launched itself" not in path.read_text()
-)
+PATHS = sorted(path for path in EXAMPLES.glob("*/config/**/*.yaml") if "ot launched itself" not in path.read_text())
 NAMES = [str(path.relative_to(EXAMPLES).with_suffix("")) for path in PATHS]
 UPDATES = 7
 SHAPE = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2}
@@ -99,11 +95,7 @@ def test_a_recipe_takes_what_one_changes(name):
     """Without `++`."""
     path = EXAMPLES / f"{name}.yaml"
     part = name.split("/")[0]
-    changed = {
-        f"model.{side}_{key}": value
-        for side in SIDES_OF.get(part, SIDES[:1])
-        for key, value in SHAPE.items()
-    }
+    changed = {f"model.{side}_{key}": value for side in SIDES_OF.get(part, SIDES[:1]) for key, value in SHAPE.items()}
     changed |= dict.fromkeys((f"model.{key}" for key in DROPOUTS), 0.25) | POSITIONS
     if part == "translation":
         changed |= {"task.eval_bleu": True, "task.eval_bleu_remove_bpe": "sentencepiece"}
@@ -133,9 +125,7 @@ OF_TASK = {
 }
 
 
-def in_fork(
-    name: str, overrides: list[str], at: int | None = None, do: Callable[[], object] | None = None
-) -> int:
+def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable[[], object] | None = None) -> int:
     """Train a recipe in a fork, which does something as an update begins, if asked for."""
     child = os.fork()
     if child:
@@ -263,8 +253,6 @@ def test_a_killed_script_resumes_to_the_same_checkpoint(tmp_path):
     assert run("whole") == 0
     assert run("parts", KILL_AT="5") != 0
     assert run("parts") == 0
-    once, twice = (
-        load(tmp_path / part / "alibi-7" / "checkpoint_last.pt") for part in ("whole", "parts")
-    )
+    once, twice = (load(tmp_path / part / "alibi-7" / "checkpoint_last.pt") for part in ("whole", "parts"))
     for part in ("model", "last_optimizer_state"):
         assert_same(twice[part], once[part], part)

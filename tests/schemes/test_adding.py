@@ -53,7 +53,5 @@ def test_the_example_of_the_readme_is_enough(tmp_path: Path) -> None:
     (package / "schemes" / "mine.py").write_text(textwrap.dedent(example), encoding="utf-8")
     settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", USE]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -46,9 +46,13 @@ def test_equals_transformers(flags, scaling, length, monkeypatch) -> None:
     dim, trained = 64, 64
     share = float(flags.get("share", "1"))
     config = SimpleNamespace(
-        rope_theta=float(flags.get("base", "10000")), hidden_size=2 * dim, num_attention_heads=2,
-        max_position_embeddings=trained, partial_rotary_factor=share, rope_scaling=scaling,
-    )  # fmt: skip
+        rope_theta=float(flags.get("base", "10000")),
+        hidden_size=2 * dim,
+        num_attention_heads=2,
+        max_position_embeddings=trained,
+        partial_rotary_factor=share,
+        rope_scaling=scaling,
+    )
     q, k = torch.randn(2, 1, 2, length, dim, dtype=torch.float64)
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)

@@ -40,9 +40,16 @@ def shape_of(kind: str) -> dict:
 
 
 KINDS = (
-    "square", "memory", "causal", "causal_memory", "step", "pad_left", "pad_right", "step_padded",
+    "square",
+    "memory",
+    "causal",
+    "causal_memory",
+    "step",
+    "pad_left",
+    "pad_right",
+    "step_padded",
     "block",
-)  # fmt: skip
+)
 
 
 def padding_of(side: str | None, batch: int, length: int) -> Tensor | None:
@@ -167,9 +174,10 @@ def test_equals_the_paper(case: Case, kind: str, backend: str) -> None:
 
 
 # A reset's oracle knows the first token by its position 0.
-DRAWN = [
-    Case(name) for name in ("m3+rel_scalar+shaw", "rope+m4", *REGISTER) if name not in INPUT
-] + [Case("m4", {"position_reset_cls": "on"}), Case("t5", {"segment_encoding": "head"})]
+DRAWN = [Case(name) for name in ("m3+rel_scalar+shaw", "rope+m4", *REGISTER) if name not in INPUT] + [
+    Case("m4", {"position_reset_cls": "on"}),
+    Case("t5", {"segment_encoding": "head"}),
+]
 
 
 @pytest.mark.parametrize("kind", ["causal", "pad_left", "block"])

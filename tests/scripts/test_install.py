@@ -49,8 +49,11 @@ def run(root: Path, script: str, *arguments: str, **more: str) -> str:
     environment = {"PATH": f"{root / 'bin'}:/usr/bin:/bin", **more}
     done = subprocess.run(
         ["bash", root / "scripts" / script, *arguments],
-        env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 1 and not list(root.glob(".venv*"))
     return done.stderr.splitlines()[-1]
 

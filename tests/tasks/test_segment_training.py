@@ -94,13 +94,9 @@ def test_perplexity_does_not_depend_on_the_block_where_memory_covers_the_stream(
         assert "0 seam(s)" in output
         found.append(float(re.search(r"Loss \(base 2\): ([\d.]+)", output).group(1)))
     assert max(found) - min(found) <= 1.01e-4, found
-    validated = evaluate(
-        corpus, trained[0], "--batch-size", "1", "--model-overrides", "{'eval_mem_len': 500}"
-    )
+    validated = evaluate(corpus, trained[0], "--batch-size", "1", "--model-overrides", "{'eval_mem_len': 500}")
     assert value(validated, "bpc") == pytest.approx(found[0], abs=1e-4)
-    short = evaluate(
-        corpus, trained[0], "--batch-size", "1", "--model-overrides", "{'eval_mem_len': 0}"
-    )
+    short = evaluate(corpus, trained[0], "--batch-size", "1", "--model-overrides", "{'eval_mem_len': 0}")
     assert value(short, "bpc") != pytest.approx(found[0], abs=1e-3)
 
 
@@ -175,9 +171,7 @@ def test_a_resume_with_another_batch_is_one_clear_error(corpus, stopped, tmp_pat
     ],
 )
 @pytest.mark.slow
-def test_a_resume_that_remembers_otherwise_is_one_clear_error(
-    corpus, stopped, tmp_path, more, message
-):
+def test_a_resume_that_remembers_otherwise_is_one_clear_error(corpus, stopped, tmp_path, more, message):
     shutil.copy(stopped, tmp_path)
     with pytest.raises(ValueError, match=f"cannot resume: .*{message}.*--reset-dataloader"):
         train(corpus, tmp_path, "--max-update", "5", *more)
@@ -288,9 +282,7 @@ def test_a_model_without_memory(corpus, tmp_path, monkeypatch):
     score = [corpus, "--user-dir", USER_DIR, "--path", tmp_path / "save" / "checkpoint_last.pt"]
     score += ["--gen-subset", "valid", *TASK, *QUIET]
     assert "Perplexity" in call("eval_lm", *score)
-    needs = (
-        "--reset-memory-at-document needs a model with memory .* TransformerLanguageModel has none"
-    )
+    needs = "--reset-memory-at-document needs a model with memory .* TransformerLanguageModel has none"
     with pytest.raises(ValueError, match=needs):
         call("eval_lm", *score, "--reset-memory-at-document", "--document-boundaries", "eos")
     with monkeypatch.context() as patch, pytest.raises(ValueError, match=needs):

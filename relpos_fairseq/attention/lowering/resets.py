@@ -24,9 +24,7 @@ NOTHING = 8  # the reset's numbers are added, and no kind is replaced
 
 def folds_offset(inputs: AttentionInputs) -> bool:
     """Return whether u in u.k may be added to the content's query: nothing comes between them."""
-    multiplied = any(
-        term.gate is not None or term.product or term.trilinear is not None for term in inputs.terms
-    )
+    multiplied = any(term.gate is not None or term.product or term.trilinear is not None for term in inputs.terms)
     return not multiplied and not inputs.rotated
 
 

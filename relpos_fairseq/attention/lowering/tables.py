@@ -114,9 +114,7 @@ def needs_offset_table(inputs: AttentionInputs) -> bool:
     return given and not folds_offset(inputs)
 
 
-def _add_vectors(
-    low: Lowered, term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype, apart: bool
-) -> None:
+def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype, apart: bool) -> None:
     exact, known = inputs.exact, {}
 
     def read(name: str, dtype: torch.dtype) -> Tensor:
@@ -153,9 +151,7 @@ def _add_vectors(
             low.add("key_vectors", offset.expand(-1, low.vectors.width, -1))
 
 
-def _add_query_offset(
-    low: Lowered, table: Tensor, term: PositionTerms, inputs: AttentionInputs
-) -> None:
+def _add_query_offset(low: Lowered, table: Tensor, term: PositionTerms, inputs: AttentionInputs) -> None:
     """Add scale v.a_d, a number for each distance."""
     offset = term.query_offset.to(inputs.exact)[..., None] * inputs.scale  # (H|1, D, 1)
     products = (table @ offset)[..., 0]  # (H|1, W)

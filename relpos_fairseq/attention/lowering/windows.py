@@ -66,18 +66,14 @@ class Window:
         return cls(low, max(high, low + 1))
 
 
-def over_window(
-    table: Tensor, relation: DistanceRelation, window: Window, positions: Positions
-) -> Tensor:
+def over_window(table: Tensor, relation: DistanceRelation, window: Window, positions: Positions) -> Tensor:
     """A table (H|1, R, ...) as one row a distance of the window: (H|1, width, ...)."""
     if isinstance(relation, Clipped):
         return _slice(table, relation, window)
     if is_captured():  # only on a CPU, where an index's own gradient has an order
         ids = relation.window(window.low, window.high, positions.device)
         return table.index_select(1, ids)
-    ids, sources = positions.once(
-        ("rows", relation, window), lambda: _ids_of(relation, window, positions.device)
-    )
+    ids, sources = positions.once(("rows", relation, window), lambda: _ids_of(relation, window, positions.device))
     return _Rows.apply(table, ids, sources)
 
 
@@ -118,9 +114,7 @@ class _Extended(torch.autograd.Function):
         return torch.cat(parts, dim=1), None, None
 
 
-def _ids_of(
-    relation: DistanceRelation, window: Window, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _ids_of(relation: DistanceRelation, window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
     """(width,) ids of the window's distances; (R, m) the distances of each id, `width` for none."""
     ids = relation.window(window.low, window.high, torch.device("cpu"))
     counts = torch.bincount(ids, minlength=relation.size)

@@ -32,8 +32,14 @@ SOURCES = Path(__file__).resolve().parent
 KERNEL = "kernel.c"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
-    "-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC",
-)  # fmt: skip
+    "-O3",
+    "-std=gnu11",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "-shared",
+    "-fPIC",
+)
 DEFINED = {torch.float32: (), torch.float64: ("-DRELPOS_DOUBLE",)}
 REMEDY = "install gcc, or name a compiler in CC"
 X86 = ("x86_64", "amd64")
@@ -77,8 +83,7 @@ def _attempt(dtype: torch.dtype) -> ctypes.CDLL | BuildError:
         return error
     except OSError as error:  # a full disk, say
         return BuildError(
-            f"anything here: its library cannot be kept ({error}); make room, or name a folder in "
-            f"RELPOS_CACHE"
+            f"anything here: its library cannot be kept ({error}); make room, or name a folder in RELPOS_CACHE"
         )
 
 
@@ -132,9 +137,7 @@ def find_compiler() -> tuple[str, ...]:
     raise BuildError(f"anything without a C compiler ({looked} is not on PATH); {REMEDY}")
 
 
-def compile_library(
-    compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sources: Path, path: Path
-) -> None:
+def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sources: Path, path: Path) -> None:
     """Compile to a temporary name, and put it in its place whole.
 
     Args:
@@ -155,8 +158,7 @@ def compile_library(
         else:
             other = "change RELPOS_ISA, or " if os.environ.get("RELPOS_ISA") else ""
             raise BuildError(
-                f"anything here: its kernel does not compile: {shlex.join(command)} said: {said}; "
-                f"{other}{REMEDY}"
+                f"anything here: its kernel does not compile: {shlex.join(command)} said: {said}; {other}{REMEDY}"
             )
         content = Path(partial).read_bytes()
         with open(partial, "ab") as file:  # what stands behind an ELF file's parts is not loaded
@@ -171,9 +173,7 @@ def compile_library(
 def _run(command: list[str]) -> str | None:
     """None where the command succeeds, or what it said."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:

@@ -26,10 +26,27 @@ class Table(ctypes.Structure):
 
 
 _NUMBERS = (
-    "batch", "heads", "tgt", "src", "dim", "value_dim", "rank", "start", "first_head", "all_heads",
-    "low", "width", "wide", "causal", "window", "reset_kinds", "first_per_row", "drop",
-    "seed", "threads",
-)  # fmt: skip
+    "batch",
+    "heads",
+    "tgt",
+    "src",
+    "dim",
+    "value_dim",
+    "rank",
+    "start",
+    "first_head",
+    "all_heads",
+    "low",
+    "width",
+    "wide",
+    "causal",
+    "window",
+    "reset_kinds",
+    "first_per_row",
+    "drop",
+    "seed",
+    "threads",
+)
 
 
 class Numbers(NamedTuple):
@@ -55,8 +72,13 @@ class Numbers(NamedTuple):
 FACTORS = ("query_factors", "key_factors")
 TENSORS = ("q", "k", "v", "content_q", "content_k", *FACTORS)
 OVER_DISTANCES = (
-    "query_vectors", "key_vectors", "product_query", "product_key", "value_vectors", "trilinear",
-)  # fmt: skip
+    "query_vectors",
+    "key_vectors",
+    "product_query",
+    "product_key",
+    "value_vectors",
+    "trilinear",
+)
 TABLES = ("content_offset", *OVER_DISTANCES, "static", "gate", "reset")
 OPERANDS = (*TENSORS, *TABLES)  # by their names in a lowered call; `static` is `static_` in call.h
 

@@ -94,9 +94,7 @@ def results(tensors: list[Tensor], *rest) -> list[Tensor]:
     return [out, q.new_empty((2, q.size(0) * q.size(1), q.size(2)))]
 
 
-def gradients(
-    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int
-) -> list[Tensor]:
+def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
     """Return room for what `backward` returns."""
     found = []
     for number, (names, operand) in enumerate(zip(_names(kinds), tensors, strict=True)):
@@ -141,9 +139,7 @@ class _Plan:
     names: list[tuple[str, ...]]
     rest: list[str]
 
-    def call_of(
-        self, tensors: list[Tensor], out: Tensor, sums: Tensor
-    ) -> tuple[Call, list[Tensor]]:
+    def call_of(self, tensors: list[Tensor], out: Tensor, sums: Tensor) -> tuple[Call, list[Tensor]]:
         """Tell a call where operands and results lie; return the operands too, as it reads them.
 
         Their channels follow one another, and tables are without gaps.

@@ -88,19 +88,31 @@ def attend(inputs: AttentionInputs) -> Tensor:
         added += map(product_of_factors, factors)
     out = v.new_empty(batch, heads, 1, value_dim)
     words = _Words(
-        plan.address, batch, heads, src, rank, _threads(batch * heads * src * (dim + value_dim)),
-        *queries, *keys, *place(v, src, value_dim), *content_q, *content_k,
-        *by_key(tails), *by_key(factor), *by_key(sum(added[1:], added[0]) if added else None),
-        *rows, *columns, out.data_ptr(), *_masked(inputs, given),
-    )  # fmt: skip
+        plan.address,
+        batch,
+        heads,
+        src,
+        rank,
+        _threads(batch * heads * src * (dim + value_dim)),
+        *queries,
+        *keys,
+        *place(v, src, value_dim),
+        *content_q,
+        *content_k,
+        *by_key(tails),
+        *by_key(factor),
+        *by_key(sum(added[1:], added[0]) if added else None),
+        *rows,
+        *columns,
+        out.data_ptr(),
+        *_masked(inputs, given),
+    )
     if batch and _function(exact)(words):
         raise MemoryError(f"a step of decoding has no memory for the logits of {src} keys")
     return out
 
 
-def _multiplied(
-    inputs: AttentionInputs, tables: StepTables, plan: StepPlan
-) -> tuple[Tensor | None, Tensor | None]:
+def _multiplied(inputs: AttentionInputs, tables: StepTables, plan: StepPlan) -> tuple[Tensor | None, Tensor | None]:
     """Return (B, H, S) products of keys with the one product's tail, or several products."""
     if plan.product is None:
         return None, products_of(inputs, tables) if tables.products else None

@@ -49,18 +49,24 @@ class StepPlan:
         folds, place = tables.folds(rotated), self._place
         offset = None if tables.offset is None else tables.offset[0]
         self._words = Words(
-            dim, content_dim, value_dim,
+            dim,
+            content_dim,
+            value_dim,
             *(0 if table is None else table.size(1) for table in (*near, products[1])),
             tables.length,
             *place(self._factor(tables, content_dim), 1, content_dim),
             *place(offset if folds else None, 1, content_dim),
             *place(None if folds else offset, 1, dim),
             *place(tables.value_tail, 1, value_dim),
-            *place(tables.query, None, dim), *place(tables.key, None, dim),
-            *place(tables.trilinear, None, content_dim), *place(tables.value, None, value_dim),
-            *place(products[0], None, dim), *place(products[1], None, dim),
-            *place(tables.gate, tables.length), *place(tables.static, tables.length),
-        )  # fmt: skip
+            *place(tables.query, None, dim),
+            *place(tables.key, None, dim),
+            *place(tables.trilinear, None, content_dim),
+            *place(tables.value, None, value_dim),
+            *place(products[0], None, dim),
+            *place(products[1], None, dim),
+            *place(tables.gate, tables.length),
+            *place(tables.static, tables.length),
+        )
         self.address = ctypes.addressof(self._words)
 
     def _factor(self, tables: StepTables, content_dim: int) -> Tensor:

@@ -34,18 +34,47 @@ from relpos_fairseq.attention.triton.wide import wide_back
 
 @triton.jit(do_not_specialize=VARYING)
 def keys_kernel(
-    given, saved, strides,
+    given,
+    saved,
+    strides,
     # results
-    dk_ptr, dwide_k_ptr, dv_ptr, dkey_products_ptr, dkey_multipliers_ptr, dkey_factors_ptr,
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-    wide_low, wide_width, seed,
+    dk_ptr,
+    dwide_k_ptr,
+    dv_ptr,
+    dkey_products_ptr,
+    dkey_multipliers_ptr,
+    dkey_factors_ptr,
+    heads,
+    tgt_len,
+    src_len,
+    start,
+    low,
+    high,
+    vector_low,
+    width,
+    scalar_low,
+    scalar_width,
+    wide_low,
+    wide_width,
+    seed,
     F: tl.constexpr,
-):  # fmt: skip
+):
     """Evaluate the gradients that belong to KEYS keys of one head; tiles are (KEYS, ROWS)."""
     sizes = Sizes(
-        heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-        wide_low, wide_width, seed,
-    )  # fmt: skip
+        heads,
+        tgt_len,
+        src_len,
+        start,
+        low,
+        high,
+        vector_low,
+        width,
+        scalar_low,
+        scalar_width,
+        wide_low,
+        wide_width,
+        seed,
+    )
     blocks = tl.cdiv(src_len, F.KEYS)
     n = tl.program_id(0) // blocks
     first_key = tl.program_id(0) % blocks * F.KEYS
@@ -77,23 +106,27 @@ def keys_kernel(
                 # logits, probabilities p after dropout, gradient ds of logits: (KEYS, ROWS)
                 at = cells_of(rows, keys, start, True)
                 tile = logits(rows, keys, at, given, reset, strides, sizes, PHASE, True, F)
-                p, ds = gradient(
-                    n, tile.s, v, known, rows, keys, at, given, saved, sizes, PHASE, True, F
-                )
+                p, ds = gradient(n, tile.s, v, known, rows, keys, at, given, saved, sizes, PHASE, True, F)
                 # dv += p dout: (KEYS, ROWS) (ROWS, DP)
                 dv += product(p.to(known.dout.dtype), known.dout, F.PRECISION)
                 of_vectors = free_of(ds, at, reset, sizes, 1, F)
                 # vectors over many distances: dwide_k (KEYS, DP)
                 if F.WIDE_K:
-                    dwide_k += wide_back(
-                        of_vectors * F.SCALE, given.key_vectors, rows, keys, sizes, True, F
-                    )
+                    dwide_k += wide_back(of_vectors * F.SCALE, given.key_vectors, rows, keys, sizes, True, F)
                 # products with a band: dkey_products (S, width)
                 if F.ADD_K:
                     add_left, add_right = store_band(
-                        dkey_products_ptr, of_vectors * F.SCALE, add_left, add_right,
-                        at.j, strides.kp_t, at, sizes, PHASE, F,
-                    )  # fmt: skip
+                        dkey_products_ptr,
+                        of_vectors * F.SCALE,
+                        add_left,
+                        add_right,
+                        at.j,
+                        strides.kp_t,
+                        at,
+                        sizes,
+                        PHASE,
+                        F,
+                    )
                 # factors: (KEYS, ROWS) (ROWS, RP)
                 if F.FACTORS:
                     part = free_of(ds, at, reset, sizes, 4, F).to(rows.factors.dtype)
@@ -101,9 +134,17 @@ def keys_kernel(
                 # what multiplies the content: dkey_multipliers (S, width)
                 if F.PRODUCT:
                     times_left, times_right = store_band(
-                        dkey_multipliers_ptr, ds * tile.content * tile.by_query * tile.gate,
-                        times_left, times_right, at.j, strides.kp_t, at, sizes, PHASE, F,
-                    )  # fmt: skip
+                        dkey_multipliers_ptr,
+                        ds * tile.content * tile.by_query * tile.gate,
+                        times_left,
+                        times_right,
+                        at.j,
+                        strides.kp_t,
+                        at,
+                        sizes,
+                        PHASE,
+                        F,
+                    )
                 # content: dk += dc q, (KEYS, ROWS) (ROWS, DP); trilinear: the tails alone
                 q = rows.content
                 dc = ds * F.SCALE * tile.gate * tile.by_query * tile.by_key

@@ -39,9 +39,16 @@ from relpos_fairseq.attention.triton.wide import wide_back
 
 @triton.jit
 def store_diagonals(
-    ptr, part, left, right, carry, first_distance, low,
-    KEYS: tl.constexpr, PHASE: tl.constexpr,
-):  # fmt: skip
+    ptr,
+    part,
+    left,
+    right,
+    carry,
+    first_distance,
+    low,
+    KEYS: tl.constexpr,
+    PHASE: tl.constexpr,
+):
     """Store a tile's sums by distance: (KEYS,) of its lower distances, the upper ones are carried.
 
     `first_distance`: of the tile's first row and first key.  The tile to the right has this tile's
@@ -61,14 +68,36 @@ def store_diagonals(
 
 @triton.jit(do_not_specialize=VARYING)
 def rows_kernel(
-    given, saved, strides,
+    given,
+    saved,
+    strides,
     # results
-    dq_ptr, dright_q_ptr, dwide_q_ptr, dquery_products_ptr, dquery_multipliers_ptr,
-    dcontent_band_ptr, dquery_factors_ptr, dscalars_ptr, dsums_ptr,
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-    wide_low, wide_width, seed,
-    F: tl.constexpr, STATIC_GRAD: tl.constexpr, GATE_GRAD: tl.constexpr,
-):  # fmt: skip
+    dq_ptr,
+    dright_q_ptr,
+    dwide_q_ptr,
+    dquery_products_ptr,
+    dquery_multipliers_ptr,
+    dcontent_band_ptr,
+    dquery_factors_ptr,
+    dscalars_ptr,
+    dsums_ptr,
+    heads,
+    tgt_len,
+    src_len,
+    start,
+    low,
+    high,
+    vector_low,
+    width,
+    scalar_low,
+    scalar_width,
+    wide_low,
+    wide_width,
+    seed,
+    F: tl.constexpr,
+    STATIC_GRAD: tl.constexpr,
+    GATE_GRAD: tl.constexpr,
+):
     """Evaluate the gradients that belong to ROWS queries of one head.
 
     dscalars (N, blocks, 2, high - low + 1 + 4 KEYS) are sums over the rows by distance, of the
@@ -76,9 +105,20 @@ def rows_kernel(
     whole tail tiles (static left, right, gate left, right) and of the reset's column.
     """
     sizes = Sizes(
-        heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-        wide_low, wide_width, seed,
-    )  # fmt: skip
+        heads,
+        tgt_len,
+        src_len,
+        start,
+        low,
+        high,
+        vector_low,
+        width,
+        scalar_low,
+        scalar_width,
+        wide_low,
+        wide_width,
+        seed,
+    )
     blocks = tl.cdiv(tgt_len, F.ROWS)
     n = tl.program_id(0) // blocks
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -119,9 +159,7 @@ def rows_kernel(
                 # logits, and their gradient ds (ROWS, KEYS)
                 at = cells_of(rows, keys, start, False)
                 tile = logits(rows, keys, at, given, reset, strides, sizes, PHASE, False, F)
-                _, ds = gradient(
-                    n, tile.s, v, known, rows, keys, at, given, saved, sizes, PHASE, False, F
-                )
+                _, ds = gradient(n, tile.s, v, known, rows, keys, at, given, saved, sizes, PHASE, False, F)
                 of_vectors = free_of(ds, at, reset, sizes, 1, F)
                 # the reset's column (ROWS,)
                 if F.RESET:
@@ -129,22 +167,34 @@ def rows_kernel(
                     column_sum += tl.sum(tl.where(column, ds, 0.0), 1)
                 # vectors over many distances: dwide_q (ROWS, DP)
                 if F.WIDE_Q:
-                    dwide_q += wide_back(
-                        of_vectors * F.SCALE, given.query_vectors, rows, keys, sizes, False, F
-                    )
+                    dwide_q += wide_back(of_vectors * F.SCALE, given.query_vectors, rows, keys, sizes, False, F)
                 # products with a band: dquery_products (T, width)
                 if F.ADD_Q:
                     add_left, add_right = store_band(
-                        dquery_products_ptr, of_vectors * F.SCALE, add_left, add_right,
-                        at.i, strides.qp_t, at, sizes, PHASE, F,
-                    )  # fmt: skip
+                        dquery_products_ptr,
+                        of_vectors * F.SCALE,
+                        add_left,
+                        add_right,
+                        at.i,
+                        strides.qp_t,
+                        at,
+                        sizes,
+                        PHASE,
+                        F,
+                    )
                 # static, by distance
                 if STATIC_GRAD:
                     static_left, static_right, static_carry = store_diagonals(
-                        dscalars_ptr, free_of(ds, at, reset, sizes, 2, F),
-                        static_left, static_right, static_carry,
-                        first_key - slot, low, F.KEYS, PHASE,
-                    )  # fmt: skip
+                        dscalars_ptr,
+                        free_of(ds, at, reset, sizes, 2, F),
+                        static_left,
+                        static_right,
+                        static_carry,
+                        first_key - slot,
+                        low,
+                        F.KEYS,
+                        PHASE,
+                    )
                 # factors: (ROWS, KEYS) (KEYS, RP)
                 if F.FACTORS:
                     part = free_of(ds, at, reset, sizes, 4, F).to(keys.factors.dtype)
@@ -152,15 +202,29 @@ def rows_kernel(
                 # what multiplies the content: dquery_multipliers (T, width), and the gate
                 if F.PRODUCT:
                     times_left, times_right = store_band(
-                        dquery_multipliers_ptr, ds * tile.content * tile.by_key * tile.gate,
-                        times_left, times_right, at.i, strides.qp_t, at, sizes, PHASE, F,
-                    )  # fmt: skip
+                        dquery_multipliers_ptr,
+                        ds * tile.content * tile.by_key * tile.gate,
+                        times_left,
+                        times_right,
+                        at.i,
+                        strides.qp_t,
+                        at,
+                        sizes,
+                        PHASE,
+                        F,
+                    )
                 if GATE_GRAD:
                     gate_left, gate_right, gate_carry = store_diagonals(
-                        dscalars_ptr + cells, ds * tile.content * tile.by_query * tile.by_key,
-                        gate_left, gate_right, gate_carry,
-                        first_key - slot, low, F.KEYS, PHASE,
-                    )  # fmt: skip
+                        dscalars_ptr + cells,
+                        ds * tile.content * tile.by_query * tile.by_key,
+                        gate_left,
+                        gate_right,
+                        gate_carry,
+                        first_key - slot,
+                        low,
+                        F.KEYS,
+                        PHASE,
+                    )
                 # content: dq += dc k, (ROWS, KEYS) (KEYS, DP)
                 k = keys.content
                 dc = ds * F.SCALE * tile.gate * tile.by_query * tile.by_key

@@ -30,22 +30,48 @@ from relpos_fairseq.attention.triton.wide import wide_edge
 
 @triton.jit(do_not_specialize=[*VARYING, "first_diagonal", "diagonals"])
 def diagonals_kernel(
-    given, saved, strides,
+    given,
+    saved,
+    strides,
     parts_ptr,  # the result
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-    wide_low, wide_width, seed,
-    first_diagonal, diagonals,
-    F: tl.constexpr, OF_KEYS: tl.constexpr,
-):  # fmt: skip
+    heads,
+    tgt_len,
+    src_len,
+    start,
+    low,
+    high,
+    vector_low,
+    width,
+    scalar_low,
+    scalar_width,
+    wide_low,
+    wide_width,
+    seed,
+    first_diagonal,
+    diagonals,
+    F: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+):
     """Sum what one diagonal of tiles gives the vectors of its 2 X distances, for one head.
 
     parts (N, diagonals, 2, X, D): the lower and the upper X distances of each diagonal, for the
     vectors that queries (or, OF_KEYS, keys) are multiplied with.
     """
     sizes = Sizes(
-        heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-        wide_low, wide_width, seed,
-    )  # fmt: skip
+        heads,
+        tgt_len,
+        src_len,
+        start,
+        low,
+        high,
+        vector_low,
+        width,
+        scalar_low,
+        scalar_width,
+        wide_low,
+        wide_width,
+        seed,
+    )
     X: tl.constexpr = F.KEYS
     n = tl.program_id(0) // diagonals
     diagonal = tl.program_id(0) % diagonals

@@ -18,8 +18,12 @@ from relpos_fairseq.attention.triton.operands import Operands
 
 _ACCUMULATORS = {torch.float64: tl.float64}
 BANDS = (  # operands over the window of vectors
-    "query_products", "key_products", "query_multipliers", "key_multipliers", "content_band",
-)  # fmt: skip
+    "query_products",
+    "key_products",
+    "query_multipliers",
+    "key_multipliers",
+    "content_band",
+)
 _BY_SCALARS = ("static", "gate")
 MASKS = ("first", "padding", "documents")  # tensors without gradients
 

@@ -10,11 +10,25 @@ from relpos_fairseq.attention.triton.tile import block_of
 
 @triton.jit(do_not_specialize=["tgt_len", "width"])
 def delta_kernel(
-    out_ptr, rest_ptr, dout_ptr, probs_ptr, dprobs_ptr, delta_ptr, out_b, out_h, out_t,
-    heads, tgt_len, width,
-    D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, VALUES: tl.constexpr,
+    out_ptr,
+    rest_ptr,
+    dout_ptr,
+    probs_ptr,
+    dprobs_ptr,
+    delta_ptr,
+    out_b,
+    out_h,
+    out_t,
+    heads,
+    tgt_len,
+    width,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    ROWS: tl.constexpr,
+    ACC: tl.constexpr,
+    VALUES: tl.constexpr,
     REST: tl.constexpr,
-):  # fmt: skip
+):
     """Sum probability times its gradient over keys, by way of the output: delta (N, T)."""
     blocks = tl.cdiv(tgt_len, ROWS)
     n = tl.program_id(0) // blocks

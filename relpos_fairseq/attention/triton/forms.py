@@ -13,9 +13,15 @@ from relpos_fairseq.relations import Relation, Segments
 from relpos_fairseq.terms import Decay, PositionTerms, Reset
 
 TABLES = (
-    "query_vectors", "query_offset", "key_vectors", "content_offset", "gate", "trilinear",
-    "static", "value_vectors",
-)  # fmt: skip
+    "query_vectors",
+    "query_offset",
+    "key_vectors",
+    "content_offset",
+    "gate",
+    "trilinear",
+    "static",
+    "value_vectors",
+)
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,20 @@ def trial_of(inputs: AttentionInputs, wide: tuple[bool, ...], tf32: bool) -> Tri
     positions, graph = inputs.positions, torch.is_grad_enabled()
     masks = (inputs.causal, inputs.key_padding is not None, inputs.documents is not None)
     return Trial(
-        inputs.q.dtype, (inputs.q.size(-1), inputs.v.size(-1)), min(inputs.q.size(1), 2),
-        tuple(_form(term, graph) for term in inputs.terms), float(inputs.scale),
-        (*masks, inputs.window or 0), inputs.dropout,
+        inputs.q.dtype,
+        (inputs.q.size(-1), inputs.v.size(-1)),
+        min(inputs.q.size(1), 2),
+        tuple(_form(term, graph) for term in inputs.terms),
+        float(inputs.scale),
+        (*masks, inputs.window or 0),
+        inputs.dropout,
         inputs.content_q.size(-1) if inputs.rotated else 0,
-        tuple(graph and x.requires_grad for x in (inputs.q, inputs.k, inputs.v)), wide, tf32,
+        tuple(graph and x.requires_grad for x in (inputs.q, inputs.k, inputs.v)),
+        wide,
+        tf32,
         str(inputs.q.device),
         (positions.tgt_len, positions.query_start, positions.src_len - positions.query_stop),
-    )  # fmt: skip
+    )
 
 
 def _form(term: PositionTerms, graph: bool) -> TermForm:
@@ -133,12 +145,8 @@ class Draw:
             for name, learns in zip("qkv", trial.grads, strict=True)
         }
         if trial.rotated:
-            content["content_q"] = self._content(
-                "content_q", self.tgt_len, trial.rotated, trial.grads[0]
-            )
-            content["content_k"] = self._content(
-                "content_k", self.src_len, trial.rotated, trial.grads[1]
-            )
+            content["content_q"] = self._content("content_q", self.tgt_len, trial.rotated, trial.grads[0])
+            content["content_k"] = self._content("content_k", self.src_len, trial.rotated, trial.grads[1])
         causal, padded, documents, window = trial.masks
         slots = torch.arange(self.src_len)
         padding = None
@@ -152,10 +160,15 @@ class Draw:
             segments = (slots > self.src_len // 3).long().expand(self.batch, -1)
         positions = Positions(self.tgt_len, self.src_len, self.start, segments=segments)
         return AttentionInputs(
-            **content, terms=terms, positions=positions, scale=trial.scale, causal=causal,
-            key_padding=padding, window=window or None,
+            **content,
+            terms=terms,
+            positions=positions,
+            scale=trial.scale,
+            causal=causal,
+            key_padding=padding,
+            window=window or None,
             documents=(slots // 13).expand(self.batch, -1) if documents else None,
-        )  # fmt: skip
+        )
 
     def _leaf(self, name: str, value: Tensor, learns: bool) -> Tensor:
         value = value.to(self.trial.dtype).double()

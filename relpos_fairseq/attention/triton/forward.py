@@ -29,18 +29,46 @@ from relpos_fairseq.attention.triton.tile import (
 
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    given, strides,
+    given,
+    strides,
     # results: output, its rounding error, top, mass, and logits of the band (T, width) for `probs`
-    out_ptr, rest_ptr, top_ptr, mass_ptr, value_ptr,
-    heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-    wide_low, wide_width, seed,
-    F: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
+    out_ptr,
+    rest_ptr,
+    top_ptr,
+    mass_ptr,
+    value_ptr,
+    heads,
+    tgt_len,
+    src_len,
+    start,
+    low,
+    high,
+    vector_low,
+    width,
+    scalar_low,
+    scalar_width,
+    wide_low,
+    wide_width,
+    seed,
+    F: tl.constexpr,
+    REST: tl.constexpr,
+):
     """Evaluate ROWS queries of one head against all keys that they see."""
     sizes = Sizes(
-        heads, tgt_len, src_len, start, low, high, vector_low, width, scalar_low, scalar_width,
-        wide_low, wide_width, seed,
-    )  # fmt: skip
+        heads,
+        tgt_len,
+        src_len,
+        start,
+        low,
+        high,
+        vector_low,
+        width,
+        scalar_low,
+        scalar_width,
+        wide_low,
+        wide_width,
+        seed,
+    )
     blocks = tl.cdiv(tgt_len, F.ROWS)
     n = tl.program_id(0) // blocks
     # The last rows of a causal call see most keys: they begin first.
@@ -79,9 +107,7 @@ def forward_kernel(
                     # the band's logits, which become probabilities at the end; the tails' sums
                     left_mass *= shrink
                     right_mass *= shrink
-                    left_mass, right_mass = sum_tails(
-                        p, left_mass, right_mass, at, sizes, PHASE, True, True
-                    )
+                    left_mass, right_mass = sum_tails(p, left_mass, right_mass, at, sizes, PHASE, True, True)
                     if PHASE == 1:
                         store_cells(value_ptr, s, at.i, width, at, sizes)
                 # acc += p v: (ROWS, KEYS) (KEYS, DP)

@@ -28,10 +28,25 @@ from relpos_fairseq.attention.triton.operands import multiply, operands_of
 from relpos_fairseq.attention.triton.records import Given, Saved, Strides, flags_of
 
 NAMES = (  # operands with gradients, see `operands`
-    "q", "k", "v", "right_q", "query_products", "key_products", "query_multipliers",
-    "key_multipliers", "content_band", "static", "gate", "query_factors", "key_factors", "reset",
-    "wide_q", "wide_k", "query_vectors", "key_vectors",
-)  # fmt: skip
+    "q",
+    "k",
+    "v",
+    "right_q",
+    "query_products",
+    "key_products",
+    "query_multipliers",
+    "key_multipliers",
+    "content_band",
+    "static",
+    "gate",
+    "query_factors",
+    "key_factors",
+    "reset",
+    "wide_q",
+    "wide_k",
+    "query_vectors",
+    "key_vectors",
+)
 CONTENT = ("q", "k", "v", "right_q", "wide_q", "wide_k")
 FACTORS = ("query_factors", "key_factors")
 LAID_OUT = (*CONTENT, *BANDS)  # whose gradients have their strides
@@ -131,9 +146,7 @@ def backward(
     return [_fitted(made[f"d{name}"], name, given[name]) for name in names]
 
 
-def gradients(
-    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int
-) -> list[Tensor]:
+def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
     """Return room for what `backward` returns."""
     tensors = named(PLACES, kinds, tensors)
     given = _laid_out(tensors)
@@ -221,9 +234,7 @@ def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
     for table in ("query_vectors", "key_vectors"):
         if given[table] is None:
             continue
-        parts = given["q"].new_empty(
-            batch, heads, last - first + 1, 2, block, dim, dtype=call.exact
-        )
+        parts = given["q"].new_empty(batch, heads, last - first + 1, 2, block, dim, dtype=call.exact)
         chosen["OF_KEYS"] = table == "key_vectors"
         _run("diagonals", diagonals_kernel, call, given, {**made, "parts": parts}, chosen)
         parts = parts.sum(0)
@@ -243,9 +254,7 @@ def _like(name: str, tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor) if name in LAID_OUT else tensor.new_empty(tensor.shape)
 
 
-def _run(
-    kind: str, kernel, call: Call, given: Tensors, made: Tensors, chosen: dict | None = None
-) -> None:
+def _run(kind: str, kernel, call: Call, given: Tensors, made: Tensors, chosen: dict | None = None) -> None:
     """Launch a kernel; its arguments are found by name, `chosen` ones among them."""
     tiles = call.launches["forward" if kind == "delta" else kind]
     tensors = {**given, **made, **call.masks}
@@ -260,9 +269,7 @@ def _run(
     values |= {"ROWS": tiles.rows, "KEYS": tiles.keys}
     values |= {"given": Given(*map(pointer, Given._fields)), "strides": strides}
     values |= {"saved": Saved(*map(pointer, Saved._fields)), "F": flags_of(values)}
-    arguments = {
-        name: pointer(name) if name.endswith("_ptr") else values[name] for name in kernel.arg_names
-    }
+    arguments = {name: pointer(name) if name.endswith("_ptr") else values[name] for name in kernel.arg_names}
     rows, keys = call.numbers["tgt_len"], call.numbers["src_len"]
     blocks = triton.cdiv(keys, tiles.keys) if kind == "keys" else triton.cdiv(rows, tiles.rows)
     if kind == "diagonals":

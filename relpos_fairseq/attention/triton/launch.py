@@ -83,9 +83,7 @@ def _full_precision(kernel: str, work: Work) -> Launch:
     return Launch(16, 16, 4, 1) if work.scalars else Launch(32, 16, 8, 1)
 
 
-def wide_launch_of(
-    kernel: str, dtype: torch.dtype, dim: int, rank: int = 0, both: bool = False
-) -> Launch:
+def wide_launch_of(kernel: str, dtype: torch.dtype, dim: int, rank: int = 0, both: bool = False) -> Launch:
     """The launch of a kernel where there are vectors over many distances: tiles are square.
 
     Args:

@@ -87,9 +87,17 @@ def reset_cells(at, start, first):
 
 @triton.jit
 def logits(
-    rows, keys, at, given, reset, strides, sizes,
-    PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr,
-):  # fmt: skip
+    rows,
+    keys,
+    at,
+    given,
+    reset,
+    strides,
+    sizes,
+    PHASE: tl.constexpr,
+    BY_KEY: tl.constexpr,
+    F: tl.constexpr,
+):
     """Return the logits of a tile (rows, keys), or with BY_KEY (keys, rows)."""
     # content = scale q.k: (rows, DP) (DP, keys)
     content = content_of(rows, keys, at, given, sizes, PHASE, BY_KEY, F).to(F.ACC) * F.SCALE
@@ -97,9 +105,7 @@ def logits(
     if F.GATE:
         gate = over_distances(given.gate, at.d, sizes, PHASE)
     if F.PRODUCT:
-        by_query = table_of(
-            given.query_multipliers, at.i, strides.qp_t, at.inside, at.d, sizes, PHASE
-        )
+        by_query = table_of(given.query_multipliers, at.i, strides.qp_t, at.inside, at.d, sizes, PHASE)
         by_key = table_of(given.key_multipliers, at.j, strides.kp_t, at.there, at.d, sizes, PHASE)
     s = content * gate * by_query * by_key
     # Each kind is added to the logits, or to what the reset replaces.
@@ -150,9 +156,20 @@ def known_of(rows, saved, strides, F: tl.constexpr):
 
 @triton.jit
 def gradient(
-    n, s, v, known, rows, keys, at, given, saved, sizes,
-    PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr,
-):  # fmt: skip
+    n,
+    s,
+    v,
+    known,
+    rows,
+    keys,
+    at,
+    given,
+    saved,
+    sizes,
+    PHASE: tl.constexpr,
+    BY_KEY: tl.constexpr,
+    F: tl.constexpr,
+):
     """Return a tile's probabilities as values (keys, DP) take them, and its logits' gradient."""
     if BY_KEY:
         top, mass, delta = known.top[None, :], known.mass[None, :], known.delta[None, :]
@@ -183,9 +200,7 @@ def free_of(ds, at, reset, sizes, KIND: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def sum_tails(
-    part, left, right, at, sizes, PHASE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr
-):
+def sum_tails(part, left, right, at, sizes, PHASE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """Add what a tile (x, y) has in the two tails to left (x,) and right (x,)."""
     if PHASE == 0:
         left += tl.sum(part, 1)
@@ -208,8 +223,7 @@ def store_cells(ptr, part, index, stride, at, sizes):
 
 
 @triton.jit
-def store_band(ptr, part, left, right, index, stride, at, sizes, PHASE: tl.constexpr,
-               F: tl.constexpr):  # fmt: skip
+def store_band(ptr, part, left, right, index, stride, at, sizes, PHASE: tl.constexpr, F: tl.constexpr):
     """Store a tile's gradients of products (length, width), and return the sums of the tails."""
     if PHASE == 1:
         store_cells(ptr, part, index, stride, at, sizes)

@@ -43,9 +43,7 @@ def switch() -> str:
     """
     said = os.environ.get("RELPOS_TRITON", "")
     if said not in ("", "on", "off"):
-        raise ValueError(
-            f"RELPOS_TRITON must be on (take the kernels unproved) or off (never), got {said!r}"
-        )
+        raise ValueError(f"RELPOS_TRITON must be on (take the kernels unproved) or off (never), got {said!r}")
     return said
 
 

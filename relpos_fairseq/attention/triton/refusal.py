@@ -92,15 +92,10 @@ def _tables(inputs: AttentionInputs) -> list[str]:
     wide = [t for t in inputs.terms if t.query_vectors is not None and is_wide(t, reach)]
     if len(wide) > 1 and any(term.query_offset is not None for term in wide):
         # Their queries differ, and a kernel multiplies one matrix of queries with their sum.
-        found.append(
-            f"{len(wide)} terms of query_vectors over more than {NARROW} distances with an offset"
-        )
+        found.append(f"{len(wide)} terms of query_vectors over more than {NARROW} distances with an offset")
     given = relations_of_vectors(inputs, lambda term: is_wide(term, reach))
     if (given or needs_offset_table(inputs)) and vectors.width > MOST_DISTANCES:
-        found.append(
-            f"vectors of {vectors.width} distances (it keeps products with each, at most "
-            f"{MOST_DISTANCES})"
-        )
+        found.append(f"vectors of {vectors.width} distances (it keeps products with each, at most {MOST_DISTANCES})")
     rank = sum(rank_of(term, inputs.q.dtype) for term in inputs.terms)
     if any(term.reset is not None for term in inputs.terms) and Resets(inputs).mixes_tables:
         rank += 2  # what `Resets.kept` adds

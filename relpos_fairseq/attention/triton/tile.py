@@ -92,13 +92,9 @@ def values_of(first, given, strides, sizes, F: tl.constexpr):
 def cells_of(rows, keys, start, BY_KEY: tl.constexpr):
     """Return where the cells of a tile stand."""
     if BY_KEY:
-        i, j, inside, there = (
-            rows.index[None, :], keys.index[:, None], rows.inside[None, :], keys.inside[:, None]
-        )  # fmt: skip
+        i, j, inside, there = (rows.index[None, :], keys.index[:, None], rows.inside[None, :], keys.inside[:, None])
     else:
-        i, j, inside, there = (
-            rows.index[:, None], keys.index[None, :], rows.inside[:, None], keys.inside[None, :]
-        )  # fmt: skip
+        i, j, inside, there = (rows.index[:, None], keys.index[None, :], rows.inside[:, None], keys.inside[None, :])
     return Cells(i, j, j - (start + i), inside, there)
 
 
@@ -144,8 +140,7 @@ def in_band(at, sizes):
 
 
 @triton.jit
-def content_of(rows, keys, at, given, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr,
-               F: tl.constexpr):  # fmt: skip
+def content_of(rows, keys, at, given, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr):
     """q.k, or a band's own products between tails that meet other queries."""
     low, width = sizes.vector_low, sizes.width
     if not F.REPLACED:

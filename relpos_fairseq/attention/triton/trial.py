@@ -36,9 +36,7 @@ Attend = Callable[[AttentionInputs], Tensor]
 VANISHES = 1e-10  # a gradient that is 0 but for fp64's rounding
 
 
-def problems(
-    trial: Trial, lengths: tuple[int, ...] = LENGTHS, by: Attend | None = None
-) -> list[str]:
+def problems(trial: Trial, lengths: tuple[int, ...] = LENGTHS, by: Attend | None = None) -> list[str]:
     """Hold kernels against fp64; returns what erred, the shortest length first.
 
     Args:
@@ -63,9 +61,7 @@ def problems(
     return []
 
 
-def _at_length(
-    trial: Trial, length: tuple[int, int, int], batch: int, by: Attend | None
-) -> Iterator[str]:
+def _at_length(trial: Trial, length: tuple[int, int, int], batch: int, by: Attend | None) -> Iterator[str]:
     draw = Draw(trial, length, batch)
     inputs = draw.inputs()
     upstream = draw.normal(batch, trial.heads, length[0], trial.dim[1]).to(trial.dtype)
@@ -81,9 +77,7 @@ def _at_length(
     epsilon = torch.finfo(trial.dtype).eps
     if trial.dtype in (torch.float32, torch.float64):
         epsilon = TF32 if trial.tf32 else epsilon * MORE_IN_FULL_PRECISION
-    for name, got, of_eager, right in zip(
-        ("output", *names), of_kernel[0], eager, exact, strict=True
-    ):
+    for name, got, of_eager, right in zip(("output", *names), of_kernel[0], eager, exact, strict=True):
         size = _sizes(right)
         if size["worst"] < VANISHES:  # softmax does not see it: what cancels has q's size
             size = _sizes(upstream.double())
@@ -124,9 +118,7 @@ def _moved(
     }
     call = replace(inputs.mapped(move), positions=positions, **masks)
     terms = tuple(
-        term
-        if term.reset is None
-        else replace(term, reset=replace(term.reset, first=term.reset.first.to(device)))
+        term if term.reset is None else replace(term, reset=replace(term.reset, first=term.reset.first.to(device)))
         for term in call.terms
     )
     return replace(call, terms=terms), moved

@@ -40,9 +40,21 @@ def _row(base, channel, depth, ACC: tl.constexpr):
 
 @triton.jit
 def band_kernel(
-    q_ptr, k_ptr, w_ptr, x_ptr, rows, keys, span, depth, shift, w_heads,
-    ACC: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    w_ptr,
+    x_ptr,
+    rows,
+    keys,
+    span,
+    depth,
+    shift,
+    w_heads,
+    ACC: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """X of a tile of queries; `shift` is j - t in column 0."""
     n, top = tl.program_id(0).to(tl.int64), tl.program_id(1) * ROWS
     t, c = top + tl.arange(0, ROWS), tl.arange(0, D)
@@ -63,9 +75,22 @@ def band_kernel(
 
 @triton.jit
 def side_kernel(
-    g_ptr, other_ptr, w_ptr, out_ptr, mine, others, rows, span, depth, shift, w_heads,
-    OF_KEYS: tl.constexpr, ACC: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    g_ptr,
+    other_ptr,
+    w_ptr,
+    out_ptr,
+    mine,
+    others,
+    rows,
+    span,
+    depth,
+    shift,
+    w_heads,
+    OF_KEYS: tl.constexpr,
+    ACC: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """The gradient of q (or, OF_KEYS, of k): sum_m g[t, m] w_m times k (q) of the same pair."""
     n, top = tl.program_id(0).to(tl.int64), tl.program_id(1) * ROWS
     index, c = top + tl.arange(0, ROWS), tl.arange(0, D)
@@ -90,9 +115,20 @@ def side_kernel(
 
 @triton.jit
 def table_kernel(
-    g_ptr, q_ptr, k_ptr, out_ptr, rows, keys, span, depth, shift,
-    ACC: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    g_ptr,
+    q_ptr,
+    k_ptr,
+    out_ptr,
+    rows,
+    keys,
+    span,
+    depth,
+    shift,
+    ACC: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """One column's gradient of w from a chunk of rows: sum_t g[t, m] q_t k_j."""
     n, m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     c = tl.arange(0, D)
@@ -122,9 +158,19 @@ def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float)
     constants = _constants(q)
     grid = (batch * heads, triton.cdiv(rows, constants["ROWS"]))
     band_kernel[grid](
-        q, k, w, x, rows, k.size(2), w.size(1), depth, numbers[0], w.size(0),
-        COLUMNS=COLUMNS, **constants,
-    )  # fmt: skip
+        q,
+        k,
+        w,
+        x,
+        rows,
+        k.size(2),
+        w.size(1),
+        depth,
+        numbers[0],
+        w.size(0),
+        COLUMNS=COLUMNS,
+        **constants,
+    )
     return [x]
 
 
@@ -148,9 +194,7 @@ def backward(
     return [part() for number, part in enumerate(parts) if wanted >> number & 1]
 
 
-def gradients(
-    tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int
-) -> list[Tensor]:
+def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
     """Return room for what `backward` returns."""
     return [x.new_empty(x.shape) for number, x in enumerate(tensors) if wanted >> number & 1]
 
@@ -163,18 +207,27 @@ _band = define(
 )
 
 
-def _of_side(
-    grad: Tensor, other: Tensor, w: Tensor, shift: int, like: Tensor, *, of_keys: bool
-) -> Tensor:
+def _of_side(grad: Tensor, other: Tensor, w: Tensor, shift: int, like: Tensor, *, of_keys: bool) -> Tensor:
     """Gradient of the queries or of the keys, shaped as `like`."""
     out = torch.empty_like(like)
     batch, heads, mine, depth = like.shape
     constants = _constants(like)
     grid = (batch * heads, triton.cdiv(mine, constants["ROWS"]))
     side_kernel[grid](
-        grad, other, w, out, mine, other.size(2), grad.size(2), w.size(1), depth, shift, w.size(0),
-        OF_KEYS=of_keys, **constants,
-    )  # fmt: skip
+        grad,
+        other,
+        w,
+        out,
+        mine,
+        other.size(2),
+        grad.size(2),
+        w.size(1),
+        depth,
+        shift,
+        w.size(0),
+        OF_KEYS=of_keys,
+        **constants,
+    )
     return out
 
 
@@ -184,8 +237,18 @@ def _of_table(grad: Tensor, q: Tensor, k: Tensor, shift: int, w: Tensor) -> Tens
     span, parts = w.size(1), triton.cdiv(rows, CHUNK)
     partial = q.new_empty(batch, heads, parts, span, depth, dtype=_sums(q))
     table_kernel[(batch * heads, span, parts)](
-        grad, q, k, partial, rows, k.size(2), span, depth, shift, CHUNK=CHUNK, **_constants(q),
-    )  # fmt: skip
+        grad,
+        q,
+        k,
+        partial,
+        rows,
+        k.size(2),
+        span,
+        depth,
+        shift,
+        CHUNK=CHUNK,
+        **_constants(q),
+    )
     shared = (0, 2) if w.size(0) > 1 else (0, 1, 2)
     return partial.sum(shared).view_as(w).to(w.dtype)
 
@@ -219,12 +282,7 @@ def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
         ValueError: tensors that do not fit each other.
     """
     if q.dim() != 4 or k.shape[:2] != q.shape[:2] or k.size(-1) != q.size(-1):
-        raise ValueError(
-            f"q and k must be (B, H, n, D) and (B, H, S, D), got {tuple(q.shape)} and "
-            f"{tuple(k.shape)}"
-        )
+        raise ValueError(f"q and k must be (B, H, n, D) and (B, H, S, D), got {tuple(q.shape)} and {tuple(k.shape)}")
     if w.dim() != 3 or w.size(0) not in (1, q.size(1)) or w.size(-1) != q.size(-1):
-        raise ValueError(
-            f"w must be (1 or {q.size(1)} heads, M, {q.size(-1)}), got {tuple(w.shape)}"
-        )
+        raise ValueError(f"w must be (1 or {q.size(1)} heads, M, {q.size(-1)}), got {tuple(w.shape)}")
     return _band(1, 0b111, (first - (q.size(2) - 1),), 1.0, [q, k, w])[0]

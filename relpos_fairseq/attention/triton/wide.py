@@ -44,9 +44,7 @@ def wide_vectors(table_ptr, rows, keys, sizes, F: tl.constexpr):
 
 
 @triton.jit
-def wide_values(
-    table_ptr, rows, keys, sizes, OF_KEYS: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr
-):
+def wide_values(table_ptr, rows, keys, sizes, OF_KEYS: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr):
     """Products of a tile's queries or keys (X, DP) with the vectors of its cells' distances."""
     X: tl.constexpr = F.KEYS
     own = tl.arange(0, X)

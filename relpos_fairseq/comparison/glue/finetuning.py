@@ -81,9 +81,7 @@ class Search:
         Returns:
             The exit status, 1 where a run failed; results by model and task.
         """
-        comparison = Comparison(
-            spec, self.out, self.out / "results", threads=self.threads, keep=keep
-        )
+        comparison = Comparison(spec, self.out, self.out / "results", threads=self.threads, keep=keep)
         for cell in comparison.cells:
             cell.settings  # noqa: B018  what is wrong with the data is said before hours of work
         status, results = comparison.run(), defaultdict(list)
@@ -91,8 +89,7 @@ class Search:
             if found := comparison.result(cell):
                 # Those of a second set begin with its name.
                 validations = tuple(
-                    {name.removeprefix("valid_"): value for name, value in one.items()}
-                    for one in found["validations"]
+                    {name.removeprefix("valid_"): value for name, value in one.items()} for one in found["validations"]
                 )
                 task, folder = cell.task, cell.folder(comparison.work, comparison.code)
                 one = Result(task.lr, task.epochs, cell.seed, validations, folder)
@@ -133,10 +130,7 @@ def finetune(options: Options) -> int:
             made[label] = Glue(label=label, **own, **setting)
     spec = options.spec("glue", "GLUE", protocol, models, made)
     status, results = options.run(spec, options.keep_models or options.predictions)
-    chosen = {
-        key: summarise(some, TASKS[key[1]].metrics[0], protocol.checkpoint)
-        for key, some in results.items()
-    }
+    chosen = {key: summarise(some, TASKS[key[1]].metrics[0], protocol.checkpoint) for key, some in results.items()}
     report(options, tasks, models, chosen)
     if options.predictions:
         predict(options, chosen, "--cpu" in device())

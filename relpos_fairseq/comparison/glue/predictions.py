@@ -32,9 +32,7 @@ def write_predictions(
     found = sorted(path.stem for path in (data / "input0").glob("*.idx"))
     written = []
     for split in (name for name in found if name.startswith(("valid", "test"))):
-        predicted, right = (
-            _scores(classifier, split) if task.regression else classifier.predict(split)
-        )
+        predicted, right = _scores(classifier, split) if task.regression else classifier.predict(split)
         columns = [predicted] if right is None else [predicted, right]
         write_text(folder / f"{split}.tsv", _table(columns))
         if split.startswith("test"):

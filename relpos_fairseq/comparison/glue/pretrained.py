@@ -12,8 +12,14 @@ from relpos_fairseq.engine.errors import PreparationError, unreadable
 
 ARCH = "relpos_roberta"
 # Said by the fine-tuning itself, or only of use in pre-training.
-LEFT_OUT = ("_name", "max_positions", "load_checkpoint_heads", "checkpoint_activations",
-            "offload_activations", "min_params_to_wrap")  # fmt: skip
+LEFT_OUT = (
+    "_name",
+    "max_positions",
+    "load_checkpoint_heads",
+    "checkpoint_activations",
+    "offload_activations",
+    "min_params_to_wrap",
+)
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
                 min(scores),
                 max(scores),
                 folder,
-            )  # fmt: skip
+            )
         )
     return max(summaries, key=lambda summary: _comparable(summary.values[metric]))
 

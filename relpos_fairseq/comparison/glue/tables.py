@@ -14,16 +14,24 @@ from relpos_fairseq.preparation.glue.tasks import Task
 from relpos_fairseq.preparation.mlm.encoded import Encoded
 
 TITLES = {
-    "accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "spearman": "Spearman",
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "mcc": "Matthews",
+    "spearman": "Spearman",
     "pearson": "Pearson",
-}  # fmt: skip
+}
 MISSING = "-"
 # The columns of 004's Tables 1, 4, 8 and 10.  The paper names no metric: QQP's are accuracies by
 # their size, CoLA's and STS-B's are taken to be GLUE's first.
 AVERAGED = (
-    ("MNLI", "accuracy"), ("MNLI", "valid1_accuracy"), ("QQP", "accuracy"), ("QNLI", "accuracy"),
-    ("SST-2", "accuracy"), ("CoLA", "mcc"), ("STS-B", "spearman"),
-)  # fmt: skip
+    ("MNLI", "accuracy"),
+    ("MNLI", "valid1_accuracy"),
+    ("QQP", "accuracy"),
+    ("QNLI", "accuracy"),
+    ("SST-2", "accuracy"),
+    ("CoLA", "mcc"),
+    ("STS-B", "spearman"),
+)
 
 
 def read_labels(task: Task, data: Path, split: str) -> list[str]:
@@ -66,9 +74,7 @@ def title(task: Task) -> str:
     return f"{task.name} ({' / '.join(names)})"
 
 
-def scores(
-    tasks: list[Task], data: Path, found: dict[tuple[str, str], Summary], models: list[str]
-) -> str:
+def scores(tasks: list[Task], data: Path, found: dict[tuple[str, str], Summary], models: list[str]) -> str:
     """One row a model under the majority class's, one column a task, and 004's mean."""
     by_model = {"majority class": {task.name: majority_summary(task, data) for task in tasks}}
     for model in models:
@@ -76,8 +82,7 @@ def scores(
         by_model[model] = {name: one.values for name, one in summaries.items() if one}
     averaged = {name for name, _ in AVERAGED} <= {task.name for task in tasks}
     rows = [
-        [model, *(cell(task, values.get(task.name)) for task in tasks)]
-        + [average(values)] * averaged
+        [model, *(cell(task, values.get(task.name)) for task in tasks)] + [average(values)] * averaged
         for model, values in by_model.items()
     ]
     return table(rows, ["model", *map(title, tasks)] + ["mean of 004's seven"] * averaged)

@@ -48,8 +48,7 @@ def chart(series: dict[str, Points], colours: dict[str, str], x: str, y: str, ti
         for v in ys
     ]
     parts += [
-        f'<text x="{across(v):.1f}" y="{floor_y + 20}" text-anchor="middle" '
-        f'fill="currentColor">{v:g}</text>'
+        f'<text x="{across(v):.1f}" y="{floor_y + 20}" text-anchor="middle" fill="currentColor">{v:g}</text>'
         for v in xs
     ]
     parts.append(
@@ -68,15 +67,8 @@ def chart(series: dict[str, Points], colours: dict[str, str], x: str, y: str, ti
             f'stroke-width="2" stroke-dasharray="{dash}"><title>{escape(name)}</title>'
             "</polyline>"
         )
-        parts += [
-            f'<circle cx="{across(a):.1f}" cy="{up(b):.1f}" r="2.5" fill="{colours[name]}"/>'
-            for a, b in line
-        ]
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-        + "".join(parts)
-        + "</svg>"
-    )
+        parts += [f'<circle cx="{across(a):.1f}" cy="{up(b):.1f}" r="2.5" fill="{colours[name]}"/>' for a, b in line]
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
 
 
 def axis(values: list[float]) -> tuple[float, float, list[float]]:

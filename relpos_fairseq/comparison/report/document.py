@@ -106,9 +106,7 @@ def made_of(summary: Summary) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {v}" for name, v in summary.versions.items())),
     ]
     for part in summary.tasks:
-        flags = ", ".join(
-            f"{name} {value}" for name, value in part.settings.items() if name != "kind"
-        )
+        flags = ", ".join(f"{name} {value}" for name, value in part.settings.items() if name != "kind")
         rows.append((f"{part.label} ({part.kind})", f"data {part.data[:12]}; {flags}"))
     return rows
 

@@ -55,9 +55,7 @@ def page(summary: Summary) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
@@ -79,8 +77,7 @@ def section(part: Part, baseline: str) -> str:
         ),
     ]
     legend = "".join(
-        f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
-        for name, colour in colours.items()
+        f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items()
     )
     return "\n".join(
         [
@@ -113,12 +110,10 @@ def rows_html(headers: tuple[str, ...], rows: list, name: str = "", raw: bool = 
     """Return a table that scrolls sideways where it is too wide."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in headers)
     body = "".join(
-        "<tr>" + "".join(f"<td>{cell if raw else escape(cell)}</td>" for cell in row) + "</tr>\n"
-        for row in rows
+        "<tr>" + "".join(f"<td>{cell if raw else escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
     )
     return (
-        f'<div class="scroll"><table class="{name}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll"><table class="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

@@ -146,15 +146,11 @@ def summarise(spec: Spec, results: list[tuple[Cell, dict]], total: int) -> Summa
 def part_of(label: str, results: list[dict], spec: Spec) -> Part:
     """Sum up a task."""
     if len({result["data"] for result in results}) > 1:
-        raise PreparationError(
-            f"results of {label} are of different data: remove those that are old"
-        )
+        raise PreparationError(f"results of {label} are of different data: remove those that are old")
     schemes = defaultdict(dict)
     for result in results:
         schemes[result["scheme"]][result["seed"]] = result
-    schemes = {
-        name: dict(sorted(schemes[name].items())) for name in spec.schemes if name in schemes
-    }
+    schemes = {name: dict(sorted(schemes[name].items())) for name in spec.schemes if name in schemes}
     first = results[0]
     tables = [
         table_of(name, METRICS[metric], schemes, spec)
@@ -162,9 +158,7 @@ def part_of(label: str, results: list[dict], spec: Spec) -> Part:
         for metric in scored["statistics"]
     ]
     train = first["settings"]["train"]
-    same = {
-        k: v for k, v in train.items() if all(r["settings"]["train"].get(k) == v for r in results)
-    }
+    same = {k: v for k, v in train.items() if all(r["settings"]["train"].get(k) == v for r in results)}
     return Part(
         label,
         first["settings"]["task"]["kind"],
@@ -259,9 +253,7 @@ def by_length(results: list[dict]) -> list[tuple[float, float]]:
     lengths = np.concatenate([unpack(one["lengths"]) for one in sets])
     rows = np.stack(
         [
-            np.concatenate(
-                [unpack(one["statistics"][metric.name]) for one in result["sets"].values()]
-            )
+            np.concatenate([unpack(one["statistics"][metric.name]) for one in result["sets"].values()])
             for result in results
         ]
     )

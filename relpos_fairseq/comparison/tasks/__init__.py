@@ -34,9 +34,7 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     own = {key: value for key, value in options.items() if key not in ("kind", *shared)}
     names = [f.name for f in fields(known[kind]) if f.name not in ("label", *shared)]
     if unknown := [str(key) for key in own if key not in names]:
-        raise ValueError(
-            f"task {label}: kind {kind} has no {', '.join(unknown)}; known: {', '.join(names)}"
-        )
+        raise ValueError(f"task {label}: kind {kind} has no {', '.join(unknown)}; known: {', '.join(names)}")
     flags = {key: {**flags, **(options.get(key) or {})} for key, flags in shared.items()}
     try:
         return known[kind](label=label, **own, **flags)

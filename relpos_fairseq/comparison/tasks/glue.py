@@ -69,9 +69,7 @@ class Glue(Task):
         """What the preparation wrote of the task; one that is not prepared is an error."""
         folder = self.data / self.name
         if (found := read_json(folder / "task.json")) is None:
-            raise PreparationError(
-                f"{folder} was not made by prepare_glue.py: run it for {self.name}"
-            )
+            raise PreparationError(f"{folder} was not made by prepare_glue.py: run it for {self.name}")
         return found
 
     @property

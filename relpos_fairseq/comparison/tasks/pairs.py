@@ -104,7 +104,5 @@ class Pairs(Task):
         return system
 
     def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
-        right = [
-            line.split() == other.split() for line, other in zip(system, references, strict=True)
-        ]
+        right = [line.split() == other.split() for line, other in zip(system, references, strict=True)]
         return {"exact match": scores.matches(right)}

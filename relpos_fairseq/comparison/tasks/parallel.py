@@ -74,9 +74,7 @@ class Parallel(Translation):
     def found(self) -> dict[tuple[str, str], Path]:
         """The six files, by split and language: the source's first."""
         names = {split: str(self.files.get(split, split)) for split in SPLITS}
-        return find_files(
-            self.data, *guess_languages(self.data, self.source, self.target, names), names
-        )
+        return find_files(self.data, *guess_languages(self.data, self.source, self.target, names), names)
 
     @property
     def languages(self) -> Pair:
@@ -147,9 +145,7 @@ class Prepared(Translation):
         return list(map(Detokeniser(made["languages"][1], made["tokenizer"], made["bpe"]), system))
 
 
-def guess_languages(
-    data: Path, source: str | None, target: str | None, names: Mapping[str, str]
-) -> Pair:
+def guess_languages(data: Path, source: str | None, target: str | None, names: Mapping[str, str]) -> Pair:
     """Complete the pair of languages from the names of the files, which must name exactly one."""
     if not data.is_dir():
         raise DataError(f"{data} is not a folder")
@@ -172,9 +168,7 @@ def guess_languages(
     return first, second
 
 
-def find_files(
-    data: Path, source: str, target: str, names: Mapping[str, str]
-) -> dict[tuple[str, str], Path]:
+def find_files(data: Path, source: str, target: str, names: Mapping[str, str]) -> dict[tuple[str, str], Path]:
     """Find the six files, plain before .gz; all that are missing are named."""
     if source == target:
         raise DataError(f"source and target language are both {source}")
@@ -207,10 +201,7 @@ def check_lines(files: dict[tuple[str, str], Path]) -> None:
         if lines != others or lines == 0
     ]
     if wrong:
-        raise DataError(
-            "both languages of a split need the same number of lines, at least one; "
-            + "; ".join(wrong)
-        )
+        raise DataError("both languages of a split need the same number of lines, at least one; " + "; ".join(wrong))
 
 
 def cut_into_subwords(files: dict[tuple[str, str], Path], folder: Path) -> None:

@@ -71,9 +71,7 @@ class PcfgSet(Published):
     test_sets: ClassVar[tuple[str, ...]] = ("test",)
 
     def inputs(self) -> list[Path]:
-        return [
-            self.data / f"{name}.{side}" for name in ("train", "test") for side in ("src", "tgt")
-        ]
+        return [self.data / f"{name}.{side}" for name in ("train", "test") for side in ("src", "tgt")]
 
     def pairs(self) -> dict[str, list[Pair]]:
         lines = [list(read_lines(path)) for path in self.inputs()]

@@ -59,9 +59,7 @@ class Scan(Pairs):
 
     def __post_init__(self) -> None:
         if not 1 <= self.cutoff < 48:
-            raise ValueError(
-                f"cutoff must be 1 to 47, the longest output has 48, got {self.cutoff}"
-            )
+            raise ValueError(f"cutoff must be 1 to 47, the longest output has 48, got {self.cutoff}")
         if self.valid < 1 or self.test < 0:
             raise ValueError(f"valid must be >= 1 and test >= 0, got {self.valid} and {self.test}")
 

@@ -92,8 +92,6 @@ class Characters(Task):
         from relpos_fairseq.evaluation import language_model
 
         subject = language_model.load_subject(run.model, run.data / "bin", "test")
-        targets = language_model.last_targets(
-            subject, min(self.predictions, len(subject.tokens) - 1)
-        )
+        targets = language_model.last_targets(subject, min(self.predictions, len(subject.tokens) - 1))
         stride = max(1, self.context // 2)
         return language_model.score_with_windows(subject, targets, context, stride, 4).each

@@ -41,18 +41,14 @@ class Options(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.squad) != any(self.evaluated.values()):
-            raise PreparationError(
-                "--squad belongs together with one of --xquad, --mlqa, --tydiqa at least"
-            )
+            raise PreparationError("--squad belongs together with one of --xquad, --mlqa, --tydiqa at least")
         if not self.xnli and not self.squad:
             raise PreparationError("there is nothing to fine-tune on: give --xnli or --squad")
         for path in filter(None, (self.xnli, self.squad, *self.evaluated.values())):
             if not path.is_dir():
                 raise PreparationError(f"there is no folder {path}")
         if self.xnli and self.xnli.resolve().name != "XNLI":
-            raise PreparationError(
-                f"--xnli {self.xnli}: give the folder XNLI itself, as relpos prepare glue wrote it"
-            )
+            raise PreparationError(f"--xnli {self.xnli}: give the folder XNLI itself, as relpos prepare glue wrote it")
 
     @property
     def evaluated(self) -> dict[str, Path | None]:
@@ -71,8 +67,9 @@ def finetune(options: Options) -> int:
     chosen = {key: summarise(some, METRIC[key[1]], "last") for key, some in found.items()}
     scores = {}
     for model in spec.schemes:
-        trials = {name: trials_of(found[model, name], chosen[model, name])
-                  for name in METRIC if (model, name) in chosen}  # fmt: skip
+        trials = {
+            name: trials_of(found[model, name], chosen[model, name]) for name in METRIC if (model, name) in chosen
+        }
         if trials:
             print(f"\n{model}", flush=True)
             scores[model] = evaluate(options, model, trials)
@@ -87,8 +84,7 @@ def plan(options: Options) -> Spec:
     for name, setting in options.settings(PROTOCOL).items():
         if options.xnli:
             label, data = f"XNLI-{name}", options.xnli.resolve().parent
-            made[label] = Glue(label=label, train=train, data=data, name="XNLI",
-                               protocol=PROTOCOL.name, **setting)  # fmt: skip
+            made[label] = Glue(label=label, train=train, data=data, name="XNLI", protocol=PROTOCOL.name, **setting)
         if options.squad:
             label, flags = f"SQuAD-{name}", train | flags_of(options.squad_flags)
             made[label] = Questions(label=label, train=flags, data=options.squad, **setting)
@@ -122,10 +118,7 @@ def evaluate(options: Options, model: str, trials: dict[str, list[Path]]) -> dic
 
 def means(trials: dict[str, list[dict]]) -> dict[str, float | list[float] | None]:
     """Return the median over trials of the mean over all languages, by data set."""
-    return {
-        name: languages.median([languages.mean(found, ()) for found in some])
-        for name, some in trials.items()
-    }
+    return {name: languages.median([languages.mean(found, ()) for found in some]) for name, some in trials.items()}
 
 
 def report(

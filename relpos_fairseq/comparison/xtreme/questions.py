@@ -15,8 +15,15 @@ from relpos_fairseq.comparison.tasks.glue import MODEL, Glue, read_once
 from relpos_fairseq.engine.errors import PreparationError
 
 LONGEST = 512  # tokens of a sample (004, Table 7)
-CUT = ("tokens-per-sample", "doc-stride", "max-query-length", "on-long-question", "on-bad-answer",
-       "separators", "tokenizer-folder")  # fmt: skip
+CUT = (
+    "tokens-per-sample",
+    "doc-stride",
+    "max-query-length",
+    "on-long-question",
+    "on-bad-answer",
+    "separators",
+    "tokenizer-folder",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

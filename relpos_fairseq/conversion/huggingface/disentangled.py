@@ -77,8 +77,7 @@ def _check(config: dict[str, Any]) -> None:
     for key, is_wrong in wrong.items():
         if is_wrong:
             raise ConversionError(
-                f"config.json: {key} {config.get(key)!r} is a part of DeBERTa that our RoBERTa has "
-                f"not"
+                f"config.json: {key} {config.get(key)!r} is a part of DeBERTa that our RoBERTa has not"
             )
 
 

@@ -96,8 +96,7 @@ def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, Conv
     reasons, theirs = [], {CLIP_DISTANCE: "0", SHARE: "heads"}
     for scheme in map(scheme_class, SCHEMES.values()):
         values = source.values | {
-            option.field: theirs.get(option) if option in scheme.takes else None
-            for option in OPTIONS
+            option.field: theirs.get(option) if option in scheme.takes else None for option in OPTIONS
         }
         values["position_scheme"] = scheme.name
         target = plan_of(values)
@@ -108,9 +107,7 @@ def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, Conv
             continue
         return scheme, dict(done.state), done.report
     kinds = ", ".join(f"{kind} ({name})" for kind, name in SCHEMES.items())
-    raise ConversionError(
-        f"Hugging Face's BERT and RoBERTa have {kinds} alone: {'; '.join(reasons)}"
-    )
+    raise ConversionError(f"Hugging Face's BERT and RoBERTa have {kinds} alone: {'; '.join(reasons)}")
 
 
 def _positions(
@@ -165,9 +162,7 @@ def _take_head(
             report.step(f"head {left} left out (--head {left} exports it)")
         return family.classes[0]
     if head not in heads:
-        raise ConversionError(
-            f"--head {head}: the model has {', '.join(heads) or 'no head but the masked LM'}"
-        )
+        raise ConversionError(f"--head {head}: the model has {', '.join(heads) or 'no head but the masked LM'}")
     report.step("the masked LM head is left out")
     spans = hf_names.span_names(head)
     names = spans if f"span_heads.{head}.out_proj.weight" in state else None
@@ -208,8 +203,6 @@ def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> No
     for name in ("cls.predictions.bias", "lm_head.bias"):
         if name in tensors:  # transformers reads either name, by release
             tensors[name.replace("bias", "decoder.bias")] = tensors[name].clone()
-    import_safetensors().save_file(
-        tensors, str(folder / "model.safetensors"), metadata={"format": "pt"}
-    )
+    import_safetensors().save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")

@@ -62,8 +62,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         absent = sorted(set(_weight_map(path)) - set(state))
         if absent:
             raise ConversionError(
-                f"{name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder "
-                f"mixes two models"
+                f"{name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder mixes two models"
             )
         return state
     raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
@@ -100,7 +99,5 @@ def import_safetensors() -> Any:
     try:
         import safetensors.torch as library
     except ImportError:
-        raise ConversionError(
-            "this file needs the library safetensors: pip install safetensors"
-        ) from None
+        raise ConversionError("this file needs the library safetensors: pip install safetensors") from None
     return library

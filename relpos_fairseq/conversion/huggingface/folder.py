@@ -17,9 +17,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.schemes import named_elsewhere
 
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
-KINDS = SCHEMES | dict.fromkeys(
-    [disentangled.KIND], named_elsewhere("transformers' model_type")[hf_names.DISENTANGLED]
-)
+KINDS = SCHEMES | dict.fromkeys([disentangled.KIND], named_elsewhere("transformers' model_type")[hf_names.DISENTANGLED])
 # fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -99,8 +97,7 @@ def _family(config: dict[str, Any], folder: Path) -> Family:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise ConversionError(
-            f"{folder}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are "
-            f"converted"
+            f"{folder}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted"
         )
     return FAMILIES[kind]
 
@@ -120,9 +117,7 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
     config.setdefault("type_vocab_size", 1 if FAMILIES[config["model_type"]].padded else 2)
     for key in _NEEDED:
         if not isinstance(config.get(key), int) or config[key] < 1:
-            raise ConversionError(
-                f"{folder}/config.json has {key} {config.get(key)!r}: a whole number is needed"
-            )
+            raise ConversionError(f"{folder}/config.json has {key} {config.get(key)!r}: a whole number is needed")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise ConversionError(
             f"{folder}/config.json: hidden_size {config['hidden_size']} is no multiple of "
@@ -138,9 +133,7 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
         (config.get("hidden_act", "gelu"), ACTIVATIONS, "hidden_act"),
     ):
         if value not in known:
-            raise ConversionError(
-                f"{folder}/config.json: {key} {value!r} is none of {', '.join(known)}"
-            )
+            raise ConversionError(f"{folder}/config.json: {key} {value!r} is none of {', '.join(known)}")
     if FAMILIES[config["model_type"]].padded and config.get("hidden_act", "gelu") != "gelu":
         raise ConversionError(
             f"{folder}/config.json: hidden_act {config['hidden_act']!r}: RoBERTa's LM head keeps "
@@ -186,8 +179,7 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
     for name, shape in shapes.items():
         if tuple(model.weights[name].shape) != shape:
             raise ConversionError(
-                f"{folder}: {name} is {tuple(model.weights[name].shape)}, and its config says "
-                f"{shape}"
+                f"{folder}: {name} is {tuple(model.weights[name].shape)}, and its config says {shape}"
             )
     known = needed | set(hf_names.head_names(model.family))
     for heads in (hf_names.classifier_names(model.family, HEAD), hf_names.span_names(SPAN_HEAD)):

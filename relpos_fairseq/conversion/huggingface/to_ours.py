@@ -90,8 +90,7 @@ def task_of(model: HuggingFaceModel) -> dict[str, Any]:
         "init_token": 0,
         "separator_token": None if bert else 2,
         "classification_head_name": HEAD,
-        "regression_target": classes_of(model) == 1
-        or model.config.get("problem_type") == "regression",
+        "regression_target": classes_of(model) == 1 or model.config.get("problem_type") == "regression",
     }
 
 

@@ -45,8 +45,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     if lost:
         bert = next(bert for bert, ours in FROM_BERT.items() if ours == lost[0])
         raise ConversionError(
-            f"{folder}: the tokenizer has no {lost[0]} (BERT's {bert}): it is no vocabulary of "
-            f"BERT or RoBERTa"
+            f"{folder}: the tokenizer has no {lost[0]} (BERT's {bert}): it is no vocabulary of BERT or RoBERTa"
         )
     bert = config["model_type"] == "bert" or "special_ids" in config
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
@@ -82,9 +81,7 @@ def of_checkpoint(files: list[Path], size: int, token_types: bool = False) -> Vo
             f"{named['dict.txt']} has {len(symbols)} symbols, and the model {size} rows where "
             f"{len(rows)} are needed: it belongs to another model"
         )
-    if "encoder.json" in named and getattr(
-        load_tokenizer(model[0].parent), "ids_as_symbols", False
-    ):
+    if "encoder.json" in named and getattr(load_tokenizer(model[0].parent), "ids_as_symbols", False):
         return _of_gpt2(symbols, rows, named)
     numbers = symbol_numbers(model[0].parent)
     made = {}
@@ -189,10 +186,7 @@ def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:
     if size < len(SPECIAL) + 1:
         raise ConversionError(f"vocab_size {size} leaves no room for the special symbols")
     said = ", ".join(f"{name} {number}" for name, number in numbers.items())
-    notes.append(
-        f"no tokenizer in the folder: dict.txt holds stand-ins, and special rows are taken to be "
-        f"{said}"
-    )
+    notes.append(f"no tokenizer in the folder: dict.txt holds stand-ins, and special rows are taken to be {said}")
     return _ordered(numbers, size, [], notes)
 
 

@@ -64,9 +64,7 @@ def convert_released(job: Job, path: Path, data: Path | None, say: Say) -> Write
 
 
 @torch.no_grad()
-def compare(
-    released: Released, model: nn.Module, vocabulary: Vocabulary, seed: int
-) -> tuple[float, float]:
+def compare(released: Released, model: nn.Module, vocabulary: Vocabulary, seed: int) -> tuple[float, float]:
     """Return how far log-probabilities are apart on random segments with memory, and their size."""
     rows, count, length = PROBE
     if released.absolute:  # shorter segments would count from another end

@@ -134,8 +134,7 @@ def read_released(path: Path) -> Released:
         _check(released)
     except (KeyError, AttributeError, TypeError) as error:
         raise ConversionError(
-            f"{path} is no whole released Transformer-XL ({error}): give the model.pt of its "
-            f"train.py"
+            f"{path} is no whole released Transformer-XL ({error}): give the model.pt of its train.py"
         ) from None
     return released
 

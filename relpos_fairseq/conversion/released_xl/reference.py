@@ -134,8 +134,11 @@ def _logits(
 
 def _outputs(released: Released, state: dict[str, Tensor], h: Tensor) -> Tensor:
     """Log-probabilities of all types: the first band's, and the others' within their clusters."""
-    weights = [state[f"crit.out_layers.{number}.weight"] for number in range(len(released.bands))
-               if f"crit.out_layers.{number}.weight" in state]  # fmt: skip
+    weights = [
+        state[f"crit.out_layers.{number}.weight"]
+        for number in range(len(released.bands))
+        if f"crit.out_layers.{number}.weight" in state
+    ]
     found = []
     clusters = len(released.cutoffs)
     first: Tensor | None = None

@@ -86,9 +86,7 @@ def _factor(released: Released, width: int) -> float:
     for factor in range(width, 0, -1):
         if all(width // factor ** (n + 1) >= band for n, band in enumerate(bands)):
             return float(factor)
-    raise ConversionError(
-        f"{released.path}: bands of its vocabulary are {bands} wide, and ours at most {width}"
-    )
+    raise ConversionError(f"{released.path}: bands of its vocabulary are {bands} wide, and ours at most {width}")
 
 
 def _reach(released: Released) -> int:
@@ -113,10 +111,7 @@ def state_of(released: Released, vocabulary: Vocabulary) -> State:
         prefix, target = f"layers.{layer}.", f"decoder.layers.{layer}."
         found |= {target + new: released.state[prefix + old] for old, new in _LAYER.items()}
         parts = projections(released, layer)
-        found |= {
-            f"{target}self_attn.{name}_proj.weight": part
-            for name, part in zip("qkv", parts, strict=True)
-        }
+        found |= {f"{target}self_attn.{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
         if released.absolute:
             continue
         place = f"{target}self_attn.position.0."
@@ -172,9 +167,7 @@ def _adaptive(released: Released, vocabulary: Vocabulary) -> State:
         local = [row - start if row >= 0 else -1 for row in band]
         take = slice(offset, offset + end - start)
         # Channels that our bands have more than the released ones are 0.
-        entering, leaving = (
-            (0, width // factor**number - released.band_width(number)) for width, factor in factors
-        )
+        entering, leaving = ((0, width // factor**number - released.band_width(number)) for width, factor in factors)
         embedding = state[f"word_emb.emb_layers.{own}.weight"][take]
         spread = state.get(f"word_emb.emb_projs.{own}", eye)  # (width, d)
         place = f"decoder.embed_tokens.embeddings.{number}."

@@ -52,8 +52,7 @@ def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
     if form.eps != EPSILON:
         if not form.pre_norm:
             raise ConversionError(
-                f"{model.path}: layer norms after blocks have eps {form.eps:g}, and fairseq's "
-                f"{EPSILON:g}"
+                f"{model.path}: layer norms after blocks have eps {form.eps:g}, and fairseq's {EPSILON:g}"
             )
         _widen(state, factor)
         report.step(f"residual streams times {factor:.4g}: layer norms' eps becomes {EPSILON:g}")
@@ -76,9 +75,7 @@ def adopt(model: Foreign, length: int, report: ConversionReport) -> Generating:
     if any(not name.endswith(".bias") for name in missing):
         raise ConversionError(f"{model.path} has no tensor for {min(missing)}")
     state |= {name: torch.zeros_like(value) for name, value in missing.items()}
-    return Generating(
-        "translation", values, rows, state, task=_task(model, length), files=dict(model.files)
-    )
+    return Generating("translation", values, rows, state, task=_task(model, length), files=dict(model.files))
 
 
 def _widen(state: State, factor: float) -> None:

@@ -58,6 +58,5 @@ def _task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
         source, target = read_json(path)["languages"]
         task |= {"source_lang": source, "target_lang": target}
     limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
-    known = {name: config["values"][name] for name in limits
-             if isinstance(config["values"].get(name), int)}  # fmt: skip
+    known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
     return {"_name": kind} | known | task

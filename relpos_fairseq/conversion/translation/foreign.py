@@ -148,9 +148,7 @@ class _Formula:
         act = ACTIVATIONS[self.form.activation]
         return self._linear(act(self._linear(x, f"{name}fc1")), f"{name}fc2")
 
-    def _attend(
-        self, x: Tensor, y: Tensor, masked: Tensor, layer: str, name: str = "self_attn"
-    ) -> Tensor:
+    def _attend(self, x: Tensor, y: Tensor, masked: Tensor, layer: str, name: str = "self_attn") -> Tensor:
         heads = self.form.heads[layer.startswith("decoder")]
         q, k, v = (
             self._linear(part, f"{layer}{name}.{kind}_proj").unflatten(-1, (heads, -1))

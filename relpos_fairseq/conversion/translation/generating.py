@@ -29,18 +29,27 @@ IDENTITY = ".positions.scheme_version"
 # By kind: the model, its name and config, the task's config and name, and the criterion.
 KINDS = {
     "translation": (
-        RelPosTransformerModel, "relpos_transformer", RelPosTransformerConfig,
-        TranslationConfig, "label_smoothed_cross_entropy",
+        RelPosTransformerModel,
+        "relpos_transformer",
+        RelPosTransformerConfig,
+        TranslationConfig,
+        "label_smoothed_cross_entropy",
     ),
     "language_modeling": (
-        RelPosTransformerLanguageModel, "relpos_transformer_lm", RelPosTransformerLMConfig,
-        LanguageModelingConfig, "cross_entropy",
+        RelPosTransformerLanguageModel,
+        "relpos_transformer_lm",
+        RelPosTransformerLMConfig,
+        LanguageModelingConfig,
+        "cross_entropy",
     ),
     "segment_language_modeling": (
-        RelPosTransformerXLModel, "relpos_transformer_xl", RelPosTransformerXLConfig,
-        SegmentLanguageModelingConfig, "cross_entropy",
+        RelPosTransformerXLModel,
+        "relpos_transformer_xl",
+        RelPosTransformerXLConfig,
+        SegmentLanguageModelingConfig,
+        "cross_entropy",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -67,9 +76,7 @@ class Generating:
 
     def describe(self) -> str:
         plans = {name: value for name, value in self.state.items() if name.endswith(IDENTITY)}
-        return "; ".join(
-            f"{name.split('.')[0]}: {decode_text(value)}" for name, value in sorted(plans.items())
-        )
+        return "; ".join(f"{name.split('.')[0]}: {decode_text(value)}" for name, value in sorted(plans.items()))
 
     def checkpoint(self, about: dict[str, Any]) -> dict[str, Any]:
         """Return a fairseq checkpoint; what is told `about` it is kept as `conversion`."""
@@ -109,8 +116,7 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 @torch.no_grad()
-def logits_of(checkpoint: dict[str, Any], kind: str, rows: tuple[int, int],
-              source: Tensor, target: Tensor) -> Tensor:  # fmt: skip
+def logits_of(checkpoint: dict[str, Any], kind: str, rows: tuple[int, int], source: Tensor, target: Tensor) -> Tensor:
     """Scores (B, T, V) of a checkpoint after each target token, in fp64.
 
     Sources (B, S) end in </s>, and a language model reads none; targets (B, T) begin with </s>.

@@ -42,8 +42,7 @@ class Pair:
         random = torch.Generator().manual_seed(seed)
         length = max(min(longest, 40), SHORTEST)
         source, target = (
-            torch.randint(FIRST, max(count, FIRST + 1), (batch, length), generator=random)
-            for count in rows
+            torch.randint(FIRST, max(count, FIRST + 1), (batch, length), generator=random) for count in rows
         )
         for row in range(batch):
             end = length - row * (length // 4)
@@ -87,15 +86,12 @@ def convert_generating(job: Job, path: Path, say: Say) -> Writer | None:
     report.source = report.target = made.describe()
     for line in report.lines():
         say(line)
-    kept = torch.tensor([row >= 0 for row in found.target.rows]) if isinstance(
-        found, Foreign) else slice(None)  # fmt: skip
+    kept = torch.tensor([row >= 0 for row in found.target.rows]) if isinstance(found, Foreign) else slice(None)
     outputs = ({"logits": scores[..., kept]} for scores in (before, after))
     measured = measure(*outputs, Probe(pair.target, None), Conversion({}, report), say)
     about["differences"] = measured.largest
 
-    return functools.partial(
-        write_checkpoint, checkpoint=checkpoint, about=about, files=made.files, texts=dictionaries
-    )
+    return functools.partial(write_checkpoint, checkpoint=checkpoint, about=about, files=made.files, texts=dictionaries)
 
 
 def _read(path: Path, length: int | None) -> Foreign | Generating | None:
@@ -124,9 +120,7 @@ def _check(job: Job, foreign: bool) -> None:
     if length is not None and length < SHORTEST:
         raise ConversionError(f"--positions {length}: the comparison needs {SHORTEST} at least")
     if wrong:
-        raise ConversionError(
-            f"--{wrong[0].split()[0].removeprefix('max-')} says nothing here: leave it out"
-        )
+        raise ConversionError(f"--{wrong[0].split()[0].removeprefix('max-')} says nothing here: leave it out")
 
 
 def _source_logits(found: Foreign | Generating, made: Generating, pair: Pair) -> Tensor:

@@ -33,8 +33,7 @@ def read(folder: Path, config: dict[str, Any], length: int | None) -> Foreign:
     activation = THEIRS.get(activation, activation)
     if activation not in ACTIVATIONS:
         raise ConversionError(
-            f"{folder}/config.json: activation_function {activation!r} is none of "
-            f"{', '.join(ACTIVATIONS)}"
+            f"{folder}/config.json: activation_function {activation!r} is none of {', '.join(ACTIVATIONS)}"
         )
     weights = _named(read_weights(folder), config, folder)
     width = weights["encoder.embed_tokens.weight"].size(1)
@@ -51,18 +50,14 @@ def read(folder: Path, config: dict[str, Any], length: int | None) -> Foreign:
         start=config["decoder_start_token_id"],
         pad=config["pad_token_id"],
         source_ends=True,
-        dropout=tuple(
-            config.get(name, 0.0) for name in ("dropout", "attention_dropout", "activation_dropout")
-        ),
+        dropout=tuple(config.get(name, 0.0) for name in ("dropout", "attention_dropout", "activation_dropout")),
     )
     vocabularies = ["vocab.json"] * 2
     if (folder / "target_vocab.json").is_file():
         vocabularies[1] = "target_vocab.json"
     source, target = (
         words_of(_symbols(folder / name, len(weights[table])), SPECIAL, str(folder / name))
-        for name, table in zip(
-            vocabularies, ("encoder.embed_tokens.weight", "output.weight"), strict=True
-        )
+        for name, table in zip(vocabularies, ("encoder.embed_tokens.weight", "output.weight"), strict=True)
     )
     model = Foreign("Marian of transformers", folder, weights, form, source, target, ("", ""))
     _add_text(model)
@@ -80,9 +75,9 @@ def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
     """Rename tensors; those that are shared are saved once."""
     weights = {name.removeprefix("model."): value for name, value in weights.items()}
     shared = next(
-        (weights[n] for n in ("shared.weight", "lm_head.weight", "decoder.embed_tokens.weight")
-         if n in weights), None,
-    )  # fmt: skip
+        (weights[n] for n in ("shared.weight", "lm_head.weight", "decoder.embed_tokens.weight") if n in weights),
+        None,
+    )
     if shared is None:
         raise ConversionError(f"{folder} has no embedding: copy the whole folder again")
     own = config.get("share_encoder_decoder_embeddings", True)

@@ -67,9 +67,7 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
             f"(> 0) and --position_encoding are"
         )
     symbols = checkpoint["vocab"]
-    if not isinstance(symbols, dict) or not all(
-        isinstance(symbols.get(side), list) for side in ("src", "tgt")
-    ):
+    if not isinstance(symbols, dict) or not all(isinstance(symbols.get(side), list) for side in ("src", "tgt")):
         raise ConversionError(
             f"{path}: its vocabulary is no list of symbols (OpenNMT-py 2 and older): run its "
             f"tools/convertv2_v3.py first"
@@ -89,9 +87,7 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
         for side in ("encoder", "decoder"):
             weights[f"{side}.positions"] = sinusoids(length, width)
     start = symbols.get("decoder_start_token", "<s>")
-    source, target = (
-        words_of(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt")
-    )
+    source, target = (words_of(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt"))
     if start not in symbols["tgt"]:
         raise ConversionError(f"{path}: a target begins with {start!r}, which is no symbol of it")
     form = Form(
@@ -104,9 +100,7 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> Foreign:
         start=symbols["tgt"].index(start),
         pad=source.rows[1],
         source_ends=False,
-        dropout=tuple(
-            _first(options.get(f"{name}dropout", 0.0)) for name in ("", "attention_", "")
-        ),
+        dropout=tuple(_first(options.get(f"{name}dropout", 0.0)) for name in ("", "attention_", "")),
     )
     found = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
     languages = found if found[0] != found[1] else ("src", "tgt")

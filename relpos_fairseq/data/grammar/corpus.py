@@ -45,9 +45,7 @@ class _Collector:
         for _ in range(_MAX_DRAWS_PER_PAIR * (size + 10)):
             yield translate(sampler.sentence())
 
-    def split(
-        self, number: int, size: int, least: int, most: int, words: Counter[str]
-    ) -> list[Pair]:
+    def split(self, number: int, size: int, least: int, most: int, words: Counter[str]) -> list[Pair]:
         """Collects one split, of ``least`` to ``most`` tokens on either side.
 
         Args:
@@ -81,9 +79,7 @@ class _Collector:
         return list(pairs.items())
 
 
-def build(
-    seed: int = 1, train: int = 24000, valid: int = 500, test: int = 500, test_long: int = 300
-) -> Corpus:
+def build(seed: int = 1, train: int = 24000, valid: int = 500, test: int = 500, test_long: int = 300) -> Corpus:
     """Builds the corpus, which depends on the seed and on the splits' numbers of pairs only.
 
     The sentences of ``test_long`` are longer, on both sides, than any of ``train``.

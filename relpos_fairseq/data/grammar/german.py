@@ -213,7 +213,5 @@ def sentence_words(sentence: Sentence) -> list[str]:
     words = " ".join(_raw(sentence)).split()
     following = [*words[1:], ""]
     return [
-        word
-        for word, after in zip(words, following, strict=True)
-        if not (word == "," and after in (",", ".", "?"))
+        word for word, after in zip(words, following, strict=True) if not (word == "," and after in (",", ".", "?"))
     ]

@@ -14,12 +14,23 @@ from .words import ADJECTIVES_OF, MANNERS, PRONOUNS
 _T = TypeVar("_T")
 
 TENSES = (
-    ("present", 38), ("past", 22), ("perfect", 10), ("future", 9),
-    ("can", 8), ("must", 4), ("should", 4), ("want", 5),
-)  # fmt: skip
+    ("present", 38),
+    ("past", 22),
+    ("perfect", 10),
+    ("future", 9),
+    ("can", 8),
+    ("must", 4),
+    ("should", 4),
+    ("want", 5),
+)
 FRAMES = (
-    ("intrans", 18), ("motion", 10), ("trans", 42), ("dative", 10), ("ditrans", 11), ("copula", 9),
-)  # fmt: skip
+    ("intrans", 18),
+    ("motion", 10),
+    ("trans", 42),
+    ("dative", 10),
+    ("ditrans", 11),
+    ("copula", 9),
+)
 _SINGULAR = (("the", 50), ("a", 18), ("this", 10), ("my", 12), ("his", 10))
 _PLURAL = (("the", 50), ("two", 12), ("many", 12), ("this", 8), ("my", 10), ("his", 8))
 ANIMATE = ("human", "animal")
@@ -32,9 +43,7 @@ _PLACES = {
 _NOUNS_OF = {kind: [noun for noun in NOUNS.values() if noun.kind == kind] for kind in ADJECTIVES_OF}
 # Verbs by their frame and by whether the subject is human.
 _VERBS_OF = {
-    (frame, human): [
-        verb for verb in VERBS.values() if verb.frame == frame and (human or verb.animal_subject)
-    ]
+    (frame, human): [verb for verb in VERBS.values() if verb.frame == frame and (human or verb.animal_subject)]
     for frame in (*(frame for frame, _ in FRAMES), "clause")
     for human in (True, False)
 }

@@ -39,8 +39,7 @@ class Shape:
                 raise ValueError(f"--{flag} must be 1 or more, got {getattr(self, name)}")
         if self.on_long_question not in LONG_QUESTION:
             raise ValueError(
-                f"--on-long-question must be one of {', '.join(LONG_QUESTION)}, got "
-                f"{self.on_long_question!r}"
+                f"--on-long-question must be one of {', '.join(LONG_QUESTION)}, got {self.on_long_question!r}"
             )
         if self.separators not in (1, 2):
             raise ValueError(f"separators must be 1 or 2, got {self.separators}")
@@ -104,15 +103,11 @@ class QuestionEncoder:
         Raises:
             ValueError: a question that is too long, or leaves no room for context.
         """
-        contexts = [
-            self._context(one) for one in self._encodings(source.contexts, f"{source.path.name}")
-        ]
+        contexts = [self._context(one) for one in self._encodings(source.contexts, f"{source.path.name}")]
         encoded = EncodedFile(source, contexts, [], [], [], self.shape)
         texts = [question.text for question in source.questions]
         long, unplaced = [], 0
-        for question, one in zip(
-            source.questions, self._encodings(texts, "questions"), strict=True
-        ):
+        for question, one in zip(source.questions, self._encodings(texts, "questions"), strict=True):
             pieces = self._numbers(one)
             if len(pieces) > self.shape.max_query_length:
                 long.append(f"{question.id!r} ({len(pieces)} pieces)")
@@ -128,8 +123,7 @@ class QuestionEncoder:
             self._report_long(source, long, training)
         if unplaced:
             logger.warning(
-                "%s: %d questions left out of training: their answer stands nowhere in their "
-                "context",
+                "%s: %d questions left out of training: their answer stands nowhere in their context",
                 source.path,
                 unplaced,
             )

@@ -79,9 +79,7 @@ def predict(
         options: how spans are chosen.
     """
     chosen: dict[str, Answer] = {}
-    found = sorted(
-        _candidates(spans, starts, ends, options), key=lambda one: (-one[0], one[1], one[2])
-    )
+    found = sorted(_candidates(spans, starts, ends, options), key=lambda one: (-one[0], one[1], one[2]))
     for _, first, last, start, end in found:
         answer = text[context.begins[first] : context.ends[last]].strip()
         if answer and answer not in chosen:

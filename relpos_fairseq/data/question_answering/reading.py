@@ -165,8 +165,7 @@ def _field(entry: Any, name: str, kind: type, path: Path, where: str) -> Any:
         raise ValueError(f"{path} is not SQuAD's format: {where} has no {name!r}")
     if not isinstance(entry[name], kind):
         raise ValueError(
-            f"{path} is not SQuAD's format: {where}.{name} must be {_SAID[kind]}, got "
-            f"{type(entry[name]).__name__}"
+            f"{path} is not SQuAD's format: {where}.{name} must be {_SAID[kind]}, got {type(entry[name]).__name__}"
         )
     return entry[name]
 
@@ -174,9 +173,7 @@ def _field(entry: Any, name: str, kind: type, path: Path, where: str) -> Any:
 _SAID = {str: "text", list: "a list", int: "a whole number", bool: "true or false"}
 
 
-def _question(
-    entry: Any, found: QuestionFile, article: int, where: str, on_bad_answer: str
-) -> Question:
+def _question(entry: Any, found: QuestionFile, article: int, where: str, on_bad_answer: str) -> Question:
     path = found.path
     name = _field(entry, "id", str, path, where)
     where = f"id {name!r}"
@@ -190,9 +187,7 @@ def _question(
     answers, gold = [], []
     for number, one in enumerate(given if answerable else []):
         here = f"{where}, answers[{number}]"
-        answer = Answer(
-            _field(one, "text", str, path, here), _field(one, "answer_start", int, path, here)
-        )
+        answer = Answer(_field(one, "text", str, path, here), _field(one, "answer_start", int, path, here))
         gold.append(answer.text)
         placed = _placed(answer, found, name, on_bad_answer)
         if placed is not None:

@@ -28,9 +28,7 @@ class Context:
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """First and last piece of a range of characters; None where no piece covers any of it."""
-        inside = np.flatnonzero(
-            (self.ends > start) & (self.begins < end) & (self.begins < self.ends)
-        )
+        inside = np.flatnonzero((self.ends > start) & (self.begins < end) & (self.begins < self.ends))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 

@@ -142,9 +142,7 @@ def _tokens_of(dataset: FairseqDataset, path: str) -> np.ndarray:
     return np.concatenate([dataset[line].numpy() for line in range(len(dataset))])
 
 
-def find_documents(
-    path: Path, tokens: np.ndarray, boundaries: str, eos: int, combine: bool = False
-) -> np.ndarray:
+def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, combine: bool = False) -> np.ndarray:
     """Positions of tokens that begin a document.
 
     Args:

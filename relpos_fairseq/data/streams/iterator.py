@@ -50,11 +50,7 @@ class StreamBatchIterator(EpochBatchIterator):
         if state_dict.get("iterations_in_epoch", 0) == 0:
             here["tokens of the stream"] = saved.get("tokens of the stream")  # the next shard's
         if saved != here:
-            differ = [
-                f"{name} ({saved.get(name)}, now {here[name]})"
-                for name in here
-                if saved.get(name) != here[name]
-            ]
+            differ = [f"{name} ({saved.get(name)}, now {here[name]})" for name in here if saved.get(name) != here[name]]
             raise ValueError(
                 f"cannot resume: the checkpoint's stream was cut with another {', '.join(differ)}; "
                 f"its memory and position fit the saved rows only. Give the saved values, or "

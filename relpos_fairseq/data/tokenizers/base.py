@@ -118,9 +118,7 @@ def _mark_first(pieces: list[str]) -> Iterable[tuple[bool, str]]:
     return ((number == 0, piece) for number, piece in enumerate(pieces))
 
 
-def exact_offsets(
-    text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
+def exact_offsets(text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Make a library's offsets exact: half-open ranges in characters, one for each piece.
 
     Spaces around a piece are not the piece's.  Combining marks that the tokenizer dropped belong to

@@ -30,9 +30,7 @@ def import_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise ValueError(
-            "byte-level BPE and WordPiece need the library tokenizers: pip install tokenizers"
-        ) from None
+        raise ValueError("byte-level BPE and WordPiece need the library tokenizers: pip install tokenizers") from None
     return tokenizers
 
 
@@ -57,14 +55,11 @@ class LibraryTokenizer(Tokenizer):
         self.prefix = getattr(model.model, "continuing_subword_prefix", None) or "##"
         vocabulary = sorted(model.get_vocab().items(), key=lambda item: item[1])
         self._symbol_of = {
-            number: str(number) if ids_as_symbols else FROM_BERT.get(piece, piece)
-            for piece, number in vocabulary
+            number: str(number) if ids_as_symbols else FROM_BERT.get(piece, piece) for piece, number in vocabulary
         }
         self._piece_of = {self._symbol_of[number]: piece for piece, number in vocabulary}
         reserved = {*SPECIAL, MASK}
-        self.symbols = [
-            symbol for symbol in dict.fromkeys(self._symbol_of.values()) if symbol not in reserved
-        ]
+        self.symbols = [symbol for symbol in dict.fromkeys(self._symbol_of.values()) if symbol not in reserved]
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
         found = self.model.encode_batch(list(texts), add_special_tokens=False)
@@ -107,9 +102,7 @@ class LibraryTokenizer(Tokenizer):
         try:
             return cls(library.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except Exception as error:  # the library raises bare Exceptions
-            raise ValueError(
-                f"{path} is no tokenizer.json of the tokenizers library: {error}"
-            ) from None
+            raise ValueError(f"{path} is no tokenizer.json of the tokenizers library: {error}") from None
 
 
 def single_and_pair(numbers: Mapping[str, int], separators: int, segment: int = 1) -> Any:
@@ -150,9 +143,7 @@ def wordpiece(vocabulary: dict[str, int] | None = None, lowercase: bool = False)
     library = import_library()
     unknown = "[UNK]" if vocabulary is None or "[UNK]" in vocabulary else UNKNOWN
     options = {} if vocabulary is None else {"vocab": vocabulary}
-    model = library.Tokenizer(
-        library.models.WordPiece(unk_token=unknown, max_input_chars_per_word=100, **options)
-    )
+    model = library.Tokenizer(library.models.WordPiece(unk_token=unknown, max_input_chars_per_word=100, **options))
     model.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     model.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     model.decoder = library.decoders.WordPiece()

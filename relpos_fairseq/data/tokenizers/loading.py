@@ -56,9 +56,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
 
 def _byte_bpe(vocabulary: Path, merges: Path, ids_as_symbols: bool) -> LibraryTokenizer:
     lines = merges.read_text(encoding="utf-8").split("\n")
-    pairs = [
-        tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")
-    ]
+    pairs = [tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")]
     wrong = next((pair for pair in pairs if len(pair) != 2), None)
     if wrong is not None:
         raise ValueError(f"{merges}: {' '.join(wrong)!r} is no pair of pieces")
@@ -86,10 +84,7 @@ def _wordpiece(path: Path) -> LibraryTokenizer:
 
 
 _READERS: tuple[tuple[tuple[str, ...], Callable[..., Tokenizer]], ...] = (
-    *(
-        ((name,), SentencePieceTokenizer.from_file)
-        for name in (pieces.FILE, "sentencepiece.bpe.model", "spiece.model")
-    ),
+    *(((name,), SentencePieceTokenizer.from_file) for name in (pieces.FILE, "sentencepiece.bpe.model", "spiece.model")),
     ((library.FILE,), LibraryTokenizer.from_json),
     (("encoder.json", "vocab.bpe"), lambda v, m: _byte_bpe(v, m, ids_as_symbols=True)),
     (("vocab.json", "merges.txt"), lambda v, m: _byte_bpe(v, m, ids_as_symbols=False)),

@@ -24,9 +24,7 @@ def import_library() -> Any:
     try:
         import sentencepiece
     except ImportError:
-        raise ValueError(
-            "sentencepiece models need their library: pip install sentencepiece"
-        ) from None
+        raise ValueError("sentencepiece models need their library: pip install sentencepiece") from None
     if not hasattr(sentencepiece.SentencePieceProcessor, "EncodeAsOffsetMapping"):
         raise ValueError(
             f"sentencepiece {sentencepiece.__version__} gives no character offsets in the form "

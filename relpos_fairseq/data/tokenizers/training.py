@@ -77,13 +77,8 @@ def _train_bpe(texts: Counted, vocab_size: int, options: dict[str, Any]) -> Libr
     tokenizers = library.import_library()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet):
-        raise ValueError(
-            f"byte-level BPE needs a vocab_size of {len(alphabet)} (bytes) or more, got "
-            f"{vocab_size}"
-        )
-    trainer = _trainer(
-        tokenizers.trainers.BpeTrainer, vocab_size, options, initial_alphabet=sorted(alphabet)
-    )
+        raise ValueError(f"byte-level BPE needs a vocab_size of {len(alphabet)} (bytes) or more, got {vocab_size}")
+    trainer = _trainer(tokenizers.trainers.BpeTrainer, vocab_size, options, initial_alphabet=sorted(alphabet))
     return _train_library(library.byte_bpe(prefix_space=True), texts, trainer)
 
 
@@ -102,18 +97,14 @@ def _train_wordpiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -
                 f"wordpiece needs a vocab_size of {len(fixed):,} (characters) or more for this "
                 f"text, got {vocab_size:,}; limit_alphabet leaves the rarest out"
             )
-        trainer = _trainer(
-            tokenizers.trainers.WordPieceTrainer, vocab_size, options, special_tokens=fixed
-        )
+        trainer = _trainer(tokenizers.trainers.WordPieceTrainer, vocab_size, options, special_tokens=fixed)
         known = Counted(text.translate(rare) for text in texts)
         _train_library(model, known, trainer)
     # The model anew, without the trainer's notion that the alphabet is special.
     return LibraryTokenizer(library.wordpiece(model.get_vocab(), lowercase))
 
 
-def _wordpiece_alphabet(
-    model: Any, texts: Iterable[str], limit: int | None
-) -> tuple[list[str], dict[int, str]]:
+def _wordpiece_alphabet(model: Any, texts: Iterable[str], limit: int | None) -> tuple[list[str], dict[int, str]]:
     """Characters as first and as later pieces, and a table that blanks those beyond the limit."""
     counts, later = collections.Counter(), set()
     for text in texts:
@@ -135,9 +126,7 @@ def _trainer(kind: Any, vocab_size: int, options: dict[str, Any], **more: Any) -
     return kind(vocab_size=vocab_size, show_progress=sys.stderr.isatty(), **options, **more)
 
 
-def _train_pieces(
-    texts: Counted, vocab_size: int, options: dict[str, Any]
-) -> SentencePieceTokenizer:
+def _train_pieces(texts: Counted, vocab_size: int, options: dict[str, Any]) -> SentencePieceTokenizer:
     trainer = pieces.import_library().SentencePieceTrainer
     settings = {
         "model_type": "unigram",
@@ -164,8 +153,6 @@ def _train_pieces(
     except (RuntimeError, OSError, TypeError) as error:
         texts.require_some()
         reason = str(error).strip().splitlines()[-1]
-        raise ValueError(
-            f"sentencepiece could not be trained with vocab_size {vocab_size}: {reason}"
-        ) from None
+        raise ValueError(f"sentencepiece could not be trained with vocab_size {vocab_size}: {reason}") from None
     texts.require_some()
     return SentencePieceTokenizer(written.getvalue())

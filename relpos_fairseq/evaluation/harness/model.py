@@ -63,9 +63,7 @@ class RelPosLM(LM):
         self.lengths = {"mem_len": mem_len, "context": context}
         self.scorer = Scorer(self.trained, mem_len, context, int(batch_size))
 
-    def loglikelihood(
-        self, requests: Sequence[Any], disable_tqdm: bool = False
-    ) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """(log-probability, whether it is greedy) of each continuation after its context."""
         pairs = [self.scorer.pair(*request.args) for request in requests]
         found = []
@@ -78,9 +76,7 @@ class RelPosLM(LM):
             self.cache_hook.add_partial("loglikelihood", request.args, answer)
         return found
 
-    def loglikelihood_rolling(
-        self, requests: Sequence[Any], disable_tqdm: bool = False
-    ) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each text, its first symbol after </s>."""
         pairs = [self.scorer.pair("", *request.args) for request in requests]
         found = [score for score, _ in self.scorer.score(pairs)]

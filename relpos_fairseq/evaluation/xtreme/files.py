@@ -11,17 +11,20 @@ COMPRESSED = r"\.json(\.gz)?"
 # A question and its context are in one language, as in XTREME.
 NAMES = {
     "XQuAD": re.compile(rf"xquad\.(?P<language>\w\w){COMPRESSED}"),
-    "MLQA": re.compile(
-        rf"(?P<split>dev|test)-context-(?P<language>\w\w)-question-(?P=language){COMPRESSED}"
-    ),
-    "TyDiQA-GoldP": re.compile(
-        rf"tydiqa([.-]goldp)?[.-](dev[.-])?(?P<language>[a-z]+)([.-]dev)?{COMPRESSED}"
-    ),
+    "MLQA": re.compile(rf"(?P<split>dev|test)-context-(?P<language>\w\w)-question-(?P=language){COMPRESSED}"),
+    "TyDiQA-GoldP": re.compile(rf"tydiqa([.-]goldp)?[.-](dev[.-])?(?P<language>[a-z]+)([.-]dev)?{COMPRESSED}"),
 }
 SPOKEN = {
-    "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id",
-    "korean": "ko", "russian": "ru", "swahili": "sw", "telugu": "te",
-}  # fmt: skip
+    "arabic": "ar",
+    "bengali": "bn",
+    "english": "en",
+    "finnish": "fi",
+    "indonesian": "id",
+    "korean": "ko",
+    "russian": "ru",
+    "swahili": "sw",
+    "telugu": "te",
+}
 METRICS = {"XQuAD": "squad", "MLQA": "mlqa", "TyDiQA-GoldP": "squad"}
 
 

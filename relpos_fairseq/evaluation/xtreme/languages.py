@@ -64,9 +64,7 @@ class Options:
             raise PreparationError("--xnli-model and --xnli belong together: give both or neither")
         given = [flag for flag in FLAGS.values() if getattr(self, flag)]
         if bool(self.qa_model) != bool(given):
-            raise PreparationError(
-                "--qa-model belongs together with one of --xquad, --mlqa, --tydiqa at least"
-            )
+            raise PreparationError("--qa-model belongs together with one of --xquad, --mlqa, --tydiqa at least")
         if not self.xnli and not given:
             raise PreparationError("there is nothing to evaluate: give --xnli-model or --qa-model")
         for path in filter(None, (getattr(self, name) for name in ("xnli", *given))):
@@ -183,9 +181,7 @@ def asking(
     return asked, files
 
 
-def evaluate_questions(
-    asked: tuple[questions.Options, dict[str, Path]], out: Path
-) -> dict[str, list[float]]:
+def evaluate_questions(asked: tuple[questions.Options, dict[str, Path]], out: Path) -> dict[str, list[float]]:
     """Return F1 and exact match by language; what was answered is written."""
     how, files = asked
     with atomic_folder(out) as folder:
@@ -208,9 +204,14 @@ def by_language(results: dict[str, list[dict]]) -> str:
     order = sorted(spoken, key=lambda language: (language != ENGLISH, language))
     columns = [results[name] for name in names]
     whole = len(names) == len(NAMES) + 1
-    rows = [[language, *(cell(median([found.get(language) for found in trials]),
-                              language in trials[0]) for trials in columns)]
-            + [""] * whole for language in order]  # fmt: skip
+    rows = [
+        [
+            language,
+            *(cell(median([found.get(language) for found in trials]), language in trials[0]) for trials in columns),
+        ]
+        + [""] * whole
+        for language in order
+    ]
     for title, left_out in (("mean", ()), ("mean without English", (ENGLISH,))):
         means = [median([mean(found, left_out) for found in trials]) for trials in columns]
         rows.append([title, *map(cell, means)] + [cell(average(means))] * whole)
@@ -237,8 +238,7 @@ def average(means: Sequence[float | list[float] | None]) -> float | None:
 
 def mean(found: dict, left_out: Sequence[str]) -> float | list[float] | None:
     """Return the mean over languages; None where none is left."""
-    kept = [value for language, value in found.items()
-            if language not in left_out and value is not None]  # fmt: skip
+    kept = [value for language, value in found.items() if language not in left_out and value is not None]
     if not kept:
         return None
     if isinstance(kept[0], list):

@@ -36,9 +36,7 @@ def languages(data: Path) -> dict[str, Splits]:
     Raises:
         PreparationError: the data, `XNLI` of prepare_glue.py, have none.
     """
-    there, labelled = (
-        {path.stem for path in (data / part).glob("*_*.idx")} for part in ("input0", "label")
-    )
+    there, labelled = ({path.stem for path in (data / part).glob("*_*.idx")} for part in ("input0", "label"))
     kind = "test" if any(name.startswith("test_") for name in labelled) else "valid"
     spoken = {name.partition("_")[2] for name in there if name.startswith(("test_", "valid_"))}
     found = {}
@@ -51,8 +49,7 @@ def languages(data: Path) -> dict[str, Splits]:
     found = {name: splits for name, splits in found.items() if splits != Splits(None)}
     if not found:
         raise PreparationError(
-            f"{data} has no test_LANGUAGE or valid_LANGUAGE: make it with prepare_glue.py --tasks "
-            f"XNLI"
+            f"{data} has no test_LANGUAGE or valid_LANGUAGE: make it with prepare_glue.py --tasks XNLI"
         )
     return found
 
@@ -146,7 +143,5 @@ def in_order(own: Sequence[str], known: Sequence[str], checkpoint: Path) -> list
     by_name = {label.lower(): label for label in known}
     names = [by_name.get(label.lower()) for label in own]
     if None in names:
-        raise PreparationError(
-            f"{checkpoint} predicts {', '.join(own)}, and the data's labels are {', '.join(known)}"
-        )
+        raise PreparationError(f"{checkpoint} predicts {', '.join(own)}, and the data's labels are {', '.join(known)}")
     return names

@@ -27,8 +27,9 @@ def speak_text() -> None:
     hub_utils.GeneratorHubInterface = TextHub
 
     @replaces(hub_utils, "from_pretrained")
-    def from_pretrained(original, model_name_or_path, checkpoint_file="model.pt",
-                        data_name_or_path=".", archive_map=None, **kwargs):  # fmt: skip
+    def from_pretrained(
+        original, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", archive_map=None, **kwargs
+    ):
         beside = Path(str(model_name_or_path), FOLDER)
         if data_name_or_path == "." and beside.is_dir():
             data_name_or_path = str(beside.absolute())

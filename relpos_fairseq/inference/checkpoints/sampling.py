@@ -151,9 +151,7 @@ class Continuation:
         return scores
 
     def _features(self, tokens: Tensor, **memory: Any) -> Tensor:
-        return self.decoder.extract_features(tokens, None, incremental_state=self.state, **memory)[
-            0
-        ]
+        return self.decoder.extract_features(tokens, None, incremental_state=self.state, **memory)[0]
 
 
 def open_model(path: Path, data: Path | None, cpu: bool) -> Trained:
@@ -167,9 +165,7 @@ def ids_of(trained: Trained, text: str) -> list[int]:
     return [words.eos(), *map(words.index, trained.source.encode(text))]
 
 
-def sample(
-    start: Continuation, ids: Sequence[int], count: int, choice: Choice
-) -> Iterator[tuple[Tensor, Tensor]]:
+def sample(start: Continuation, ids: Sequence[int], count: int, choice: Choice) -> Iterator[tuple[Tensor, Tensor]]:
     """Continue a prompt; yields the symbols (B,) drawn, and the log-probability of each."""
     generator = torch.Generator().manual_seed(choice.seed)
     scores = start.read(ids)
@@ -226,8 +222,15 @@ def texts(
     for row in rows:
         show = streamer(trained.source, prompt)
         text = "".join(map(show, symbols[row])) + show(None)
-        found.append({"sample": row + 1, "prompt": prompt, "text": text,
-                      "symbols": len(symbols[row]), "nats": round(nats[row], 4)})  # fmt: skip
+        found.append(
+            {
+                "sample": row + 1,
+                "prompt": prompt,
+                "text": text,
+                "symbols": len(symbols[row]),
+                "nats": round(nats[row], 4),
+            }
+        )
     return found
 
 

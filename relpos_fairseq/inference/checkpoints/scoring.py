@@ -100,9 +100,7 @@ class Scorer:
         if self.recurrent:
             for start in range(0, len(ids) - 1, self.segment):
                 stop = min(start + self.segment, len(ids) - 1)
-                features, extra = self.decoder.extract_features(
-                    tokens[:, start:stop], None, memory=memory
-                )
+                features, extra = self.decoder.extract_features(tokens[:, start:stop], None, memory=memory)
                 memory = extra["memory"]
                 yield start + 1, *self._picked(features, tokens[:, start + 1 : stop + 1])
             return

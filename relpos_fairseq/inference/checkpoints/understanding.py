@@ -39,9 +39,7 @@ def fill(hub: RelPosRobertaHub, line: str, number: int, count: int) -> list[dict
 
 
 @torch.no_grad()
-def answer(
-    trained: Trained, context: str, questions: Sequence[str], none: bool, count: int
-) -> Iterator[dict]:
+def answer(trained: Trained, context: str, questions: Sequence[str], none: bool, count: int) -> Iterator[dict]:
     """Answer questions about a context.
 
     Args:

@@ -49,20 +49,14 @@ class LanguageModelFlags(SinglePlacement):
     )
     adaptive_softmax_dropout: float = help_text(0.0, "dropout of the tails' projections")
     adaptive_softmax_factor: float = help_text(4.0, "each band is narrower by this factor")
-    share_decoder_input_output_embed: bool = help_text(
-        False, "one matrix for the embedding and the output projection"
-    )
+    share_decoder_input_output_embed: bool = help_text(False, "one matrix for the embedding and the output projection")
     adaptive_input: bool = help_text(False, "adaptive input: rarer words have narrower embeddings")
     adaptive_input_factor: float = help_text(4.0, "each band is narrower by this factor")
     adaptive_input_cutoff: Optional[str] = help_text(  # noqa: UP045
         None, "cut-offs of the adaptive input, separated by commas"
     )
-    tie_adaptive_weights: bool = help_text(
-        False, "adaptive softmax and adaptive input share their embeddings"
-    )
-    tie_adaptive_proj: bool = help_text(
-        False, "adaptive softmax and adaptive input share their projections"
-    )
+    tie_adaptive_weights: bool = help_text(False, "adaptive softmax and adaptive input share their embeddings")
+    tie_adaptive_proj: bool = help_text(False, "adaptive softmax and adaptive input share their projections")
     layernorm_embedding: bool = help_text(False, "layer norm of the embedding")
     no_scale_embedding: bool = help_text(False, "do not multiply embeddings by sqrt(width)")
     checkpoint_activations: bool = help_text(False, "recompute layers in the backward pass")
@@ -114,8 +108,7 @@ def nested(cfg: Any) -> TransformerConfig:
 def _check(flat: dict[str, Any]) -> None:
     if flat["segment_encoding"] != "none":
         raise ValueError(
-            f"--segment-encoding {flat['segment_encoding']}: language modelling supplies no "
-            f"segments; leave it at none"
+            f"--segment-encoding {flat['segment_encoding']}: language modelling supplies no segments; leave it at none"
         )
     if flat["adaptive_input"] and not flat["adaptive_input_cutoff"]:
         raise ValueError("--adaptive-input needs --adaptive-input-cutoff, such as 20000,60000")
@@ -137,9 +130,7 @@ def _check(flat: dict[str, Any]) -> None:
 
 def _check_tied(flat: dict[str, Any]) -> None:
     if not (flat["adaptive_input"] and flat["adaptive_softmax_cutoff"]):
-        raise ValueError(
-            "--tie-adaptive-weights needs --adaptive-input and --adaptive-softmax-cutoff"
-        )
+        raise ValueError("--tie-adaptive-weights needs --adaptive-input and --adaptive-softmax-cutoff")
     for first, second in (
         ("adaptive_input_cutoff", "adaptive_softmax_cutoff"),
         ("adaptive_input_factor", "adaptive_softmax_factor"),
@@ -147,6 +138,4 @@ def _check_tied(flat: dict[str, Any]) -> None:
     ):
         if flat[first] != flat[second]:
             names = [f"--{name.replace('_', '-')} {flat[name]}" for name in (first, second)]
-            raise ValueError(
-                f"--tie-adaptive-weights needs equal values, got {' and '.join(names)}"
-            )
+            raise ValueError(f"--tie-adaptive-weights needs equal values, got {' and '.join(names)}")

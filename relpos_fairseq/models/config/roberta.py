@@ -20,9 +20,7 @@ from relpos_fairseq.schemes import DEFAULT, EXAMPLE
 class RelPosRobertaConfig(SinglePlacement):
     """Every option of fairseq's RoBERTa, and every option of positions."""
 
-    position_scheme: str = _help(
-        DEFAULT["masked_lm"], f"position scheme, or several joined by + ({EXAMPLE})"
-    )
+    position_scheme: str = _help(DEFAULT["masked_lm"], f"position scheme, or several joined by + ({EXAMPLE})")
     encoder_layers: int = _help(12, "number of layers")
     encoder_embed_dim: int = _help(768, "width of the model")
     encoder_ffn_embed_dim: int = _help(3072, "width of the feed-forward layers")
@@ -63,9 +61,7 @@ def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
     """
     values = plain(cfg)
     known = {part.name: part.default for part in fields(RelPosRobertaConfig)}
-    args = argparse.Namespace(
-        **{name: values.get(name, default) for name, default in known.items() if name != "_name"}
-    )
+    args = argparse.Namespace(**{name: values.get(name, default) for name, default in known.items() if name != "_name"})
     for name in ("activation_fn", "pooler_activation_fn"):
         setattr(args, name, str(getattr(args, name)))
     args.max_positions = args.max_positions or task_positions

@@ -23,9 +23,7 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
     eval_mem_len: Optional[int] = help_text(  # noqa: UP045
         None, "the same in evaluation; unset: --mem-len"
     )
-    same_length: bool = help_text(
-        False, "every token sees as many tokens as memory is long, itself included"
-    )
+    same_length: bool = help_text(False, "every token sees as many tokens as memory is long, itself included")
     absolute_memory: bool = help_text(
         False,
         "let positions that are added to the input, and begin anew with each segment, carry memory "

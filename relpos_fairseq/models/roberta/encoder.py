@@ -41,9 +41,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
         elif segments is None:
             self._say_undivided()
             segments = src_tokens.new_zeros(src_tokens.shape)
-        return self.forward_scriptable(
-            src_tokens, src_lengths, return_all_hiddens, token_embeddings, segments
-        )
+        return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings, segments)
 
     _said = False
 
@@ -51,8 +49,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
         """Once a model: the task has no segments, though the model could tell them apart."""
         if not self._said:
             logger.warning(
-                "--segment-encoding %s: the task supplies no segments, so every token is in "
-                "segment 0",
+                "--segment-encoding %s: the task supplies no segments, so every token is in segment 0",
                 self.positions.plan.segment_encoding,
             )
         self._said = True
@@ -61,9 +58,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
 class RelPosRobertaEncoder(RobertaEncoder):
     """fairseq's RobertaEncoder around a `RelPosSentenceEncoder`."""
 
-    def build_encoder(
-        self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
-    ) -> RelPosSentenceEncoder:
+    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> RelPosSentenceEncoder:
         """The layers, initialised as BERT's."""
         encoder = RelPosSentenceEncoder(transformer(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
@@ -88,9 +83,7 @@ class RelPosRobertaEncoder(RobertaEncoder):
             segments: (B, T) segment numbers or None.
             unused: what tasks put into net_input for other models.
         """
-        x, extra = self.extract_features(
-            src_tokens, return_all_hiddens=return_all_hiddens, segments=segments
-        )
+        x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, segments=segments)
         if not features_only:
             x = self.output_layer(x, masked_tokens=masked_tokens)
         return x, extra

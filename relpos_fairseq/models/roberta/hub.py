@@ -118,9 +118,7 @@ class RelPosRobertaHub(nn.Module):
             ValueError: too many tokens, or no segments though the model reads them.
         """
         inputs = self._inputs(tokens, segments)
-        features, extra = self.model(
-            **inputs, features_only=True, return_all_hiddens=return_all_hiddens
-        )
+        features, extra = self.model(**inputs, features_only=True, return_all_hiddens=return_all_hiddens)
         if return_all_hiddens:
             return [state.transpose(0, 1) for state in extra["inner_states"]]
         return features
@@ -132,9 +130,7 @@ class RelPosRobertaHub(nn.Module):
                 f"this model reads segments (--segment-encoding {encoding}): give segments=, which "
                 f"encode_with_segments returns beside the tokens"
             )
-        tokens, segments = (
-            part if part is None or part.dim() == 2 else part[None] for part in (tokens, segments)
-        )
+        tokens, segments = (part if part is None or part.dim() == 2 else part[None] for part in (tokens, segments))
         longest = self.model.max_positions()
         if tokens.size(1) > longest:
             raise ValueError(

@@ -42,9 +42,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
 
     layer_class = RelPosMemoryLayer
 
-    def __init__(
-        self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = True
-    ) -> None:
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = True) -> None:
         """As RelPosDecoder.
 
         Raises:
@@ -113,9 +111,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         Raises:
             ValueError: a memory or document_starts that do not fit the tokens.
         """
-        features, extra = self.extract_features(
-            prev_output_tokens, None, incremental_state, memory, document_starts
-        )
+        features, extra = self.extract_features(prev_output_tokens, None, incremental_state, memory, document_starts)
         return features if features_only else self.output_layer(features), extra
 
     def extract_features(
@@ -141,9 +137,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             memory.fill(after, self)
         return features, {"attn": [None], "memory": after}
 
-    def _segment(
-        self, tokens: Tensor, memory: Memory | None, starts: Tensor | None
-    ) -> tuple[Tensor, Memory]:
+    def _segment(self, tokens: Tensor, memory: Memory | None, starts: Tensor | None) -> tuple[Tensor, Memory]:
         """A whole segment: its features, and the memory after it."""
         padding = tokens.eq(self.padding_idx)
         if is_captured() or not padding.any():  # a graph's segments have no padding

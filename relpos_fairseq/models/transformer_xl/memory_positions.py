@@ -15,9 +15,7 @@ def memory_positions(cfg: Any) -> Placement:
         ValueError: a scheme that reads absolute positions, or random ones.
     """
     flags = "--tokens-per-sample and --mem-len"
-    placement = decoder_positions(
-        cfg, "language_model", sides=(), length_flag=flags, memory=cfg.mem_len
-    )
+    placement = decoder_positions(cfg, "language_model", sides=(), length_flag=flags, memory=cfg.mem_len)
     absolute = [m.scheme for m in placement.plan.members if m.scheme.absolute]
     on_input = all(scheme.own_scale is None for scheme in absolute)
     if absolute and not (cfg.absolute_memory and on_input):

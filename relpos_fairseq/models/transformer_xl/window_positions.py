@@ -36,9 +36,7 @@ class WindowPositions(nn.Module):
         std: standard deviation of the tables' initial values.
     """
 
-    def __init__(
-        self, kind: str, layers: int, mem_len: int, segment: int, width: int, std: float
-    ) -> None:
+    def __init__(self, kind: str, layers: int, mem_len: int, segment: int, width: int, std: float) -> None:
         super().__init__()
         self.mem_len, self.segment, self.width = mem_len, segment, width
         self.table = None

@@ -29,9 +29,7 @@ from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary
 CHUNK = 512  # rows that a worker is given at a time
 
 
-def write_task(
-    task: Task, root: Path, folder: Path, vocabulary: Vocabulary, options: dict
-) -> dict[str, int]:
+def write_task(task: Task, root: Path, folder: Path, vocabulary: Vocabulary, options: dict) -> dict[str, int]:
     """Write all splits of a task; the folder appears whole or not at all.
 
     Args:
@@ -55,10 +53,17 @@ def write_task(
             labels = ((label, 1) for label in task.labels)
             write_dictionary(temporary / "label" / DICTIONARY, labels)
         longest = max(value for name, value in counts.items() if name.endswith("_longest"))
-        write_json(temporary / "task.json", {
-            "task": task.name, "max_length": longest, "init_token": BOS, "separator_token": EOS,
-            "train": counts["train_rows"], "vocabulary": vocabulary.size,
-        })  # fmt: skip
+        write_json(
+            temporary / "task.json",
+            {
+                "task": task.name,
+                "max_length": longest,
+                "init_token": BOS,
+                "separator_token": EOS,
+                "train": counts["train_rows"],
+                "vocabulary": vocabulary.size,
+            },
+        )
     return dict(counts)
 
 
@@ -114,9 +119,7 @@ def _encode(
             seconds = vocabulary.encode([example.second for example in chunk])
             parts = list(zip(firsts, seconds, strict=True))
         cut = [shorten(pair, max_length) for pair in parts]
-        shortened = sum(
-            sum(map(len, new)) < sum(map(len, old)) for new, old in zip(cut, parts, strict=True)
-        )
+        shortened = sum(sum(map(len, new)) < sum(map(len, old)) for new, old in zip(cut, parts, strict=True))
         return [tuple(np.append(part, EOS) for part in pair) for pair in cut], shortened
 
     for pairs, shortened in ordered_map(encode, _chunks(examples), workers):

@@ -98,6 +98,4 @@ def _xnli_train(task: Task, folder: Path) -> TableFile:
 
 
 def _missing(task: Task, folder: Path, name: str) -> PreparationError:
-    return PreparationError(
-        f"{task.name}: {folder / name} is missing (.gz, .bz2 and .xz of it would do)"
-    )
+    return PreparationError(f"{task.name}: {folder / name} is missing (.gz, .bz2 and .xz of it would do)")

@@ -151,9 +151,7 @@ def _checked_label(label: str, task: Task) -> str:
     except ValueError:
         score = float("nan")
     if not LOWEST_SCORE <= score <= HIGHEST_SCORE:
-        raise PreparationError(
-            f"the score must be a number from {LOWEST_SCORE:g} to {HIGHEST_SCORE:g}, got {label!r}"
-        )
+        raise PreparationError(f"the score must be a number from {LOWEST_SCORE:g} to {HIGHEST_SCORE:g}, got {label!r}")
     return label
 
 

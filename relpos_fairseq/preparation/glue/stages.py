@@ -33,8 +33,7 @@ class GluePreparation(Preparation):
         self.tasks = tasks_of(args)
         self.folders = {task.name: args.out / task.name for task in self.tasks}
         self.paths = {
-            task.name: sorted({source.path for source in sources_of(task, args.glue).values()})
-            for task in self.tasks
+            task.name: sorted({source.path for source in sources_of(task, args.glue).values()}) for task in self.tasks
         }
 
     def stages(self) -> list[Stage]:

@@ -34,9 +34,7 @@ class Task:
     labels: tuple[str, ...] = ("0", "1")  # the classes in their order; empty: a number is predicted
     test_columns: Columns | None = None  # the columns of test, where they differ; it has no labels
     # fairseq's name of a split to the file's name without ending
-    splits: dict[str, str] = field(
-        default_factory=lambda: {"train": "train", "valid": "dev", "test": "test"}
-    )
+    splits: dict[str, str] = field(default_factory=lambda: {"train": "train", "valid": "dev", "test": "test"})
 
     @property
     def regression(self) -> bool:

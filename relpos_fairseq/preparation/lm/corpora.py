@@ -39,12 +39,8 @@ def wikitext(name: str, sha256: str) -> PublishedCorpus:
 
 
 CORPORA = {
-    "wikitext-103": wikitext(
-        "wikitext-103", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
-    ),
-    "wikitext-2": wikitext(
-        "wikitext-2", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
-    ),
+    "wikitext-103": wikitext("wikitext-103", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "wikitext-2": wikitext("wikitext-2", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "enwik8": PublishedCorpus(
         RemoteFile(
             "enwik8",

@@ -67,9 +67,7 @@ def encode_split(
             for path in folder.glob(f"{split}.*"):
                 path.unlink()
         whole = "" if options["documents"] == "none" else ", whose documents are not cut"
-        raise PreparationError(
-            f"the split {split} is too short for {len(folders)} shards ({names}){whole}"
-        )
+        raise PreparationError(f"the split {split} is too short for {len(folders)} shards ({names}){whole}")
     for key in ("invalid_utf8", "too_long"):
         counts[0][f"dropped: {key}"] = dropped.get(key, 0)
     return counts

@@ -24,9 +24,7 @@ class Chunk:
     size: int = 0  # its characters (or bytes)
 
 
-def read_text(
-    paths: Iterable[Path], level: str, on_bad_line: str, counts: dict | None = None
-) -> Iterator[Part]:
+def read_text(paths: Iterable[Path], level: str, on_bad_line: str, counts: dict | None = None) -> Iterator[Part]:
     """Stream the files' lines as a level needs them, and count dropped ones.
 
     "byte" has bytes, untouched, all others text; "byte" and "char" keep line feeds apart and cut
@@ -45,9 +43,7 @@ def read_text(
                 yield Part(line, path, seen["lines"] - before)
 
 
-def chunks(
-    parts: Iterable[Part], documents: str = "none", shards: int = 1, total: int = 0
-) -> Iterator[Chunk]:
+def chunks(parts: Iterable[Part], documents: str = "none", shards: int = 1, total: int = 0) -> Iterator[Chunk]:
     """Collect lines into chunks; a chunk lies in one shard.
 
     Args:

@@ -35,9 +35,7 @@ def write_manifests(
         hashes: Those of files that stages have read.
     """
     shards = {
-        name.removeprefix(ENCODE): list(found.values())
-        for name, found in counts.items()
-        if name.startswith(ENCODE)
+        name.removeprefix(ENCODE): list(found.values()) for name, found in counts.items() if name.startswith(ENCODE)
     }
     splits = {split: add_up(parts) for split, parts in shards.items()}
     write_manifest(

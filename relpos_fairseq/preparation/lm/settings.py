@@ -19,13 +19,9 @@ def check_values(args: argparse.Namespace, level: str) -> None:
             option = name.replace("_", "-")
             raise PreparationError(f"--{option} must be >= {smallest}, got {value}")
     if not 0 < args.character_coverage <= 1:
-        raise PreparationError(
-            f"--character-coverage must be in (0, 1], got {args.character_coverage}"
-        )
+        raise PreparationError(f"--character-coverage must be in (0, 1], got {args.character_coverage}")
     if level == "byte" and (args.dict or args.words or args.threshold):
-        raise PreparationError(
-            "at the level of bytes the dictionary is fixed: leave out --dict, --words, --threshold"
-        )
+        raise PreparationError("at the level of bytes the dictionary is fixed: leave out --dict, --words, --threshold")
     if args.dict and (args.words or args.threshold):
         raise PreparationError("--dict is used as it is: leave out --words and --threshold")
     if args.sentencepiece and level != "sentencepiece":

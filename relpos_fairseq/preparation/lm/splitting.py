@@ -46,9 +46,7 @@ def split_text(
     for path, size in zip(outputs, sizes, strict=True):
         if size < 1:
             unit = "characters" if exact else "lines"
-            raise PreparationError(
-                f"--split leaves {path.stem} empty: the text has {total:,} {unit}"
-            )
+            raise PreparationError(f"--split leaves {path.stem} empty: the text has {total:,} {unit}")
     parts = read_text(paths, level, on_bad_line)
     with open_together(*outputs) as files:
         for place, part in place_parts(parts, ends, exact):
@@ -57,9 +55,7 @@ def split_text(
     return {path.stem: size for path, size in zip(outputs, sizes, strict=True)}
 
 
-def place_parts(
-    parts: Iterator[Part], ends: Sequence[int], exact: bool
-) -> Iterator[tuple[int, Part]]:
+def place_parts(parts: Iterator[Part], ends: Sequence[int], exact: bool) -> Iterator[tuple[int, Part]]:
     """Pair parts with the number of their part; where parts are exact, cuts them at the ends."""
     done = place = 0
     for part in parts:

@@ -160,9 +160,7 @@ class LmPreparation(Preparation):
         options = {name: getattr(args, name) for name in SENTENCEPIECE}
 
         def run() -> dict[str, int]:
-            return train_sentencepiece(
-                model, read_text(train, self.level, args.on_bad_line), options
-            )
+            return train_sentencepiece(model, read_text(train, self.level, args.on_bad_line), options)
 
         self.add("sentencepiece", run, train, [model], {**reading, **options})
 
@@ -183,9 +181,7 @@ class LmPreparation(Preparation):
         # character allow no unknown, and published enwik8 vocabularies count all splits.
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
         units = self.units()
-        texts = [
-            read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths
-        ]
+        texts = [read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths]
         symbols, different = count_symbols(texts, units, args.workers)
         kept = choose(symbols, args.threshold, args.words, args.padding_factor)
         write_dictionary(self.dictionary, kept)
@@ -242,12 +238,8 @@ class LmPreparation(Preparation):
         }
         read = {"archive": self.archives, "text": self.text, **self.files}
         texts = {
-            f"{split} {place}: {path.name}": path
-            for split, paths in read.items()
-            for place, path in enumerate(paths)
+            f"{split} {place}: {path.name}": path for split, paths in read.items() for place, path in enumerate(paths)
         }
         made = {path for stage in self.planned if stage.name not in TEXT for path in stage.outputs}
-        write_manifests(
-            self.folders, self.out, command, texts, sorted(made), counts, facts, self.hashes
-        )
+        write_manifests(self.folders, self.out, command, texts, sorted(made), counts, facts, self.hashes)
         print(f"data: {':'.join(map(str, self.folders))}")

@@ -91,9 +91,7 @@ class Pieces:
         processor = self.processor
         self.pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
         self.usable = [
-            piece
-            for i, piece in enumerate(self.pieces)
-            if not (processor.is_control(i) or processor.is_unknown(i))
+            piece for i, piece in enumerate(self.pieces) if not (processor.is_control(i) or processor.is_unknown(i))
         ]
 
     def ids(self, line: str) -> list[int]:

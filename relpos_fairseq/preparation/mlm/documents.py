@@ -47,9 +47,7 @@ class Reading:
             ) from None
 
 
-def read_stream(
-    path: Path, reading: Reading, counts: Counter | None = None
-) -> Iterator[str | None]:
+def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> Iterator[str | None]:
     """The sentences of a file, plain or compressed, with None after the last of each document.
 
     A document without sentences is none. `counts` counts `documents`, `sentences`, `characters` and
@@ -113,9 +111,7 @@ def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str
             yield None
 
 
-def in_chunks(
-    stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS
-) -> Iterator[list[str | None]]:
+def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) -> Iterator[list[str | None]]:
     """Cut a stream between sentences; where it is cut changes no result."""
     chunk, size = [], 0
     for item in stream:

@@ -21,9 +21,7 @@ from relpos_fairseq.preparation.unknown import count_unknown
 HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
 
 
-def encode_file(
-    source: Path, prefix: Path, vocabulary: Vocabulary, reading: Reading, workers: int
-) -> dict[str, int]:
+def encode_file(source: Path, prefix: Path, vocabulary: Vocabulary, reading: Reading, workers: int) -> dict[str, int]:
     """Encode a text file into `prefix.bin` and `prefix.idx`; the same for any number of workers.
 
     Returns:
@@ -45,9 +43,7 @@ def encode_file(
         return flat, sizes
 
     chunks = in_chunks(read_stream(source, reading))
-    blocks = progress(
-        ordered_map(encode, chunks, workers), description=f"encode {source.name}", unit="chunks"
-    )
+    blocks = progress(ordered_map(encode, chunks, workers), description=f"encode {source.name}", unit="chunks")
     counts = write_blocks(prefix, iter(blocks), vocabulary.size)
     unknown = count_unknown(prefix, vocabulary.size)
     return {"items": counts["sequences"], "tokens": counts["tokens"], "unknown": unknown}

@@ -24,9 +24,7 @@ def languages(files: MlmFiles) -> dict[str, dict[str, float]]:
     }
 
 
-def write_report(
-    files: MlmFiles, counts: Mapping[str, Mapping], command: Sequence[str], hashes: Hashes
-) -> None:
+def write_report(files: MlmFiles, counts: Mapping[str, Mapping], command: Sequence[str], hashes: Hashes) -> None:
     """Write manifest.json and print what was made."""
     args, found = files.args, languages(files)
     trained = [] if args.tokenizer_folder else [files.tokenizer]

@@ -57,22 +57,16 @@ def _check_values(args: argparse.Namespace) -> None:
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
         if (value := getattr(args, name)) < low:
-            raise PreparationError(
-                f"--{name.replace('_', '-')} must be at least {low}, got {value}"
-            )
+            raise PreparationError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
     if not 0 <= args.alpha <= 1:
         raise PreparationError(f"--alpha must be from 0 to 1, got {args.alpha}")
     if not 0 < args.hold_out < 1:
-        raise PreparationError(
-            f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}"
-        )
+        raise PreparationError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
     trained = args.tokenizer_folder is None
     if args.lowercase and not (trained and args.tokenizer == "wordpiece"):
         raise PreparationError("--lowercase belongs to --tokenizer wordpiece, which is not trained")
     if args.character_coverage and not (trained and args.tokenizer == "sentencepiece"):
-        raise PreparationError(
-            "--character-coverage belongs to --tokenizer sentencepiece, which is not trained"
-        )
+        raise PreparationError("--character-coverage belongs to --tokenizer sentencepiece, which is not trained")
 
 
 def _sources(split: str, names: Sequence[str]) -> list[TextFile]:

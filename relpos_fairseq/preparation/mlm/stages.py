@@ -54,43 +54,53 @@ class MlmPreparation(Preparation):
         described = [[source.name, source.language] for source in sources]
         paths = [source.path for source in sources]
         stages = [
-            Stage("count", self.count, paths, [self.files.counts_file],
-                  {"reading": reading, "sources": described})
-        ]  # fmt: skip
+            Stage("count", self.count, paths, [self.files.counts_file], {"reading": reading, "sources": described})
+        ]
         if args.tokenizer_folder is None:
             stages += self._tokenizer_stages(reading)
         tokenizer = [self.files.tokenizer]
         if args.tokenizer_folder:
             tokenizer = tokenizer_files(self.files.tokenizer)
         stages += [
-            Stage(f"encode-{source.name}", lambda source=source: self.encode(source),
-                  [source.path, *tokenizer], self.files.encoded(source),
-                  {"reading": reading})
+            Stage(
+                f"encode-{source.name}",
+                lambda source=source: self.encode(source),
+                [source.path, *tokenizer],
+                self.files.encoded(source),
+                {"reading": reading},
+            )
             for source in sources
-        ]  # fmt: skip
+        ]
         encoded = [file for source in sources for file in self.files.encoded(source)]
         names = ("alpha", "pack", "tokens_per_sample", "shards", "seed")
         parameters = {name: getattr(args, name) for name in names} | {"sources": described}
         parameters["hold_out"] = None if args.valid else args.hold_out
         return stages + [
-            Stage(f"assemble-{shard.name}", lambda number=number: self.assemble(number),
-                  [self.files.counts_file, *tokenizer, *encoded], [shard],
-                  parameters | {"shard": number})
+            Stage(
+                f"assemble-{shard.name}",
+                lambda number=number: self.assemble(number),
+                [self.files.counts_file, *tokenizer, *encoded],
+                [shard],
+                parameters | {"shard": number},
+            )
             for number, shard in enumerate(self.files.shards)
-        ]  # fmt: skip
+        ]
 
     def _tokenizer_stages(self, reading: dict) -> list[Stage]:
         args = self.args
         paths = [source.path for source in args.sources if source.split == "train"]
         chosen = {"sentences": args.tokenizer_sentences, "alpha": args.alpha, "seed": args.seed}
-        trained = {name: getattr(args, name) for name in
-                   ("tokenizer", "vocab_size", "lowercase", "character_coverage")}  # fmt: skip
+        trained = {name: getattr(args, name) for name in ("tokenizer", "vocab_size", "lowercase", "character_coverage")}
         return [
-            Stage("sample", self.sample, [self.files.counts_file, *paths], [self.files.text],
-                  {"reading": reading} | chosen),
-            Stage("tokenizer", self.train_tokenizer, [self.files.text],
-                  [self.files.tokenizer], trained),
-        ]  # fmt: skip
+            Stage(
+                "sample",
+                self.sample,
+                [self.files.counts_file, *paths],
+                [self.files.text],
+                {"reading": reading} | chosen,
+            ),
+            Stage("tokenizer", self.train_tokenizer, [self.files.text], [self.files.tokenizer], trained),
+        ]
 
     def count(self) -> dict[str, int]:
         """Count every file's documents and sentences."""
@@ -103,14 +113,20 @@ class MlmPreparation(Preparation):
             return counts
 
         sources = self.args.sources
-        found = list(progress(ordered_map(count_one, sources, self.args.workers),
-                              total=len(sources), description="count", unit="files"))  # fmt: skip
+        found = list(
+            progress(
+                ordered_map(count_one, sources, self.args.workers),
+                total=len(sources),
+                description="count",
+                unit="files",
+            )
+        )
         for source, counts in zip(sources, found, strict=True):
             if not counts["sentences"]:
                 raise PreparationError(f"{source.path} has no text")
-        write_json(self.files.counts_file, {
-            source.name: dict(counts) for source, counts in zip(sources, found, strict=True)
-        })  # fmt: skip
+        write_json(
+            self.files.counts_file, {source.name: dict(counts) for source, counts in zip(sources, found, strict=True)}
+        )
         return dict(sum(found, Counter()))
 
     def sample(self) -> dict[str, int]:
@@ -151,8 +167,9 @@ class MlmPreparation(Preparation):
         if args.character_coverage:
             options["character_coverage"] = args.character_coverage
         with atomic_folder(self.files.tokenizer) as temporary:
-            trained = train_tokenizer(args.tokenizer, temporary, vocab_size=args.vocab_size,
-                                      files=[self.files.text], **options)  # fmt: skip
+            trained = train_tokenizer(
+                args.tokenizer, temporary, vocab_size=args.vocab_size, files=[self.files.text], **options
+            )
         return {"symbols": len(trained.symbols)}
 
     def encode(self, source: TextFile) -> dict[str, int]:
@@ -174,8 +191,7 @@ class MlmPreparation(Preparation):
 
     def _write(self, prefix: Path, split: str, shard: int, vocab_size: int) -> Counter:
         counts = Counter(dict.fromkeys(("documents", "blocks", "tokens", "split_sentences"), 0))
-        documents = progress(self._documents(split, shard, counts),
-                             description=f"assemble {split}", unit="documents")  # fmt: skip
+        documents = progress(self._documents(split, shard, counts), description=f"assemble {split}", unit="documents")
         items = pack(documents, self.args.pack, self.args.tokens_per_sample, EOS, counts)
         write_indexed(prefix, items, vocab_size)
         if not counts["blocks"]:
@@ -190,9 +206,7 @@ class MlmPreparation(Preparation):
             counts["documents"] += len(chosen)
             yield from encoded.documents(chosen)
 
-    def choose(
-        self, source: TextFile, count: int, split: str, shard: int, factors: dict[str, float]
-    ) -> np.ndarray:
+    def choose(self, source: TextFile, count: int, split: str, shard: int, factors: dict[str, float]) -> np.ndarray:
         """Numbers of a file's documents in a split of a shard, a repeated one several times.
 
         The c-th copy of document d is in shard (d + c) mod shards, so copies lie apart.
@@ -203,9 +217,7 @@ class MlmPreparation(Preparation):
             held_out = uniform(args.seed, f"valid:{source.name}", numbers) < args.hold_out
         if split == "valid":
             return numbers[held_out]
-        times = copies(
-            factors.get(source.language, 0.0), uniform(args.seed, f"copies:{source.name}", numbers)
-        )
+        times = copies(factors.get(source.language, 0.0), uniform(args.seed, f"copies:{source.name}", numbers))
         times[held_out] = 0
         every = np.repeat(numbers, times)
         copy = np.arange(len(every)) - np.repeat(np.cumsum(times) - times, times)

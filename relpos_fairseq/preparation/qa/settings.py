@@ -28,15 +28,12 @@ def check(args: argparse.Namespace) -> None:
     made = tokenizer_names(args)
     if foreign := [path.name for path in tokenizer_files(args.out) if path.name not in made]:
         raise PreparationError(  # the task would read them
-            f"--out {args.out} holds another tokenizer's {', '.join(foreign)}: remove it, or "
-            f"choose another folder"
+            f"--out {args.out} holds another tokenizer's {', '.join(foreign)}: remove it, or choose another folder"
         )
     names = [split_name(path) for path in args.eval]
     twice = {name for name in names if names.count(name) > 1 or name in ("train", "valid")}
     if twice:
-        raise PreparationError(
-            f"--eval: {', '.join(sorted(twice))} would be written twice: rename the files"
-        )
+        raise PreparationError(f"--eval: {', '.join(sorted(twice))} would be written twice: rename the files")
 
 
 def tokenizer_names(args: argparse.Namespace) -> list[str]:

@@ -44,9 +44,7 @@ class QaPreparation(Preparation):
         made = [args.out / name for name in names]
         if args.tokenizer:
             given = [args.tokenizer / name for name in names]
-            tokenizer = Stage(
-                "tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True
-            )
+            tokenizer = Stage("tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True)
         else:
             size = args.vocab_size or VOCABULARY_SIZE
             how = {"kind": args.train_tokenizer, "vocab_size": size, "lowercase": args.lowercase}
@@ -100,10 +98,7 @@ class QaPreparation(Preparation):
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
         splits, tokenizer = counts["splits"], counts["tokenizer"]
         pieces = counts["pieces"]
-        rows = [
-            (name, *(splits[name][column] for column in COLUMNS), *pieces[name].values())
-            for name in self.splits
-        ]
+        rows = [(name, *(splits[name][column] for column in COLUMNS), *pieces[name].values()) for name in self.splits]
         print(table(rows, ("split", *COLUMNS, "pieces", "unknown")))
         warn_of_unknown({name: (one["unknown"], one["pieces"]) for name, one in pieces.items()})
         print(f"{tokenizer['kind']} tokenizer, {tokenizer['pieces']:,} pieces; {self.out}")
@@ -139,8 +134,7 @@ def make_splits(args: Namespace) -> dict[str, dict]:
     else:
         if cut >= len(train["data"]):
             raise PreparationError(
-                f"--train-articles {cut} leaves none of the {len(train['data'])} articles to "
-                f"validate on"
+                f"--train-articles {cut} leaves none of the {len(train['data'])} articles to validate on"
             )
         splits = {
             "train": {**train, "data": train["data"][:cut]},

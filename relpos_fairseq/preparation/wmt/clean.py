@@ -47,9 +47,7 @@ class Cleaner:
     `on_bad_line` is "drop" or "fail" where a line is not UTF-8.
     """
 
-    def __init__(
-        self, normalisers: tuple[Normaliser, Normaliser], filter: Filter, on_bad_line: str
-    ):
+    def __init__(self, normalisers: tuple[Normaliser, Normaliser], filter: Filter, on_bad_line: str):
         self.normalisers = normalisers
         self.filter = filter
         self.on_bad_line = on_bad_line
@@ -160,10 +158,7 @@ def clean(
     """
     total = sum(pairs for _, pairs in texts)
     first, last = (total * (shard[0] + side) // shard[1] for side in (-1, 0))
-    chosen = (
-        asked and first <= number < last
-        for number, asked in enumerate(sampled(total, sample, seed))
-    )
+    chosen = (asked and first <= number < last for number, asked in enumerate(sampled(total, sample, seed)))
     counts = {text.name: {} for text, _ in texts}
     malformed = {text.name: Counter() for text, _ in texts}
 

@@ -50,12 +50,7 @@ def parallel_files(folder: Path, source: str, target: str) -> Texts:
     """
     endings = [f".{language}{suffix}" for language in (source, target) for suffix in COMPRESSED]
     names = sorted(
-        {
-            path.name[: -len(ending)]
-            for path in folder.glob("test*")
-            for ending in endings
-            if path.name.endswith(ending)
-        }
+        {path.name[: -len(ending)] for path in folder.glob("test*") for ending in endings if path.name.endswith(ending)}
     )
     valid = next((name for name in VALID if find(folder, name, source)), VALID[0])
     if not names:
@@ -71,9 +66,7 @@ def parallel_files(folder: Path, source: str, target: str) -> Texts:
             if path is None:
                 other = target if language == source else source
                 instead = f", or take {name}.{other} away" if name in names else ""
-                raise PreparationError(
-                    f"{folder} has no {name}.{language} (nor .gz, .bz2, .xz): put it there{instead}"
-                )
+                raise PreparationError(f"{folder} has no {name}.{language} (nor .gz, .bz2, .xz): put it there{instead}")
         texts[name] = Text(name, paths)
     numbered = {f"test{index or ''}": name for index, name in enumerate(names)}
     held_out = {"valid": texts[valid]} | {key: texts[name] for key, name in numbered.items()}

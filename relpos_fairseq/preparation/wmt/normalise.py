@@ -12,14 +12,37 @@ from sacremoses import MosesPunctNormalizer
 
 # Separators that Python or C take for a line's or a word's end become spaces; the rest is removed.
 SEPARATOR = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
-INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f"
-                       "\u061c\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")  # fmt: skip
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u061c\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
 UNPRINTABLE = re.compile(f"{SEPARATOR.pattern}|{INVISIBLE.pattern}")
 
 # Where a pattern holds one of these, it cannot match a line without it. Earlier ones are sought
 # first: parentheses and full stops are also regular expressions' own signs.
-LITERALS = ("„", "“", "”", "–", "—", "´", "‘", "’", "‚", "…", "«", "»", "\u00a0", '"', "%", "`",
-            "'", "\\(", "\\)", ":", ";", "\\r")  # fmt: skip
+LITERALS = (
+    "„",
+    "“",
+    "”",
+    "–",
+    "—",
+    "´",
+    "‘",
+    "’",
+    "‚",
+    "…",
+    "«",
+    "»",
+    "\u00a0",
+    '"',
+    "%",
+    "`",
+    "'",
+    "\\(",
+    "\\)",
+    ":",
+    ";",
+    "\\r",
+)
 
 
 class Normaliser:

@@ -71,8 +71,7 @@ class RawText:
         if settings.czeng and CZENG.name not in settings.without:
             training += czeng(settings.czeng, *settings.languages)
         held_out = {
-            split: Text(test.name, settings.sides(settings.out / "raw", split))
-            for split, test in self.tests.items()
+            split: Text(test.name, settings.sides(settings.out / "raw", split)) for split, test in self.tests.items()
         }
         return Texts(training, held_out, {split: test.name for split, test in self.tests.items()})
 
@@ -104,8 +103,7 @@ class RawText:
             if not settings.from_dir:
                 get(workers=max(4, settings.workers))
             return {
-                name: {"file": str(path.relative_to(folder)), "sha256": hashes.of(path)}
-                for name, path in paths.items()
+                name: {"file": str(path.relative_to(folder)), "sha256": hashes.of(path)} for name, path in paths.items()
             }
 
         extracted = self.texts.training[: len(self.corpora)]  # not CzEng
@@ -174,8 +172,7 @@ def refuse_choices(settings: WmtSettings) -> None:
     ):
         if chosen:
             raise PreparationError(
-                f"{option} goes with published sets; {settings.from_dir} has text of your own: "
-                f"leave {option} out"
+                f"{option} goes with published sets; {settings.from_dir} has text of your own: leave {option} out"
             )
 
 

@@ -33,8 +33,7 @@ class Text:
         if counts[0] != counts[-1]:
             source, target = self.paths
             raise PreparationError(
-                f"parallel files must have equally many lines: {source} has {counts[0]:,}, "
-                f"{target} has {counts[-1]:,}"
+                f"parallel files must have equally many lines: {source} has {counts[0]:,}, {target} has {counts[-1]:,}"
             )
         return counts[0]
 
@@ -68,9 +67,7 @@ class Chunk:
     target: bytes  # the target's
 
 
-def read_chunks(
-    text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str
-) -> Iterator[Chunk]:
+def read_chunks(text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str) -> Iterator[Chunk]:
     """Read the pairs of a text that are asked for, in `wanted` for each pair.
 
     Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail".

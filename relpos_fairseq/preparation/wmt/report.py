@@ -50,10 +50,7 @@ def reasons(stamps: Sequence[dict | None]) -> str:
 def corpus_rows(per_corpus: dict[str, dict[str, list[int]]]) -> list[list]:
     """Return a row for each corpus: pairs read and kept before duplicates go."""
     zero = [0, 0, 0]
-    return [
-        [name, counts.get("read", zero)[0], counts.get("kept", zero)[0]]
-        for name, counts in per_corpus.items()
-    ]
+    return [[name, counts.get("read", zero)[0], counts.get("kept", zero)[0]] for name, counts in per_corpus.items()]
 
 
 def set_rows(settings: WmtSettings, texts: Texts, stages: dict) -> list[list]:
@@ -92,9 +89,7 @@ def tables(settings: WmtSettings, texts: Texts, stages: dict) -> str:
     return "\n\n".join(parts)
 
 
-def write(
-    files: WmtFiles, texts: Texts, command: Sequence[str], stages: dict, hashes: Hashes
-) -> None:
+def write(files: WmtFiles, texts: Texts, command: Sequence[str], stages: dict, hashes: Hashes) -> None:
     """Write manifest.json and print the tables."""
     settings, out = files.settings, files.out
     stages |= stages.pop("shards", {})

@@ -15,9 +15,7 @@ MANIFEST = "manifest.json"
 STAGES = ("clean", "tokenise")  # of a shard
 
 
-def write(
-    files: WmtFiles, texts: Texts, command: Sequence[str], counts: dict, hashes: Hashes
-) -> None:
+def write(files: WmtFiles, texts: Texts, command: Sequence[str], counts: dict, hashes: Hashes) -> None:
     """Write a shard's manifest."""
     settings = files.settings
     shard = settings.shard

@@ -44,50 +44,65 @@ def statmt(name: str, place: str, size: int, sha256: str, licence: str) -> Remot
 
 
 EUROPARL = statmt(
-    "europarl-v7", "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
+    "europarl-v7",
+    "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
+    657_632_379,
     "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
     "see statmt.org/europarl",
-)  # fmt: skip
+)
 COMMON_CRAWL = statmt(
-    "commoncrawl", "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
+    "commoncrawl",
+    "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+    918_311_367,
     "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
     "see statmt.org/wmt13/translation-task.html",
-)  # fmt: skip
+)
 NEWS_V9 = statmt(
-    "news-commentary-v9", "www.statmt.org/wmt14/training-parallel-nc-v9.tgz", 80_418_416,
+    "news-commentary-v9",
+    "www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
+    80_418_416,
     "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
     "see casmacat.eu/corpus/news-commentary.html",
-)  # fmt: skip
+)
 UNITED_NATIONS = statmt(
-    "un", "www.statmt.org/wmt13/training-parallel-un.tgz", 2_365_634_246,
+    "un",
+    "www.statmt.org/wmt13/training-parallel-un.tgz",
+    2_365_634_246,
     "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
     "see statmt.org/wmt13/translation-task.html",
-)  # fmt: skip
+)
 GIGA_FREN = statmt(
-    "giga-fren", "www.statmt.org/wmt10/training-giga-fren.tar", 2_595_102_720,
+    "giga-fren",
+    "www.statmt.org/wmt10/training-giga-fren.tar",
+    2_595_102_720,
     "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
     "see statmt.org/wmt10/translation-task.html",
-)  # fmt: skip
+)
 NEWS_V10 = statmt(
-    "news-commentary-v10", "www.statmt.org/wmt15/training-parallel-nc-v10.tgz", 125_136_590,
+    "news-commentary-v10",
+    "www.statmt.org/wmt15/training-parallel-nc-v10.tgz",
+    125_136_590,
     "11e053e7ea29e87e69a1ad05e61cb559820947ecec144ea8c1d6cf05017c9602",
     "see casmacat.eu/corpus/news-commentary.html",
-)  # fmt: skip
+)
 NEWS_V13 = statmt(
     "news-commentary-v13",
-    "data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz", 113_157_482,
+    "data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz",
+    113_157_482,
     "17992b7e919cfb754c60f4e754148bc23b80706ad0ed7b34150831a554b40c91",
     "see casmacat.eu/corpus/news-commentary.html",
-)  # fmt: skip
+)
 PARACRAWL_CS = RemoteFile(
     "paracrawl-v1",
-    ("https://s3.amazonaws.com/web-language-models/paracrawl/release1/"
-     "paracrawl-release1.en-cs.zipporah0-dedup-clean.tgz",),
+    (
+        "https://s3.amazonaws.com/web-language-models/paracrawl/release1/"
+        "paracrawl-release1.en-cs.zipporah0-dedup-clean.tgz",
+    ),
     "paracrawl-release1.en-cs.zipporah0-dedup-clean.tgz",
     size=299_052_360,
     sha256="221f88bac9f48ed6ef94bad5490890066f508be00e8f102cf19edf2a1413c350",
     licence="CC0, see paracrawl.eu",
-)  # fmt: skip
+)
 CZENG = TrainingCorpus("czeng", None, {}, 12_000_000_000)
 
 
@@ -96,19 +111,26 @@ def both(prefix: str, language: str) -> dict[str, str]:
     return {side: f"{prefix}.{side}" for side in (language, "en")}
 
 
-def news_task(
-    language: str, commentary: RemoteFile, version: str, folder: str
-) -> tuple[TrainingCorpus, ...]:
+def news_task(language: str, commentary: RemoteFile, version: str, folder: str) -> tuple[TrainingCorpus, ...]:
     """Return what every year's task has: Europarl, Common Crawl and News Commentary."""
     pair = f"{language}-en"
     return (
-        TrainingCorpus("europarl-v7", EUROPARL, both(f"training/europarl-v7.{pair}", language),
-               160_000_000 if language == "cs" else 600_000_000),
-        TrainingCorpus("commoncrawl", COMMON_CRAWL, both(f"commoncrawl.{pair}", language),
-               45_000_000 if language == "cs" else 800_000_000),
-        TrainingCorpus(commentary.name, commentary,
-               both(f"{folder}/news-commentary-{version}.{pair}", language), 70_000_000),
-    )  # fmt: skip
+        TrainingCorpus(
+            "europarl-v7",
+            EUROPARL,
+            both(f"training/europarl-v7.{pair}", language),
+            160_000_000 if language == "cs" else 600_000_000,
+        ),
+        TrainingCorpus(
+            "commoncrawl",
+            COMMON_CRAWL,
+            both(f"commoncrawl.{pair}", language),
+            45_000_000 if language == "cs" else 800_000_000,
+        ),
+        TrainingCorpus(
+            commentary.name, commentary, both(f"{folder}/news-commentary-{version}.{pair}", language), 70_000_000
+        ),
+    )
 
 
 TRAINING = {
@@ -116,18 +138,22 @@ TRAINING = {
     ("wmt14", "fr"): (
         *news_task("fr", NEWS_V9, "v9", "training"),
         TrainingCorpus("un", UNITED_NATIONS, both("un/undoc.2000.fr-en", "fr"), 4_100_000_000),
-        TrainingCorpus("giga-fren", GIGA_FREN,
-               {side: f"giga-fren.release2.fixed.{side}.gz" for side in ("fr", "en")},
-               2_600_000_000),
+        TrainingCorpus(
+            "giga-fren",
+            GIGA_FREN,
+            {side: f"giga-fren.release2.fixed.{side}.gz" for side in ("fr", "en")},
+            2_600_000_000,
+        ),
     ),
     ("wmt15", "de"): news_task("de", NEWS_V10, "v10", "training"),
     ("wmt18", "cs"): (
         *news_task("cs", NEWS_V13, "v13", "training-parallel-nc-v13"),
-        TrainingCorpus("paracrawl-v1", PARACRAWL_CS,
-               both("paracrawl-release1.en-cs.zipporah0-dedup-clean", "cs"), 800_000_000),
+        TrainingCorpus(
+            "paracrawl-v1", PARACRAWL_CS, both("paracrawl-release1.en-cs.zipporah0-dedup-clean", "cs"), 800_000_000
+        ),
         CZENG,
     ),
-}  # fmt: skip
+}
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
 
 

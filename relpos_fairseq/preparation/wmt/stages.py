@@ -72,11 +72,7 @@ class WmtPreparation(Preparation):
         stages = [*self.raw.stages(self.hashes), *self.first_stages()]
         if settings.shard is not None:
             return stages + self.shard_stages(settings.shard)
-        joined = (
-            [shards.stage(self.files, self.texts, self.hashes)]
-            if settings.shards > 1
-            else self.shard_stages(1)
-        )
+        joined = [shards.stage(self.files, self.texts, self.hashes)] if settings.shards > 1 else self.shard_stages(1)
         return stages + joined + self.last_stages()
 
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
@@ -86,13 +82,9 @@ class WmtPreparation(Preparation):
     def announce(self) -> None:
         """Print what will be read and how much disk the whole needs."""
         described, needed = report.describe(self.raw)
-        print(
-            f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True
-        )
+        print(f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True)
         if self.raw.lacks_czeng():
-            print(
-                "without CzEng, which the papers train on: name its folder with --czeng", flush=True
-            )
+            print("without CzEng, which the papers train on: name its folder with --czeng", flush=True)
 
     def require_space(self) -> None:
         """Check that the disk has room for what a first run has still to write."""
@@ -105,9 +97,7 @@ class WmtPreparation(Preparation):
     def first_stages(self) -> list[Stage]:
         """Return the stages count and held-out."""
         settings, held_out = self.settings, self.texts.held_out
-        made = [
-            path for s in held_out for path in (*self.files.held_out(s), *self.files.references(s))
-        ]
+        made = [path for s in held_out for path in (*self.files.held_out(s), *self.files.references(s))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {
             "languages": settings.languages,
@@ -116,9 +106,7 @@ class WmtPreparation(Preparation):
         }
         read = [self.files.pairs, *self.texts.paths(list(held_out.values()))]
         return [
-            Stage(
-                "count", self.run_count, self.texts.paths(), [self.files.pairs], {"texts": named}
-            ),
+            Stage("count", self.run_count, self.texts.paths(), [self.files.pairs], {"texts": named}),
             Stage("held-out", self.run_held_out, read, [*made, self.files.folded], chosen),
         ]
 
@@ -128,9 +116,7 @@ class WmtPreparation(Preparation):
         counts = {text.name: text.count() for text in texts}
         for text in texts:
             if not counts[text.name]:
-                raise PreparationError(
-                    f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}"
-                )
+                raise PreparationError(f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}")
         write_json(self.files.pairs, counts)
         return counts
 
@@ -160,9 +146,7 @@ class WmtPreparation(Preparation):
         own = {"shard": [shard, settings.shards], "skipped blocks": skipped}
         parameters = settings.cleaning() | own
         read = [*self.texts.paths(self.texts.training), self.files.pairs, self.files.folded]
-        stages = [
-            Stage("clean", lambda: self.run_clean(shard), read, cleaned, parameters, home=home)
-        ]
+        stages = [Stage("clean", lambda: self.run_clean(shard), read, cleaned, parameters, home=home)]
         if self.files.tokenises:
             stages.append(
                 Stage(
@@ -192,9 +176,7 @@ class WmtPreparation(Preparation):
 
     def run_tokenise(self, cleaned: list[Path], ready: tuple[Path, Path]) -> dict:
         """Tokenise a shard."""
-        counts = apply(
-            self.tokenisers(), tuple(cleaned[:2]), ready, self.settings.workers, "tokenise"
-        )
+        counts = apply(self.tokenisers(), tuple(cleaned[:2]), ready, self.settings.workers, "tokenise")
         return dict(zip(("pairs", *self.settings.languages), counts, strict=True))
 
     # Stages after the shards
@@ -214,9 +196,7 @@ class WmtPreparation(Preparation):
         train, model, sample = [*self.files.train], [self.files.model], [self.files.sample]
         bpe, learning = {"bpe": settings.bpe}, settings.units()
         return [
-            Stage(
-                "merge", lambda: drop_duplicates(parts, records, self.files.train), joined, train
-            ),
+            Stage("merge", lambda: drop_duplicates(parts, records, self.files.train), joined, train),
             Stage("sample", self.run_sample, train, sample, sampled),
             Stage("learn", self.run_learn, sample, model, learning),
             Stage("apply", lambda: self.run_apply(splits), [*model, *text], units, bpe),
@@ -228,16 +208,16 @@ class WmtPreparation(Preparation):
         with self.files.train[0].open("rb") as file:
             pairs = sum(1 for _ in file)
         if not pairs:
-            stamps = [read_stamp(self.files.shard_folder(number + 1) / STAMPS / "clean.json")
-                      for number in range(self.settings.shards)]  # fmt: skip
+            stamps = [
+                read_stamp(self.files.shard_folder(number + 1) / STAMPS / "clean.json")
+                for number in range(self.settings.shards)
+            ]
             raise PreparationError(
                 f"no training pair is left after filtering ({report.reasons(stamps)}): look at "
                 "--max-words, --max-ratio and the languages' order"
             )
         settings = self.settings
-        chosen = write_sample(
-            self.files.train, pairs, settings.learn_lines, settings.seed, self.files.sample
-        )
+        chosen = write_sample(self.files.train, pairs, settings.learn_lines, settings.seed, self.files.sample)
         return {"pairs": chosen}
 
     def run_learn(self) -> dict:
@@ -246,9 +226,7 @@ class WmtPreparation(Preparation):
         if settings.bpe == SUBWORD_NMT:
             learn_subword_nmt(self.files.sample, settings.vocab_size, self.files.model)
         else:
-            learn_sentencepiece(
-                self.files.sample, settings.vocab_size, settings.model_type, self.files.model
-            )
+            learn_sentencepiece(self.files.sample, settings.vocab_size, settings.model_type, self.files.model)
         return {}
 
     def run_apply(self, splits: list[str]) -> dict:
@@ -257,9 +235,7 @@ class WmtPreparation(Preparation):
         counts = {}
         for split in splits:
             files = self.settings.sides(self.out / "text", split)
-            found = apply(
-                (units, units), files, self.files.units(split), self.settings.workers, "apply"
-            )
+            found = apply((units, units), files, self.files.units(split), self.settings.workers, "apply")
             counts[split] = dict(zip(("pairs", *self.settings.languages), found, strict=True))
         return counts
 
@@ -271,19 +247,27 @@ class WmtPreparation(Preparation):
             for part in ("valid", "test")
         )
         preprocess(
-            ["--source-lang", settings.source, "--target-lang", settings.target,
-             "--joined-dictionary", "--trainpref", folder / "train",
-             "--validpref", valid, *(["--testpref", tests] if tests else []), "--destdir", binary],
+            [
+                "--source-lang",
+                settings.source,
+                "--target-lang",
+                settings.target,
+                "--joined-dictionary",
+                "--trainpref",
+                folder / "train",
+                "--validpref",
+                valid,
+                *(["--testpref", tests] if tests else []),
+                "--destdir",
+                binary,
+            ],
             settings.workers,
-        )  # fmt: skip
+        )
         dictionary = binary / f"dict.{settings.source}.txt"
         entries = sum(1 for _ in read_lines(dictionary))
         prefix = f"{binary}/{{}}.{settings.source}-{settings.target}.{{}}"
         unknown = {
-            split: {
-                one: count_unknown(prefix.format(split, one), entries + NSPECIAL)
-                for one in settings.languages
-            }
+            split: {one: count_unknown(prefix.format(split, one), entries + NSPECIAL) for one in settings.languages}
             for split in ("train", *self.texts.held_out)
         }
         return {"dictionary": entries, "unknown": unknown}

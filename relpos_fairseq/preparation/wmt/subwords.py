@@ -45,10 +45,19 @@ def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
     """Learn merges by subword-nmt's own learner, in a process of its own for its memory's sake."""
     with atomic_path(output) as temporary:
         run_learner(
-            [sys.executable, "-m", "subword_nmt.learn_bpe", "--input", str(sample), "--output",
-             str(temporary), "--symbols", str(merges)],
+            [
+                sys.executable,
+                "-m",
+                "subword_nmt.learn_bpe",
+                "--input",
+                str(sample),
+                "--output",
+                str(temporary),
+                "--symbols",
+                str(merges),
+            ],
             "fewer words than --vocab-size asks for, or none?",
-        )  # fmt: skip
+        )
         if temporary.stat().st_size <= len("#version: 0.2\n"):
             raise PreparationError(f"no merges were learned on {sample}: is there enough text?")
 
@@ -62,10 +71,15 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
     def train(sample: Path) -> bytes:
         with sample.open(encoding="utf-8", newline="\n") as lines:
             return train_pieces(
-                (line.removesuffix("\n") for line in lines), size, "--vocab-size", model_type=kind,
-                num_threads=1, input_sentence_size=0, hard_vocab_limit=False,
+                (line.removesuffix("\n") for line in lines),
+                size,
+                "--vocab-size",
+                model_type=kind,
+                num_threads=1,
+                input_sentence_size=0,
+                hard_vocab_limit=False,
                 shuffle_input_sentence=False,
-            )  # fmt: skip
+            )
 
     # In a process of its own for its memory's sake, which workers=1 would not be.
     [model] = ordered_map(train, [sample], workers=2)
@@ -113,9 +127,7 @@ def load_units(kind: str, path: Path) -> SubwordNmt | SentencePiece:
     return SubwordNmt(path) if kind == SUBWORD_NMT else SentencePiece(path)
 
 
-def apply(
-    functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str
-) -> list[int]:
+def apply(functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str) -> list[int]:
     """Apply a function each to every line of the source and the target; as many lines come out.
 
     Returns:
