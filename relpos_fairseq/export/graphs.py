@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -149,16 +149,30 @@ class _Scored(_Bare):
         return "log-probabilities" if adaptive else "logits"
 
 
+class Kept(NamedTuple):
+    """What some layers keep of a token in tensors of one shape, which a graph has as one tensor.
+
+    Attributes:
+        name: the graph's, behind `past_` and `present_`.
+        part: the layers' own: `key`, `value`, or what a scheme needs beside them.
+        layers: numbers of the layers.
+    """
+
+    name: str
+    part: str
+    layers: tuple[int, ...]
+
+
 class Step(_Scored):
     """One step of a decoder.
 
     Args:
         model: it, or one that has it as `decoder`.
-        kept: what each layer keeps a token, by name.
+        kept: what layers keep a token.
         reads_source: whether it attends to an encoder.
     """
 
-    def __init__(self, model: nn.Module, kept: Sequence[str], reads_source: bool) -> None:
+    def __init__(self, model: nn.Module, kept: Sequence[Kept], reads_source: bool) -> None:
         super().__init__(model)
         self.kept, self.reads_source = tuple(kept), reads_source
 
@@ -168,7 +182,7 @@ class Step(_Scored):
         Args:
             tokens: (B, P + 1) all tokens so far; none is padding.
             given: keys, values and padding of the source, as `Encoder` returns them (where there is
-                one); then of each name kept (layers, B, H, P, ...), of the first P tokens.
+                one); then of all that is kept (layers, B, H, P, ...), of the first P tokens.
         """
         decoder = self.model.decoder
         source, past = given[: 3 * self.reads_source], given[3 * self.reads_source :]
@@ -176,7 +190,11 @@ class Step(_Scored):
         decoder.set_incremental_state(state, "positions", _Terms())
         caches = []
         for index, layer in enumerate(decoder.layers):
-            own = {name: part[index] for name, part in zip(self.kept, past, strict=True)}
+            own = {
+                kept.part: tensor[kept.layers.index(index)]
+                for kept, tensor in zip(self.kept, past, strict=True)
+                if index in kept.layers
+            }
             caches.append(_Past(own))
             layer.self_attn.set_incremental_state(state, "attn_state", caches[-1])
             if self.reads_source:
@@ -185,7 +203,8 @@ class Step(_Scored):
         named = {"encoder_out": [source[0]]} if self.reads_source else None
         found = decoder(tokens, named, incremental_state=state)
         scores = scores_of(decoder, found[0])[:, -1]
-        return scores, *(torch.stack([c.present[name] for c in caches]) for name in self.kept)
+        present = ([caches[layer].present[kept.part] for layer in kept.layers] for kept in self.kept)
+        return scores, *map(torch.stack, present)
 
     @staticmethod
     def of_all(model: nn.Module, tokens: Tensor, source: Any = None) -> Tensor:

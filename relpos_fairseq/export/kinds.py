@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.export.graphs import (
     Encoder,
     Graph,
+    Kept,
     MemoryStep,
     Step,
     WholeModel,
@@ -136,20 +138,29 @@ class _Stepping(Kind):
 
     reads_source = False
 
-    def _kept(self) -> dict[str, Tensor]:
-        """What every layer keeps a token, by name: (B, H, 1, ...) of a first step."""
+    @cached_property
+    def _kept(self) -> dict[Kept, Tensor]:
+        """What layers keep a token, as a first step leaves it in one of them: (B, H, 1, ...)."""
         state: dict = {}
         source = self.model.encoder(self.padded(1, 2)) if self.reads_source else None
         self.stack(torch.tensor([[self.eos]]), source, incremental_state=state)
-        cache = self.stack.layers[0].self_attn._get_input_buffer(state)  # noqa: SLF001
-        return {name: part[:, :, :1] for name, part in cache.buffers().items()}
+        groups: dict[tuple, tuple[list[int], Tensor]] = {}
+        for number, layer in enumerate(self.stack.layers):
+            cache = layer.self_attn._get_input_buffer(state)  # noqa: SLF001
+            for part, buffer in cache.buffers().items():
+                first = buffer[:, :, :1]
+                groups.setdefault((part, first.shape), ([], first))[0].append(number)
+        kept: dict[Kept, Tensor] = {}
+        for (part, _), (layers, first) in groups.items():
+            another = any(part == known.part for known in kept)  # of another shape
+            kept[Kept(f"{part}_{layers[0]}" if another else part, part, tuple(layers))] = first
+        return kept
 
     def past(self, rows: int, tokens: int) -> dict[str, Tensor]:
         """What is kept of so many tokens (layers, B, H, P, ...), as zeros."""
-        layers = len(self.stack.layers)
         return {
-            f"past_{name}": part.new_zeros(layers, rows, part.size(1), tokens, *part.shape[3:])
-            for name, part in self._kept().items()
+            f"past_{kept.name}": part.new_zeros(len(kept.layers), rows, part.size(1), tokens, *part.shape[3:])
+            for kept, part in self._kept.items()
         }
 
     def step_graph(self, source: dict[str, Tensor], sizes: dict[str, dict]) -> Graph:
@@ -157,12 +168,11 @@ class _Stepping(Kind):
         rows, length = EXAMPLE
         past, longest = self.past(rows, length), self.stack.positions.plan.longest
         before = free("past", 0, longest and longest - 1)
-        names = [name.removeprefix("past_") for name in past]
         inputs = {"tokens": random_tokens(self.words, rows, length + 1), **source, **past}
         sizes = {"tokens": {0: self.batch, 1: before + 1}, **sizes}
         sizes |= dict.fromkeys(past, {1: self.batch, 3: before})
-        module = Step(self.model, names, self.reads_source)
-        outputs = ("scores", *(f"present_{name}" for name in names))
+        module = Step(self.model, list(self._kept), self.reads_source)
+        outputs = ("scores", *(f"present_{kept.name}" for kept in self._kept))
         return Graph("step", module, inputs, sizes, outputs, {"scores": module.scores})
 
     def stepped(self, runs: Runs, tokens: Tensor, **source: Any) -> Iterator[np.ndarray]:

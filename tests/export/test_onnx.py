@@ -91,6 +91,7 @@ OPTIONS = [
     ("xl", "none", {"window_positions": "every"}),
     ("translation", "learned+rope/learned", {"encoder_skips_end": True}),
     ("lm", "m4/none/t5", {"position_random_range": "64"}),  # which training alone draws from
+    ("lm", "rope+shaw+m1/none/pope", {}),  # layers that keep different things of a token, and other shapes
 ]
 
 
