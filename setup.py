@@ -42,15 +42,7 @@ REQUIRES = [
 ]
 
 EXTRAS = {
-    "test": [
-        "pytest>=8",
-        "pytest-xdist",
-        "pytest-timeout",
-        "hypothesis",
-        "ruff",
-        "sentencepiece",
-        "matplotlib",
-    ],
+    "test": ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "sentencepiece", "matplotlib"],
     "plot": ["matplotlib"],
     "benchmark": ["matplotlib", "sentencepiece"],
     "data": ["sentencepiece", "sacremoses", "subword-nmt", "tokenizers", "requests"],

@@ -67,19 +67,13 @@ def _flags() -> list[tuple[str, type, object]]:
         auto = f"; auto: {option.auto_said}" if option.auto_said else ""
         texts[option.field] = ("auto", f"{option.help} ({takers(option)}){auto}")
     texts |= {
-        "segment_encoding": (
-            "none",
-            "none, input (added to the embedding) or head (a scalar a head and segment pair)",
-        ),
+        "segment_encoding": ("none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"),
         "segment_share": (
             "auto",
             f"who has one table of segments in common: none, heads, layers or both; auto: as {SHARE.flag}",
         ),
         "num_segments": ("auto", f"{NUM_SEGMENTS.help}; auto: {NUM_SEGMENTS.auto}"),
-        "attention_backend": (
-            "auto",
-            f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules",
-        ),
+        "attention_backend": ("auto", f"how self-attention is evaluated: {', '.join(BACKENDS)}; auto: by fixed rules"),
     }
     return [(name, str, help_text(default, text)) for name, (default, text) in texts.items()]
 
@@ -95,12 +89,7 @@ PositionConfig.__doc__ = "Position flags as the user gives them; `auto` everywhe
 
 
 def resolve(
-    config: PositionConfig,
-    shape: AttentionShape,
-    model: str,
-    *,
-    side: str = "",
-    sides: Iterable[str] = (),
+    config: PositionConfig, shape: AttentionShape, model: str, *, side: str = "", sides: Iterable[str] = ()
 ) -> PositionPlan:
     """Decide every `auto` and check every option.
 
@@ -208,10 +197,7 @@ def _num_segments(config: PositionConfig, encoding: str, shape: AttentionShape) 
 
 
 def _scale_constant(
-    config: PositionConfig,
-    name: str,
-    members: tuple[type[PositionScheme], ...],
-    shape: AttentionShape,
+    config: PositionConfig, name: str, members: tuple[type[PositionScheme], ...], shape: AttentionShape
 ) -> float:
     own = {
         member.name: member.scale_under(lambda option: option.value(_given(config, option), shape))
@@ -231,10 +217,7 @@ def _scale_constant(
 
 
 def _resets(
-    config: PositionConfig,
-    members: tuple[type[PositionScheme], ...],
-    shape: AttentionShape,
-    decoder_only: bool,
+    config: PositionConfig, members: tuple[type[PositionScheme], ...], shape: AttentionShape, decoder_only: bool
 ) -> bool:
     given = _given(config, RESET_CLS)
     text = None if given is None else RESET_CLS.read(given, shape)

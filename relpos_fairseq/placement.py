@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.drawn import RandomPositions
 from relpos_fairseq.plan import PositionPlan, decode_text, encode_text
-from relpos_fairseq.positions import (
-    Positions,
-    index_in_sentence,
-    index_of_tokens,
-    is_captured,
-    is_exported,
-)
+from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens, is_captured, is_exported
 from relpos_fairseq.scheme import PositionMismatchError, PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 from relpos_fairseq.stack import DecodingTerms, Evaluated, PositionContext, SchemeStack, rotation_of
@@ -90,13 +84,7 @@ class Placement(nn.Module):
         return self.embed(positions), self.context(positions, decoding)
 
     def positions(
-        self,
-        tokens: Tensor,
-        padding_idx: int,
-        eos_idx: int,
-        *,
-        query_start: int = 0,
-        segments: Tensor | None = None,
+        self, tokens: Tensor, padding_idx: int, eos_idx: int, *, query_start: int = 0, segments: Tensor | None = None
     ) -> Positions:
         """Return where the tokens stand; arguments and errors as of `of`."""
         if segments is not None:

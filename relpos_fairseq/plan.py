@@ -10,14 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import (
-    RANDOM_AT,
-    RANDOM_RANGE,
-    SCALE,
-    AttentionShape,
-    SchemeOptions,
-    in_order,
-)
+from relpos_fairseq.options import RANDOM_AT, RANDOM_RANGE, SCALE, AttentionShape, SchemeOptions, in_order
 from relpos_fairseq.scheme import PositionScheme
 
 

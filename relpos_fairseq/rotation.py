@@ -58,19 +58,9 @@ LOG_N = Choice(
     auto="off",
     afterwards=True,
 )
-BASE = Factor(
-    name="rope_base",
-    place=114,
-    help="base b of the angles b^(-2c/d)",
-    auto=10000.0,
-    later=True,
-)
+BASE = Factor(name="rope_base", place=114, help="base b of the angles b^(-2c/d)", auto=10000.0, later=True)
 SHARE_OF_CHANNELS = Factor(
-    name="rope_share",
-    place=115,
-    help="share of each head's channels that are rotated, the first",
-    auto=1.0,
-    later=True,
+    name="rope_share", place=115, help="share of each head's channels that are rotated, the first", auto=1.0, later=True
 )
 PAIRS = Choice(
     name="rope_pairs",

@@ -82,9 +82,7 @@ def decay_of(gates: Tensor | None) -> tuple[PositionTerms, ...]:
     return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates)),)
 
 
-def rotation_of(
-    pairs: Iterable[tuple[PositionScheme, Any]],
-) -> tuple[PositionScheme, Any] | None:
+def rotation_of(pairs: Iterable[tuple[PositionScheme, Any]]) -> tuple[PositionScheme, Any] | None:
     """Return the first member that transforms queries and keys, with its prepared part."""
     return next((pair for pair in pairs if pair[0].rotates), None)
 

@@ -173,11 +173,4 @@ class PositionTerms:
 
 
 _GIVEN = tuple(field.name for field in fields(PositionTerms) if field.name != "relation")
-_TABLES = {
-    "query_vectors": 3,
-    "key_vectors": 3,
-    "trilinear": 3,
-    "value_vectors": 3,
-    "gate": 2,
-    "static": 2,
-}
+_TABLES = {"query_vectors": 3, "key_vectors": 3, "trilinear": 3, "value_vectors": 3, "gate": 2, "static": 2}

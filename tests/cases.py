@@ -189,11 +189,7 @@ def plan_of(case: Case, *, causal: bool = False, heads: int = 2, dim: int = 4, l
     """The case's plan for a small attention; some cases are causal always."""
     causal = causal or case.causal_only
     shape = AttentionShape(
-        embed_dim=heads * dim,
-        num_heads=heads,
-        max_positions=longest,
-        causal=causal,
-        seed_name="test",
+        embed_dim=heads * dim, num_heads=heads, max_positions=longest, causal=causal, seed_name="test"
     )
     flags = dict(case.flags)
     if set(case.scheme.split("+")) & set(CLIPPED):

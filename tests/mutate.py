@@ -112,16 +112,7 @@ def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
     if path.suffix in (".c", ".h"):
         compile_apart(copy)
-    arguments = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--hypothesis-profile",
-        "planted",
-    ]
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "planted"]
     # where CI is set, pytest writes whole differences: of two long values, for many minutes
     arguments += ["--assert=plain", f"tests/{row.test}"]
     if anew:
@@ -210,10 +201,7 @@ def run_all(rows: list[Mutation], workers: int) -> list[Run]:
         ValueError: A row's test neither passed nor failed.
     """
     waiting, running, done = [(row, False) for row in rows], {}, []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tqdm(total=len(rows), disable=None) as progress,
-    ):
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(rows), disable=None) as progress:
         project = Path(folder) / "project"
         copy_project(project)
         try:

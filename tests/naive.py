@@ -701,10 +701,7 @@ def content(pair: Pair, parts: Sequence[Parts]) -> float:
 
 
 def position(
-    pair: Pair,
-    members: Sequence[tuple[str, Params, Options]],
-    parts: Sequence[Parts],
-    factor: float,
+    pair: Pair, members: Sequence[tuple[str, Params, Options]], parts: Sequence[Parts], factor: float
 ) -> float:
     """All position terms, under reset_theta (003 eq. 10) if a member asks for it.
 

@@ -294,15 +294,6 @@ def test_no_source_is_left_out_of_git() -> None:
     """A file that lies in this checkout alone, ignored or forgotten, breaks every other one."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout of git")
-    command = [
-        "git",
-        "-C",
-        str(ROOT),
-        "ls-files",
-        "--others",
-        "--",
-        f"{PACKAGE}/*.py",
-        "tests/*.py",
-    ]
+    command = ["git", "-C", str(ROOT), "ls-files", "--others", "--", f"{PACKAGE}/*.py", "tests/*.py"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert found == [], "git add these, or remove them"

@@ -50,11 +50,7 @@ def test_the_self_check_sees_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     if isinstance(build._attempt(torch.float32), build.BuildError):
         pytest.skip("no C compiler")
     monkeypatch.setattr(doctor, "schemes_for", lambda attention: ["none", "m4"])
-    assert doctor._self_check() == (
-        "self-check",
-        "native agrees with fp64: 2 schemes, values and gradients",
-        False,
-    )
+    assert doctor._self_check() == ("self-check", "native agrees with fp64: 2 schemes, values and gradients", False)
     attend = native.attend
     off = lambda inputs: attend(inputs) * (1 if not inputs.terms else 1.001)  # noqa: E731
     monkeypatch.setattr(native, "attend", off)

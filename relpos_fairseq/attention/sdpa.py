@@ -36,13 +36,7 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
     mask, fast_causal = _mask(inputs)
     with sound_kernels(mask):
         out = F.scaled_dot_product_attention(
-            q,
-            k,
-            inputs.v,
-            attn_mask=mask,
-            dropout_p=inputs.dropout,
-            is_causal=fast_causal,
-            scale=inputs.scale,
+            q, k, inputs.v, attn_mask=mask, dropout_p=inputs.dropout, is_causal=fast_causal, scale=inputs.scale
         )
     return out, None
 

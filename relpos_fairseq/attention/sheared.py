@@ -115,11 +115,7 @@ class Sheared(Products):
 
 def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
     """Repeat the first column of (..., W) `before` times more, and the last `after` times."""
-    parts = (
-        x[..., :1].expand(*x.shape[:-1], before),
-        x,
-        x[..., -1:].expand(*x.shape[:-1], after),
-    )
+    parts = (x[..., :1].expand(*x.shape[:-1], before), x, x[..., -1:].expand(*x.shape[:-1], after))
     return torch.cat(parts, dim=-1) if before or after else x
 
 
@@ -208,7 +204,5 @@ def _sheared_view(wide: Tensor, rows: int, width: int) -> Tensor:
     """Return a view (..., rows, width) of contiguous (..., rows, width + rows - 1)."""
     span = width + rows - 1
     return wide.as_strided(
-        (*wide.shape[:-2], rows, width),
-        (*wide.stride()[:-2], max(span - 1, 1), 1),
-        wide.storage_offset() + rows - 1,
+        (*wide.shape[:-2], rows, width), (*wide.stride()[:-2], max(span - 1, 1), 1), wide.storage_offset() + rows - 1
     )

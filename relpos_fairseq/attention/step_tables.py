@@ -91,12 +91,7 @@ class StepTables:
     """
 
     def __init__(
-        self,
-        terms: tuple[PositionTerms, ...],
-        scale: float,
-        exact: torch.dtype,
-        device: torch.device,
-        length: int,
+        self, terms: tuple[PositionTerms, ...], scale: float, exact: torch.dtype, device: torch.device, length: int
     ) -> None:
         """Form what needs neither query nor keys."""
         self.terms, self.length, self.scale, self.exact = terms, length, scale, exact

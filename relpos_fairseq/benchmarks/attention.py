@@ -9,21 +9,8 @@ import torch
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.benchmarks.attention_report import TITLES, key_of, report
-from relpos_fairseq.benchmarks.candidates import (
-    BASELINE,
-    MODES,
-    Candidate,
-    LayerCandidate,
-    NoPositions,
-    runner,
-)
-from relpos_fairseq.benchmarks.checks import (
-    check_least,
-    chosen_of,
-    lengths_of,
-    prepare_run,
-    schemes_of,
-)
+from relpos_fairseq.benchmarks.candidates import BASELINE, MODES, Candidate, LayerCandidate, NoPositions, runner
+from relpos_fairseq.benchmarks.checks import check_least, chosen_of, lengths_of, prepare_run, schemes_of
 from relpos_fairseq.benchmarks.correctness import MOST, check, check_step
 from relpos_fairseq.benchmarks.drawing import check_plot, draw_lengths
 from relpos_fairseq.benchmarks.flex import Flex
@@ -32,13 +19,7 @@ from relpos_fairseq.benchmarks.published import LAYER
 from relpos_fairseq.benchmarks.report import machine, progress, write_section
 from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
 from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
-from relpos_fairseq.benchmarks.settings import (
-    EVERY_LENGTH,
-    AttentionSetting,
-    has_formula,
-    schemes_for,
-    setting_of,
-)
+from relpos_fairseq.benchmarks.settings import EVERY_LENGTH, AttentionSetting, has_formula, schemes_for, setting_of
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
 from relpos_fairseq.schemes import parse_hybrid
 

@@ -116,10 +116,7 @@ def _formula(
 
 
 def _results(
-    candidate: Candidate,
-    given: Sequence[Tensor],
-    outputs: Callable[[list[Tensor]], list[Tensor]],
-    gradients: bool,
+    candidate: Candidate, given: Sequence[Tensor], outputs: Callable[[list[Tensor]], list[Tensor]], gradients: bool
 ) -> list[Tensor]:
     """Rows of the output, then gradients of the inputs and parameters where asked."""
     with torch.set_grad_enabled(gradients):

@@ -20,14 +20,7 @@ from relpos_fairseq.benchmarks.masked_lm import (
     training_step,
 )
 from relpos_fairseq.benchmarks.published import IN_WORDS, PARAMETERS, TIME, ModelSizes
-from relpos_fairseq.benchmarks.report import (
-    machine,
-    progress,
-    table,
-    time_cell,
-    versions,
-    write_section,
-)
+from relpos_fairseq.benchmarks.report import machine, progress, table, time_cell, versions, write_section
 from relpos_fairseq.benchmarks.rows import RowLog, add_times
 from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend, setting_of
 from relpos_fairseq.benchmarks.timing import peak_mebibytes

@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from relpos_fairseq.benchmarks.masked_lm import (
-    MaskedLMSetting,
-    masked_lm,
-    parameters,
-    training_step,
-)
+from relpos_fairseq.benchmarks.masked_lm import MaskedLMSetting, masked_lm, parameters, training_step
 from relpos_fairseq.benchmarks.report import progress
 from relpos_fairseq.benchmarks.rows import RowLog
 from relpos_fairseq.benchmarks.timing import peak_mebibytes

@@ -63,12 +63,7 @@ class Flex(SchemeCandidate):
         made = self.call(q, k, v)
         content_q, content_k = (made.content_q, made.content_k) if made.rotated else (made.q, made.k)
         return self.compiled(
-            content_q,
-            content_k,
-            v,
-            score_mod=score_mod(made),
-            block_mask=self.block_mask,
-            scale=made.scale,
+            content_q, content_k, v, score_mod=score_mod(made), block_mask=self.block_mask, scale=made.scale
         )
 
 

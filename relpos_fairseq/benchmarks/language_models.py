@@ -60,12 +60,7 @@ def benchmark(options: argparse.Namespace) -> None:
         write_json(options.out, {"evaluation": rows, "training": trained})
 
 
-def evaluation(
-    subject: Subject,
-    other: Subject | None,
-    context: int,
-    options: argparse.Namespace,
-) -> list[dict]:
+def evaluation(subject: Subject, other: Subject | None, context: int, options: argparse.Namespace) -> list[dict]:
     """Return every method's row; ratios are to the slowest."""
     segment, batch = subject.trained_length, options.batch
     many = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
@@ -84,10 +79,7 @@ def evaluation(
         score = partial(score_with_memory, subject, targets, block, context - block, batch)
         add(subject, "memory", score)
     for model in (subject, other) if other else (subject,):
-        for method, targets, stride in (
-            ("strided window", many, segment),
-            ("sliding window", few, 1),
-        ):
+        for method, targets, stride in (("strided window", many, segment), ("sliding window", few, 1)):
             score = partial(score_with_windows, model, targets, context, stride, batch)
             add(model, method, score)
     slowest = min(row["tokens/s"] for row in rows if row["predictions"])

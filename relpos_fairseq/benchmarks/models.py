@@ -11,41 +11,16 @@ import torch
 
 from relpos_fairseq.benchmarks import encoder_layers
 from relpos_fairseq.benchmarks.bar import model_target
-from relpos_fairseq.benchmarks.checks import (
-    check_least,
-    chosen_of,
-    lengths_of,
-    prepare_run,
-    set_labels,
-)
+from relpos_fairseq.benchmarks.checks import check_least, chosen_of, lengths_of, prepare_run, set_labels
 from relpos_fairseq.benchmarks.drawing import check_plot, draw_bars
-from relpos_fairseq.benchmarks.encoder_layers import (
-    FairseqLayer,
-    LayerSetting,
-    OurLayer,
-    layer_runner,
-)
+from relpos_fairseq.benchmarks.encoder_layers import FairseqLayer, LayerSetting, OurLayer, layer_runner
 from relpos_fairseq.benchmarks.masked_lm import parameters
 from relpos_fairseq.benchmarks.peers import PACKAGES, PEERS
-from relpos_fairseq.benchmarks.report import (
-    HOW,
-    machine,
-    table,
-    time_cell,
-    verdict,
-    versions,
-    write_section,
-)
+from relpos_fairseq.benchmarks.report import HOW, machine, table, time_cell, verdict, versions, write_section
 from relpos_fairseq.benchmarks.rows import RowLog, add_times, timed_rows
 from relpos_fairseq.benchmarks.settings import in_attention, setting_of
 from relpos_fairseq.benchmarks.timing import peak_mebibytes
-from relpos_fairseq.benchmarks.translation import (
-    FAIRSEQ,
-    GAINS,
-    TranslationSetting,
-    generation,
-    training_step,
-)
+from relpos_fairseq.benchmarks.translation import FAIRSEQ, GAINS, TranslationSetting, generation, training_step
 
 TOGETHER = 5  # models in memory beside the baseline: base ones take a gigabyte each
 PARTS = {"translation": ("train", "generate"), "layers": ("train", "forward", "memory")}
@@ -118,9 +93,7 @@ def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> N
 # --- layers --------------------------------------------------------------------------------------
 
 
-def layer_makers(
-    args: argparse.Namespace,
-) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
+def layer_makers(args: argparse.Namespace) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
     """Return by name what builds a layer, and whether it takes (T, B, E)."""
     names = [label for label in args.labels if in_attention(label.split(", ")[0])]
     names = dict.fromkeys([encoder_layers.BASELINE, *names])

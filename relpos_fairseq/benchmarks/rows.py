@@ -103,12 +103,7 @@ def add_times(
 
 
 def timed_rows(
-    column: str,
-    baseline: str,
-    runs: dict[str, Callable[[], object]],
-    device: torch.device,
-    rounds: int,
-    seconds: float,
+    column: str, baseline: str, runs: dict[str, Callable[[], object]], device: torch.device, rounds: int, seconds: float
 ) -> list[dict]:
     """Time candidates in turns; ratios are to the baseline's.
 

@@ -29,20 +29,12 @@ class SchemeCandidate(Candidate):
     """
 
     def __init__(
-        self,
-        name: str,
-        setting: AttentionSetting,
-        backend: str = "auto",
-        dtype: torch.dtype | None = None,
+        self, name: str, setting: AttentionSetting, backend: str = "auto", dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(label_of(name, NAIVE if backend == "reference" else backend), setting)
         self.name, self.backend, self.dtype = name, backend, dtype
         shape = AttentionShape(
-            setting.embed_dim,
-            setting.heads,
-            max(setting.length, 2),
-            causal=setting.causal,
-            seed_name="benchmark",
+            setting.embed_dim, setting.heads, max(setting.length, 2), causal=setting.causal, seed_name="benchmark"
         )
         self.stack = Placement(resolve(_flags(name, setting), shape, "translation"))
         self.layer = self.stack.layer_schemes(0)

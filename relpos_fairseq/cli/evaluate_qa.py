@@ -28,19 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", type=Path, help="questions, .json or .json.gz")
     add("--path", type=Path, help="checkpoint to answer with")
-    add(
-        "--data",
-        type=Path,
-        help="its data folder (default: the one it was trained on, or where it was converted to)",
-    )
+    add("--data", type=Path, help="its data folder (default: the one it was trained on, or where it was converted to)")
     add("--out", type=Path, help="folder of the files written")
     add("--predictions", type=Path, help="score this file instead of answering")
     add("--null-odds", type=Path, help="with --predictions: odds of 'no answer'")
-    add(
-        "--na-prob-thresh",
-        type=float,
-        help="with --null-odds: above it there is no answer (default 1.0)",
-    )
+    add("--na-prob-thresh", type=float, help="with --null-odds: above it there is no answer (default 1.0)")
     add("--metric", choices=("squad", "mlqa"), help="normalisation (the checkpoint's, or squad)")
     add("--language", help="language for --metric mlqa (default: from the file's name)")
     add("--max-tokens", type=int, help="tokens of a batch (default 8192)")

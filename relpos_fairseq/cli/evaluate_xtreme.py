@@ -25,21 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder of predictions and the table")
     trials = "; several are trials, whose median is reported"
-    add(
-        "--xnli-model",
-        type=Path,
-        nargs="+",
-        default=(),
-        help=f"fine-tuned on XNLI's English{trials}",
-    )
+    add("--xnli-model", type=Path, nargs="+", default=(), help=f"fine-tuned on XNLI's English{trials}")
     add("--xnli", type=Path, help="XNLI, as `relpos prepare glue` wrote it")
-    add(
-        "--qa-model",
-        type=Path,
-        nargs="+",
-        default=(),
-        help=f"fine-tuned on English questions{trials}",
-    )
+    add("--qa-model", type=Path, nargs="+", default=(), help=f"fine-tuned on English questions{trials}")
     add("--qa-data", type=Path, help="its data folder (default: the one it was trained on)")
     add_questions(add)
     add("--cpu", action="store_true", help="no GPU")

@@ -21,12 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", type=Path, help="checkpoint of a relpos_transformer")
     add("out", type=Path, help="new folder")
     add("--quantization", choices=QUANTIZATIONS, help="smaller weights (default: fp32)")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="its data (the folder it was trained on; else text/ beside it)",
-    )
+    add("--data", type=Path, metavar="DIR", help="its data (the folder it was trained on; else text/ beside it)")
     add("--sentences", type=int, default=1000, help="how many to compare (%(default)s)")
 
 

@@ -51,12 +51,7 @@ def add_training(add: Callable[..., object]) -> None:
         metavar="'--FLAG ...'",
         help="the model's, beside its own: --model-flags='--segment-encoding head'",
     )
-    add(
-        "--train-flags",
-        default="",
-        metavar="'--FLAG ...'",
-        help="further ones of fairseq-train: --train-flags=--fp16",
-    )
+    add("--train-flags", default="", metavar="'--FLAG ...'", help="further ones of fairseq-train: --train-flags=--fp16")
     add("--threads", type=int, default=1, help="threads of a run (default: %(default)s)")
 
 

@@ -68,11 +68,7 @@ def load(name: str) -> ModuleType:
 
 def read(module: ModuleType, program: str, argv: Sequence[str]) -> Callable[[], int | None]:
     """Parse a subcommand's arguments; returns its job, not started yet."""
-    parser = Parser(
-        prog=program,
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog=program, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
     return partial(module.run, parser.parse_args(argv), argv)
 

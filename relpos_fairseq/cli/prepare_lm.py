@@ -48,13 +48,7 @@ def add_units(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("units").add_argument
     add("--level", choices=LEVELS, help="default: the corpus's own, else word")
     add("--dict", type=Path, metavar="FILE", help="use this dict.txt")
-    add(
-        "--threshold",
-        type=int,
-        default=0,
-        metavar="N",
-        help="units that occur fewer than N times are unknown",
-    )
+    add("--threshold", type=int, default=0, metavar="N", help="units that occur fewer than N times are unknown")
     add("--words", type=int, metavar="N", help="keep the N most frequent units")
     add("--padding-factor", type=int, default=1, metavar="N")
     add("--sentencepiece", type=Path, metavar="FILE", help="use this model")
@@ -62,13 +56,7 @@ def add_units(parser: argparse.ArgumentParser) -> None:
     add("--model-type", choices=MODEL_TYPES, default="unigram")
     add("--character-coverage", type=float, default=1.0, metavar="P")
     add("--byte-fallback", action="store_true", help="no character is unknown")
-    add(
-        "--sample-lines",
-        type=int,
-        default=1_000_000,
-        metavar="N",
-        help="lines that sentencepiece learns from",
-    )
+    add("--sample-lines", type=int, default=1_000_000, metavar="N", help="lines that sentencepiece learns from")
     add("--seed", type=int, default=1, help="chooses those lines")
 
 

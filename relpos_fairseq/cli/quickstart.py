@@ -50,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source-lang", metavar="SRC", help="language of the source (default: from file names)")
     add("--target-lang", metavar="TGT", help="language of the target (default: from file names)")
     add("--out", type=Path, default=Path("quickstart_out"), help="default: %(default)s")
-    add(
-        "--max-update",
-        type=int,
-        default=MAX_UPDATE,
-        metavar="N",
-        help="updates of training (default: %(default)s)",
-    )
+    add("--max-update", type=int, default=MAX_UPDATE, metavar="N", help="updates of training (default: %(default)s)")
     add("--minutes", type=float, metavar="M", help="stop each training after so many minutes")
     add("--seed", type=int, default=SEED, help="default: %(default)s")
     add(
@@ -85,13 +79,6 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     if not all(schemes):
         raise ValueError(f"an empty name among the schemes: {args.compare!r}")
     choices = Choices(
-        args.out,
-        args.max_update,
-        args.minutes,
-        args.seed,
-        args.threads,
-        args.data,
-        args.source_lang,
-        args.target_lang,
+        args.out, args.max_update, args.minutes, args.seed, args.threads, args.data, args.source_lang, args.target_lang
     )
     return quickstart(schemes, choices)

@@ -96,10 +96,7 @@ class Cell:
                 Stage("train", lambda: self._train(run), [data / "bin"], [run.checkpoints]),
                 *(
                     Stage(
-                        f"score-{name}",
-                        self._scoring(name, run, scored),
-                        [run.checkpoints],
-                        [scored / f"{name}.json"],
+                        f"score-{name}", self._scoring(name, run, scored), [run.checkpoints], [scored / f"{name}.json"]
                     )
                     for name in self.task.sets()
                 ),

@@ -85,9 +85,7 @@ def cells(rows: list[dict]) -> list[list]:
     """Return the table: a header, and a line a scheme."""
     tests = list(rows[0]["sets"])
     header = ["scheme", *(f"BLEU {name.replace('test_', '')}" for name in tests), "valid ppl"]
-    lines: list[list] = [
-        [*header, "parameters", "train tok/s", "generate tok/s", "seconds"],
-    ]
+    lines: list[list] = [[*header, "parameters", "train tok/s", "generate tok/s", "seconds"]]
     for row in rows:
         sets = row["sets"].values()
         lines.append(

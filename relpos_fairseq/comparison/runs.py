@@ -65,15 +65,7 @@ class Comparison:
         spec = read_spec(options.spec)
         work = options.work or Path("compare_out") / spec.name
         results = options.results or options.spec.with_suffix("")
-        return cls(
-            spec,
-            work,
-            results,
-            options.workers,
-            options.threads,
-            options.keep_models,
-            options.any_code,
-        )
+        return cls(spec, work, results, options.workers, options.threads, options.keep_models, options.any_code)
 
     def result(self, cell: Cell) -> dict | None:
         """Return a cell's result or None; of other versions of the code the newest."""

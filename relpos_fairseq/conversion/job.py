@@ -17,11 +17,7 @@ from relpos_fairseq.conversion.fidelity import Fidelity, Probe, compare, outputs
 from relpos_fairseq.conversion.huggingface.export import export, save
 from relpos_fairseq.conversion.huggingface.names import FAMILIES
 from relpos_fairseq.conversion.huggingface.reference import Reference
-from relpos_fairseq.conversion.huggingface.vocabulary import (
-    Vocabulary,
-    of_checkpoint,
-    of_sentencepiece,
-)
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary, of_checkpoint, of_sentencepiece
 from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.report import ConversionError
@@ -89,12 +85,7 @@ def to_ours(job: Job, source: SourceModel, say: Say) -> Writer:
     values = target_values(source, job.to, job.given)
     _check_used(job, source, values)
     done = convert(
-        source.state,
-        source.plan,
-        plan_of(values),
-        allow_loss=job.approximate,
-        start=job.init,
-        fill=job.fill,
+        source.state, source.plan, plan_of(values), allow_loss=job.approximate, start=job.init, fill=job.fill
     )
     probe = _probe(job, source, values)
     before = source.outputs(probe.tokens, probe.segments)

@@ -18,26 +18,14 @@ from __future__ import annotations
 
 import math
 
-from relpos_fairseq.conversion.layouts import (
-    ENCODER,
-    Params,
-    Place,
-    State,
-    Tables,
-    count_layers,
-    places,
-)
+from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, count_layers, places
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.tables import Table
 
 
 def fold(
-    content: State,
-    tables: Tables,
-    source: PositionPlan,
-    target: PositionPlan,
-    report: ConversionReport,
+    content: State, tables: Tables, source: PositionPlan, target: PositionPlan, report: ConversionReport
 ) -> tuple[State, Tables]:
     """Bring a model from the scale of `source` to that of `target`, every logit unchanged."""
     content, scaled, said = dict(content), dict(tables), {}

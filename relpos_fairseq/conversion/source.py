@@ -31,13 +31,7 @@ DEFAULTS = {  # fairseq's roberta where a checkpoint does not say
 POSITION_FIELDS = tuple(
     part.name
     for part in fields(PositionConfig)
-    if part.name
-    not in (
-        "encoder_position_scheme",
-        "decoder_position_scheme",
-        "position_init",
-        "position_r_dropout",
-    )
+    if part.name not in ("encoder_position_scheme", "decoder_position_scheme", "position_init", "position_r_dropout")
 )
 
 _KEPT = ("segment_encoding", "segment_share", "num_segments", "attention_backend")  # of any scheme

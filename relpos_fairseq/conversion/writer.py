@@ -93,10 +93,7 @@ def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Modul
 
 
 def checkpoint_of(
-    values: dict[str, Any],
-    state: State,
-    about: dict[str, Any],
-    task: dict[str, Any] | None = None,
+    values: dict[str, Any], state: State, about: dict[str, Any], task: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """A fairseq checkpoint that every tool of fairseq's loads, with default options elsewhere.
 
@@ -139,12 +136,7 @@ def fairseq_checkpoint(cfg: Any, state: State, about: dict[str, Any], criterion:
         "model": state,
         "criterion": {},
         "optimizer_history": [
-            {
-                "criterion_name": criterion,
-                "optimizer_name": "none",
-                "lr_scheduler_state": {},
-                "num_updates": 0,
-            }
+            {"criterion_name": criterion, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
         ],
         "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},

@@ -63,12 +63,7 @@ class QuestionAnsweringCriterion(FairseqCriterion):
         ]
         loss = (losses[0] + losses[1]) / 2  # (B,)
         size = sample["nsentences"]
-        logged = {
-            "loss": loss.detach().sum(),
-            "ntokens": sample["ntokens"],
-            "nsentences": size,
-            "sample_size": size,
-        }
+        logged = {"loss": loss.detach().sum(), "ntokens": sample["ntokens"], "nsentences": size, "sample_size": size}
         if not model.training and "asked" in sample:
             with torch.no_grad():
                 logged.update(score_sums(sample, predictions(sample, logits, self.options)))

@@ -18,10 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from fairseq.criterions import register_criterion
-from fairseq.criterions.sentence_prediction import (
-    SentencePredictionConfig,
-    SentencePredictionCriterion,
-)
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
 from fairseq.logging import metrics
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
@@ -89,10 +86,7 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
 
     def _regularised(self, model: Any, loss: Tensor, logged: dict[str, Any]) -> Tensor:
         """The loss with adaptive pruning's terms, where the model asks for them."""
-        for part, loss_of in (
-            ("mha", "_get_adaptive_head_loss"),
-            ("ffn", "_get_adaptive_ffn_loss"),
-        ):
+        for part, loss_of in (("mha", "_get_adaptive_head_loss"), ("ffn", "_get_adaptive_ffn_loss")):
             if getattr(getattr(model, "args", None), f"{part}_reg_scale_factor", 0.0):
                 extra = getattr(model, loss_of)()
                 loss = loss + extra
@@ -145,19 +139,13 @@ def _log_derived(total: dict[str, Any]) -> None:
     if "positive_counts" in total:
         _keep("_positive_counts", total["positive_counts"][None])
         _derive("f1", lambda m: f1(_summed(m, "_positive_counts")))
-        _derive(
-            "acc_and_f1",
-            lambda m: (m["accuracy"].avg / 100 + f1(_summed(m, "_positive_counts"))) / 2,
-        )
+        _derive("acc_and_f1", lambda m: (m["accuracy"].avg / 100 + f1(_summed(m, "_positive_counts"))) / 2)
     if "placed" in total:
         placed = total["placed"]
         _keep("_predictions", placed[1:, placed[0] > 0].T)
         for name, correlation in (("pearson", pearson), ("spearman", spearman)):
             _derive(name, lambda m, of=correlation: of(*_predictions(m)))
-        _derive(
-            "pearson_and_spearman",
-            lambda m: (pearson(*_predictions(m)) + spearman(*_predictions(m))) / 2,
-        )
+        _derive("pearson_and_spearman", lambda m: (pearson(*_predictions(m)) + spearman(*_predictions(m))) / 2)
 
 
 def _keep(name: str, value: Tensor) -> None:

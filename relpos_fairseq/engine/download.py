@@ -123,12 +123,7 @@ def read_pin(source: RemoteFile, folder: Path) -> str | None:
 
 
 def run_transfers(
-    sources: list[RemoteFile],
-    folder: Path,
-    workers: int,
-    progress: bool,
-    hashes: Hashes,
-    settings: dict,
+    sources: list[RemoteFile], folder: Path, workers: int, progress: bool, hashes: Hashes, settings: dict
 ) -> dict[str, list[str]]:
     """Run transfers side by side; return the failed sources' reasons, one a mirror.
 

@@ -42,14 +42,7 @@ def progress(
 class LogProgress:
     """Prints a line each tenth of the work, or each half minute; nothing of short work."""
 
-    def __init__(
-        self,
-        iterable: Iterable | None,
-        total: int | None,
-        description: str,
-        unit: str,
-        file: TextIO,
-    ) -> None:
+    def __init__(self, iterable: Iterable | None, total: int | None, description: str, unit: str, file: TextIO) -> None:
         self.iterable, self.total, self.unit, self.file = iterable, total, unit, file
         self.description = description or "progress"
         self.n = self.printed = 0
@@ -84,11 +77,7 @@ class LogProgress:
         seconds = now - self.start
         of = f" of {self.amount(self.total)} ({self.n / self.total:.0%})" if self.total else ""
         rate = self.amount(self.n / seconds) if seconds else "?"
-        print(
-            f"{self.description}: {self.amount(self.n)}{of}, {seconds:.0f} s, {rate}/s",
-            file=self.file,
-            flush=True,
-        )
+        print(f"{self.description}: {self.amount(self.n)}{of}, {seconds:.0f} s, {rate}/s", file=self.file, flush=True)
         self.last, self.printed = now, self.n
 
     def amount(self, n: float) -> str:

@@ -115,12 +115,7 @@ class Transfer:
     def get_all(self) -> None:
         """Ask again, later each time, while connections break."""
         failures, furthest = 0, self.offset()
-        retry = urllib3.Retry(
-            total=3,
-            backoff_factor=self.backoff,
-            status_forcelist=BUSY,
-            raise_on_status=False,
-        )
+        retry = urllib3.Retry(total=3, backoff_factor=self.backoff, status_forcelist=BUSY, raise_on_status=False)
         with requests.Session() as session:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, HTTPAdapter(max_retries=retry))
@@ -153,10 +148,7 @@ class Transfer:
             offset = 0
         try:
             response = session.get(
-                self.url,
-                headers=headers,
-                stream=True,
-                timeout=(min(self.timeout, 20), self.timeout),
+                self.url, headers=headers, stream=True, timeout=(min(self.timeout, 20), self.timeout)
             )
         except requests.ConnectionError as error:
             raise TransferError(f"cannot be reached ({reason_of(error)})") from error

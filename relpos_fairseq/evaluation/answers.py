@@ -19,12 +19,7 @@ from relpos_fairseq.metrics.question_answering import (
 
 
 def score_predictions(
-    path: Path,
-    answers: Path,
-    null_odds: Path | None,
-    threshold: float,
-    metric: str,
-    language: str | None,
+    path: Path, answers: Path, null_odds: Path | None, threshold: float, metric: str, language: str | None
 ) -> dict[str, dict]:
     """Return the official script's numbers for a predictions file.
 

@@ -97,14 +97,7 @@ def score_dynamic(subject: Subject, targets: range, block: int, mem_len: int, dy
             for one, value in zip(parameters, trained, strict=True):
                 one.copy_(value)
     joined = np.concatenate(each)
-    return Score(
-        len(targets),
-        float(joined.sum()),
-        seconds,
-        joined,
-        np.concatenate(place),
-        np.concatenate(slots),
-    )
+    return Score(len(targets), float(joined.sum()), seconds, joined, np.concatenate(place), np.concatenate(slots))
 
 
 def training_rms(subject: Subject, block: int, dynamic: Dynamic) -> list[Tensor]:

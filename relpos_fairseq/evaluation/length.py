@@ -84,10 +84,7 @@ def evaluate(options: Options) -> None:
     )
     stages = [
         point(kind, length, work, subject, targets, options)
-        for kind, values, work in (
-            ("context", lengths, context_point),
-            ("memory", memories, memory_point),
-        )
+        for kind, values, work in (("context", lengths, context_point), ("memory", memories, memory_point))
         for length in values
     ]
     rows = judged(list(run_stages(stages, options.out).values()), subject)

@@ -16,15 +16,7 @@ from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
 from relpos_fairseq.export.ct2_spec import engine, transformer_spec
 from relpos_fairseq.export.ct2_translator import BLANK, REPORT, decode
 from relpos_fairseq.export.extras import ExportError
-from relpos_fairseq.export.sentences import (
-    BEAM,
-    MAX_LENGTH,
-    in_batches,
-    load_translation,
-    padded,
-    sentences,
-    translate,
-)
+from relpos_fairseq.export.sentences import BEAM, MAX_LENGTH, in_batches, load_translation, padded, sentences, translate
 from relpos_fairseq.inference.beside import copy_text
 from relpos_fairseq.inference.card import write_export_card
 from relpos_fairseq.inference.checkpoints.loading import longest

@@ -88,11 +88,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
         if len({(layer.keys is None, layer.bias is None) for layer in layers}) > 1:
             problem = "vectors or a bias in some of its layers"
     added = placement.embed(positions)
-    form = StackForm(
-        None if added is None else added[0].float(),
-        rotating[0].rotary() if rotating else None,
-        layers,
-    )
+    form = StackForm(None if added is None else added[0].float(), rotating[0].rotary() if rotating else None, layers)
     if problem is None and added is not None and form.relative:
         problem = "a position added to the input beside one in attention"
     if problem is not None:

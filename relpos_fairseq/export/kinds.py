@@ -11,16 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.export.extras import ExportError
-from relpos_fairseq.export.graphs import (
-    Encoder,
-    Graph,
-    Kept,
-    MemoryStep,
-    Step,
-    WholeModel,
-    free,
-    scores_of,
-)
+from relpos_fairseq.export.graphs import Encoder, Graph, Kept, MemoryStep, Step, WholeModel, free, scores_of
 
 EXAMPLE = (3, 7)  # rows and tokens that are traced
 SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
@@ -216,10 +207,7 @@ class Translation(_Stepping):
         sizes = {name: {1: self.batch, 3: length} for name in kept}
         sizes["source_padding"] = {0: self.batch, 1: length}
         first = {"source": {0: self.batch, 1: length}}
-        return [
-            Graph("encoder", encoder, {"source": tokens}, first, Encoder.OUTPUTS),
-            self.step_graph(kept, sizes),
-        ]
+        return [Graph("encoder", encoder, {"source": tokens}, first, Encoder.OUTPUTS), self.step_graph(kept, sizes)]
 
     @property
     def input_words(self) -> int:

@@ -149,13 +149,7 @@ class RelPosForQuestionAnswering(RelPosPreTrained):
         self.roberta.register_question_answering_head(SPAN_HEAD)
 
     def forward(
-        self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        start_positions=None,
-        end_positions=None,
-        **unused,
+        self, input_ids, attention_mask=None, token_type_ids=None, start_positions=None, end_positions=None, **unused
     ):
         """Start and end logits (B, L), and the loss of positions (B,)."""
         logits = self.run(input_ids, attention_mask, token_type_ids, span_head_name=SPAN_HEAD)

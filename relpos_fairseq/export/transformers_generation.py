@@ -184,20 +184,11 @@ class RelPosForSeq2SeqLM(_Generating):
         source = {"encoder_out": [states.transpose(0, 1)], "encoder_padding_mask": [padding]}
         scores, cache = self.decode(decoder_input_ids, source, past_key_values, use_cache)
         return Seq2SeqLMOutput(
-            loss=self.loss_of(scores, labels),
-            logits=scores,
-            past_key_values=cache,
-            encoder_last_hidden_state=states,
+            loss=self.loss_of(scores, labels), logits=scores, past_key_values=cache, encoder_last_hidden_state=states
         )
 
     def prepare_inputs_for_generation(
-        self,
-        input_ids,
-        past_key_values=None,
-        attention_mask=None,
-        encoder_outputs=None,
-        use_cache=None,
-        **unused,
+        self, input_ids, past_key_values=None, attention_mask=None, encoder_outputs=None, use_cache=None, **unused
     ) -> dict[str, Any]:
         """All tokens so far: fairseq's decoder takes what it lacks."""
         return {
@@ -218,13 +209,7 @@ class RelPosForCausalLM(_Generating):
         return self.model.decoder.embed_tokens
 
     def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        past_key_values=None,
-        labels=None,
-        use_cache=False,
-        **unused,
+        self, input_ids=None, attention_mask=None, past_key_values=None, labels=None, use_cache=False, **unused
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V), and the loss of the labels (B, T) that follow each token."""
         if attention_mask is not None:

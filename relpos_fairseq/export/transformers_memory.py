@@ -9,12 +9,7 @@ from torch import Tensor
 
 from relpos_fairseq.export.graphs import scores_of
 from relpos_fairseq.export.transformers import PAD, register
-from relpos_fairseq.export.transformers_generation import (
-    EOS,
-    DecodingCache,
-    RelPosForCausalLM,
-    RelPosLanguageConfig,
-)
+from relpos_fairseq.export.transformers_generation import EOS, DecodingCache, RelPosForCausalLM, RelPosLanguageConfig
 from relpos_fairseq.modules.memory import Memory
 
 

@@ -102,10 +102,7 @@ def f1(prediction: str, gold: str, normalised: Callable[[str], str] = normalise,
 
 
 def best_scores(
-    prediction: str,
-    answers: Sequence[str],
-    normalised: Callable[[str], str] = normalise,
-    v2: bool = False,
+    prediction: str, answers: Sequence[str], normalised: Callable[[str], str] = normalise, v2: bool = False
 ) -> tuple[float, float]:
     """Exact match and F1 against the best of several gold answers.
 

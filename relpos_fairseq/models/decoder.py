@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from relpos_fairseq.config import resolve
 from relpos_fairseq.models.longest_input import limit_of
 from relpos_fairseq.modules.cross_attention import SOURCES
-from relpos_fairseq.modules.transformer_layer import (
-    RelPosDecoderLayer,
-    initialize_projections,
-    shard,
-)
+from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
 from relpos_fairseq.placement import Placement, PositionContext
 from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape

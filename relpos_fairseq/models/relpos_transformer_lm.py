@@ -10,11 +10,7 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.config.language_model import (
-    LanguageModelFlags,
-    RelPosTransformerLMConfig,
-    nested,
-)
+from relpos_fairseq.models.config.language_model import LanguageModelFlags, RelPosTransformerLMConfig, nested
 from relpos_fairseq.models.config.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.models.decoder import RelPosDecoder, decoder_positions
 from relpos_fairseq.placement import Placement, PositionMismatchError

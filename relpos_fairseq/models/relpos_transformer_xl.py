@@ -48,11 +48,7 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Logits (B, T, V) and {"memory": the new memory}; see `RelPosXLDecoder.forward`."""
         return self.decoder(
-            src_tokens,
-            incremental_state=incremental_state,
-            memory=memory,
-            document_starts=document_starts,
-            **unused,
+            src_tokens, incremental_state=incremental_state, memory=memory, document_starts=document_starts, **unused
         )
 
     @property

@@ -115,12 +115,7 @@ class CrossAttention(MultiheadAttention):
             cache = {"prev_key": k.contiguous(), "prev_value": v.contiguous(), "beams": beams}
             cache["prev_key_padding_mask"] = padding
             self._set_input_buffer(state, cache)
-        return (
-            cache["prev_key"],
-            cache["prev_value"],
-            cache["prev_key_padding_mask"],
-            cache["beams"],
-        )
+        return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
 
     def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """(S U, E) to (U, H, S, D), for the shape (S, U, E')."""

@@ -114,12 +114,7 @@ class Memory:
         return replace(self, valid=self.valid & ~rows.to(self.valid.device)[:, None])
 
     def extend(
-        self,
-        states: Sequence[Tensor],
-        mem_len: int,
-        *,
-        padding: Tensor | None = None,
-        documents: Tensor | None = None,
+        self, states: Sequence[Tensor], mem_len: int, *, padding: Tensor | None = None, documents: Tensor | None = None
     ) -> Memory:
         """The memory after a segment: the last `mem_len` tokens of each row.
 

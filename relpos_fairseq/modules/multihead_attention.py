@@ -107,11 +107,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self._project(query, source, context, terms + self.position.gated(source), key_padding)
 
     def _step_inputs(
-        self,
-        query: Tensor,
-        context: PositionContext,
-        new_padding: Tensor | None,
-        cache: DecodingCache,
+        self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
     ) -> AttentionInputs:
         """Do as `_inputs` for the newest tokens of decoding, whose keys join the cached ones."""
         positions = context.positions

@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 from fairseq.distributed import fsdp_wrap
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayerBase,
-)
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -98,10 +95,7 @@ class _EncoderLayer(TransformerEncoderLayerBase):
         return self._make_attention(embed_dim)
 
     def forward(
-        self,
-        x: Tensor,
-        encoder_padding_mask: Tensor | None,
-        context: PositionContext,
+        self, x: Tensor, encoder_padding_mask: Tensor | None, context: PositionContext
     ) -> Tensor | tuple[Tensor, Tensor]:
         """As fairseq's, for x (T, B, E)."""
         residual = x
@@ -161,12 +155,7 @@ class _MemoryLayer(_DecoderLayer):
     """A decoder layer that attends over [memory, segment]."""
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        self_attn_mask: PositionContext,
-        memory: Tensor | None = None,
-        **kwargs: Any,
+        self, x: Tensor, *, self_attn_mask: PositionContext, memory: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, None]:
         """Do as fairseq's, for x (T, B, E) after memory (M, B, E) of the same layer's inputs."""
         context = self_attn_mask

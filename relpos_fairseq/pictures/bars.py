@@ -31,12 +31,7 @@ def draw_bars(files: list[Path], sets: list[str], out: Path) -> None:
         print(f"left out: {', '.join(missing)}, which no table has")
     models = list(dict.fromkeys(model for name in sets for model in found.get(name, {})))
     panels = [
-        Panel(
-            {"data": name},
-            models,
-            [0],
-            np.array([[found[name].get(model, np.nan)] for model in models]),
-        )
+        Panel({"data": name}, models, [0], np.array([[found[name].get(model, np.nan)] for model in models]))
         for name in sets
         if name in found
     ]

@@ -11,13 +11,7 @@ import torch
 from relpos_fairseq.pictures.cosines import cosines
 from relpos_fairseq.pictures.distances import scalar_tables, vector_tables
 from relpos_fairseq.pictures.drawing import Absent, Picture, write
-from relpos_fairseq.pictures.logits import (
-    attention_probabilities,
-    input_logits,
-    position_logits,
-    ranks,
-    segment_logits,
-)
+from relpos_fairseq.pictures.logits import attention_probabilities, input_logits, position_logits, ranks, segment_logits
 from relpos_fairseq.pictures.model import PlotError, Stack, find_stacks, load
 from relpos_fairseq.pictures.sentence import choose_sentence, further_sentences, token_names, watch
 

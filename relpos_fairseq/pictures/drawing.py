@@ -142,13 +142,7 @@ def draw(picture: Picture) -> Figure:
     width, height = panel_size(picture, across)
     size = (max(width * across, 3.0) + 1.2, height * down + 1.1)
     figure, axes = plt.subplots(
-        down,
-        across,
-        figsize=size,
-        squeeze=False,
-        layout="constrained",
-        sharex=True,
-        sharey=picture.kind != "bars",
+        down, across, figsize=size, squeeze=False, layout="constrained", sharex=True, sharey=picture.kind != "bars"
     )
     for ax in axes.flat[count:]:
         ax.set_visible(False)
@@ -162,10 +156,7 @@ def draw(picture: Picture) -> Figure:
     lines = [picture.title, *textwrap.wrap(picture.detail, int(size[0] * 12))]
     figure.suptitle("\n".join(lines), parse_math=False)
     for index, ax in enumerate(used):
-        ax.tick_params(
-            labelbottom=index + across >= count,
-            labelleft=picture.kind == "bars" or index % across == 0,
-        )
+        ax.tick_params(labelbottom=index + across >= count, labelleft=picture.kind == "bars" or index % across == 0)
         if picture.kind in GRAPHS and index + across >= count:
             ax.set_xlabel(picture.axes[0])
     if picture.kind not in GRAPHS:

@@ -110,10 +110,7 @@ def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture
     if segments > min(counts):
         raise ValueError(f"--segments {segments}: the model has {min(counts)}; give no more")
     starts = ", ".join(str(int((at.segments < s).sum())) for s in range(1, segments))
-    words = (
-        "position and segment logits without content (q = k = 0)",
-        f"{stack.title}; segments start at 0, {starts}",
-    )
+    words = ("position and segment logits without content (q = k = 0)", f"{stack.title}; segments start at 0, {starts}")
     layers = logits_by_layer(stack, at, segments=True)
     yield square(f"{stack.name}-segment-logits", words, layers, "logit")
     probs = [(layer, probabilities(logits)) for layer, logits in layers]

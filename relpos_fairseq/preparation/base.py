@@ -29,11 +29,6 @@ class Preparation(ABC):
     def run(self, command: Sequence[str], force: bool = False) -> None:
         """Run the stages that are not done, or all of them, and report."""
         counts = run_stages(
-            self.stages(),
-            self.out,
-            force=force,
-            prune=self.prunes,
-            wait=self.waits,
-            hashes=self.hashes,
+            self.stages(), self.out, force=force, prune=self.prunes, wait=self.waits, hashes=self.hashes
         )
         self.report(counts, command)

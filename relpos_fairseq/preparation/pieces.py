@@ -27,18 +27,11 @@ def train_pieces(lines: Iterable[str], size: int, option: str, **options: object
     """
     import sentencepiece
 
-    settings = {
-        "character_coverage": 1.0,
-        "max_sentence_length": LONGEST_SENTENCE,
-        "minloglevel": 2,
-    }
+    settings = {"character_coverage": 1.0, "max_sentence_length": LONGEST_SENTENCE, "minloglevel": 2}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
-            vocab_size=size,
-            **settings | options,
+            sentence_iterator=iter(lines), model_writer=model, vocab_size=size, **settings | options
         )
     except RuntimeError as error:
         raise PreparationError(

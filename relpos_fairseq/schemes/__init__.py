@@ -15,11 +15,7 @@ for _file in sorted(module.name for module in iter_modules(__path__)):
     import_module(f"{__name__}.{_file}")
 
 # The scheme of a model whose flags name none.
-DEFAULT = {
-    "translation": "sinusoidal",
-    "masked_lm": "learned",
-    "segment_recurrence": "transformer_xl",
-}
+DEFAULT = {"translation": "sinusoidal", "masked_lm": "learned", "segment_recurrence": "transformer_xl"}
 EXAMPLE = "learned+m4m"  # of a hybrid, for help texts and messages
 LAYERED = "rope/none"  # of a scheme a layer
 

@@ -20,13 +20,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 from relpos_fairseq.takeover import Takeover
 
@@ -86,13 +80,7 @@ def _from_waves(source: Takeover) -> dict[str, Tensor]:
 class Learned(PositionScheme):
     """A learned vector for every position, added to the input."""
 
-    card = SchemeCard(
-        30,
-        "Devlin 2018; 000 eq. 6",
-        "input + wᵢ",
-        "N(0, 0.02)",
-        published="393K (003 Table 5)",
-    )
+    card = SchemeCard(30, "Devlin 2018; 000 eq. 6", "input + wᵢ", "N(0, 0.02)", published="393K (003 Table 5)")
     takes = frozenset()
     own_scale = None
     absolute = True

@@ -22,25 +22,12 @@ from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
 
-RANK = Number(
-    name="rank",
-    place=50,
-    help="rank of P",
-    auto=lambda shape: shape.head_dim,
-    auto_help="head_dim",
-    least=1,
-)
+RANK = Number(name="rank", place=50, help="rank of P", auto=lambda shape: shape.head_dim, auto_help="head_dim", least=1)
 
 
 def _other_rank(source: Takeover) -> dict[str, Tensor]:

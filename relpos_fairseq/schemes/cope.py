@@ -20,13 +20,7 @@ from torch import nn
 
 from relpos_fairseq.options import SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_K, Table
 from relpos_fairseq.terms import PositionTerms
 

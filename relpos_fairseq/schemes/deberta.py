@@ -19,24 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import (
-    CLIP_DISTANCE,
-    INIT,
-    PROJECTIONS,
-    RESET_CLS,
-    SCALE,
-    SHARE,
-    Choice,
-    only,
-)
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, only
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_K, WITH_Q, Table
 from relpos_fairseq.takeover import Takeover, identity
 from relpos_fairseq.terms import PositionTerms
@@ -106,11 +91,7 @@ class Deberta(PositionScheme):
         "key_projection": Table(grows=WITH_Q),
         "projection": Table(grows=WITH_K, meets_both=True, copies=("query_projection", "key_projection")),
     }
-    takes_over = {
-        "shaw_keys": _from_keys_alone,
-        "m4": _from_one_table,
-        "deberta": _other_options,
-    }
+    takes_over = {"shaw_keys": _from_keys_alone, "m4": _from_one_table, "deberta": _other_options}
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
@@ -143,9 +124,6 @@ class Deberta(PositionScheme):
         """q.(a_r W^R) + k.(a_r W^T)."""
         to_query, to_key = prepared
         term = PositionTerms(
-            relation=self.clipped,
-            query_vectors=to_query,
-            key_vectors=to_key,
-            reset=self.reset_at(positions),
+            relation=self.clipped, query_vectors=to_query, key_vectors=to_key, reset=self.reset_at(positions)
         )
         return (term,)

@@ -24,32 +24,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from relpos_fairseq.options import (
-    CLIP_DISTANCE,
-    INIT,
-    PROJECTIONS,
-    SCALE,
-    Choice,
-    Number,
-    only,
-)
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, PROJECTIONS, SCALE, Choice, Number, only
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, LogClipped
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_K, WITH_Q, Table
 from relpos_fairseq.terms import PositionTerms
 
 LOG_BUCKETS = Number(
-    name="log_buckets",
-    place=65,
-    help="number of buckets of each direction, an even one; 0: none",
-    auto=0,
+    name="log_buckets", place=65, help="number of buckets of each direction, an even one; 0: none", auto=0
 )
 TERMS = Choice(
     name="terms",
@@ -58,12 +41,7 @@ TERMS = Choice(
     auto="both",
     choices=("both", "c2p", "p2c"),
 )
-NORM = Choice(
-    name="norm",
-    place=94,
-    help="layer norm of the vectors of positions: on or off",
-    auto="off",
-)
+NORM = Choice(name="norm", place=94, help="layer norm of the vectors of positions: on or off", auto="off")
 EPSILON = 1e-7  # layer_norm_eps of the released models
 
 
@@ -71,12 +49,7 @@ EPSILON = 1e-7  # layer_norm_eps of the released models
 class DebertaReleased(PositionScheme):
     """One table of the model's width for all layers, which projections bring to every head."""
 
-    card = SchemeCard(
-        145,
-        "He 2020, released code",
-        "(q·k + q·W_K aᵣ + k·(W_Q aᵣ + b))/√(3d)",
-        "N(0, 0.02); b 0",
-    )
+    card = SchemeCard(145, "He 2020, released code", "(q·k + q·W_K aᵣ + k·(W_Q aᵣ + b))/√(3d)", "N(0, 0.02); b 0")
     takes = frozenset({SCALE, CLIP_DISTANCE, INIT, PROJECTIONS, LOG_BUCKETS, TERMS, NORM})
     own_scale = 3.0
     default_share = "none"

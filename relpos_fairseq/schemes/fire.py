@@ -26,13 +26,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Factor
 from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 from relpos_fairseq.terms import ByRow, PositionTerms
 

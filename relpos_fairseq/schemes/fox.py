@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 from relpos_fairseq.takeover import Takeover
 

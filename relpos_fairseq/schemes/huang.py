@@ -22,13 +22,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Folded
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_K, Table
 from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
@@ -74,13 +68,7 @@ def _gate_of_m1(source: Takeover) -> dict[str, Tensor]:
 class Method2(Method1):
     """A scalar gate on the content by signed distance."""
 
-    card = SchemeCard(
-        100,
-        "000 eq. 12-13; 003 eq. 5",
-        "q·k·wᵣ/√d",
-        "1",
-        published="12K (003 Table 5)",
-    )
+    card = SchemeCard(100, "000 eq. 12-13; 003 eq. 5", "q·k·wᵣ/√d", "1", published="12K (003 Table 5)")
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
     clip = "scalars"
     takes_over = {"m1": _gate_of_m1}
@@ -132,11 +120,7 @@ class Method4(PositionScheme):
     """Query and key both meet the same relative vector."""
 
     card = SchemeCard(
-        120,
-        "000 eq. 16; 003 eq. 6",
-        "(q·k + q·aᵣ + k·aᵣ)/√d",
-        "N(0, 0.02)",
-        published="785K (003 Table 5)",
+        120, "000 eq. 16; 003 eq. 6", "(q·k + q·aᵣ + k·aᵣ)/√d", "N(0, 0.02)", published="785K (003 Table 5)"
     )
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, INIT})
     default_share = "heads"
@@ -153,9 +137,6 @@ class Method4(PositionScheme):
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """q.a_r + k.a_r."""
         term = PositionTerms(
-            relation=self.clipped,
-            query_vectors=self.table,
-            key_vectors=self.table,
-            reset=self.reset_at(positions),
+            relation=self.clipped, query_vectors=self.table, key_vectors=self.table, reset=self.reset_at(positions)
         )
         return (term,)

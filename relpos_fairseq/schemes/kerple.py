@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 from relpos_fairseq.terms import PositionTerms
 

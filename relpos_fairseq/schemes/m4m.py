@@ -19,13 +19,7 @@ from torch import nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, SCALE, SHARE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 from relpos_fairseq.terms import PositionTerms
 
@@ -76,10 +70,5 @@ class M4M(PositionScheme):
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return (q.a_r)(k.a_r), multiplied into the content."""
-        term = PositionTerms(
-            relation=self.clipped,
-            query_vectors=self.table,
-            key_vectors=self.table,
-            product=True,
-        )
+        term = PositionTerms(relation=self.clipped, query_vectors=self.table, key_vectors=self.table, product=True)
         return (term,)

@@ -20,13 +20,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.rotation import BASE
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import Table
 
 

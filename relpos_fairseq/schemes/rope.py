@@ -38,13 +38,7 @@ from relpos_fairseq.rotation import (
     rotate,
     scales_by_length,
 )
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.takeover import Takeover
 
 

@@ -19,23 +19,13 @@ from torch import Tensor
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE, Choice
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_K, Table
 from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
 
 KEYS = Choice(
-    name="keys",
-    place=105,
-    help="vectors of the keys: on, or off (those of the values alone)",
-    auto="on",
-    later=True,
+    name="keys", place=105, help="vectors of the keys: on, or off (those of the values alone)", auto="on", later=True
 )
 
 
@@ -43,13 +33,7 @@ KEYS = Choice(
 class ShawKeys(PositionScheme):
     """Relative vectors added to the keys."""
 
-    card = SchemeCard(
-        50,
-        "000 eq. 7; 003 eq. 3",
-        "(q·k + q·aᵣ)/√d",
-        "N(0, 0.02)",
-        published="785K (003 Table 5)",
-    )
+    card = SchemeCard(50, "000 eq. 7; 003 eq. 3", "(q·k + q·aᵣ)/√d", "N(0, 0.02)", published="785K (003 Table 5)")
     takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS, INIT})
     default_share = "heads"
     clip = "vectors"
@@ -64,11 +48,7 @@ class ShawKeys(PositionScheme):
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """q.a_r."""
-        keys = PositionTerms(
-            relation=self.clipped,
-            query_vectors=self.key_table,
-            reset=self.reset_at(positions),
-        )
+        keys = PositionTerms(relation=self.clipped, query_vectors=self.key_table, reset=self.reset_at(positions))
         return (keys,)
 
 

@@ -21,13 +21,7 @@ from typing import Any
 from relpos_fairseq.options import INIT, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Bucketed, Clipped
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_BOTH, Table
 from relpos_fairseq.terms import PositionTerms
 
@@ -37,13 +31,7 @@ BUCKETS = Number(
     help="number of buckets; 0: none, a scalar for each distance of the longest input",
     auto=32,
 )
-MAX_DISTANCE = Number(
-    name="max_distance",
-    place=70,
-    help="distance of the last bucket",
-    auto=128,
-    least=1,
-)
+MAX_DISTANCE = Number(name="max_distance", place=70, help="distance of the last bucket", auto=128, least=1)
 
 
 @register_scheme("t5")

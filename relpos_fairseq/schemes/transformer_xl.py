@@ -23,26 +23,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import (
-    INIT,
-    PROJECTIONS,
-    RESET_CLS,
-    SCALE,
-    SHARE,
-    Choice,
-    Factor,
-    Number,
-    only,
-)
+from relpos_fairseq.options import INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, Factor, Number, only
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, sinusoid_of_distance
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_K, WITH_Q, Table
 from relpos_fairseq.takeover import Takeover
 from relpos_fairseq.terms import PositionTerms
@@ -114,12 +98,7 @@ def _other_options(source: Takeover) -> dict[str, Tensor]:
 class TransformerXL(PositionScheme):
     """Projected sinusoids of the distance, and global content and position biases."""
 
-    card = SchemeCard(
-        70,
-        "Dai 2019 §3.3; 002",
-        "((q+u)·k + (q+v)·W_R R_{i-j})/√d",
-        "W_R N(0, 0.02); u, v 0; R fixed",
-    )
+    card = SchemeCard(70, "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed")
     takes = frozenset({SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT})
     default_share = "none"
     elsewhere = {"transformer-xl": "attn_type 0"}

@@ -15,13 +15,7 @@ from typing import Any
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_BOTH, WITH_K, WITH_Q, Table
 from relpos_fairseq.terms import PositionTerms
 

@@ -21,24 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import (
-    CLIP_DISTANCE,
-    INIT,
-    PROJECTIONS,
-    RESET_CLS,
-    SCALE,
-    SHARE,
-    Choice,
-    only,
-)
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, only
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_BOTH, Table
 from relpos_fairseq.takeover import Takeover, identity
 from relpos_fairseq.terms import PositionTerms

@@ -20,13 +20,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import INIT, RESET_CLS, SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Bucketed
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    PositionScheme,
-    SchemeCard,
-    SchemeOptions,
-    register_scheme,
-)
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
 from relpos_fairseq.tables import WITH_BOTH, Table
 from relpos_fairseq.terms import PositionTerms
 
@@ -39,10 +33,7 @@ class TupeReleased(PositionScheme):
     """Normalised absolute positions apart from the content, and bucketed scalars."""
 
     card = SchemeCard(
-        165,
-        "Ke 2020, released code",
-        "q·k/√(2d) + reset_θ(Q(pᵢ)·K(pⱼ)/√(2d) + s_bucket)",
-        "p, W, s N(0, 0.02); b, θ 0",
+        165, "Ke 2020, released code", "q·k/√(2d) + reset_θ(Q(pᵢ)·K(pⱼ)/√(2d) + s_bucket)", "p, W, s N(0, 0.02); b, θ 0"
     )
     takes = frozenset({SCALE, RESET_CLS, INIT})
     own_scale = 2.0

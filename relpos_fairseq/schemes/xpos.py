@@ -28,10 +28,7 @@ from relpos_fairseq.takeover import Takeover
 
 GAMMA = 0.4
 XPOS_BASE = Number(
-    name="xpos_base",
-    place=130,
-    help="tokens after which a pair's product decays by its zeta; 0: none does",
-    auto=512,
+    name="xpos_base", place=130, help="tokens after which a pair's product decays by its zeta; 0: none does", auto=512
 )
 
 

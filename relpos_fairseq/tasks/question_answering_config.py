@@ -34,8 +34,7 @@ class QuestionAnsweringConfig(FairseqDataclass):
         "nearest place where the text stands, or fail",
     )
     separators: ChoiceEnum(SEPARATORS) = _help(
-        "auto",
-        "</s> between question and context: auto is 1 (BERT) for WordPiece, else 2 (RoBERTa)",
+        "auto", "</s> between question and context: auto is 1 (BERT) for WordPiece, else 2 (RoBERTa)"
     )
     max_answer_length: int = _help(30, "pieces of a predicted answer at most")
     n_best: int = _help(20, "answers that are kept, and starts and ends of a window that are paired")
@@ -49,7 +48,6 @@ class QuestionAnsweringConfig(FairseqDataclass):
         "squad", "normalisation of answers: SQuAD's (XQuAD, TyDiQA too), or MLQA's, by language"
     )
     language: str = _help(
-        "auto",
-        "language for --metric mlqa; auto: of the file's name (valid.de.json, test-context-de-question-en.json)",
+        "auto", "language for --metric mlqa; auto: of the file's name (valid.de.json, test-context-de-question-en.json)"
     )
     span_head_name: str = _help("question_answering", "name of the span head")

@@ -177,10 +177,7 @@ def log_plan(split: str, blocks: StreamBlocks) -> None:
     )
     if plan.rows > plan.predictions:
         logger.warning(
-            "%s: only %d of %d rows have anything to read: give a smaller batch",
-            split,
-            plan.predictions,
-            plan.rows,
+            "%s: only %d of %d rows have anything to read: give a smaller batch", split, plan.predictions, plan.rows
         )
 
 

@@ -162,9 +162,7 @@ def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -
         assert api.choose(inputs, need_weights=True) == "blocked"
 
 
-def test_auto_without_a_kernel_slices_what_one_slice_does_not_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_without_a_kernel_slices_what_one_slice_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to there the reference holds no more, and forms nothing twice; m3 it would never end."""
     monkeypatch.setattr(native, "problem", lambda _: "anything without a compiler")
     for scheme, within in (("shaw", "reference"), ("t5", "reference"), ("m3", "blocked")):

@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import CLIPPED, Case, build
-from helpers.attention_calls import (
-    Call,
-    Interrupt,
-    expanded,
-    in_a_thread,
-    permuted,
-    same,
-    strided,
-    weighted,
-)
+from helpers.attention_calls import Call, Interrupt, expanded, in_a_thread, permuted, same, strided, weighted
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, sheared
@@ -269,8 +260,7 @@ def test_twice_through_one_graph(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "backend"),
-    [("shaw", "blocked"), ("m3", "blocked"), ("rel_scalar", "blocked"), ("m4m", "triton")],
+    ("scheme", "backend"), [("shaw", "blocked"), ("m3", "blocked"), ("rel_scalar", "blocked"), ("m4m", "triton")]
 )
 def test_no_second_derivative(scheme: str, backend: str) -> None:
     """A gradient's gradient is refused, not wrong."""

@@ -121,15 +121,7 @@ def make_call(scheme: str, shape: Shape) -> AttentionInputs:
         rotated["content_q"] = rope.transform_query(q, prepared, positions.query_start)
         rotated["content_k"] = rope.transform_key(k, prepared, 0)
     return AttentionInputs(
-        q,
-        k,
-        v,
-        terms,
-        positions,
-        stack.plan.scale,
-        causal=shape.causal,
-        key_padding=padding,
-        **rotated,
+        q, k, v, terms, positions, stack.plan.scale, causal=shape.causal, key_padding=padding, **rotated
     )
 
 

@@ -66,19 +66,7 @@ HYBRIDS = (
 )
 IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.causal_only]
 # One for each kind of term; to the kernel the other schemes are the same calls with other numbers.
-KINDS = (
-    "none",
-    "rope",
-    "shaw",
-    "transformer_xl",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "tupe",
-    "abs_scalar",
-    "rel_scalar",
-)
+KINDS = ("none", "rope", "shaw", "transformer_xl", "m2", "m3", "m4", "m4m", "tupe", "abs_scalar", "rel_scalar")
 # One for each way in which the kernel reads a table.
 FAMILIES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "rope+m4")
 SHAPES = {

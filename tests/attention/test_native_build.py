@@ -197,10 +197,7 @@ def test_an_instruction_set_is_chosen(sources: Path, cache: Path, monkeypatch: p
         monkeypatch.setenv("RELPOS_ISA", asked)
         assert build.load(sources).relpos_call_size() == width
     assert len(libraries(cache)) == 2
-    for asked, said in (
-        ("x86-64-v9", "-march=x86-64-v9.* said: .*RELPOS_ISA"),
-        ("v3 -DX", "RELPOS_ISA='v3"),
-    ):
+    for asked, said in (("x86-64-v9", "-march=x86-64-v9.* said: .*RELPOS_ISA"), ("v3 -DX", "RELPOS_ISA='v3")):
         monkeypatch.setenv("RELPOS_ISA", asked)
         with pytest.raises(build.BuildError, match=said):
             build.load(sources)

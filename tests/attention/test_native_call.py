@@ -189,10 +189,7 @@ def test_operands_that_do_not_fit() -> None:
         (replace(inputs, v=inputs.v[:, :, :8]), "values must be"),
         (replace(inputs, q=inputs.q[:, :, :6]), "queries must be"),
         (replace(inputs, content_q=inputs.q, content_k=inputs.k[:, :1]), "keys must be"),
-        (
-            replace(inputs, terms=table(3, 4, 4)),
-            r"query_vectors must be \(2, 4, 4\) over its window",
-        ),
+        (replace(inputs, terms=table(3, 4, 4)), r"query_vectors must be \(2, 4, 4\) over its window"),
         (replace(inputs, terms=table(1, 4, 3)), "query_vectors must be"),
         (replace(inputs, terms=table(1, 4, 4, device="meta")), "query_vectors is on meta"),
         (replace(inputs, terms=factors((1, 1, 6, 3), (1, 1, 9, 3))), "static_factors of queries"),

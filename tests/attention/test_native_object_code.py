@@ -19,10 +19,7 @@ from relpos_fairseq.attention.native import build
 X86 = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 ARM = ("neoverse-n1", "neoverse-v1")
 # What multiplies, adds or subtracts vectors, and what does single numbers.
-PACKED = {
-    "x86": r"v?(mul|add|sub|fn?m(add|sub)\d+)p[sd]",
-    "arm": r"f(mul|mla|mls|add|sub)",
-}
+PACKED = {"x86": r"v?(mul|add|sub|fn?m(add|sub)\d+)p[sd]", "arm": r"f(mul|mla|mls|add|sub)"}
 SINGLE = {"x86": r"v?(mul|add|sub|fn?m(add|sub)\d+)s[sd]", "arm": r"f(mul|madd|msub|add|sub)"}
 STACK = {"x86": r"\(%[re]?(sp|bp)", "arm": r"\[(sp|x29)"}
 VECTORS = {"x86": r"%[xyz]mm\d", "arm": r"\b[qvdz]\d"}

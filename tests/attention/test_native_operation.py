@@ -38,10 +38,7 @@ def test_they_are_operations(kind: str) -> None:
     """Schemas, shapes and strides without numbers, and dispatch are as torch wants them."""
     inputs = with_masks(kind)
     inputs = replace(inputs, q=inputs.q.requires_grad_(), v=inputs.v.requires_grad_())
-    check_operations(
-        lambda: attend(inputs, "native")[0].square().sum().backward(),
-        ["attend", "attend_backward"],
-    )
+    check_operations(lambda: attend(inputs, "native")[0].square().sum().backward(), ["attend", "attend_backward"])
 
 
 def test_first_and_second_derivative() -> None:

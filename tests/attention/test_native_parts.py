@@ -93,11 +93,7 @@ def test_memory_decides() -> None:
     limit = function.AT_ONCE
     few, many, own = (
         function._Apart(rows, shape)
-        for rows, shape in (
-            (2, (1, 1, limit // 96, 1)),
-            (2, (1, 1, limit // 8, 1)),
-            (2, (2, 12, limit, 1)),
-        )
+        for rows, shape in ((2, (1, 1, limit // 96, 1)), (2, (1, 1, limit // 8, 1)), (2, (2, 12, limit, 1)))
     )
     assert list(function._parts(call, [few], 4)) == [(0, 12)]
     assert list(function._parts(call, [few, own], 4)) == [(0, 12)]

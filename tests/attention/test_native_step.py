@@ -111,14 +111,7 @@ def test_terms_of_several_kinds(keys: int, kept: list[int], rotated: int, padded
     padding = torch.zeros(2, keys, dtype=torch.bool)
     padding[1, :padded] = True
     inputs = AttentionInputs(
-        q,
-        k,
-        heads_of(2, 2, keys, 5, 5),
-        terms,
-        Positions(1, keys, keys - 1),
-        0.3,
-        causal=True,
-        key_padding=padding,
+        q, k, heads_of(2, 2, keys, 5, 5), terms, Positions(1, keys, keys - 1), 0.3, causal=True, key_padding=padding
     )
     if rotated:  # into as many channels, or more
         content_q, content_k = (heads_of(2, 2, n, rotated, n) for n in (1, keys))

@@ -69,10 +69,7 @@ def test_a_step_without_terms(
     q, k, v = (torch.randn(rows, 12, n, 8).to(dtype) for n in (1, keys, keys))
     inputs = AttentionInputs(q, k, v, (), Positions(1, keys, keys - 1), 0.3, causal=True)
     with torch.no_grad():
-        for problem, expected in (
-            (None, chosen),
-            ("anything here", chosen.replace("native", "blocked")),
-        ):
+        for problem, expected in ((None, chosen), ("anything here", chosen.replace("native", "blocked"))):
             monkeypatch.setattr(build, "problem", lambda _, problem=problem: problem)
             assert choose(inputs) == expected
         found, expected = (attend(inputs, backend)[0] for backend in ("blocked", "sdpa"))

@@ -33,19 +33,7 @@ LEFT_OUT = (*INPUT, "pope")
 IN_ATTENTION = [c for c in CASES if c.scheme not in LEFT_OUT and not c.causal_only]
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 # One for each kind of term: to the kernels alibi and kerple are rel_scalar with other numbers.
-SCHEMES = (
-    "none",
-    "shaw",
-    "t5",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "transformer_xl",
-    "tupe",
-    "abs_scalar",
-    "rel_scalar",
-)
+SCHEMES = ("none", "shaw", "t5", "m2", "m3", "m4", "m4m", "transformer_xl", "tupe", "abs_scalar", "rel_scalar")
 HYBRIDS = ("rope+m2+rel_scalar", "m3+rel_scalar+shaw", "m2+m4m+shaw")
 CLIPPED = {"shaw", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
 
@@ -61,14 +49,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "launch_of", small_launch)
 
 
-def make_call(
-    case: Case,
-    tgt_len: int,
-    memory: int = 0,
-    causal: bool = False,
-    mask: str = "none",
-    dim: int = 4,
-):
+def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none", dim: int = 4):
     """A call of two rows in fp64, its parameters, and what remakes it from other q, k, v."""
     src_len = tgt_len + memory
     flags = dict(case.flags)
@@ -228,12 +209,7 @@ def philox(seed: int, counter: tuple[int, int, int, int], rounds: int = 7) -> li
     words, key = list(counter), [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(rounds):
         low, high = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
-        words = [
-            (high >> 32) ^ words[1] ^ key[0],
-            high & 0xFFFFFFFF,
-            (low >> 32) ^ words[3] ^ key[1],
-            low & 0xFFFFFFFF,
-        ]
+        words = [(high >> 32) ^ words[1] ^ key[0], high & 0xFFFFFFFF, (low >> 32) ^ words[3] ^ key[1], low & 0xFFFFFFFF]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return words
 

@@ -59,11 +59,7 @@ def test_equals_torch(rows: int, more: int, span: int, start: int, depth: int, s
 @pytest.mark.parametrize("depth", [64, 80])
 def test_types_and_depths(dtype: torch.dtype, depth: int) -> None:
     """Sums are fp32 at least, whatever the inputs; heads wider than 64 take smaller tiles."""
-    q, k, w = (
-        draw(2, 2, 40, depth, dtype=dtype),
-        draw(2, 2, 50, depth, dtype=dtype),
-        draw(1, 9, depth),
-    )
+    q, k, w = (draw(2, 2, 40, depth, dtype=dtype), draw(2, 2, 50, depth, dtype=dtype), draw(1, 9, depth))
     compare(q, k, w.to(dtype), 36, 24)
 
 
@@ -83,8 +79,7 @@ def test_views_are_taken_as_they_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "w", "named"),
-    [((1, 2, 9, 8), (1, 3, 16), "q and k must be"), ((1, 2, 9, 16), (3, 3, 16), "w must be")],
+    ("k", "w", "named"), [((1, 2, 9, 8), (1, 3, 16), "q and k must be"), ((1, 2, 9, 16), (3, 3, 16), "w must be")]
 )
 def test_misfits_are_refused(k: tuple, w: tuple, named: str) -> None:
     """Shapes that do not fit are named."""

@@ -162,10 +162,7 @@ def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
         (["--lengths", "12,x"], "--lengths must be whole numbers"),
         (["--lengths", "0"], "--lengths must be >= 1"),
         (["--modes", "train,slow"], "--modes must be of train, forward, decode, memory, got slow"),
-        (
-            ["--backends", "auto,fast"],
-            "of auto, sdpa, blocked, native, triton, got fast",
-        ),
+        (["--backends", "auto,fast"], "of auto, sdpa, blocked, native, triton, got fast"),
         (["--heads", "0"], "--heads must be >= 1, got 0"),
         (["--schemes", "m5"], "unknown position scheme 'm5'"),
         (["--resume"], "add --csv FILE"),

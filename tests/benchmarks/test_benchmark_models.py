@@ -12,12 +12,7 @@ import torch
 from helpers.commands import relpos, relpos_job
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.benchmarks import bar, models, timing, translation
-from relpos_fairseq.benchmarks.encoder_layers import (
-    FairseqLayer,
-    LayerSetting,
-    OurLayer,
-    layer_runner,
-)
+from relpos_fairseq.benchmarks.encoder_layers import FairseqLayer, LayerSetting, OurLayer, layer_runner
 from relpos_fairseq.benchmarks.peers import LEAST_TABLE, PACKAGES, PEERS
 from relpos_fairseq.cli import benchmark_models
 
@@ -155,11 +150,7 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     before = path.read_text()
     measured = []
     honest = models.timed_rows
-    monkeypatch.setattr(
-        models,
-        "timed_rows",
-        lambda column, *rest: measured.append(column) or honest(column, *rest),
-    )
+    monkeypatch.setattr(models, "timed_rows", lambda column, *rest: measured.append(column) or honest(column, *rest))
     benchmark([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
     assert measured == ["train 2", "forward 2"] and path.read_text().startswith(before)
     benchmark([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--tokens", "9"])

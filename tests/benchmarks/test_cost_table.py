@@ -108,12 +108,6 @@ def test_rows_that_fit_are_found_by_search() -> None:
             raise torch.OutOfMemoryError("out of memory")
         return 3.0 * rows
 
-    assert [fitting.most_rows(needed, limit) for limit in (2, 3, 60, 61, 1000)] == [
-        0,
-        1,
-        20,
-        20,
-        40,
-    ]
+    assert [fitting.most_rows(needed, limit) for limit in (2, 3, 60, 61, 1000)] == [0, 1, 20, 20, 40]
     assert [fitting.most_rows(needed, 3 * rows) for rows in range(41)] == list(range(41))
     assert fitting.most_rows(lambda rows: 0.0, 1, most=8) == 8

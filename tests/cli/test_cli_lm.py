@@ -67,10 +67,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(request, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of each model."""
     folder = tmp_path_factory.mktemp(request.param)
-    out = call(
-        *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", folder),
-        *(*MODELS[request.param], *TINY),
-    )
+    out = call(*("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", folder), *(*MODELS[request.param], *TINY))
     losses = [float(x) for x in re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", out)]
     assert losses[-1] < losses[0]
     return folder / "checkpoint_best.pt"

@@ -142,8 +142,7 @@ def test_as_many_sentences_come_out_as_go_in_by_every_tool(corpus, trained, tmp_
         "print('FOUND' + json.dumps(hub.translate(lines, beam=2, max_len_b=14)))\n"
     )
     output = cli.command(
-        *("python", script, trained.parent, trained.name, corpus.binary, USER_DIR),
-        corpus.raw / "test.src",
+        *("python", script, trained.parent, trained.name, corpus.binary, USER_DIR), corpus.raw / "test.src"
     )
     hub = re.search(r"^FOUND\[(.*)\]$", output, re.MULTILINE).group(1)
     translated = [text.strip('"') for text in hub.split('", "')]
@@ -405,12 +404,7 @@ MISMATCHES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        *((name, "resume") for name in MISMATCHES),
-        ("p2c_index", "restore"),
-        ("p2c_index", "finetune"),
-    ],
+    ("name", "how"), [*((name, "resume") for name in MISMATCHES), ("p2c_index", "restore"), ("p2c_index", "finetune")]
 )
 def test_other_position_flags_are_refused(corpus, briefly, tmp_path, name, how):
     trained_with, flags, given = MISMATCHES[name]
@@ -418,11 +412,7 @@ def test_other_position_flags_are_refused(corpus, briefly, tmp_path, name, how):
     before = source.read_bytes()
     if how == "resume":
         shutil.copy(source, tmp_path / "checkpoint_last.pt")
-    way = {
-        "resume": (),
-        "restore": ("--restore-file", source),
-        "finetune": ("--finetune-from-model", source),
-    }
+    way = {"resume": (), "restore": ("--restore-file", source), "finetune": ("--finetune-from-model", source)}
     with pytest.raises(PositionMismatchError) as caught:
         cli.train(corpus, tmp_path, *flags, *way[how], "--max-update", "4")
     message = str(caught.value)

@@ -246,27 +246,18 @@ BAD_FLAGS = {
     "empty_member": (("--position-scheme", "learned+"), "unknown position scheme ''"),
     "none_and_other": (("--position-scheme", "none+m4"), "none adds nothing, leave it out"),
     "twice": (("--position-scheme", "m4+m4"), "each member may stand in a hybrid once"),
-    "scales": (
-        ("--position-scheme", "deberta+m4"),
-        "scales disagree (deberta 1/sqrt(3d), m4 1/sqrt(1d))",
-    ),
+    "scales": (("--position-scheme", "deberta+m4"), "scales disagree (deberta 1/sqrt(3d), m4 1/sqrt(1d))"),
     "one_side": (("--decoder-position-scheme", "m5"), "unknown position scheme 'm5'"),
     "not_taken": (
         ("--position-scheme", "m4", "--position-rank", "4"),
         "--position-rank 4 does not apply to position scheme m4: leave it out or at auto",
     ),
-    "clip": (
-        ("--position-scheme", "m4", "--position-clip-distance", "-1"),
-        "clip_distance must be >= 0, got -1",
-    ),
+    "clip": (("--position-scheme", "m4", "--position-clip-distance", "-1"), "clip_distance must be >= 0, got -1"),
     "clip_word": (
         ("--position-scheme", "m4", "--position-clip-distance", "far"),
         "clip_distance must be a whole number >= 0, got far",
     ),
-    "rank": (
-        ("--position-scheme", "abs_scalar", "--position-rank", "0"),
-        "rank must be >= 1, got 0",
-    ),
+    "rank": (("--position-scheme", "abs_scalar", "--position-rank", "0"), "rank must be >= 1, got 0"),
     "share": (
         ("--position-scheme", "m4", "--position-share", "head"),
         "--position-share must be auto, none, heads, layers or both, got head",
@@ -309,9 +300,7 @@ def test_bad_flag_is_refused(corpus, tmp_path, name):
 @pytest.mark.slow
 def test_bad_flag_ends_the_command(corpus, tmp_path):
     output = cli.command(
-        "fairseq-train",
-        *cli.train_arguments(corpus, tmp_path, "--position-scheme", "none+m4"),
-        fails=True,
+        "fairseq-train", *cli.train_arguments(corpus, tmp_path, "--position-scheme", "none+m4"), fails=True
     )
     assert output.strip().splitlines()[-1].startswith("ValueError: position scheme none+m4: ")
     assert "Traceback" not in output
@@ -491,8 +480,7 @@ def test_table_of_positions_refuses_longer_input(corpus, briefly, tmp_path, sche
     assert f"{scheme} has a table of 30" in message and "relative scheme" in message
     # Left out rather than refused, the warning must not promise that the flag helps.
     output = interactive(
-        *(corpus, checkpoint, tmp_path, 31, "--max-source-positions", "1500"),
-        "--skip-invalid-size-inputs-valid-test",
+        *(corpus, checkpoint, tmp_path, 31, "--max-source-positions", "1500"), "--skip-invalid-size-inputs-valid-test"
     )
     (warning,) = [line for line in output.splitlines() if "samples left out" in line]
     assert "1 of 1 samples left out" in warning and "table" in warning

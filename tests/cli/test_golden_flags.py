@@ -42,21 +42,14 @@ def test_every_command_has_its_options(helped, name):
 @pytest.mark.parametrize("path", WRAPPERS)
 def test_shell_scripts_pass_options_on(tmp_path, path):
     """In a checkout whose Python prints what it is asked to run, and install.sh does nothing."""
-    for file, text in {
-        ".venv/bin/python": 'echo python "$@"\n',
-        "scripts/install.sh": "exit 0\n",
-    }.items():
+    for file, text in {".venv/bin/python": 'echo python "$@"\n', "scripts/install.sh": "exit 0\n"}.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(f"#!/usr/bin/env bash\n{text}")
         (tmp_path / file).chmod(0o755)
     (tmp_path / path).parent.mkdir(exist_ok=True)
     shutil.copy(ROOT / path, tmp_path / path)
     said = subprocess.run(
-        ["bash", str(tmp_path / path), "--workers", "8"],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=True,
+        ["bash", str(tmp_path / path), "--workers", "8"], env=os.environ, capture_output=True, text=True, check=True
     ).stdout.split()
     assert said[-2:] == ["--workers", "8"]
     words = " ".join(said[1:-2]).replace(str(tmp_path), "")

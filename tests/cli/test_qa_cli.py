@@ -497,10 +497,7 @@ def test_wrong_data_folder(tmp_path):
         (["x.json", "--path", "p", "--max-tokens", "0"], "--max-tokens must be 1 or more, got 0"),
         (["x.json", "--predictions", "p"], "no such file of questions: x.json"),
         (["q.json", "--predictions", "n.json"], "n.json: id '0-0' must have the text of an answer"),
-        (
-            ["q.json", "--predictions", "a.json", "--null-odds", "o.json"],
-            "o.json lacks 1 of the ids of a.json: 0-1",
-        ),
+        (["q.json", "--predictions", "a.json", "--null-odds", "o.json"], "o.json lacks 1 of the ids of a.json: 0-1"),
     ],
 )
 def test_evaluate_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
@@ -522,22 +519,11 @@ def test_prepare(tmp_path):
         status, printed = script("prepare", "qa", *arguments, *more, "--out", tmp_path / out)
         assert status == 0, printed
     names = {path.name for path in (tmp_path / "a").iterdir() if path.is_file()}
-    assert names == {
-        "train.json",
-        "valid.json",
-        "squad.de.json",
-        "tokenizer.json",
-        "dict.txt",
-        "manifest.json",
-    }
+    assert names == {"train.json", "valid.json", "squad.de.json", "tokenizer.json", "dict.txt", "manifest.json"}
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
-    assert [manifest["splits"][name]["articles"] for name in ("train", "valid", "squad.de")] == [
-        4,
-        2,
-        2,
-    ]
+    assert [manifest["splits"][name]["articles"] for name in ("train", "valid", "squad.de")] == [4, 2, 2]
     status, printed = script(
         "prepare",
         "qa",
@@ -563,10 +549,7 @@ def test_prepare(tmp_path):
         (["--train-tokenizer", "bpe", "--train-articles", "0"], "must be 1 or more"),
         (["--tokenizer", "nowhere", "--train-articles", "2"], "no nowhere/dict.txt"),
         (["--tokenizer", "nowhere", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
-        (
-            ["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"],
-            "short.json has 3 articles",
-        ),
+        (["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"], "short.json has 3 articles"),
         (["--train-tokenizer", "bpe", "--valid", "broken.json"], "broken.json is not SQuAD's"),
         (
             ["--train-tokenizer", "bpe", "--train-articles", "2", "--out", "pieces"],

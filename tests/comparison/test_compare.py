@@ -352,11 +352,7 @@ def test_a_comparison_survives_a_kill(tmp_path):
     shutil.copy(tmp_path / "text.txt", moved)
     write(moved / "small.yaml", {**content, "schemes": ["none"]})
     status = subprocess.run(
-        command("status", "small.yaml"),
-        cwd=moved,
-        env=environment(),
-        capture_output=True,
-        text=True,
+        command("status", "small.yaml"), cwd=moved, env=environment(), capture_output=True, text=True
     )
     assert status.returncode == 0 and "5 of 5 cells done" in status.stdout
 

@@ -30,14 +30,7 @@ from relpos_fairseq.comparison.glue.tables import average, cell
 from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.spec import read_spec
 from relpos_fairseq.comparison.tasks import base
-from relpos_fairseq.comparison.tasks.glue import (
-    MODEL,
-    MODELS,
-    NAMES,
-    REPORT,
-    Glue,
-    statistics_of,
-)
+from relpos_fairseq.comparison.tasks.glue import MODEL, MODELS, NAMES, REPORT, Glue, statistics_of
 from relpos_fairseq.comparison.training_log import TrainingLog
 from relpos_fairseq.config import resolve
 from relpos_fairseq.engine.errors import ToolError
@@ -52,9 +45,7 @@ def glue(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("glue")
     raw, tokenizer = write_glue(folder / "raw", train=40), write_tokenizer(folder / "tokenizer")
     relpos_job(
-        "prepare",
-        "glue",
-        *[str(raw), "--tokenizer", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"],
+        "prepare", "glue", *[str(raw), "--tokenizer", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"]
     )
     return folder
 
@@ -278,11 +269,7 @@ def test_statistics_are_the_metrics():
     """Of predictions against scikit-learn's and scipy's, and of the criterion's F1."""
     generator = np.random.default_rng(2)
     found, true = generator.integers(0, 2, (2, 40))
-    values = {
-        "f1": f1_score(true, found),
-        "mcc": matthews_corrcoef(true, found),
-        "accuracy": np.mean(found == true),
-    }
+    values = {"f1": f1_score(true, found), "mcc": matthews_corrcoef(true, found), "accuracy": np.mean(found == true)}
     for metric, value in values.items():
         rows = statistics_of(metric, found, true)
         assert METRICS[NAMES[metric]].value(rows.sum(0)) == pytest.approx(100 * value), metric

@@ -158,8 +158,7 @@ SHARED = "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_sca
 
 
 @pytest.mark.parametrize(
-    ("scheme", "share"),
-    [*((scheme, "both") for scheme in SHARED), ("transformer_xl", "heads"), ("m4", "layers")],
+    ("scheme", "share"), [*((scheme, "both") for scheme in SHARED), ("transformer_xl", "heads"), ("m4", "layers")]
 )
 def test_who_shared_a_table_gets_copies(scheme, share):
     assert_exact(config(scheme, position_share=share), config(scheme, position_share="none"))
@@ -211,12 +210,10 @@ def test_rotations_become_others_where_that_is_exact():
 
 def test_options_that_add_nothing_at_zero():
     assert_exact(
-        config("transformer_xl", position_query_bias="off"),
-        config("transformer_xl", position_query_bias="on"),
+        config("transformer_xl", position_query_bias="off"), config("transformer_xl", position_query_bias="on")
     )
     assert_exact(
-        config("transformer_xl", position_query_bias="shared"),
-        config("transformer_xl", position_query_bias="on"),
+        config("transformer_xl", position_query_bias="shared"), config("transformer_xl", position_query_bias="on")
     )
     assert_exact(config("abs_scalar", position_rank="3"), config("abs_scalar", position_rank="5"))
     for alone in ("u", "v"):

@@ -195,14 +195,7 @@ def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path)
 
 
 def test_an_exact_conversion_on_load_starts_where_the_source_stood(packed, pretrained, tmp_path):
-    start = (
-        "--finetune-from-model",
-        pretrained["plain"],
-        "--lr",
-        "0",
-        "--segment-encoding",
-        "head",
-    )
+    start = ("--finetune-from-model", pretrained["plain"], "--lr", "0", "--segment-encoding", "head")
     output = train(packed, tmp_path, 16, "--position-scheme", "learned+rel_scalar", *start)
     assert "conversion: exact     yes" in output
     kept, made = load(pretrained["plain"])["model"], load(tmp_path / "checkpoint_last.pt")["model"]

@@ -19,12 +19,7 @@ from relpos_fairseq.conversion.fidelity import Probe, outputs_of
 from relpos_fairseq.conversion.huggingface import folder as hf_folder
 from relpos_fairseq.conversion.huggingface.export import export, save
 from relpos_fairseq.conversion.huggingface.reference import Reference
-from relpos_fairseq.conversion.huggingface.vocabulary import (
-    Vocabulary,
-    of_checkpoint,
-    of_folder,
-    symbol_numbers,
-)
+from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary, of_checkpoint, of_folder, symbol_numbers
 from relpos_fairseq.conversion.reading import read_source
 from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.conversion.writer import build
@@ -393,10 +388,7 @@ def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "holds no|no config.json|missing"),
     (lambda f: (f / "config.json").write_text("{"), "truncated or no JSON"),
-    (
-        lambda f: _config(f, model_type="gpt2"),
-        "only bert, roberta, .*, deberta-v2 are converted",
-    ),
+    (lambda f: _config(f, model_type="gpt2"), "only bert, roberta, .*, deberta-v2 are converted"),
     (lambda f: _config(f, num_hidden_layers=3), "lacks 17 tensors|lacks .* tensors"),
     (lambda f: _config(f, num_hidden_layers=1), "tensors that no bert has here"),
     (lambda f: _config(f, vocab_size=50), r"word_embeddings.weight is \(40, 16\)"),
@@ -463,10 +455,7 @@ def test_reference_reads_positions_by_query_minus_key(saved):
 DEBERTAS = {
     "v1": ("Deberta", {"pos_att_type": ["c2p", "p2c"], "max_relative_positions": -1}),
     "v1-c2p": ("Deberta", {"pos_att_type": ["c2p"], "max_relative_positions": 5}),
-    "v2-own": (
-        "DebertaV2",
-        {"pos_att_type": ["c2p", "p2c"], "max_relative_positions": 7, "type_vocab_size": 2},
-    ),
+    "v2-own": ("DebertaV2", {"pos_att_type": ["c2p", "p2c"], "max_relative_positions": 7, "type_vocab_size": 2}),
     "v3": (
         "DebertaV2",
         {
@@ -477,10 +466,7 @@ DEBERTAS = {
             "max_relative_positions": 16,
         },
     ),
-    "v3-p2c-input": (
-        "DebertaV2",
-        {"pos_att_type": ["p2c"], "share_att_key": True, "position_biased_input": True},
-    ),
+    "v3-p2c-input": ("DebertaV2", {"pos_att_type": ["p2c"], "share_att_key": True, "position_biased_input": True}),
 }
 
 
@@ -536,8 +522,7 @@ def test_buckets_of_deberta(size):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("talking_head", True), ("conv_kernel_size", 3), ("pos_att_type", "c2p|p2p")],
+    ("key", "value"), [("talking_head", True), ("conv_kernel_size", 3), ("pos_att_type", "c2p|p2p")]
 )
 def test_parts_of_deberta_that_are_not_converted_are_refused(tmp_path, key, value):
     deberta(tmp_path, "v3")

@@ -109,8 +109,7 @@ def rows_of(folder, language: str, symbols: list[str], special: dict[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("own", "values"),
-    [(False, {}), (True, {"scale_embedding": False, "activation_function": "relu"})],
+    ("own", "values"), [(False, {}), (True, {"scale_embedding": False, "activation_function": "relu"})]
 )
 @torch.no_grad()
 def test_marian_equals_transformers(tmp_path, convert, own, values):
@@ -174,11 +173,7 @@ def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {},
-        {"position_encoding": True, "add_qkvbias": True},
-        {"position_encoding": True, "max_relative_positions": 0},
-    ],
+    [{}, {"position_encoding": True, "add_qkvbias": True}, {"position_encoding": True, "max_relative_positions": 0}],
 )
 @torch.no_grad()
 def test_opennmt_equals_its_formula(tmp_path, convert, values):

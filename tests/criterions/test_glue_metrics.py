@@ -52,9 +52,7 @@ def criterion(samples: int, labels: tuple[str, ...] = ("0", "1"), **report):
     for label in labels:
         dictionary.add_symbol(label)
     task = SimpleNamespace(
-        label_dictionary=dictionary,
-        target_dictionary=dictionary,
-        datasets={"valid": range(samples)},
+        label_dictionary=dictionary, target_dictionary=dictionary, datasets={"valid": range(samples)}
     )
     return SentencePredictionGlueCriterion(SentencePredictionConfig(**report), task).eval()
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.criterions.label_smoothed_cross_entropy import (
-    LabelSmoothedCrossEntropyCriterion,
-    label_smoothed_nll_loss,
-)
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
 from torch import Tensor, nn
 
 from helpers.models import batch, small_model, small_task

@@ -403,8 +403,7 @@ def test_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--train", 0), ("--train", "x"), ("--seed", -1), ("--test-long", -3), ("--none", 1)],
+    "arguments", [("--train", 0), ("--train", "x"), ("--seed", -1), ("--test-long", -3), ("--none", 1)]
 )
 def test_bad_arguments(tmp_path: Path, arguments: tuple[object, ...]) -> None:
     (tmp_path / "train.en").write_text("old\n")

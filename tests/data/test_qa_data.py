@@ -20,14 +20,7 @@ from relpos_fairseq.criterions.question_answering import predictions, read_table
 from relpos_fairseq.data.question_answering.encoding import QuestionEncoder, Shape
 from relpos_fairseq.data.question_answering.prediction import PredictionOptions, predict
 from relpos_fairseq.data.question_answering.reading import read_questions
-from relpos_fairseq.data.question_answering.windows import (
-    IGNORED,
-    Context,
-    Window,
-    best_window,
-    targets,
-    windows,
-)
+from relpos_fairseq.data.question_answering.windows import IGNORED, Context, Window, best_window, targets, windows
 from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
 from relpos_fairseq.metrics.question_answering import best_scores, best_thresholds, normalise
 from relpos_fairseq.tasks.question_answering_dataset import QuestionDataset
@@ -130,10 +123,7 @@ def test_every_shared_gold_span_round_trips(fine, name, kind):
 @given(data=st.data())
 def test_any_stride_and_length_round_trips(fine, name, data):
     kind = data.draw(st.sampled_from(["bpe", "sentencepiece"]))
-    shape = {
-        "tokens_per_sample": data.draw(st.integers(1300, 3000)),
-        "doc_stride": data.draw(st.integers(100, 3000)),
-    }
+    shape = {"tokens_per_sample": data.draw(st.integers(1300, 3000)), "doc_stride": data.draw(st.integers(100, 3000))}
     encoder = encoder_of(fine[kind], max_query_length=1200, on_long_question="truncate", **shape)
     source = shared_file(name)
     encoded = some_of(encoder.encode(source, False), 23)
@@ -312,10 +302,7 @@ def test_samples(folder, tmp_path):
         segments = batch["net_input"]["segments"][0].tolist()
         assert segments == [0] * (len(asked) + 2) + [1] * (separators - 1 + len(said) + 1)
         first = len(asked) + 1 + separators
-        assert batch["allowed"][0].nonzero().flatten().tolist() == [
-            0,
-            *range(first, first + len(said)),
-        ]
+        assert batch["allowed"][0].nonzero().flatten().tolist() == [0, *range(first, first + len(said))]
         start, end = batch["start"].item(), batch["end"].item()
         assert "".join(symbols[start : end + 1]) == "ĠParis"
 
@@ -380,10 +367,7 @@ def test_batches_do_not_change_scores(folder, tmp_path):
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "x", "question": "?", "answers": []}]}]}]}',
             "id 'x' has no answer and is not marked",
         ),
-        (
-            '{"data": [{"paragraphs": [{"context": "a\\ud83d", "qas": []}]}]}',
-            "half of a surrogate",
-        ),
+        ('{"data": [{"paragraphs": [{"context": "a\\ud83d", "qas": []}]}]}', "half of a surrogate"),
     ],
 )
 def test_wrong_files(tmp_path, content, message):

@@ -43,12 +43,7 @@ def read_all(data: StreamDataset, batch: int, processes: int, workers: int = 0) 
 
 
 @CHEAP
-@given(
-    length=st.integers(2, 200),
-    batch=st.integers(1, 7),
-    processes=st.integers(1, 3),
-    data=st.data(),
-)
+@given(length=st.integers(2, 200), batch=st.integers(1, 7), processes=st.integers(1, 3), data=st.data())
 def test_every_token_after_the_first_is_predicted_once(length, batch, processes, data):
     block = data.draw(st.integers(1, min(length - 1, 40)))
     by_rank = read_all(dataset(length, block), batch, processes)
@@ -75,12 +70,7 @@ def test_every_token_after_the_first_is_predicted_once(length, batch, processes,
 
 
 @CHEAP
-@given(
-    length=st.integers(2, 120),
-    batch=st.integers(1, 4),
-    processes=st.integers(2, 3),
-    data=st.data(),
-)
+@given(length=st.integers(2, 120), batch=st.integers(1, 4), processes=st.integers(2, 3), data=st.data())
 def test_processes_share_what_one_would_read(length, batch, processes, data):
     block = data.draw(st.integers(1, min(length - 1, 30)))
     split = read_all(dataset(length, block), batch, processes)
@@ -111,10 +101,7 @@ def test_workers_change_nothing():
 
 @CHEAP
 @given(
-    length=st.integers(2, 80),
-    batch=st.integers(1, 4),
-    starts=st.sets(st.integers(0, 79), max_size=9),
-    data=st.data(),
+    length=st.integers(2, 80), batch=st.integers(1, 4), starts=st.sets(st.integers(0, 79), max_size=9), data=st.data()
 )
 @pytest.mark.slow
 def test_documents_start_where_they_start(length, batch, starts, data):

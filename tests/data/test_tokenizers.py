@@ -36,8 +36,7 @@ QUICK = settings(max_examples=30, deadline=None)
 CHARACTERS = st.characters(exclude_categories=("Cs",))
 PHRASES = st.sampled_from([word for text in TEXTS for word in text.split()] + ["\u0301", "\u200d"])
 ANY_TEXT = st.lists(
-    st.one_of(PHRASES, st.text(CHARACTERS, max_size=4), st.sampled_from([" ", "  ", "\u3000", "\n"])),
-    max_size=12,
+    st.one_of(PHRASES, st.text(CHARACTERS, max_size=4), st.sampled_from([" ", "  ", "\u3000", "\n"])), max_size=12
 ).map("".join)
 
 

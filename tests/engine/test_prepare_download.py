@@ -70,10 +70,7 @@ def test_server_stops_mid_file(server, tmp_path, etag, hashed):
     url = server.put("a.bin", DATA, faults=faults, etag=etag)
     assert get(tmp_path, source(url, sha256=sha256)) == DATA
     safe = etag or sha256  # without either, nobody knows whether the rest belongs to the beginning
-    assert server.ranges("a.bin") == [
-        None,
-        *(["bytes=100000-", "bytes=100001-"] if safe else [None] * 2),
-    ]
+    assert server.ranges("a.bin") == [None, *(["bytes=100000-", "bytes=100001-"] if safe else [None] * 2)]
 
 
 def test_a_later_run_continues(server, tmp_path):

@@ -369,14 +369,7 @@ def test_a_manifest_depends_on_the_input_alone(tmp_path):
         files.write_text(folder / "bin" / "out.txt", "out")
         manifest.write_manifest(
             folder / "manifest.json",
-            command=[
-                f"scripts/{name}/../x.py",
-                "--workers",
-                workers,
-                f"--out={name}",
-                "--seed",
-                "1",
-            ],
+            command=[f"scripts/{name}/../x.py", "--workers", workers, f"--out={name}", "--seed", "1"],
             inputs=[folder / "in.txt"],
             outputs=[folder / "bin"],
             stages={"s": {"lines": 1}},

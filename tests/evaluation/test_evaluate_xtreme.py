@@ -91,9 +91,7 @@ def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model)
             for path in (folder / "label").glob(f"test_{name}.*"):
                 path.unlink()
         relpos_job(
-            "evaluate",
-            "xtreme",
-            *["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)],
+            "evaluate", "xtreme", *["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)]
         )
     found = json.loads((some / "out" / "xtreme.json").read_text())["XNLI"]
     assert found["de"] is None and found["en"] is not None
@@ -107,10 +105,7 @@ def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model)
 
 
 def test_table_has_english_first_and_zero_shot_means(evaluated):
-    results = {
-        "XNLI": {"en": 80.0, "de": 70.0, "zh": 60.0},
-        "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]},
-    }
+    results = {"XNLI": {"en": 80.0, "de": 70.0, "zh": 60.0}, "XQuAD": {"de": [50.0, 40.0], "ar": [30.0, 20.0]}}
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in by_language(trials_of(results)).splitlines()]
     assert rows[0] == ["language", "XNLI (accuracy)", "XQuAD (F1 / EM)"]
     assert rows[2:] == [

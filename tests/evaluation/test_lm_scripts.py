@@ -169,10 +169,7 @@ def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
     assert relpos("evaluate", "length", *arguments) == 0
     rows = points(tmp_path)
     assert [row["length"] for row in rows] == ["4", "8", "16", "32", "64", "128"]
-    assert [row["status"].startswith("cannot: its table has 8 pos") for row in rows] == [
-        *[False] * 2,
-        *[True] * 4,
-    ]
+    assert [row["status"].startswith("cannot: its table has 8 pos") for row in rows] == [*[False] * 2, *[True] * 4]
     assert (tmp_path / "length.png").exists()
     assert relpos("evaluate", "length", *[*arguments, "--mem-lens", "4"]) == 2
     assert "has no memory" in capsys.readouterr().err

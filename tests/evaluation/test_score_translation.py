@@ -12,12 +12,7 @@ import torch
 
 from helpers import commands as cli
 
-REFERENCE = [
-    "Das ist ein Haus.",
-    "Ein Hund, der bellt, beißt nicht!",
-    "Er sagt: „Ja“.",
-    "Ende.",
-] * 5
+REFERENCE = ["Das ist ein Haus.", "Ein Hund, der bellt, beißt nicht!", "Er sagt: „Ja“.", "Ende."] * 5
 TOKENS = [
     "Das ist ein Haus .",
     "Ein H@@ und , der b@@ ell@@ t , beißt nicht !",
@@ -57,12 +52,7 @@ def test_scores_are_sacrebleus(prepared, tmp_path, capsys):
     system.write_text(generated(TOKENS))
     assert score(system, "--prepared", prepared, "--json", tmp_path / "scores.json") == 0
     said = capsys.readouterr().out
-    plain = [
-        "Das ist ein Haus.",
-        "Ein Hund, der bellt, beißt nicht!",
-        'Er sagt: "Ja".',
-        "ende.",
-    ] * 5
+    plain = ["Das ist ein Haus.", "Ein Hund, der bellt, beißt nicht!", 'Er sagt: "Ja".', "ende."] * 5
     found = json.loads((tmp_path / "scores.json").read_text())[str(system)]
     expected = {
         "BLEU": sacrebleu.corpus_bleu(plain, [REFERENCE]).score,

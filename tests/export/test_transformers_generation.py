@@ -23,10 +23,7 @@ from relpos_fairseq.export.transformers_generation import (
     RelPosLanguageConfig,
     RelPosTranslationConfig,
 )
-from relpos_fairseq.export.transformers_memory import (
-    RelPosMemoryConfig,
-    RelPosWithMemoryForCausalLM,
-)
+from relpos_fairseq.export.transformers_memory import RelPosMemoryConfig, RelPosWithMemoryForCausalLM
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel

@@ -434,12 +434,7 @@ def test_malformed_options(capsys):
         status = run_command(lambda argv: resolve(config, shape, "translation") and None)
         given = (value for value in (scheme, *options.values()))
         fields_of = [name.removeprefix("position_") for name in options]
-        names = [
-            "position scheme",
-            *fields_of,
-            *(name.replace("_", "-") for name in fields_of),
-            *given,
-        ]
+        names = ["position scheme", *fields_of, *(name.replace("_", "-") for name in fields_of), *given]
         assert_one_line(capsys, status, *names)
 
     read()

@@ -107,10 +107,7 @@ def call(tool: str, *arguments: str | Path) -> str:
         Everything that it printed and logged.
     """
     module = importlib.import_module(f"fairseq_cli.{tool}")
-    with (
-        captured() as stream,
-        mock.patch.object(sys, "argv", [f"fairseq-{tool}", *map(str, arguments)]),
-    ):
+    with captured() as stream, mock.patch.object(sys, "argv", [f"fairseq-{tool}", *map(str, arguments)]):
         module.cli_main()
     return stream.getvalue()
 
@@ -139,13 +136,7 @@ def captured():
         root.setLevel(level)
 
 
-def command(
-    *arguments: str | Path,
-    fails: bool = False,
-    cwd: Path = ROOT,
-    stdin: str = "",
-    **environment: str,
-) -> str:
+def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin: str = "", **environment: str) -> str:
     """Run a real command of this Python's environment, and return its output.
 
     Args:

@@ -78,10 +78,7 @@ def converted(source: dict[str, Any], target: dict[str, Any], **options: Any) ->
 
 
 def difference(
-    source: dict[str, Any],
-    target: dict[str, Any],
-    after: dict[str, Tensor],
-    longest: int | None = None,
+    source: dict[str, Any], target: dict[str, Any], after: dict[str, Tensor], longest: int | None = None
 ) -> float:
     """Largest difference of logits to the random model's, on input with padding and segments."""
     longest = longest or min(source["max_positions"], target["max_positions"])

@@ -163,8 +163,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
         *("--train-tokenizer", "wordpiece", "--vocab-size", "200", "--out", out),
     ),
     "prepare wmt": lambda i, out: relpos(
-        *("prepare", "wmt", "en-de", "--from-dir", i.wmt, "--out", out, "--vocab-size", "60"),
-        *("--workers", "1"),
+        *("prepare", "wmt", "en-de", "--from-dir", i.wmt, "--out", out, "--vocab-size", "60"), *("--workers", "1")
     ),
     "convert": lambda i, out: relpos(
         "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
@@ -172,8 +171,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
     "average": lambda i, out: relpos("average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"),
     "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
     "evaluate qa": lambda i, out: relpos(
-        *("evaluate", "qa", i.questions / "valid.json", "--path", i.reader, "--cpu"),
-        *("--out", out / "answers"),
+        *("evaluate", "qa", i.questions / "valid.json", "--path", i.reader, "--cpu"), *("--out", out / "answers")
     ),
     "evaluate xtreme": lambda i, out: relpos(
         *("evaluate", "xtreme", "--qa-model", i.reader, "--qa-data", i.questions, "--cpu"),
@@ -184,7 +182,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
         *("--tokens", "60", "--out", out),
     ),
     "evaluate lm": lambda i, out: relpos(
-        *("evaluate", "lm", i.lm, "--data", i.stream, "--by-token", out / "tokens.jsonl"),
+        *("evaluate", "lm", i.lm, "--data", i.stream, "--by-token", out / "tokens.jsonl")
     ),
     "score": lambda i, out: relpos(
         *("score", i.wmt / "test.de", "--reference", i.wmt / "test.de", "--language", "de"),

@@ -20,10 +20,7 @@ LAYOUTS = {
     ),
     "MRPC": (["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"], ["L", "7", "8", "1", "2"]),
     "QNLI": (["index", "question", "sentence", "label"], ["0", "1", "2", "L"]),
-    "QQP": (
-        ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"],
-        ["0", "7", "8", "1", "2", "L"],
-    ),
+    "QQP": (["id", "qid1", "qid2", "question1", "question2", "is_duplicate"], ["0", "7", "8", "1", "2", "L"]),
     "RTE": (["index", "sentence1", "sentence2", "label"], ["0", "1", "2", "L"]),
     "SST-2": (["sentence", "label"], ["1", "L"]),
     "STS-B": (["index", "genre", "sentence1", "sentence2", "score"], ["0", "g", "1", "2", "L"]),
@@ -42,11 +39,7 @@ def sentence(generator: random.Random) -> str:
 
 
 def row(generator: random.Random, columns: list[str], labels: list[str]) -> str:
-    values = {
-        "1": sentence(generator),
-        "2": sentence(generator),
-        "L": generator.choice(labels or NONE),
-    }
+    values = {"1": sentence(generator), "2": sentence(generator), "L": generator.choice(labels or NONE)}
     return "\t".join(values.get(column, column) for column in columns)
 
 

@@ -74,10 +74,7 @@ SPECIAL = {
         *("--position-scheme", "rope+m4", "--encoder-normalize-before"),
         "--decoder-normalize-before",
     ),
-    "lm-m2+t5": (
-        *("--position-scheme", "m2+t5", "--position-buckets", "6"),
-        *("--position-max-distance", "9"),
-    ),
+    "lm-m2+t5": (*("--position-scheme", "m2+t5", "--position-buckets", "6"), *("--position-max-distance", "9")),
     "lm-adaptive": (
         *("--position-scheme", "rel_scalar", "--criterion", "adaptive_loss"),
         *("--adaptive-softmax-cutoff", "6,9", "--adaptive-softmax-factor", "2"),

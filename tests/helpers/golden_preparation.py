@@ -81,10 +81,7 @@ def write_text(folder: Path) -> None:
         articles.append({"title": str(number), "paragraphs": paragraphs})
     (folder / "qa.json").write_text(json.dumps({"version": "1.1", "data": articles}))
     tables = {
-        "RTE": (
-            "index\tsentence1\tsentence2\tlabel\n",
-            lambda: f"1\t{{}}\t{{}}\t{draw.choice(NLI)}",
-        ),
+        "RTE": ("index\tsentence1\tsentence2\tlabel\n", lambda: f"1\t{{}}\t{{}}\t{draw.choice(NLI)}"),
         "CoLA": ("", lambda: f"s\t{draw.choice('01')}\t\t{{}}"),
         "STS-B": (
             "index\tgenre\tsentence1\tsentence2\tscore\n",

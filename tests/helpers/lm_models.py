@@ -12,10 +12,7 @@ from cases import randomize
 from helpers.models import small_task
 from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
 from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
-from relpos_fairseq.models.relpos_transformer_lm import (
-    RelPosLanguageModel,
-    RelPosTransformerLanguageModel,
-)
+from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.schemes import REGISTER
 

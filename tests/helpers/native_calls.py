@@ -34,10 +34,7 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
             PositionTerms(static_factors=factors(2)),
             PositionTerms(static_factors=factors()),
         ),
-        "offsets": lambda: (
-            PositionTerms(content_offset=draw(2, 4)),
-            PositionTerms(content_offset=draw(1, 4)),
-        ),
+        "offsets": lambda: (PositionTerms(content_offset=draw(2, 4)), PositionTerms(content_offset=draw(1, 4))),
         "gated offset": lambda: (PositionTerms(clipped, gate=draw(1, 4), content_offset=draw(2, 4)),),
         "product": lambda: (
             PositionTerms(clipped, query_vectors=draw(2, 4, 4), key_vectors=draw(1, 4, 4), product=True),
@@ -63,18 +60,9 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
         ),
         "reset of a term and not of its like": lambda: (
             PositionTerms(
-                clipped,
-                static=draw(1, 4),
-                key_vectors=draw(2, 4, 4),
-                static_factors=factors(),
-                reset=reset(2),
+                clipped, static=draw(1, 4), key_vectors=draw(2, 4, 4), static_factors=factors(), reset=reset(2)
             ),
-            PositionTerms(
-                folded,
-                query_vectors=draw(1, 3, 4),
-                query_offset=draw(2, 4),
-                key_vectors=draw(1, 3, 4),
-            ),
+            PositionTerms(folded, query_vectors=draw(1, 3, 4), query_offset=draw(2, 4), key_vectors=draw(1, 3, 4)),
             PositionTerms(bucketed, static=draw(2, 6), value_vectors=draw(1, 6, 5)),
             PositionTerms(static_factors=factors()),
             PositionTerms(Segments(2), static=draw(2, 4)),

@@ -105,11 +105,7 @@ class Formula:
                 given[name] = table.expand(call.batch, *shape).clone()
             else:
                 length = call.tgt if name in ("q", "content_q", "query_factors") else call.src
-                channels = {
-                    "v": call.value_dim,
-                    "query_factors": call.rank,
-                    "key_factors": call.rank,
-                }
+                channels = {"v": call.value_dim, "query_factors": call.rank, "key_factors": call.rank}
                 shape = (*heads, length, channels.get(name, call.dim))
                 given[name] = self.strided(place, shape).clone()
         return given

@@ -98,11 +98,7 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
     if shape.reset is not None:
         flags["position_reset_cls"] = shape.reset
     stack, layer = build(
-        Case(scheme, flags),
-        causal=shape.causal,
-        heads=shape.heads,
-        dim=shape.dim,
-        longest=shape.src_len,
+        Case(scheme, flags), causal=shape.causal, heads=shape.heads, dim=shape.dim, longest=shape.src_len
     )
     generator = torch.Generator().manual_seed(shape.tgt_len)
 

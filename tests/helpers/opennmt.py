@@ -30,11 +30,7 @@ class Attention(nn.Module):
         """One row, one head and one pair of tokens at a time."""
         split = [
             one.unflatten(-1, (self.heads, -1))
-            for one in (
-                self.linear_query(query),
-                self.linear_keys(memory),
-                self.linear_values(memory),
-            )
+            for one in (self.linear_query(query), self.linear_keys(memory), self.linear_values(memory))
         ]
         rows = []
         for row in range(query.size(0)):

@@ -142,9 +142,7 @@ def test_nothing_beats_silence():
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(-400, 400), st.booleans(), st.floats(0, 1)),
-        min_size=1,
-        unique_by=lambda one: one[0],
+        st.tuples(st.integers(-400, 400), st.booleans(), st.floats(0, 1)), min_size=1, unique_by=lambda one: one[0]
     )
 )
 def test_best_threshold_is_reached_and_never_beaten(rows):

@@ -74,14 +74,7 @@ def write_data() -> None:
             (raw / f"{split}.{name}").write_text("".join(f"{line}\n" for line in lines))
         labels = (draw.choice("01") for _ in range(count))
         (raw / f"{split}.label").write_text("".join(f"{label}\n" for label in labels))
-    prefixes = [
-        "--trainpref",
-        "raw/train",
-        "--validpref",
-        "raw/valid",
-        "--srcdict",
-        str(dictionary),
-    ]
+    prefixes = ["--trainpref", "raw/train", "--validpref", "raw/valid", "--srcdict", str(dictionary)]
     pair = ["--source-lang", "src", "--target-lang", "tgt", "--joined-dictionary"]
     call("preprocess", *prefixes, *pair, "--destdir", "data/pair")
     folders = {name: f"data/pairs/{name}" for name in ("input0", "input1", "label")}

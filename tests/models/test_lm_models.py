@@ -8,11 +8,7 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from fairseq.models.transformer_lm import (
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
-    base_lm_architecture,
-)
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig, base_lm_architecture
 
 from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
 from helpers.models import assert_same_start, small_model, small_task

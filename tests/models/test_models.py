@@ -10,14 +10,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor
 
 from cases import CASES, ENCODERS, Case, plan_of, randomize
-from helpers.models import (
-    assert_same_start,
-    batch,
-    fairseq_model,
-    small_config,
-    small_model,
-    small_task,
-)
+from helpers.models import assert_same_start, batch, fairseq_model, small_config, small_model, small_task
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.models import relpos_transformer
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel

@@ -88,12 +88,7 @@ def test_equals_the_paper(pre_norm: bool, flags: dict, rules: dict) -> None:
         for row in range(2):
             embedded = (decoder.embed_scale * decoder.embed_tokens(part[row])).tolist()
             out, expected_memory[row] = naive_xl.segment(
-                embedded,
-                expected_memory[row],
-                layers,
-                2,
-                wanted,
-                starts[row, begin : begin + 3].tolist(),
+                embedded, expected_memory[row], layers, 2, wanted, starts[row, begin : begin + 3].tolist()
             )
             torch.testing.assert_close(got[row], torch.tensor(out, dtype=torch.float64), rtol=0, atol=1e-10)
             kept = [state[memory.valid[row], row] for state in memory.states]
@@ -267,10 +262,7 @@ def test_decoding_with_memory(scheme: str) -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "flags"),
-    [
-        ("fire", {"position_fire_threshold": "2"}),
-        ("rope", {"position_rope_log_n": "on", "position_rope_length": "2"}),
-    ],
+    [("fire", {"position_fire_threshold": "2"}), ("rope", {"position_rope_log_n": "on", "position_rope_length": "2"})],
 )
 def test_tokens_are_counted_by_document(scheme: str, flags: dict, monkeypatch) -> None:
     """Beyond the trained length a row's tokens count from its document's first, memory included."""
@@ -308,11 +300,7 @@ def test_long_segments(scheme: str, window: int) -> None:
     for backend in ("reference", "auto"):
         model = randomized(
             small_xl(
-                position_scheme=scheme,
-                mem_len=window,
-                same_length=True,
-                attention_backend=backend,
-                decoder_layers=1,
+                position_scheme=scheme, mem_len=window, same_length=True, attention_backend=backend, decoder_layers=1
             )
         )
         memory = model(earlier)[1]["memory"]

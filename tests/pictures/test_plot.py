@@ -497,10 +497,7 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
 def test_bars_of_scores(tmp_path, capsys):
     """004's Figure 1 of what both commands of fine-tuning write; a model may lack a data set."""
     glue = {
-        "mine/MNLI": {
-            "values": {"accuracy": 81.5, "updates": 9, "valid1_accuracy": 82.0},
-            "runs": 5,
-        },
+        "mine/MNLI": {"values": {"accuracy": 81.5, "updates": 9, "valid1_accuracy": 82.0}, "runs": 5},
         "shaw/MNLI": {"values": {"accuracy": 83.0}},
         "shaw/RTE": {"values": {"accuracy": 60.0}},
         "shaw/MRPC": {"values": {"accuracy": 84.0, "f1": 88.0, "loss": 0.4}},

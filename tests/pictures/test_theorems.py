@@ -12,13 +12,7 @@ SIZES = Sizes(width=12, head_dim=3, rank=5, length=9)
 
 
 def test_ranks_are_the_theorems():
-    assert ranks(SIZES, 1) == {
-        "A_a": 3,
-        "content": 3,
-        "positions": 5,
-        "A_r": 8,
-        "A_r as constructed": 8,
-    }
+    assert ranks(SIZES, 1) == {"A_a": 3, "content": 3, "positions": 5, "A_r": 8, "A_r as constructed": 8}
     full = ranks(Sizes(width=12, head_dim=3, rank=8, length=9), 2)
     assert (full["A_a"], full["A_r"], full["A_r as constructed"]) == (3, 9, 9)
 

@@ -24,10 +24,7 @@ def tensors(path: Path) -> dict:
     """Parameters and moments of a checkpoint."""
     saved = load(path)
     moments = saved["last_optimizer_state"]["state"]
-    return {
-        "model": saved["model"],
-        "moments": {number: moments[number]["exp_avg_sq"] for number in moments},
-    }
+    return {"model": saved["model"], "moments": {number: moments[number]["exp_avg_sq"] for number in moments}}
 
 
 @pytest.mark.slow

@@ -43,10 +43,7 @@ def prepared(tmp_path_factory, glue, tokenizer) -> Path:
 
 
 def arguments(glue: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
-    return [
-        *(str(glue), "--tokenizer", str(tokenizer), "--out", str(out), "--workers", "1"),
-        *more,
-    ]
+    return [*(str(glue), "--tokenizer", str(tokenizer), "--out", str(out), "--workers", "1"), *more]
 
 
 def load(folder: Path, split: str, classes: int):
@@ -132,10 +129,7 @@ def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path
     prepare("glue", arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
     found = tmp_path / "out" / "XNLI"
     assert {path.stem for path in (found / "input1").glob("test_*.idx")} == {"test_en", "test_de"}
-    assert xnli.languages(found) == {
-        "de": xnli.Splits(None, "test_de"),
-        "en": xnli.Splits("valid_en", "test_en"),
-    }
+    assert xnli.languages(found) == {"de": xnli.Splits(None, "test_de"), "en": xnli.Splits("valid_en", "test_en")}
 
 
 @pytest.mark.parametrize("row", ['"a cat\tb\tneutral', '"a" cat\tb\tneutral'])
@@ -303,11 +297,7 @@ def test_majority_class_is_scored_as_sklearn_does(train, valid):
 
 
 def test_tasks_are_found_by_any_spelling():
-    assert [task.name for task in chosen_tasks("sts-b, sst2,MNLI,mnli")] == [
-        "STS-B",
-        "SST-2",
-        "MNLI",
-    ]
+    assert [task.name for task in chosen_tasks("sts-b, sst2,MNLI,mnli")] == ["STS-B", "SST-2", "MNLI"]
 
 
 @pytest.mark.slow

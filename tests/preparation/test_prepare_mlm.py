@@ -203,10 +203,7 @@ def naive_pack(document: list[list[int]], room: int) -> list[list[int]]:
     return [block for block in blocks if block]
 
 
-TEXTS = st.lists(
-    st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=20), min_size=1, max_size=5),
-    max_size=5,
-)
+TEXTS = st.lists(st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=20), min_size=1, max_size=5), max_size=5)
 
 
 @given(TEXTS, st.integers(8, 30))
@@ -265,10 +262,7 @@ def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
         process.stdout.read()
     assert not (out / "manifest.json").exists()
     done = subprocess.run(
-        [*command, *arguments(out, text, "--workers", "2")],
-        capture_output=True,
-        text=True,
-        timeout=250,
+        [*command, *arguments(out, text, "--workers", "2")], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     assert "tokenizer ... unchanged" in done.stdout
@@ -393,18 +387,8 @@ BAD = {
     "--lowercase belongs to --tokenizer wordpiece": ["--lowercase"],
     "--character-coverage belongs": ["--character-coverage", "1"],
     "documents must be blank, line, file": ["--documents", "("],
-    "--vocab-size belongs to a tokenizer that is trained": [
-        "--tokenizer-folder",
-        ".",
-        "--vocab-size",
-        "90",
-    ],
-    "--tokenizer belongs to a tokenizer that is trained": [
-        "--tokenizer-folder",
-        ".",
-        "--tokenizer",
-        "bpe",
-    ],
+    "--vocab-size belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--vocab-size", "90"],
+    "--tokenizer belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--tokenizer", "bpe"],
     "--hold-out and --valid": ["--valid", "EMPTY"],
     "no tokenizer in": ["--tokenizer-folder", "."],
     "byte-level BPE needs a vocab_size of": ["--vocab-size", "40"],

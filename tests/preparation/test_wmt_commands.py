@@ -33,8 +33,7 @@ def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("15en2de", ("news-commentary-v10", "wmt15")), ("18en2cs", ("paracrawl", "--czeng"))],
+    ("name", "words"), [("15en2de", ("news-commentary-v10", "wmt15")), ("18en2cs", ("paracrawl", "--czeng"))]
 )
 def test_wrappers(tmp_path, name, words):
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -397,14 +397,7 @@ def test_dry_run_names_sources_and_needs(tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare_status("wmt", ["wmt18", "en-cs", "--dry-run", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    for words in (
-        "europarl-v7",
-        "657.6 MB",
-        "paracrawl",
-        "sacrebleu wmt15",
-        "disk needed",
-        "--czeng",
-    ):
+    for words in ("europarl-v7", "657.6 MB", "paracrawl", "sacrebleu wmt15", "disk needed", "--czeng"):
         assert words in said
     assert not out.exists()
 

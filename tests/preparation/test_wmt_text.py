@@ -275,10 +275,7 @@ def test_every_pair_is_as_likely_in_the_sample():
 
 
 @FEW
-@given(
-    hashes=st.lists(st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1), max_size=40),
-    cuts=st.integers(1, 3),
-)
+@given(hashes=st.lists(st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1), max_size=40), cuts=st.integers(1, 3))
 def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
     folder = tmp_path_factory.mktemp("records")
     seen, expected = set(), []
@@ -298,10 +295,7 @@ def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
     assert list(map(bool, islice(duplicates.bits(keep), len(hashes)))) == expected
     kept, dropped = sum(expected), len(expected) - sum(expected)
     counts = duplicates.count(keep, paths)
-    assert counts == {
-        "kept": [kept, kept, 2 * kept],
-        "duplicate": [dropped, dropped, 2 * dropped],
-    }
+    assert counts == {"kept": [kept, kept, 2 * kept], "duplicate": [dropped, dropped, 2 * dropped]}
 
 
 def test_duplicates_are_found_in_linear_time(tmp_path, monkeypatch):

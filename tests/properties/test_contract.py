@@ -128,8 +128,7 @@ def test_contract_table(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "vectors", "scalars"),
-    [("translation", 16, 128), ("language_model", 64, 256), ("masked_lm", 0, 0)],
+    ("model", "vectors", "scalars"), [("translation", 16, 128), ("language_model", 64, 256), ("masked_lm", 0, 0)]
 )
 def test_auto_clip_distance(model: str, vectors: int, scalars: int) -> None:
     assert plan("m4", model).members[0].options.clip_distance == vectors
@@ -148,11 +147,7 @@ def test_the_readme_has_the_table_of_the_code() -> None:
         # 003 Table 5: m(2n-1); + m(d/h)^2 once; mnd/h + m(d/h)^2 + m(2n-1) (and our two thetas)
         ("t5", {"position_buckets": "0", "position_share": "heads"}, 12 * 1023),
         ("deberta", {"position_projections": "one"}, 12 * (1023 * 64 + 64 * 64)),
-        (
-            "tupe",
-            {"position_projections": "one", "position_reset_cls": "off"},
-            12 * (512 * 64 + 64 * 64 + 1023),
-        ),
+        ("tupe", {"position_projections": "one", "position_reset_cls": "off"}, 12 * (512 * 64 + 64 * 64 + 1023)),
     ],
 )
 def test_published_counts(scheme: str, flags: dict, count: int) -> None:
@@ -218,11 +213,7 @@ def test_an_older_word_means_and_is_remembered_as_before() -> None:
         ("m2", {"position_reset_cls": "on"}, r"--position-reset-cls on does not apply .* m2"),
         ("rope", {"position_reset_cls": "on"}, r"--position-reset-cls on does not apply"),
         ("m4", {"position_clip_distance": "-3"}, r"clip_distance must be >= 0, got -3"),
-        (
-            "m4",
-            {"position_clip_distance": "x"},
-            r"clip_distance must be a whole number >= 0",
-        ),
+        ("m4", {"position_clip_distance": "x"}, r"clip_distance must be a whole number >= 0"),
         ("abs_scalar", {"position_rank": "0"}, r"rank must be >= 1, got 0"),
         ("m4", {"position_share": "all"}, r"--position-share must be .*got all"),
         ("m4", {"position_scale": "-1"}, r"scale must be > 0, got -1"),
@@ -269,10 +260,7 @@ def test_a_decoder_never_resets() -> None:
 def test_sides_may_have_their_own_schemes() -> None:
     """An option is refused only if no side's scheme takes it."""
     config = PositionConfig(
-        position_scheme="m4",
-        decoder_position_scheme="abs_scalar",
-        position_rank="2",
-        position_clip_distance="5",
+        position_scheme="m4", decoder_position_scheme="abs_scalar", position_rank="2", position_clip_distance="5"
     )
     sides = ("encoder", "decoder")
     encoder = resolve(config, SHAPE, "translation", side="encoder", sides=sides)

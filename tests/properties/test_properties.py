@@ -51,13 +51,7 @@ class Layer(torch.nn.Module):
         """Positions of rows start.. of `length` slots; absolute schemes see their indices."""
         return Positions(length - start, length, start, token_index=index_of_tokens(padding))
 
-    def forward(
-        self,
-        x: Tensor,
-        padding: Tensor | None = None,
-        cache: dict | None = None,
-        offset: int = 0,
-    ) -> Tensor:
+    def forward(self, x: Tensor, padding: Tensor | None = None, cache: dict | None = None, offset: int = 0) -> Tensor:
         """(B, L, E) to (B, L, E); with a cache, x are the tokens after `offset` cached ones."""
         total = offset + x.size(1)
         positions = self.positions(total, offset, padding)
@@ -69,10 +63,7 @@ class Layer(torch.nn.Module):
         new_padding = None if padding is None else padding[:, offset:]
         state = None if cache is None else cache.setdefault("state", {})
         out, _ = self.attention(
-            x.transpose(0, 1),
-            key_padding_mask=new_padding,
-            incremental_state=state,
-            attn_mask=context,
+            x.transpose(0, 1), key_padding_mask=new_padding, incremental_state=state, attn_mask=context
         )
         return out.transpose(0, 1)
 
@@ -345,11 +336,7 @@ def test_backends_agree_anywhere(case, length, start, rows, causal, pads, left, 
         pad = min(pad, length)
         padding[row, slice(0, pad) if left else slice(length - pad, length)] = True
     positions = Positions(
-        rows,
-        length,
-        start,
-        token_index=index_of_tokens(padding),
-        segments=torch.arange(length).expand(2, -1) % 2,
+        rows, length, start, token_index=index_of_tokens(padding), segments=torch.arange(length).expand(2, -1) % 2
     )
     context = stack.context(positions)
     inputs = AttentionInputs(

@@ -12,10 +12,7 @@ from helpers.recipes import RECIPES, names, said
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_recipes.json").read_text())
 # Ours got names of their own: fairseq's Adam and its loss are what fairseq's names mean.
-RENAMED = {
-    "adam": "relpos_adam",
-    "label_smoothed_cross_entropy": "relpos_label_smoothed_cross_entropy",
-}
+RENAMED = {"adam": "relpos_adam", "label_smoothed_cross_entropy": "relpos_label_smoothed_cross_entropy"}
 
 
 def test_no_recipe_is_missing():

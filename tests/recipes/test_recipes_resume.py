@@ -105,10 +105,10 @@ def test_a_recipe_takes_what_one_changes(name):
 
 OF_TASK = {
     "translation": lambda name, known: [
-        *("++task.source_lang=src", "++task.target_lang=tgt", "++dataset.max_tokens=500"),
+        *("++task.source_lang=src", "++task.target_lang=tgt", "++dataset.max_tokens=500")
     ],
     "masked_lm": lambda name, known: [
-        *("++task.tokens_per_sample=24", "++dataset.batch_size=6", "++dataset.max_tokens=null"),
+        *("++task.tokens_per_sample=24", "++dataset.batch_size=6", "++dataset.max_tokens=null")
     ],
     "sentence_prediction": lambda name, known: [
         *("++dataset.batch_size=16", "++dataset.valid_subset=valid", "++task.max_positions=24"),

@@ -10,10 +10,7 @@ from helpers import recipes
 PAPERS = cli.CONFIGS / "papers"
 NAMES = sorted(path.stem for path in PAPERS.glob("wmt1*.yaml"))
 # Shaw et al. 2018, section 4.1: feed-forward width, clip, sharing, dropout, updates, rate d^-0.5.
-SHAW = {
-    "wmt14_shaw": (1024, 16, "none", 0.1, 100_000, 512),
-    "wmt14_shaw_big": (4096, 8, "heads", 0.3, 300_000, 1024),
-}
+SHAW = {"wmt14_shaw": (1024, 16, "none", 0.1, 100_000, 512), "wmt14_shaw_big": (4096, 8, "heads", 0.3, 300_000, 1024)}
 # Chen et al. 2021, table 6.
 TABLE = {
     "sinusoidal": ("28.33", "31.82", "21.15"),

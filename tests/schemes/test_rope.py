@@ -30,10 +30,7 @@ def placement(longest: int = 12, dim: int = 4, **flags: str) -> Placement:
         ({"share": "0.25"}, None),
         ({"scaling": "linear", "factor": "4"}, {"rope_type": "linear", "factor": 4.0}),
         ({"scaling": "yarn", "factor": "8"}, {"rope_type": "yarn", "factor": 8.0}),
-        (
-            {"scaling": "yarn", "factor": "2.5", "share": "0.5"},
-            {"rope_type": "yarn", "factor": 2.5},
-        ),
+        ({"scaling": "yarn", "factor": "2.5", "share": "0.5"}, {"rope_type": "yarn", "factor": 2.5}),
         ({"scaling": "dynamic"}, {"rope_type": "dynamic", "factor": 1.0}),
         ({"scaling": "dynamic", "factor": "4"}, {"rope_type": "dynamic", "factor": 4.0}),
     ],

@@ -39,17 +39,7 @@ def shape_of(kind: str) -> dict:
     }[kind]
 
 
-KINDS = (
-    "square",
-    "memory",
-    "causal",
-    "causal_memory",
-    "step",
-    "pad_left",
-    "pad_right",
-    "step_padded",
-    "block",
-)
+KINDS = ("square", "memory", "causal", "causal_memory", "step", "pad_left", "pad_right", "step_padded", "block")
 
 
 def padding_of(side: str | None, batch: int, length: int) -> Tensor | None:
@@ -115,17 +105,11 @@ def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]
         return {}
     scheme, prepared = context.rotation
     start = context.positions.query_start
-    return {
-        "content_q": scheme.transform_query(q, prepared, start),
-        "content_k": scheme.transform_key(k, prepared, 0),
-    }
+    return {"content_q": scheme.transform_query(q, prepared, start), "content_k": scheme.transform_key(k, prepared, 0)}
 
 
 def expected(
-    inputs: AttentionInputs,
-    stack: Placement,
-    layer: torch.nn.ModuleList,
-    extra: dict,
+    inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList, extra: dict
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The oracle's logits, probabilities and output of the same call."""
     schemes = [*stack.shared, *layer]
@@ -203,10 +187,7 @@ def test_positions_drawn_at_random(case: Case, kind: str, backend: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    half=st.integers(1, 20),
-    reach=st.integers(2, 400),
-    distance=st.integers(-1000, 1000),
-    bidirectional=st.booleans(),
+    half=st.integers(1, 20), reach=st.integers(2, 400), distance=st.integers(-1000, 1000), bidirectional=st.booleans()
 )
 def test_t5_buckets(half: int, reach: int, distance: int, bidirectional: bool) -> None:
     """Buckets equal the published function in exact integers, edges included."""

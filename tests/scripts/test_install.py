@@ -48,11 +48,7 @@ def run(root: Path, script: str, *arguments: str, **more: str) -> str:
     (root / "log").unlink(missing_ok=True)
     environment = {"PATH": f"{root / 'bin'}:/usr/bin:/bin", **more}
     done = subprocess.run(
-        ["bash", root / "scripts" / script, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        ["bash", root / "scripts" / script, *arguments], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1 and not list(root.glob(".venv*"))
     return done.stderr.splitlines()[-1]

@@ -210,9 +210,7 @@ def test_the_memory_of_validation_ends_with_the_split(corpus, tmp_path, monkeypa
     """Training goes on without it, and a second validation starts anew."""
     tasks, setup = [], SegmentLanguageModelingTask.setup_task
     monkeypatch.setattr(
-        SegmentLanguageModelingTask,
-        "setup_task",
-        lambda *args, **more: tasks.append(setup(*args, **more)) or tasks[-1],
+        SegmentLanguageModelingTask, "setup_task", lambda *args, **more: tasks.append(setup(*args, **more)) or tasks[-1]
     )
     flags = arguments(corpus, tmp_path, "--max-update", "4", "--no-save")
     flags.remove("--disable-validation")
@@ -253,8 +251,7 @@ def test_shards_are_read_one_an_epoch(corpus, tmp_path):
 
 def test_adaptive_softmax(corpus, tmp_path):
     output = train(
-        *(corpus, tmp_path, "--max-update", "3", "--criterion", "adaptive_loss"),
-        *("--adaptive-softmax-cutoff", "6"),
+        *(corpus, tmp_path, "--max-update", "3", "--criterion", "adaptive_loss"), *("--adaptive-softmax-cutoff", "6")
     )
     assert len(losses(output)) == 3 and value(output, "predicted") > 0
 
@@ -379,10 +376,7 @@ def test_interactive_continues_a_text(trained, corpus, tmp_path):
 
 def of_two(corpus, save_dir, *more: str) -> list[str]:
     """Command line of one of two processes, with fairseq's default backend."""
-    return [
-        *arguments(corpus, save_dir, "--batch-size", "1", *more),
-        *("--distributed-world-size", "2"),
-    ]
+    return [*arguments(corpus, save_dir, "--batch-size", "1", *more), *("--distributed-world-size", "2")]
 
 
 def two_processes(*given) -> str:

@@ -80,10 +80,7 @@ class Resets:
         of_queries, of_keys = factors
         positions = self.inputs.positions
         other = (~self._is_first()).to(of_queries.dtype)  # (B|1, S)
-        return (
-            of_queries * positions.of_queries(other)[:, None, :, None],
-            of_keys * other[:, None, :, None],
-        )
+        return (of_queries * positions.of_queries(other)[:, None, :, None], of_keys * other[:, None, :, None])
 
     def kept(self, dtype: torch.dtype) -> Factors:
         """Return the factors that bring back what terms without a reset add."""

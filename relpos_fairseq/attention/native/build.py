@@ -31,15 +31,7 @@ from relpos_fairseq.attention import cache
 SOURCES = Path(__file__).resolve().parent
 KERNEL = "kernel.c"
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = (
-    "-O3",
-    "-std=gnu11",
-    "-fopenmp",
-    "-fno-math-errno",
-    "-ffp-contract=fast",
-    "-shared",
-    "-fPIC",
-)
+FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 DEFINED = {torch.float32: (), torch.float64: ("-DRELPOS_DOUBLE",)}
 REMEDY = "install gcc, or name a compiler in CC"
 X86 = ("x86_64", "amd64")

@@ -71,14 +71,7 @@ class Numbers(NamedTuple):
 
 FACTORS = ("query_factors", "key_factors")
 TENSORS = ("q", "k", "v", "content_q", "content_k", *FACTORS)
-OVER_DISTANCES = (
-    "query_vectors",
-    "key_vectors",
-    "product_query",
-    "product_key",
-    "value_vectors",
-    "trilinear",
-)
+OVER_DISTANCES = ("query_vectors", "key_vectors", "product_query", "product_key", "value_vectors", "trilinear")
 TABLES = ("content_offset", *OVER_DISTANCES, "static", "gate", "reset")
 OPERANDS = (*TENSORS, *TABLES)  # by their names in a lowered call; `static` is `static_` in call.h
 

@@ -17,14 +17,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention import operation
 from relpos_fairseq.attention.native import call as calls
-from relpos_fairseq.attention.native.call import (
-    FACTORS,
-    OPERANDS,
-    TABLES,
-    TENSORS,
-    Call,
-    Numbers,
-)
+from relpos_fairseq.attention.native.call import FACTORS, OPERANDS, TABLES, TENSORS, Call, Numbers
 from relpos_fairseq.attention.native.checks import check
 
 _GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
@@ -251,12 +244,7 @@ def _parts(call: Call, apart: Iterable[_Apart], element_size: int) -> Iterator[t
 
 
 def _of_part(
-    call: Call,
-    first: int,
-    heads: int,
-    sums: Tensor,
-    apart: dict[int, _Apart],
-    asked: dict[int, tuple[str, ...]],
+    call: Call, first: int, heads: int, sums: Tensor, apart: dict[int, _Apart], asked: dict[int, tuple[str, ...]]
 ) -> dict[int, Tensor]:
     """Evaluate some heads; what they give to operands: (B|1, heads|1, ...)."""
     if heads < call.heads:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowering import Lowered, Reach, Window, lower
-from relpos_fairseq.attention.lowering.tables import (
-    SAME_EVERYWHERE,
-    needs_offset_table,
-    relations_of_vectors,
-)
+from relpos_fairseq.attention.lowering.tables import SAME_EVERYWHERE, needs_offset_table, relations_of_vectors
 
 NARROW = 192  # distances up to which a window is kept narrow
 

@@ -14,12 +14,7 @@ from relpos_fairseq.attention.native.operands import lower_for_c
 from relpos_fairseq.attention.operation import define
 
 DROPS = 65536  # parts of all probabilities, in which a dropout is counted
-_kernel = define(
-    "attend",
-    function,
-    ["CPU"],
-    ("attention by the compiled kernel", "use --attention-backend reference"),
-)
+_kernel = define("attend", function, ["CPU"], ("attention by the compiled kernel", "use --attention-backend reference"))
 
 
 def attend(inputs: AttentionInputs) -> Tensor:

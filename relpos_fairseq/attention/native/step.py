@@ -17,13 +17,7 @@ from relpos_fairseq.attention.native import build, step_plan
 from relpos_fairseq.attention.native.call import kernel
 from relpos_fairseq.attention.native.checks import check_device
 from relpos_fairseq.attention.native.step_plan import StepPlan
-from relpos_fairseq.attention.step import (
-    added_of,
-    product_of_factors,
-    products_of,
-    tables_for,
-    tail_products,
-)
+from relpos_fairseq.attention.step import added_of, product_of_factors, products_of, tables_for, tail_products
 from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import is_captured
 
@@ -148,8 +142,5 @@ def _function(dtype: torch.dtype) -> Callable[[ctypes.Array], int]:
     library.relpos_step_size.restype = ctypes.c_int64
     if library.relpos_step_size() != 8 * (step_plan.WORDS + WORDS):
         raise build.BuildError("step.h and step.py are of two versions; install the package anew")
-    library.relpos_step.argtypes, library.relpos_step.restype = (
-        [ctypes.POINTER(_Words)],
-        ctypes.c_int,
-    )
+    library.relpos_step.argtypes, library.relpos_step.restype = ([ctypes.POINTER(_Words)], ctypes.c_int)
     return library.relpos_step

@@ -32,13 +32,7 @@ class StepPlan:
     """
 
     def __init__(
-        self,
-        tables: StepTables,
-        heads: int,
-        dim: int,
-        content_dim: int,
-        value_dim: int,
-        rotated: bool,
+        self, tables: StepTables, heads: int, dim: int, content_dim: int, value_dim: int, rotated: bool
     ) -> None:
         self._heads, self._exact, self._kept = heads, tables.exact, []
         self.product = tables.products[0] if len(tables.products) == 1 else None

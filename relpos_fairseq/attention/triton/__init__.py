@@ -15,13 +15,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.step import attend_step, serves
-from relpos_fairseq.attention.triton.refusal import (
-    interpreted,
-    reasons,
-    refusal,
-    refusal_anywhere,
-    unproved,
-)
+from relpos_fairseq.attention.triton.refusal import interpreted, reasons, refusal, refusal_anywhere, unproved
 
 name = "triton"
 

@@ -38,17 +38,7 @@ from relpos_fairseq.attention.triton.wide import wide_back
 
 
 @triton.jit
-def store_diagonals(
-    ptr,
-    part,
-    left,
-    right,
-    carry,
-    first_distance,
-    low,
-    KEYS: tl.constexpr,
-    PHASE: tl.constexpr,
-):
+def store_diagonals(ptr, part, left, right, carry, first_distance, low, KEYS: tl.constexpr, PHASE: tl.constexpr):
     """Store a tile's sums by distance: (KEYS,) of its lower distances, the upper ones are carried.
 
     `first_distance`: of the tile's first row and first key.  The tile to the right has this tile's

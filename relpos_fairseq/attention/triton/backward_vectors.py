@@ -8,23 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos_fairseq.attention.triton.logits import (
-    free_of,
-    gradient,
-    known_of,
-    logits,
-    saved_at,
-    to_head,
-)
+from relpos_fairseq.attention.triton.logits import free_of, gradient, known_of, logits, saved_at, to_head
 from relpos_fairseq.attention.triton.records import VARYING, Sizes
-from relpos_fairseq.attention.triton.tile import (
-    cells_of,
-    keys_of,
-    product,
-    rows_of,
-    store_block,
-    values_of,
-)
+from relpos_fairseq.attention.triton.tile import cells_of, keys_of, product, rows_of, store_block, values_of
 from relpos_fairseq.attention.triton.wide import wide_edge
 
 

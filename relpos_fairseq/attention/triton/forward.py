@@ -5,13 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos_fairseq.attention.triton.logits import (
-    head_of,
-    logits,
-    store_cells,
-    sum_tails,
-    to_head,
-)
+from relpos_fairseq.attention.triton.logits import head_of, logits, store_cells, sum_tails, to_head
 from relpos_fairseq.attention.triton.records import VARYING, Sizes
 from relpos_fairseq.attention.triton.tile import (
     LOG2E,

@@ -14,14 +14,7 @@ from relpos_fairseq.attention.operation import arranged, define, named
 from relpos_fairseq.attention.triton.backward_keys import keys_kernel
 from relpos_fairseq.attention.triton.backward_rows import rows_kernel
 from relpos_fairseq.attention.triton.backward_vectors import diagonals_kernel
-from relpos_fairseq.attention.triton.call import (
-    BANDS,
-    MASKS,
-    Call,
-    Numbers,
-    describe,
-    make_call,
-)
+from relpos_fairseq.attention.triton.call import BANDS, MASKS, Call, Numbers, describe, make_call
 from relpos_fairseq.attention.triton.delta import delta_kernel
 from relpos_fairseq.attention.triton.forward import forward_kernel
 from relpos_fairseq.attention.triton.operands import multiply, operands_of

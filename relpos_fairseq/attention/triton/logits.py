@@ -86,18 +86,7 @@ def reset_cells(at, start, first):
 
 
 @triton.jit
-def logits(
-    rows,
-    keys,
-    at,
-    given,
-    reset,
-    strides,
-    sizes,
-    PHASE: tl.constexpr,
-    BY_KEY: tl.constexpr,
-    F: tl.constexpr,
-):
+def logits(rows, keys, at, given, reset, strides, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr):
     """Return the logits of a tile (rows, keys), or with BY_KEY (keys, rows)."""
     # content = scale q.k: (rows, DP) (DP, keys)
     content = content_of(rows, keys, at, given, sizes, PHASE, BY_KEY, F).to(F.ACC) * F.SCALE
@@ -156,19 +145,7 @@ def known_of(rows, saved, strides, F: tl.constexpr):
 
 @triton.jit
 def gradient(
-    n,
-    s,
-    v,
-    known,
-    rows,
-    keys,
-    at,
-    given,
-    saved,
-    sizes,
-    PHASE: tl.constexpr,
-    BY_KEY: tl.constexpr,
-    F: tl.constexpr,
+    n, s, v, known, rows, keys, at, given, saved, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr
 ):
     """Return a tile's probabilities as values (keys, DP) take them, and its logits' gradient."""
     if BY_KEY:

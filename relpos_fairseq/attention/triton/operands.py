@@ -19,12 +19,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowering import Lowered, Reach, Window, lower, over_window
-from relpos_fairseq.attention.lowering.tables import (
-    SAME_EVERYWHERE,
-    SCALARS,
-    needs_offset_table,
-    relations_of_vectors,
-)
+from relpos_fairseq.attention.lowering.tables import SAME_EVERYWHERE, SCALARS, needs_offset_table, relations_of_vectors
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 

@@ -58,11 +58,7 @@ _WHOLE = ("q", "k", "v", "out", "qp", "kp", "qf", "kf")
 _BY_HEAD = ("static", "gate", "reset", "qv", "kv")
 Strides = namedtuple(
     "Strides",
-    [
-        *(f"{tensor}_{axis}" for tensor in _WHOLE for axis in "bht"),
-        *(f"{tensor}_h" for tensor in _BY_HEAD),
-        "first_b",
-    ],
+    [*(f"{tensor}_{axis}" for tensor in _WHOLE for axis in "bht"), *(f"{tensor}_h" for tensor in _BY_HEAD), "first_b"],
 )
 
 # Sizes, the first query's slot, windows of distances, and dropout's seed.

@@ -125,11 +125,7 @@ def _moved(
 
 
 def _by_kernel(
-    trial: Trial,
-    inputs: AttentionInputs,
-    leaves: dict[str, Tensor],
-    upstream: Tensor,
-    by: Attend | None,
+    trial: Trial, inputs: AttentionInputs, leaves: dict[str, Tensor], upstream: Tensor, by: Attend | None
 ) -> list[Tensor]:
     """Output and gradients of the kernels, on the CPU."""
     if by is None:
@@ -191,12 +187,7 @@ def _kept(inputs: AttentionInputs, dropout: float) -> Tensor:
     batch, heads, tgt_len, _ = inputs.q.shape
     src_len, drops = inputs.k.size(2), round(dropout * 65536)
     key = torch.arange(src_len)
-    words = philox(
-        seed,
-        key // 8,
-        torch.arange(tgt_len)[:, None],
-        torch.arange(batch * heads)[:, None, None],
-    )
+    words = philox(seed, key // 8, torch.arange(tgt_len)[:, None], torch.arange(batch * heads)[:, None, None])
     cell = (key % 8).expand(batch * heads, tgt_len, src_len)
     word = torch.stack(words)
     word = word.gather(0, (cell // 4 + 2 * (cell // 2 % 2))[None])[0]
@@ -213,12 +204,7 @@ def philox(seed: int, *counter: Tensor, rounds: int = 7) -> list[Tensor]:
     for _ in range(rounds):
         # A product of 64 bits wraps to a negative number, whose bits are the right ones.
         one, two = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
-        words = [
-            (two >> 32 & low) ^ words[1] ^ keys[0],
-            two & low,
-            (one >> 32 & low) ^ words[3] ^ keys[1],
-            one & low,
-        ]
+        words = [(two >> 32 & low) ^ words[1] ^ keys[0], two & low, (one >> 32 & low) ^ words[3] ^ keys[1], one & low]
         keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
     return words
 

@@ -158,18 +158,7 @@ def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float)
     constants = _constants(q)
     grid = (batch * heads, triton.cdiv(rows, constants["ROWS"]))
     band_kernel[grid](
-        q,
-        k,
-        w,
-        x,
-        rows,
-        k.size(2),
-        w.size(1),
-        depth,
-        numbers[0],
-        w.size(0),
-        COLUMNS=COLUMNS,
-        **constants,
+        q, k, w, x, rows, k.size(2), w.size(1), depth, numbers[0], w.size(0), COLUMNS=COLUMNS, **constants
     )
     return [x]
 
@@ -237,17 +226,7 @@ def _of_table(grad: Tensor, q: Tensor, k: Tensor, shift: int, w: Tensor) -> Tens
     span, parts = w.size(1), triton.cdiv(rows, CHUNK)
     partial = q.new_empty(batch, heads, parts, span, depth, dtype=_sums(q))
     table_kernel[(batch * heads, span, parts)](
-        grad,
-        q,
-        k,
-        partial,
-        rows,
-        k.size(2),
-        span,
-        depth,
-        shift,
-        CHUNK=CHUNK,
-        **_constants(q),
+        grad, q, k, partial, rows, k.size(2), span, depth, shift, CHUNK=CHUNK, **_constants(q)
     )
     shared = (0, 2) if w.size(0) > 1 else (0, 1, 2)
     return partial.sum(shared).view_as(w).to(w.dtype)

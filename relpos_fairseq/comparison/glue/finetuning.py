@@ -11,13 +11,7 @@ from pathlib import Path
 
 from relpos_fairseq.comparison.commands import device
 from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained
-from relpos_fairseq.comparison.glue.protocols import (
-    PROTOCOLS,
-    Protocol,
-    Result,
-    Summary,
-    summarise,
-)
+from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Protocol, Result, Summary, summarise
 from relpos_fairseq.comparison.glue.tables import choices, scores
 from relpos_fairseq.comparison.runs import Comparison
 from relpos_fairseq.comparison.spec import Spec
@@ -61,12 +55,7 @@ class Search:
         }
 
     def spec(
-        self,
-        name: str,
-        title: str,
-        protocol: Protocol,
-        models: list[Pretrained],
-        tasks: dict[str, base.Task],
+        self, name: str, title: str, protocol: Protocol, models: list[Pretrained], tasks: dict[str, base.Task]
     ) -> Spec:
         """Return all runs as a comparison of the models."""
         own = flags_of(self.model_flags)
@@ -148,10 +137,7 @@ def predict(options: Options, found: dict[tuple[str, str], Summary], cpu: bool) 
     for (model, task), one in found.items():
         folder = options.out / "predictions" / options.protocol / model
         submission = options.out / "submission" / options.protocol / model
-        data, checkpoint = (
-            options.data / task,
-            kept_model(one.folder, PROTOCOLS[options.protocol].checkpoint),
-        )
+        data, checkpoint = (options.data / task, kept_model(one.folder, PROTOCOLS[options.protocol].checkpoint))
         write_predictions(checkpoint, data, TASKS[task], folder / task, submission, cpu)
         print(f"predictions of {model} on {task}: {folder / task}")
 
@@ -206,10 +192,7 @@ def flags_of(text: str) -> dict[str, str | None]:
 
 
 def report(
-    options: Options,
-    tasks: list[Task],
-    models: list[Pretrained],
-    found: dict[tuple[str, str], Summary],
+    options: Options, tasks: list[Task], models: list[Pretrained], found: dict[tuple[str, str], Summary]
 ) -> None:
     """Print and write the tables."""
     text = scores(tasks, options.data, found, [model.name for model in models])

@@ -97,17 +97,7 @@ def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
         scores = [_comparable(values[metric]) for values, _ in found]
         middle = statistics.median_low(scores)
         values, folder = found[scores.index(middle)]
-        summaries.append(
-            Summary(
-                values,
-                learning_rate,
-                epochs,
-                len(found),
-                min(scores),
-                max(scores),
-                folder,
-            )
-        )
+        summaries.append(Summary(values, learning_rate, epochs, len(found), min(scores), max(scores), folder))
     return max(summaries, key=lambda summary: _comparable(summary.values[metric]))
 
 

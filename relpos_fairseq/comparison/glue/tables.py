@@ -13,13 +13,7 @@ from relpos_fairseq.engine.tables import table
 from relpos_fairseq.preparation.glue.tasks import Task
 from relpos_fairseq.preparation.mlm.encoded import Encoded
 
-TITLES = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "mcc": "Matthews",
-    "spearman": "Spearman",
-    "pearson": "Pearson",
-}
+TITLES = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "spearman": "Spearman", "pearson": "Pearson"}
 MISSING = "-"
 # The columns of 004's Tables 1, 4, 8 and 10.  The paper names no metric: QQP's are accuracies by
 # their size, CoLA's and STS-B's are taken to be GLUE's first.

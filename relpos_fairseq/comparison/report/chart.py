@@ -6,18 +6,7 @@ from html import escape
 from math import ceil, floor, log10
 
 Points = list[tuple[float, float]]
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#8c564b",
-    "#7f7f7f",
-    "#b2182b",
-    "#6a3d9a",
-)
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f", "#b2182b", "#6a3d9a")
 DASHES = ("", "6 3", "2 3")  # each round of colours has its own
 WIDTH, HEIGHT = 500, 330
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 12, 52

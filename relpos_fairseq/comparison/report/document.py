@@ -7,16 +7,7 @@ from relpos_fairseq.comparison.report.summary import Difference, Part, Summary, 
 from relpos_fairseq.engine.tables import counted
 from relpos_fairseq.engine.tables import table as markdown_table
 
-HEADERS = (
-    "scheme",
-    "seeds",
-    "mean [95 %]",
-    "difference [95 %]",
-    "p",
-    "Holm",
-    "detectable",
-    "within",
-)
+HEADERS = ("scheme", "seeds", "mean [95 %]", "difference [95 %]", "p", "Holm", "detectable", "within")
 COSTS = ("scheme", "parameters", "processor seconds", "tokens/s", "MB")
 READING = (
     "Intervals: hierarchical bootstrap over seeds and examples. p: exact sign-flip permutation of "
@@ -67,15 +58,7 @@ def difference_cells(one: Difference | None, digits: int) -> list[str]:
 def others_of(table: Table, baseline: str) -> list[tuple[list[str], bool]]:
     """Return a line for each tested pair without the baseline."""
     return [
-        (
-            [
-                f"{one.scheme} - {one.other}",
-                str(one.seeds),
-                "",
-                *difference_cells(one, table.metric.digits),
-            ],
-            one.sure,
-        )
+        ([f"{one.scheme} - {one.other}", str(one.seeds), "", *difference_cells(one, table.metric.digits)], one.sure)
         for one in table.differences
         if one.other != baseline
     ]
@@ -126,11 +109,6 @@ def markdown(summary: Summary) -> str:
             shown = [[*c[:3], f"**{c[3]}**" if sure else c[3], *c[4:]] for c, sure in rows]
             lines += [markdown_table(shown, HEADERS, written=True), ""]
             lines += [f"Warning: {warning}.\n" for warning in table.warnings()]
-        lines += [
-            "Cost, in the median over seeds:",
-            "",
-            markdown_table(costs_of(part), COSTS, written=True),
-            "",
-        ]
+        lines += ["Cost, in the median over seeds:", "", markdown_table(costs_of(part), COSTS, written=True), ""]
     lines += ["## How it was made", "", markdown_table(made_of(summary), ("what", "value")), ""]
     return "\n".join(lines)

@@ -68,13 +68,7 @@ def section(part: Part, baseline: str) -> str:
     colours = dict(zip(part.costs, (COLOURS * 3)[: len(part.costs)], strict=False))
     figures = [
         figure(f"{metric} by length, mean over seeds", part.lengths, colours, part.unit, metric),
-        figure(
-            "Validation loss during training, mean over seeds",
-            part.curves,
-            colours,
-            "updates",
-            "bits a token",
-        ),
+        figure("Validation loss during training, mean over seeds", part.curves, colours, "updates", "bits a token"),
     ]
     legend = "".join(
         f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items()

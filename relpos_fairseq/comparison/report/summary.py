@@ -196,12 +196,7 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
 
 
 def difference(
-    scheme: str,
-    other: str,
-    rows: dict[str, Row],
-    comparisons: int,
-    span: float,
-    generator: np.random.Generator,
+    scheme: str, other: str, rows: dict[str, Row], comparisons: int, span: float, generator: np.random.Generator
 ) -> Difference | None:
     """Compare two schemes on the seeds that both have; None where there are none.
 

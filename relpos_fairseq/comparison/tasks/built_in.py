@@ -36,13 +36,7 @@ class BuiltIn(Translation):
     pairs_test_long: int = 300
 
     def pairs(self) -> dict[str, list[Pair]]:
-        return grammar.build(
-            self.pairs_seed,
-            self.pairs_train,
-            self.pairs_valid,
-            self.pairs_test,
-            self.pairs_test_long,
-        )
+        return grammar.build(self.pairs_seed, self.pairs_train, self.pairs_valid, self.pairs_test, self.pairs_test_long)
 
     def inputs(self) -> list[Path]:
         """Return the grammar's own files: what they say is the data."""

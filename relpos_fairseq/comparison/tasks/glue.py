@@ -19,11 +19,7 @@ from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.files import read_json
 from relpos_fairseq.preparation.glue.tasks import TASKS
 
-REPORT = {
-    "mcc": "report-mcc",
-    "f1": "report-acc-and-f1",
-    "spearman": "report-pearson-and-spearman",
-}
+REPORT = {"mcc": "report-mcc", "f1": "report-acc-and-f1", "spearman": "report-pearson-and-spearman"}
 NAMES = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "pearson": "Pearson"}
 NAMES["spearman"] = "Spearman"
 MODEL = "finetune-from-model"

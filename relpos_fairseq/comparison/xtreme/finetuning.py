@@ -121,11 +121,7 @@ def means(trials: dict[str, list[dict]]) -> dict[str, float | list[float] | None
     return {name: languages.median([languages.mean(found, ()) for found in some]) for name, some in trials.items()}
 
 
-def report(
-    options: Options,
-    scores: dict[str, dict[str, list[dict]]],
-    chosen: dict[tuple[str, str], Summary],
-) -> None:
+def report(options: Options, scores: dict[str, dict[str, list[dict]]], chosen: dict[tuple[str, str], Summary]) -> None:
     """Print and write a table as 004's Table 5, what was chosen, and the numbers."""
     names = [name for name in (xnli.NAME, *NAMES) if any(name in one for one in scores.values())]
     found = {model: means(trials) for model, trials in scores.items()}

@@ -12,12 +12,7 @@ from torch import Tensor
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.engine.errors import unreadable
 
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,13 +21,7 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.huggingface import disentangled
 from relpos_fairseq.conversion.huggingface import names as hf_names
-from relpos_fairseq.conversion.huggingface.folder import (
-    ACTIVATIONS,
-    HEAD,
-    KINDS,
-    SPAN_HEAD,
-    HuggingFaceModel,
-)
+from relpos_fairseq.conversion.huggingface.folder import ACTIVATIONS, HEAD, KINDS, SPAN_HEAD, HuggingFaceModel
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.schemes import scheme_class

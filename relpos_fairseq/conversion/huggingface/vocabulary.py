@@ -111,10 +111,7 @@ def _with_specials(folder: Path, numbers: dict[str, int], token_types: bool) -> 
         **{"pad_token": "<pad>", "unk_token": unknown, "mask_token": MASK},
         "model_input_names": ["input_ids", *["token_type_ids"] * second, "attention_mask"],
     }
-    return {
-        "tokenizer.json": model.to_str(pretty=True),
-        "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
-    }
+    return {"tokenizer.json": model.to_str(pretty=True), "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
 
 
 def of_sentencepiece(model: Path) -> dict[str, str]:

@@ -56,10 +56,7 @@ def convert_released(job: Job, path: Path, data: Path | None, say: Say) -> Write
     about = {"source": f"released Transformer-XL: {path.name}", "difference": difference}
     made = Generating(KIND, values, rows, state, task, criterion=criterion)
     return functools.partial(
-        write_checkpoint,
-        checkpoint=made.checkpoint(about),
-        about=about,
-        texts={"dict.txt": vocabulary.dictionary()},
+        write_checkpoint, checkpoint=made.checkpoint(about), about=about, texts={"dict.txt": vocabulary.dictionary()}
     )
 
 

@@ -46,12 +46,7 @@ def _norm(part: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _layer(
-    released: Released,
-    state: dict[str, Tensor],
-    part: dict[str, Tensor],
-    layer: int,
-    h: Tensor,
-    memory: Tensor | None,
+    released: Released, state: dict[str, Tensor], part: dict[str, Tensor], layer: int, h: Tensor, memory: Tensor | None
 ) -> Tensor:
     """One layer: (B, T, E), with what it remembers (B, M, E)."""
     seen = h if memory is None else torch.cat([memory, h], 1)

@@ -75,8 +75,7 @@ def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
     """Rename tensors; those that are shared are saved once."""
     weights = {name.removeprefix("model."): value for name, value in weights.items()}
     shared = next(
-        (weights[n] for n in ("shared.weight", "lm_head.weight", "decoder.embed_tokens.weight") if n in weights),
-        None,
+        (weights[n] for n in ("shared.weight", "lm_head.weight", "decoder.embed_tokens.weight") if n in weights), None
     )
     if shared is None:
         raise ConversionError(f"{folder} has no embedding: copy the whole folder again")

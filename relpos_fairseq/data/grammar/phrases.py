@@ -23,14 +23,7 @@ TENSES = (
     ("should", 4),
     ("want", 5),
 )
-FRAMES = (
-    ("intrans", 18),
-    ("motion", 10),
-    ("trans", 42),
-    ("dative", 10),
-    ("ditrans", 11),
-    ("copula", 9),
-)
+FRAMES = (("intrans", 18), ("motion", 10), ("trans", 42), ("dative", 10), ("ditrans", 11), ("copula", 9))
 _SINGULAR = (("the", 50), ("a", 18), ("this", 10), ("my", 12), ("his", 10))
 _PLURAL = (("the", 50), ("two", 12), ("many", 12), ("this", 8), ("my", 10), ("his", 8))
 ANIMATE = ("human", "animal")

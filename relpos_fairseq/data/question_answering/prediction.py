@@ -99,10 +99,7 @@ def predict(
 
 
 def _candidates(
-    spans: Sequence[Window],
-    starts: Sequence[np.ndarray],
-    ends: Sequence[np.ndarray],
-    options: PredictionOptions,
+    spans: Sequence[Window], starts: Sequence[np.ndarray], ends: Sequence[np.ndarray], options: PredictionOptions
 ) -> Iterator[tuple[float, int, int, float, float]]:
     """(score, first piece, last piece, start logit, end logit) of the spans worth looking at."""
     seen = set()

@@ -90,12 +90,7 @@ class Block:
 
 
 def read_block(
-    tokens: np.ndarray,
-    plan: StreamPlan,
-    step: int,
-    rows: range,
-    pad: int,
-    document_starts: np.ndarray | None = None,
+    tokens: np.ndarray, plan: StreamPlan, step: int, rows: range, pad: int, document_starts: np.ndarray | None = None
 ) -> Block:
     """The block of some rows at one step.
 

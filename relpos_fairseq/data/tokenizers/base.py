@@ -13,13 +13,7 @@ from relpos_fairseq.data.dictionary import SPECIAL, UNK, write_dictionary
 UNKNOWN = SPECIAL[UNK]
 MASK = "<mask>"  # what fairseq's masked_lm task adds after all pieces
 # How BERT's vocabularies spell them.
-FROM_BERT = {
-    "[CLS]": "<s>",
-    "[PAD]": "<pad>",
-    "[SEP]": "</s>",
-    "[UNK]": UNKNOWN,
-    "[MASK]": MASK,
-}
+FROM_BERT = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": UNKNOWN, "[MASK]": MASK}
 
 
 @dataclass(frozen=True)

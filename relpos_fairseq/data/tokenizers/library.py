@@ -7,14 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.data.tokenizers.base import (
-    FROM_BERT,
-    MASK,
-    SPECIAL,
-    UNKNOWN,
-    Tokenizer,
-    is_unspaced,
-)
+from relpos_fairseq.data.tokenizers.base import FROM_BERT, MASK, SPECIAL, UNKNOWN, Tokenizer, is_unspaced
 from relpos_fairseq.engine.files import write_bytes
 
 FILE = "tokenizer.json"

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.data.tokenizers.base import (
-    MASK,
-    SPECIAL,
-    UNKNOWN,
-    Tokenizer,
-    is_unspaced,
-)
+from relpos_fairseq.data.tokenizers.base import MASK, SPECIAL, UNKNOWN, Tokenizer, is_unspaced
 from relpos_fairseq.engine.files import write_bytes
 
 FILE = "sentencepiece.model"

@@ -15,14 +15,7 @@ import fairseq  # noqa: F401  registers the plugin before checkpoints are opened
 from lm_eval.api.model import LM
 
 from relpos_fairseq.engine.progress import progress
-from relpos_fairseq.inference.checkpoints.sampling import (
-    Choice,
-    Continuation,
-    ids_of,
-    open_model,
-    sample,
-    streamer,
-)
+from relpos_fairseq.inference.checkpoints.sampling import Choice, Continuation, ids_of, open_model, sample, streamer
 from relpos_fairseq.inference.checkpoints.scoring import Scorer
 
 DRAWN = 256  # symbols of a request that names no number, as the harness's own models draw

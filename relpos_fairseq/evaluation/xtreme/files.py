@@ -50,8 +50,6 @@ def question_files(name: str, folder: Path) -> dict[str, Path]:
 
 
 def example(name: str) -> str:
-    return {
-        "XQuAD": "xquad.de.json",
-        "MLQA": "test-context-de-question-de.json",
-        "TyDiQA-GoldP": "tydiqa.ar.dev.json",
-    }[name]
+    return {"XQuAD": "xquad.de.json", "MLQA": "test-context-de-question-de.json", "TyDiQA-GoldP": "tydiqa.ar.dev.json"}[
+        name
+    ]

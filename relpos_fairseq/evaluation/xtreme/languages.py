@@ -120,11 +120,7 @@ def stages(options: Options) -> list[Stage]:
                         lambda asked=asked, out=trial: evaluate_questions(asked, options.out / out),
                         [path, *files.values()],
                         [options.out / trial],
-                        {
-                            "metric": METRICS[name],
-                            "flags": options.qa_flags,
-                            "data": str(options.qa_data),
-                        },
+                        {"metric": METRICS[name], "flags": options.qa_flags, "data": str(options.qa_data)},
                     )
                 )
     return found

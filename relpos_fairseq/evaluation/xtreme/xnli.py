@@ -42,10 +42,7 @@ def languages(data: Path) -> dict[str, Splits]:
     found = {}
     for language in sorted(spoken):
         scored, test = f"{kind}_{language}", f"test_{language}"
-        found[language] = Splits(
-            scored if scored in labelled else None,
-            test if test in there - labelled else None,
-        )
+        found[language] = Splits(scored if scored in labelled else None, test if test in there - labelled else None)
     found = {name: splits for name, splits in found.items() if splits != Splits(None)}
     if not found:
         raise PreparationError(
@@ -116,11 +113,7 @@ class Classifier:
             for sample in progress(batches, description=split, unit="batches"):
                 if self.device.type == "cuda":
                     sample = utils.move_to_cuda(sample)
-                logits, _ = self.model(
-                    **sample["net_input"],
-                    features_only=True,
-                    classification_head_name=self.head,
-                )
+                logits, _ = self.model(**sample["net_input"], features_only=True, classification_head_name=self.head)
                 places = sample["id"].view(-1).tolist()
                 found.update(zip(places, logits.float().cpu(), strict=True))
                 if "target" in sample:

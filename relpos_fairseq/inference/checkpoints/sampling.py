@@ -75,13 +75,7 @@ class Continuation:
         ValueError: a length that does not go with the model.
     """
 
-    def __init__(
-        self,
-        trained: Trained,
-        rows: int = 1,
-        mem_len: int | None = None,
-        context: int | None = None,
-    ) -> None:
+    def __init__(self, trained: Trained, rows: int = 1, mem_len: int | None = None, context: int | None = None) -> None:
         self.decoder, self.rows = trained.model.decoder, rows
         self.words = trained.task.source_dictionary
         self.device, self.memory = trained.device, None
@@ -177,13 +171,7 @@ def sample(start: Continuation, ids: Sequence[int], count: int, choice: Choice) 
 
 
 def texts(
-    trained: Trained,
-    start: Continuation,
-    prompt: str,
-    count: int,
-    lines: int | None,
-    choice: Choice,
-    streams: bool,
+    trained: Trained, start: Continuation, prompt: str, count: int, lines: int | None, choice: Choice, streams: bool
 ) -> list[dict]:
     """Continue a prompt in every row.
 

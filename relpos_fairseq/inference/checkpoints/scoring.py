@@ -30,11 +30,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        trained: Trained,
-        mem_len: int | None = None,
-        context: int | None = None,
-        rows: int = 16,
+        self, trained: Trained, mem_len: int | None = None, context: int | None = None, rows: int = 16
     ) -> None:
         if mem_len is not None and mem_len < 0:
             raise ValueError(f"mem_len must be >= 0, got {mem_len}")

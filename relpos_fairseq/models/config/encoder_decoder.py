@@ -15,11 +15,7 @@ from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
-from fairseq.models.transformer.transformer_config import (
-    DecoderConfig,
-    EncDecBaseConfig,
-    QuantNoiseConfig,
-)
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from omegaconf import II
 
 from relpos_fairseq.config import PositionConfig, help_text

@@ -44,8 +44,7 @@ class LanguageModelFlags(SinglePlacement):
         False, "no layer norm after the last layer (only where layer norm comes before blocks)"
     )
     adaptive_softmax_cutoff: Optional[str] = help_text(  # noqa: UP045
-        None,
-        "cut-offs of the adaptive softmax, separated by commas; needs --criterion adaptive_loss",
+        None, "cut-offs of the adaptive softmax, separated by commas; needs --criterion adaptive_loss"
     )
     adaptive_softmax_dropout: float = help_text(0.0, "dropout of the tails' projections")
     adaptive_softmax_factor: float = help_text(4.0, "each band is narrower by this factor")

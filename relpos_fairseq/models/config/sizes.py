@@ -22,11 +22,7 @@ def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[Fairse
     if unknown:
         raise ValueError(f"{name}: unknown fields {', '.join(unknown)}")
     changed = [
-        (
-            key,
-            known[key].type,
-            dataclasses.field(default=value, metadata=known[key].metadata),
-        )
+        (key, known[key].type, dataclasses.field(default=value, metadata=known[key].metadata))
         for key, value in values.items()
     ]
     return make_dataclass(name, changed, bases=(base,))

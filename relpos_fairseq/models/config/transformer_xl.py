@@ -16,8 +16,7 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
     """As the paper's released code: layer norm after blocks, everything from N(0, 0.02)."""
 
     position_scheme: str = help_text(
-        DEFAULT["segment_recurrence"],
-        "position scheme, or several joined by +; any but an absolute one",
+        DEFAULT["segment_recurrence"], "position scheme, or several joined by +; any but an absolute one"
     )
     mem_len: int = help_text(150, "tokens before a segment that each layer remembers")
     eval_mem_len: Optional[int] = help_text(  # noqa: UP045

@@ -102,10 +102,7 @@ class RelPosRobertaHub(nn.Module):
         return " ".join(pieces) if self.tokenizer is None else self.tokenizer.decode(pieces)
 
     def extract_features(
-        self,
-        tokens: Tensor,
-        return_all_hiddens: bool = False,
-        segments: Tensor | None = None,
+        self, tokens: Tensor, return_all_hiddens: bool = False, segments: Tensor | None = None
     ) -> Tensor | list[Tensor]:
         """(B, T, E) features of the last layer, or a list of every layer's.
 
@@ -143,13 +140,7 @@ class RelPosRobertaHub(nn.Module):
     def register_classification_head(self, name: str, num_classes: int, **kwargs: Any) -> None:
         self.model.register_classification_head(name, num_classes=num_classes, **kwargs)
 
-    def predict(
-        self,
-        head: str,
-        tokens: Tensor,
-        return_logits: bool = False,
-        segments: Tensor | None = None,
-    ) -> Tensor:
+    def predict(self, head: str, tokens: Tensor, return_logits: bool = False, segments: Tensor | None = None) -> Tensor:
         """(B, classes) log-probabilities, or logits, of a classification head."""
         inputs = self._inputs(tokens, segments)
         logits, _ = self.model(**inputs, classification_head_name=head)
@@ -205,11 +196,7 @@ def from_pretrained(
 ) -> RelPosRobertaHub:
     """Load a checkpoint of this package; see `RelPosRobertaModel.from_pretrained`."""
     loaded = hub_utils.from_pretrained(
-        model_name_or_path,
-        checkpoint_file,
-        data_name_or_path,
-        load_checkpoint_heads=True,
-        **overrides,
+        model_name_or_path, checkpoint_file, data_name_or_path, load_checkpoint_heads=True, **overrides
     )
     tokenizer = bpe
     if not isinstance(bpe, Tokenizer):

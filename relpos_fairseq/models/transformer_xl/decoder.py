@@ -23,11 +23,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.models.config.transformer_xl import check_mem_len, check_memory_flags
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLMDecoder
-from relpos_fairseq.models.transformer_xl.initial_values import (
-    add_output_bias,
-    drop_biases,
-    initialise,
-)
+from relpos_fairseq.models.transformer_xl.initial_values import add_output_bias, drop_biases, initialise
 from relpos_fairseq.models.transformer_xl.memory_positions import memory_positions
 from relpos_fairseq.models.transformer_xl.window_positions import window_of
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
@@ -193,12 +189,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return memory.last(self.mem_len).on(tokens.device)
 
     def _layers(
-        self,
-        tokens: Tensor,
-        before: Memory,
-        padding: Tensor | None,
-        documents: Tensor | None,
-        state: dict | None,
+        self, tokens: Tensor, before: Memory, padding: Tensor | None, documents: Tensor | None, state: dict | None
     ) -> tuple[Tensor, Memory, list[Tensor]]:
         """Features (B, T, E) of the new tokens, and what layers read: memory, inputs (T, B, E)."""
         done = self._done(tokens, state)
@@ -218,11 +209,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             layer = self.layers[index]
             if id(layer) in kept:
                 x, _, _ = layer(
-                    x,
-                    self_attn_mask=context,
-                    memory=memory,
-                    self_attn_padding_mask=padding,
-                    incremental_state=state,
+                    x, self_attn_mask=context, memory=memory, self_attn_padding_mask=padding, incremental_state=state
                 )
         if self.layer_norm is not None:
             x = self.layer_norm(x)
@@ -247,12 +234,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return waves if added is None or waves is None else added + waves
 
     def _memory_context(
-        self,
-        tokens: Tensor,
-        mem_len: int,
-        padding: Tensor | None,
-        documents: Tensor | None,
-        state: dict | None,
+        self, tokens: Tensor, mem_len: int, padding: Tensor | None, documents: Tensor | None, state: dict | None
     ) -> Any:
         """Positions over memory and segment, and who may see whom."""
         start, kept = mem_len, None

@@ -103,11 +103,7 @@ def _write_labels(task: Task, split: str, examples: list[Example], folder: Path)
 
 
 def _encode(
-    examples: list[Example],
-    vocabulary: Vocabulary,
-    max_length: int,
-    workers: int,
-    counts: Counter,
+    examples: list[Example], vocabulary: Vocabulary, max_length: int, workers: int, counts: Counter
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Ids of the one or two sentences of every example, each with </s>."""
 

@@ -14,12 +14,7 @@ from pathlib import Path
 
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.lines import COMPRESSED
-from relpos_fairseq.preparation.glue.reading import (
-    TableFile,
-    languages_of,
-    width_of,
-    without_labels,
-)
+from relpos_fairseq.preparation.glue.reading import TableFile, languages_of, width_of, without_labels
 from relpos_fairseq.preparation.glue.tasks import Columns, Task
 
 XTREME = Columns("0", "1", "2", count=3, quoted=True)

@@ -69,37 +69,14 @@ _MATCHED = {
 GLUE = {
     task.name: task
     for task in (
-        Task(
-            "CoLA",
-            Columns("3", label="1", count=4),
-            ("mcc",),
-            test_columns=Columns("sentence"),
-        ),
-        Task(
-            "MNLI",
-            Columns("sentence1", "sentence2", "gold_label"),
-            labels=NLI,
-            splits=_MATCHED,
-        ),
+        Task("CoLA", Columns("3", label="1", count=4), ("mcc",), test_columns=Columns("sentence")),
+        Task("MNLI", Columns("sentence1", "sentence2", "gold_label"), labels=NLI, splits=_MATCHED),
         Task("MRPC", Columns("#1 String", "#2 String", "Quality"), ("f1", "accuracy")),
-        Task(
-            "QNLI",
-            Columns("question", "sentence"),
-            labels=("entailment", "not_entailment"),
-        ),
+        Task("QNLI", Columns("question", "sentence"), labels=("entailment", "not_entailment")),
         Task("QQP", Columns("question1", "question2", "is_duplicate"), ("f1", "accuracy")),
-        Task(
-            "RTE",
-            Columns("sentence1", "sentence2"),
-            labels=("entailment", "not_entailment"),
-        ),
+        Task("RTE", Columns("sentence1", "sentence2"), labels=("entailment", "not_entailment")),
         Task("SST-2", Columns("sentence")),
-        Task(
-            "STS-B",
-            Columns("sentence1", "sentence2", "score"),
-            ("spearman", "pearson"),
-            labels=(),
-        ),
+        Task("STS-B", Columns("sentence1", "sentence2", "score"), ("spearman", "pearson"), labels=()),
         Task("WNLI", Columns("sentence1", "sentence2")),
     )
 }

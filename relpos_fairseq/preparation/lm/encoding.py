@@ -18,13 +18,7 @@ from relpos_fairseq.preparation.lm.reading import Chunk, chunks, measure, read_t
 
 
 def encode_split(
-    split: str,
-    paths: Sequence[Path],
-    folders: Sequence[Path],
-    units,
-    symbols: list[str],
-    options: dict,
-    workers: int,
+    split: str, paths: Sequence[Path], folders: Sequence[Path], units, symbols: list[str], options: dict, workers: int
 ) -> list[dict]:
     """Write a split: `SPLIT.bin`, `SPLIT.idx` and, with documents, `SPLIT.documents.npy`.
 

@@ -21,14 +21,7 @@ from relpos_fairseq.preparation.lm.splitting import parse_fractions, split_text
 from relpos_fairseq.preparation.lm.units import Bytes, make_units
 from relpos_fairseq.preparation.lm.vocabulary import choose, count_symbols, train_sentencepiece
 
-SENTENCEPIECE = (
-    "model_type",
-    "vocab_size",
-    "character_coverage",
-    "byte_fallback",
-    "sample_lines",
-    "seed",
-)
+SENTENCEPIECE = ("model_type", "vocab_size", "character_coverage", "byte_fallback", "sample_lines", "seed")
 VERSION = 1  # raised when the same input and options come to give another result
 TEXT = ("extract", "split")  # stages that make text, which is input rather than output
 
@@ -142,13 +135,7 @@ class LmPreparation(Preparation):
             read = self.files if self.level == "char" else {"train": train}
             texts = [path for paths in read.values() for path in paths]
             cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
-            self.add(
-                "dictionary",
-                self.count_dictionary,
-                [*texts, *self.models],
-                [self.dictionary],
-                {**reading, **cut},
-            )
+            self.add("dictionary", self.count_dictionary, [*texts, *self.models], [self.dictionary], {**reading, **cut})
 
     def learn_pieces(self, train: list[Path], reading: dict) -> None:
         """Add the stage that trains a sentencepiece model, or copies the user's."""
@@ -221,13 +208,7 @@ class LmPreparation(Preparation):
             )
         if len(self.folders) > 1:
             copies = [folder / "dict.txt" for folder in self.folders]
-            self.add(
-                "dictionaries",
-                lambda: copy_file(self.dictionary, *copies),
-                [self.dictionary],
-                copies,
-                {},
-            )
+            self.add("dictionaries", lambda: copy_file(self.dictionary, *copies), [self.dictionary], copies, {})
 
     def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
         symbols = read_dictionary(self.dictionary)

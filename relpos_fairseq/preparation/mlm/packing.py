@@ -35,11 +35,7 @@ def document_spans(sizes: np.ndarray) -> np.ndarray:
 
 
 def pack(
-    documents: Iterable[list[np.ndarray]],
-    mode: str,
-    tokens: int,
-    eos: int,
-    counts: Counter | None = None,
+    documents: Iterable[list[np.ndarray]], mode: str, tokens: int, eos: int, counts: Counter | None = None
 ) -> Iterator[np.ndarray]:
     """The items of a data set, (L,) tokens each, 1 <= L < tokens where packed.
 

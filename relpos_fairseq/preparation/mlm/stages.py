@@ -13,12 +13,7 @@ import numpy as np
 from relpos_fairseq.data.dictionary import EOS
 from relpos_fairseq.data.tokenizers import train_tokenizer
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import (
-    atomic_folder,
-    open_text_out,
-    write_json,
-    write_text,
-)
+from relpos_fairseq.engine.files import atomic_folder, open_text_out, write_json, write_text
 from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.engine.stages import Stage

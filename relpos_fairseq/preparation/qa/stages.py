@@ -136,10 +136,7 @@ def make_splits(args: Namespace) -> dict[str, dict]:
             raise PreparationError(
                 f"--train-articles {cut} leaves none of the {len(train['data'])} articles to validate on"
             )
-        splits = {
-            "train": {**train, "data": train["data"][:cut]},
-            "valid": {**train, "data": train["data"][cut:]},
-        }
+        splits = {"train": {**train, "data": train["data"][:cut]}, "valid": {**train, "data": train["data"][cut:]}}
     for path in args.eval:
         content = read_articles([path], args.on_bad_answer)
         if cut is not None and args.eval_articles == "same":

@@ -16,13 +16,7 @@ from relpos_fairseq.engine.pool import ordered_map
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.preparation.wmt.filters import REASONS, Filter
 from relpos_fairseq.preparation.wmt.normalise import Normaliser
-from relpos_fairseq.preparation.wmt.parallel import (
-    LONGEST_SIDE,
-    MALFORMED,
-    Chunk,
-    Text,
-    read_chunks,
-)
+from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE, MALFORMED, Chunk, Text, read_chunks
 
 INVALID = "invalid UTF-8"
 DROPPED = (INVALID, MALFORMED, *REASONS)
@@ -171,10 +165,7 @@ def clean(
         return chunk.text.name, cleaner(chunk)
 
     asked = min(sample or total, total) * (last - first) // max(total, 1)
-    with (
-        open_together(*outputs) as files,
-        progress(total=asked, description="clean", unit="pairs") as bar,
-    ):
+    with open_together(*outputs) as files, progress(total=asked, description="clean", unit="pairs") as bar:
         for name, result in ordered_map(labelled, chunks(), workers):
             for file, content in zip(files, result.files, strict=True):
                 file.write(content)

@@ -7,14 +7,7 @@ import regex
 from relpos_fairseq.preparation.wmt.settings import Limits
 
 # In the order they are tried; a pair is counted under the first that applies.
-REASONS = (
-    "empty",
-    "too long",
-    "length ratio",
-    "identical sides",
-    "wrong script",
-    "in a test set",
-)
+REASONS = ("empty", "too long", "length ratio", "identical sides", "wrong script", "in a test set")
 LATIN = "Latin"
 SCRIPTS = {
     **dict.fromkeys(("be", "bg", "ru", "sr", "uk"), "Cyrillic"),

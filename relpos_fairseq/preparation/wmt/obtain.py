@@ -12,14 +12,7 @@ from relpos_fairseq.engine.stages import Stage
 from relpos_fairseq.preparation.wmt.local import Texts, czeng, has_parallel_files, parallel_files
 from relpos_fairseq.preparation.wmt.parallel import Text
 from relpos_fairseq.preparation.wmt.settings import WmtSettings
-from relpos_fairseq.preparation.wmt.sources import (
-    CZENG,
-    TestSet,
-    TrainingCorpus,
-    segments,
-    test_set,
-    training_set,
-)
+from relpos_fairseq.preparation.wmt.sources import CZENG, TestSet, TrainingCorpus, segments, test_set, training_set
 
 
 class RawText:

@@ -104,10 +104,7 @@ def write(files: WmtFiles, texts: Texts, command: Sequence[str], stages: dict, h
         inputs=texts.paths(),
         outputs=outputs,
         stages=stages,
-        extra={
-            "settings": settings.cleaning() | settings.units(),
-            "sets": texts.names,
-        },
+        extra={"settings": settings.cleaning() | settings.units(), "sets": texts.names},
         hashes=hashes,
     )
     print(

@@ -28,10 +28,7 @@ def write(files: WmtFiles, texts: Texts, command: Sequence[str], counts: dict, h
         extra={"settings": settings.cleaning(), "shard": [shard, settings.shards]},
         hashes=hashes,
     )
-    print(
-        f"shard {shard} of {settings.shards} is ready; join all with --merge {settings.shards}",
-        flush=True,
-    )
+    print(f"shard {shard} of {settings.shards} is ready; join all with --merge {settings.shards}", flush=True)
 
 
 def stage(files: WmtFiles, texts: Texts, hashes: Hashes) -> Stage:

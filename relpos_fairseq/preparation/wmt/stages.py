@@ -19,14 +19,7 @@ from pathlib import Path
 
 from relpos_fairseq.data.dictionary import NSPECIAL
 from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import (
-    bytes_below,
-    describe_size,
-    open_together,
-    read_json,
-    require_space,
-    write_json,
-)
+from relpos_fairseq.engine.files import bytes_below, describe_size, open_together, read_json, require_space, write_json
 from relpos_fairseq.engine.lines import read_lines
 from relpos_fairseq.engine.stages import STAMPS, Stage, read_stamp
 from relpos_fairseq.preparation.base import Preparation
@@ -99,11 +92,7 @@ class WmtPreparation(Preparation):
         settings, held_out = self.settings, self.texts.held_out
         made = [path for s in held_out for path in (*self.files.held_out(s), *self.files.references(s))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
-        chosen = {
-            "languages": settings.languages,
-            "tokenizer": settings.tokenizer,
-            "splits": self.texts.names,
-        }
+        chosen = {"languages": settings.languages, "tokenizer": settings.tokenizer, "splits": self.texts.names}
         read = [self.files.pairs, *self.texts.paths(list(held_out.values()))]
         return [
             Stage("count", self.run_count, self.texts.paths(), [self.files.pairs], {"texts": named}),
