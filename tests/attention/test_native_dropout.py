@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,11 +22,14 @@ if triton.interpreted():
 
     from relpos_fairseq.attention.triton.tile import kept as kept_by_triton
 
+    Tile = namedtuple("Tile", ["first", "index"])
+    Sizes = namedtuple("Sizes", ["ROWS", "KEYS", "DROP"])
+
     @compiler.jit
     def store(out, seed, n, first, DROP: tl.constexpr, X: tl.constexpr):  # noqa: N803
         """Write which cells of the queries 0..X and the keys first..first + X are kept."""
         rows = tl.arange(0, X)
-        mask = kept_by_triton(seed, n, rows, first, DROP, X, X, False)
+        mask = kept_by_triton(seed, n, Tile(0, rows), Tile(first, rows), False, Sizes(X, X, DROP))
         tl.store(out + rows[:, None] * X + rows[None, :], mask.to(tl.int8))
 
 
