@@ -12,7 +12,7 @@ from relpos_fairseq.comparison.cell import Cell, cells_of, code_version
 from relpos_fairseq.comparison.commands import prepare_process
 from relpos_fairseq.comparison.spec import Spec, read_spec
 from relpos_fairseq.comparison.training_log import TrainingLog
-from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.errors import BusyError, ToolError
 from relpos_fairseq.engine.files import read_json, write_text
 from relpos_fairseq.engine.forks import Fork
 from relpos_fairseq.engine.lines import read_lines
@@ -20,6 +20,7 @@ from relpos_fairseq.engine.tables import counted
 
 SHOWN = 30.0  # seconds between two lines about cells at work
 FAILED = "failed.txt"
+BUSY = 75  # exit status where another process has the cell at work (sysexits.h: EX_TEMPFAIL)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ class Comparison:
         (folder / FAILED).unlink(missing_ok=True)
         try:
             cell.finish(self.work, self.results, self.code, self.threads, self.keep)
+        except BusyError:
+            raise SystemExit(BUSY) from None
         except Exception as error:
             known = isinstance(error, ToolError | ValueError | OSError)
             if not known:
@@ -141,13 +144,14 @@ class Pool:
         self.failed: dict[str, str] = {}
         self.done, self.shown = 0, time.monotonic()
         self.said: dict[str, str] = {}  # by a cell's title, its newest line
+        self.later: dict[str, float] = {}  # by a cell's title, when to try again what another process had
 
     def run(self) -> dict[str, str]:
         """Run all of them; returns why some failed, by title."""
         try:
             while self.waiting or self.active:
-                while self.waiting and len(self.active) < self.comparison.workers:
-                    self.start(self.waiting.pop(0))
+                while len(self.active) < self.comparison.workers and (cell := self.next()):
+                    self.start(cell)
                 for fork in [fork for fork in self.active if fork.poll() is not None]:
                     self.take(fork, self.active.pop(fork))
                 self.show()
@@ -157,17 +161,31 @@ class Pool:
                 fork.end()
         return self.failed
 
+    def next(self) -> Cell | None:
+        """Take the next cell to start; one that another process finished meanwhile is done."""
+        now = time.monotonic()
+        for cell in [cell for cell in self.waiting if self.later.get(cell.title, 0.0) <= now]:
+            self.waiting.remove(cell)
+            if cell.title not in self.later or self.comparison.result(cell) is None:
+                return cell
+            self.say(cell, "finished by another process")
+        return None
+
     def start(self, cell: Cell) -> None:
         log = cell.folder(self.comparison.work, self.comparison.code) / "cell.log"
         self.active[Fork(lambda: self.comparison.finish(cell), log)] = cell
 
     def take(self, fork: Fork, cell: Cell) -> None:
         """Say how a cell ended."""
-        self.done += 1
-        where = f"[{self.done}/{self.total}] {cell.title}"
+        if fork.status == BUSY:
+            if cell.title not in self.later:
+                print(f"  {cell.title}: another process is at it; tried again later", flush=True)
+            self.later[cell.title] = time.monotonic() + SHOWN
+            self.waiting.append(cell)
+            return
         if fork.status:
             self.failed[cell.title] = fork.reason().removeprefix("error: ")
-            print(f"{where}: failed: {self.failed[cell.title]}", flush=True)
+            self.say(cell, f"failed: {self.failed[cell.title]}")
             return
         result = self.comparison.result(cell) or {"sets": {}}
         values = [
@@ -175,7 +193,12 @@ class Pool:
             for name, scored in result["sets"].items()
             for metric, value in scored["values"].items()
         ]
-        print(f"{where}: {', '.join(values)} ({fork.seconds:.0f} s)", flush=True)
+        self.say(cell, f"{', '.join(values)} ({fork.seconds:.0f} s)")
+
+    def say(self, cell: Cell, end: str) -> None:
+        """Count a cell and say how it ended."""
+        self.done += 1
+        print(f"[{self.done}/{self.total}] {cell.title}: {end}", flush=True)
 
     def show(self) -> None:
         """Say now and then how far the cells at work are."""

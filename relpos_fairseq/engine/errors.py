@@ -9,6 +9,10 @@ class PreparationError(ValueError):
     """Bad input; the message names the input, the value and the remedy."""
 
 
+class BusyError(PreparationError):
+    """Another process works in the folder."""
+
+
 class ToolError(RuntimeError):
     """A program that was started failed; the message is its own error line and where its log is."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.engine.errors import BusyError, PreparationError
 from relpos_fairseq.engine.files import Hashes, files_below, read_json, remove, size_of, write_json
 from relpos_fairseq.engine.manifest import versions
 
@@ -196,7 +196,5 @@ def locked(folder: Path, wait: bool) -> Iterator[None]:
             # A record lock: unlike flock's, forked workers do not inherit it.
             fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            raise PreparationError(
-                f"another process is preparing {folder}: wait for it or choose another folder"
-            ) from error
+            raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
         yield

@@ -24,7 +24,9 @@ from relpos_fairseq.comparison import runs
 from relpos_fairseq.comparison.runs import Comparison, Options
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.files import write_json
 from relpos_fairseq.engine.forks import Fork, in_fork
+from relpos_fairseq.engine.stages import locked
 
 SMALL = {
     "seeds": 2,
@@ -289,9 +291,7 @@ def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
     fork = in_fork(lambda: bytearray(80 << 20), log, "it")
     assert fork.status == 0 and fork.megabytes > 80
     full = Fork(lambda: print("no room"), Path("/dev/full"))
-    while full.poll() is None:
-        time.sleep(0.01)
-    assert full.status == 1
+    assert end_of(full) == 1
     slow = Fork(lambda: time.sleep(60), log)
     assert slow.poll() is None
     slow.end()
@@ -313,6 +313,42 @@ def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
         pool.show()
     ends = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
     assert ends == ["begins", *(f"update 5, training loss {loss}" for loss in ("2.5", "1.5"))]
+
+
+def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
+    """Two commands share one comparison: what the other has at work is waited for, and counts."""
+    monkeypatch.setattr(runs, "SHOWN", 0.3)
+    spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
+    comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
+    other, own = comparison.cells[:2]
+
+    def finish(self, work, results, code, *rest):
+        with locked(self.folder(work, code), wait=False):
+            write_json(self.place(results, code), {"sets": {}})
+
+    monkeypatch.setattr(type(own), "finish", finish)
+
+    def at_work():
+        with locked(other.folder(comparison.work, comparison.code), wait=False):
+            started.touch()
+            time.sleep(1.0)
+            write_json(other.place(comparison.results, comparison.code), {"sets": {}})
+
+    started = tmp_path / "started"
+    fork = Fork(at_work, tmp_path / "log")
+    while not started.exists():
+        time.sleep(0.01)
+    assert runs.Pool(comparison, [other, own]).run() == {}
+    assert end_of(fork) == 0
+    out = capsys.readouterr().out
+    assert out.count("another process is at it") == 1
+    assert out.index(f"[1/2] {own.title}") < out.index(f"[2/2] {other.title}: finished by another process")
+
+
+def end_of(fork):
+    while fork.poll() is None:
+        time.sleep(0.01)
+    return fork.status
 
 
 @pytest.mark.slow
