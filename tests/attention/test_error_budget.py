@@ -307,6 +307,18 @@ def test_sums_over_many_keys() -> None:
     assert sizes(found - exact)["typical"] <= 2 * sizes(eager - exact)["typical"]
 
 
+@pytest.mark.parametrize("scheme", ["m4", "deberta"])
+def test_gradients_of_tables_over_many_keys(scheme: str) -> None:
+    """Each row of a table takes part in the logits of thousands of keys: one long sum would err several times more."""
+    if problem := native.build.problem():
+        pytest.skip(problem)
+    low, leaves = as_leaves(make_call(scheme, Shape(16, memory=8176, batch=1)), torch.float32)
+    exact, eager, found = exact_results(leaves, low), results(low, leaves, "reference"), results(low, leaves, "native")
+    for name in ("0.query_vectors", "0.key_vectors"):
+        own, other = (sizes(result[name].double() - exact[name])["typical"] for result in (eager, found))
+        assert other <= 2 * own, name
+
+
 LONG = {
     "both": Shape(1024, batch=1),
     "padded": Shape(700, padded=True),

@@ -138,7 +138,10 @@ static void end_keys(Head *x, Packed *packed)
         packed->sums[j * row] += packed->left_sums[j];
         packed->sums[j * row + c->width - 1] += packed->right_sums[j];
     }
-    table_back(packed, packed->sums, row, c->src, c->width, 0, x->vector_k, x->dvector_k, x->dim);
+    /* Some keys at a time: short sums err less than one over all of them. */
+    for (int64_t j = 0; j < c->src; j += 4 * UNIT)
+        table_back(packed, packed->sums + j * row, row, least(4 * UNIT, c->src - j), c->width, 0,
+                   x->vector_k + j * x->dim, x->dvector_k + j * x->dim, x->dim);
 }
 
 /* Store a head's gradients of keys, values and tables. */
