@@ -157,7 +157,7 @@ int relpos_step(const Step *c)
             if (failed)
                 continue;
             int64_t head = pair % c->heads;
-            if (done++ < c->heads && shares(c))
+            if (done++ < heads_apart(c) && shares(c))
                 share(c, head, shared_of(c, &scratch, head));
             step(c, &met, pair / c->heads, head, &scratch);
         }

@@ -55,11 +55,8 @@ typedef struct {
 /* Keys that meet a near table of `rows` rows. */
 INLINE int64_t near_of(const Step *c, const Table *x, int64_t rows) { return x->data ? least(rows, c->src) : 0; }
 
-/* The first of the table's rows that are met: a multiple of NR, so that it may be one that no key reads. */
-INLINE int64_t first_met(const Step *c)
-{
-    return (c->tables->near_queries - near_of(c, &c->tables->near_query, c->tables->near_queries)) / NR * NR;
-}
+/* The first of near_query's rows that are met: a multiple of NR, so that it may be one that no key reads. */
+INLINE int64_t first_met(const Step *c) { return most(c->tables->near_queries - c->src, 0) / NR * NR; }
 
 INLINE Met met_of(const Step *c, real *memory)
 {
@@ -81,12 +78,19 @@ INLINE int shares_factors(const Step *c)
 /* Whether something is added to the logits of a head in all rows of the batch. */
 INLINE int shares(const Step *c) { return c->tables->static_.data || shares_factors(c); }
 
+/* Heads of whom it differs, if it does. */
+INLINE int64_t heads_apart(const Step *c)
+{
+    int64_t factors = shares_factors(c) && (c->query_factors.h || c->key_factors.h);
+    return c->tables->static_.h || factors ? c->heads : 1;
+}
+
 INLINE int64_t room_of_logits(const Step *c) { return round_up(c->src, NR) + NR; }
 
 INLINE int64_t scratch_size(const Step *c)
 {
     const StepTables *t = c->tables;
-    return room_of_logits(c) * (1 + (shares(c) ? c->heads : 0)) + t->content_dim + t->near_products;
+    return room_of_logits(c) * (1 + (shares(c) ? heads_apart(c) : 0)) + t->content_dim + t->near_products;
 }
 
 INLINE Scratch scratch_of(const Step *c, real *memory)
@@ -97,7 +101,7 @@ INLINE Scratch scratch_of(const Step *c, real *memory)
 
 INLINE real *shared_of(const Step *c, const Scratch *r, int64_t h)
 {
-    return r->shared + h * room_of_logits(c);
+    return r->shared + h % heads_apart(c) * room_of_logits(c);
 }
 
 INLINE real *at(const Tensor *x, int64_t b, int64_t h) { return x->data + b * x->b + h * x->h; }
