@@ -125,6 +125,15 @@ def test_terms_of_several_kinds(
     assert padded < keys or not out[-1].any()
 
 
+def test_fewer_keys_than_rows_of_a_table() -> None:
+    """They meet the last rows, wherever these stand in the panels that the kernel reads."""
+    table = torch.randn(2, 41, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    terms = (PositionTerms(Clipped(40, 0), query_vectors=table),)
+    for keys in (2, 9, 33):
+        q, k, v = (heads_of(2, 2, n, 6, seed) for seed, n in enumerate((1, keys, keys)))
+        compare(AttentionInputs(q, k, v, terms, Positions(1, keys, keys - 1), 0.3, causal=True))
+
+
 @torch.no_grad()
 def test_threads_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits with one thread and with three; no rows at all; the caller's tensors stay."""
