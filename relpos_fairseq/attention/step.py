@@ -36,17 +36,12 @@ def serves(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
 def tail_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
     """k.b_tail of each product term, which decoding caches: (B, H, S, P), or None without any."""
     exact = torch.promote_types(k.dtype, torch.float32)
-    products = [_with_tail(k.to(exact), term.key_vectors[:, 0].to(exact)) for term in terms if term.product]
+    # Not a product of matrices, which takes a step longer, and many keys three times as long.
+    tails = [term.key_vectors[:, :1].to(exact) for term in terms if term.product]  # (H|1, 1, D)
+    products = [(k.to(exact) * tail).sum(-1, keepdim=True) for tail in tails]
     if len(products) < 2:
         return products[0] if products else None
     return torch.cat(products, dim=-1)
-
-
-def _with_tail(k: Tensor, tail: Tensor) -> Tensor:
-    """(B, H, S, D) times (H|1, D): (B, H, S, 1)."""
-    if tail.size(0) == 1:
-        return (k @ tail[0])[..., None]
-    return (k * tail[:, None]).sum(-1, keepdim=True)  # not a product of matrices for every head
 
 
 def tables_for(inputs: AttentionInputs) -> StepTables:

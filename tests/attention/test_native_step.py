@@ -98,28 +98,40 @@ def several() -> tuple[PositionTerms, ...]:
 
 @settings(max_examples=60, deadline=None)
 @given(
+    rows=st.sampled_from([1, 2, 9]),
     keys=st.integers(1, 40),
     kept=st.lists(st.integers(0, 4), unique=True),
     rotated=st.sampled_from([0, 6, 13]),
     padded=st.integers(0, 40),
     kept_tails=st.booleans(),
 )
-def test_terms_of_several_kinds(keys: int, kept: list[int], rotated: int, padded: int, kept_tails: bool) -> None:
-    """Tables of several lengths meet their own keys; a row without keys is 0."""
-    q, k = heads_of(2, 2, 1, 6, 1), heads_of(2, 2, keys, 6, 3)
+def test_terms_of_several_kinds(
+    rows: int, keys: int, kept: list[int], rotated: int, padded: int, kept_tails: bool
+) -> None:
+    """Tables of several lengths meet their own keys, for few rows and many; a row without keys is 0."""
+    q, k = heads_of(rows, 2, 1, 6, 1), heads_of(rows, 2, keys, 6, 3)
     terms = tuple(several()[number] for number in kept)
-    padding = torch.zeros(2, keys, dtype=torch.bool)
-    padding[1, :padded] = True
+    padding = torch.zeros(rows, keys, dtype=torch.bool)
+    padding[-1, :padded] = True
     inputs = AttentionInputs(
-        q, k, heads_of(2, 2, keys, 5, 5), terms, Positions(1, keys, keys - 1), 0.3, causal=True, key_padding=padding
+        q, k, heads_of(rows, 2, keys, 5, 5), terms, Positions(1, keys, keys - 1), 0.3, causal=True, key_padding=padding
     )
     if rotated:  # into as many channels, or more
-        content_q, content_k = (heads_of(2, 2, n, rotated, n) for n in (1, keys))
+        content_q, content_k = (heads_of(rows, 2, n, rotated, n) for n in (1, keys))
         inputs = replace(inputs, content_q=content_q, content_k=content_k)
     if kept_tails:
         inputs = replace(inputs, key_tails=tail_products(terms, k))
     out = compare(inputs)
-    assert padded < keys or not out[1].any()
+    assert padded < keys or not out[-1].any()
+
+
+def test_fewer_keys_than_rows_of_a_table() -> None:
+    """They meet the last rows, wherever these stand in the panels that the kernel reads."""
+    table = torch.randn(2, 41, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    terms = (PositionTerms(Clipped(40, 0), query_vectors=table),)
+    for keys in (2, 9, 33):
+        q, k, v = (heads_of(2, 2, n, 6, seed) for seed, n in enumerate((1, keys, keys)))
+        compare(AttentionInputs(q, k, v, terms, Positions(1, keys, keys - 1), 0.3, causal=True))
 
 
 @torch.no_grad()

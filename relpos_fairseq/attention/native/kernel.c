@@ -137,27 +137,34 @@ int relpos_backward(const Call *call) { return run(call, 1, 1); }
 
 int relpos_step(const Step *c)
 {
-    int failed = 0;
+    real *of_queries = malloc(most(met_size(c), 1) * sizeof(real));
+    Met met = met_of(c, of_queries);
+    int failed = !of_queries;
 #pragma omp parallel num_threads(c->threads) reduction(+ : failed)
     {
         unsigned before = flush_small();
         real *memory = (real *)borrow(scratch_size(c) * sizeof(real));
         Scratch scratch = scratch_of(c, memory);
         int64_t done = 0;
-        failed = !memory;
-        /* Row by row, as keys and values lie in memory; a thread's first pairs are one of each head. */
+        failed = !memory || !of_queries;
+#pragma omp for schedule(static)
+        for (int64_t head = 0; head < c->heads; head++)
+            if (of_queries)
+                meet(c, &met, head);
+        /* A thread's first pairs are one of each head. */
 #pragma omp for schedule(static)
         for (int64_t pair = 0; pair < c->batch * c->heads; pair++) {
             if (failed)
                 continue;
             int64_t head = pair % c->heads;
-            if (done++ < c->heads && shares(c))
+            if (done++ < heads_apart(c) && shares(c))
                 share(c, head, shared_of(c, &scratch, head));
-            step(c, pair / c->heads, head, &scratch);
+            step(c, &met, pair / c->heads, head, &scratch);
         }
         give_back();
         restore(before);
     }
+    free(of_queries);
     return failed > 0;
 }
 

@@ -4,7 +4,8 @@
 
 #include "scalars.h"
 
-#define TOGETHER 4 /* vectors of a row that are met at a time, and rows beyond whole groups */
+#define TOGETHER 4 /* rows that are met at a time, or vectors of one */
+#define PANEL 32   /* columns of a table side by side, a multiple of NR (native/step_plan.py) */
 
 /* Rows x_j and y_j, and what meets each of them: `one`. */
 typedef struct {
@@ -15,160 +16,98 @@ typedef struct {
 /* Which products of channels are summed. */
 enum { ONE_Y = 1, X_Y = 2, ONE_X_Y = 4 };
 
-/* Sums of the lanes of VL vectors, one a lane: step s adds lanes whose numbers differ in s. */
-INLINE vec sums_of_rows(vec *rows)
-{
-#pragma GCC unroll 4
-    for (int s = 1, step = 0; s < VL; s *= 2, step++) {
-        lanes low = *(const lanes *)first_of_pair[step], high = *(const lanes *)second_of_pair[step];
-#pragma GCC unroll 16
-        for (int r = 0; r < VL; r += 2 * s)
-            rows[r] = shuffle(rows[r], rows[r + s], low) + shuffle(rows[r], rows[r + s], high);
-    }
-    return rows[0];
-}
-
-/* Channels from d on, `vectors` of them, of `count` rows from `first` on; beyond `last` that one again,
- * where it is not -1. */
-INLINE void sum_channels(vec *sums, int count, Rows rows, int kinds, int64_t first, int64_t last,
-                         int64_t d, int vectors)
-{
-    vec one[TOGETHER];
-    const real *x = kinds & (X_Y | ONE_X_Y) ? rows.x + first * rows.x_row + d : NULL;
-    const real *y = rows.y + first * rows.y_row + d;
-    if (kinds & (ONE_Y | ONE_X_Y))
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            one[v] = *(const vec *)(rows.one + d + v * VL);
-#pragma GCC unroll 16
-    for (int i = 0; i < count; i++) {
-        vec sum = sums[i];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            vec of_y = *(const vec *)(y + v * VL);
-            if (kinds & ONE_Y)
-                sum += one[v] * of_y;
-            if (kinds & X_Y)
-                sum += *(const vec *)(x + v * VL) * of_y;
-            if (kinds & ONE_X_Y)
-                sum += one[v] * *(const vec *)(x + v * VL) * of_y;
-        }
-        sums[i] = sum;
-        int64_t step = last < 0 || first + i < last;
-        if (kinds & (X_Y | ONE_X_Y))
-            x += step * rows.x_row;
-        y += step * rows.y_row;
-    }
-}
-
-INLINE real rest_of_channels(const Rows *rows, int kinds, int64_t j, int64_t whole, int64_t dim)
+/* What `kinds` says of those channels of a row that are beyond whole vectors. */
+INLINE real rest_of_channels(const real *one, const real *x, const real *y, int kinds, int64_t whole,
+                             int64_t dim)
 {
     real sum = 0;
-    for (int64_t d = whole; d < dim; d++) { /* those beyond whole vectors */
-        real of_y = rows->y[j * rows->y_row + d];
-        real of_x = kinds & (X_Y | ONE_X_Y) ? rows->x[j * rows->x_row + d] : 0;
+    for (int64_t d = whole; d < dim; d++) {
         if (kinds & ONE_Y)
-            sum += rows->one[d] * of_y;
+            sum += one[d] * y[d];
         if (kinds & X_Y)
-            sum += of_x * of_y;
+            sum += x[d] * y[d];
         if (kinds & ONE_X_Y)
-            sum += rows->one[d] * of_x * of_y;
+            sum += one[d] * x[d] * y[d];
     }
     return sum;
 }
 
-/* dots of channels `from` .. `to`, `vectors` at a time. */
-INLINE void dots_of_channels(real *restrict out, Rows rows, Rows others, int kinds, int other,
-                             int64_t count, int64_t from, int64_t to, int vectors, int add)
+/* out_j = or += what `kinds` says of row j.  Few rows at a time: these are keys, which come from memory, and
+ * the processor fetches rows ahead that follow one another closely.  (Keys and values out of every cache: a
+ * step without positions takes 0.77 ms so, and 1.12 with VL rows at a time; in the last cache 0.23 and 0.21.) */
+INLINE void dots(real *restrict out, const Rows *rows, int kinds, int64_t count, int64_t dim, int add)
 {
-    int64_t j = 0;
-    for (; j + VL <= count; j += VL) {
-        vec sums[VECTOR_BYTES / sizeof(real)];
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++)
-            sums[i] = (vec){0};
-        int64_t d = from;
-        do { /* there is a first: sums need not be there before */
-            sum_channels(sums, VL, rows, kinds, j, -1, d, vectors);
-            if (other)
-                sum_channels(sums, VL, others, other, j, -1, d, vectors);
-            d += vectors * VL;
-        } while (d < to);
-        vec found = sums_of_rows(sums), *to = (vec *)(out + j);
-        if (add)
-            found += *to;
-        *to = found;
-    }
-    for (; j < count; j += TOGETHER) {
-        vec sums[TOGETHER] = {{0}};
-        for (int64_t d = from; d < to; d += vectors * VL) {
-            sum_channels(sums, TOGETHER, rows, kinds, j, count - 1, d, vectors);
-            if (other)
-                sum_channels(sums, TOGETHER, others, other, j, count - 1, d, vectors);
-        }
-        for (int i = 0; i < TOGETHER && j + i < count; i++)
-            out[j + i] = (add ? out[j + i] : 0) + sum_of_lanes(sums[i]);
-    }
-}
-
-/* out_j = or += what `kinds` says of row j, and what `other` says of row j of the second rows. */
-INLINE void dots(real *restrict out, const Rows *both, int kinds, int other, int64_t count, int64_t dim,
-                 int add)
-{
-    int64_t many = dim / (TOGETHER * VL) * TOGETHER * VL, whole = dim / VL * VL;
-    Rows rows = both[0], others = other ? both[1] : rows;
-    if (many)
-        dots_of_channels(out, rows, others, kinds, other, count, 0, many, TOGETHER, add);
-    else if (!add)
-        fill(out, count, 0);
-    if (many < whole)
-        dots_of_channels(out, rows, others, kinds, other, count, many, whole, 1, 1);
-    if (whole < dim)
-        for (int64_t j = 0; j < count; j++) {
-            out[j] += rest_of_channels(&rows, kinds, j, whole, dim);
-            if (other)
-                out[j] += rest_of_channels(&others, other, j, whole, dim);
-        }
-}
-
-#define DOTS_OF(name, kinds, other)                                                                \
-    static __attribute__((noinline)) void name(real *restrict out, const Rows *rows,               \
-                                               int64_t count, int64_t dim, int add)                \
-    {                                                                                              \
-        dots(out, rows, kinds, other, count, dim, add);                                            \
-    }
-DOTS_OF(dots_of_two, X_Y, 0)            /* x_j.y_j */
-DOTS_OF(dots_weighed, ONE_X_Y, 0)       /* sum_c one_c x_j,c y_j,c */
-DOTS_OF(dots_of_sum, ONE_Y | X_Y, 0)    /* (one + x_j).y_j */
-DOTS_OF(dots_of_ones, ONE_Y, ONE_Y)     /* one.y_j + one'.y'_j */
-DOTS_OF(dots_of_all, ONE_Y | X_Y, ONE_Y) /* (one + x_j).y_j + one'.y'_j */
-
-/* out_j = or += one.y_j.  Few rows at a time: these are all keys, which come from memory, and the processor
- * fetches rows ahead that follow one another closely.  (Keys and values out of every cache: a step without
- * positions takes 0.77 ms so, and 1.12 with VL rows at a time; in the last cache 0.23 and 0.21.) */
-static __attribute__((noinline)) void dots_of_one(real *restrict out, const Rows *rows,
-                                                  int64_t count, int64_t dim, int add)
-{
-    int64_t whole = dim / VL * VL, row = rows->y_row;
-    const real *one = rows->one, *y = rows->y;
+    int64_t whole = dim / VL * VL;
+    const real *one = rows->one;
     for (int64_t j = 0; j < count; j += TOGETHER) {
-        int64_t members = least(TOGETHER, count - j), at[TOGETHER];
+        const real *x[TOGETHER], *y[TOGETHER];
         vec sums[TOGETHER] = {{0}};
-        for (int i = 0; i < TOGETHER; i++)
-            at[i] = j + least(i, members - 1);
+        for (int i = 0; i < TOGETHER; i++) {
+            int64_t at = least(j + i, count - 1); /* beyond the last that one again */
+            x[i] = kinds & (X_Y | ONE_X_Y) ? rows->x + at * rows->x_row : NULL;
+            y[i] = rows->y + at * rows->y_row;
+        }
         for (int64_t d = 0; d < whole; d += VL)
 #pragma GCC unroll 4
-            for (int i = 0; i < TOGETHER; i++)
-                sums[i] += *(const vec *)(one + d) * *(const vec *)(y + at[i] * row + d);
+            for (int i = 0; i < TOGETHER; i++) {
+                vec of_y = *(const vec *)(y[i] + d);
+                if (kinds & ONE_Y)
+                    sums[i] += *(const vec *)(one + d) * of_y;
+                if (kinds & X_Y)
+                    sums[i] += *(const vec *)(x[i] + d) * of_y;
+                if (kinds & ONE_X_Y)
+                    sums[i] += *(const vec *)(one + d) * *(const vec *)(x[i] + d) * of_y;
+            }
         real found[TOGETHER];
 #pragma GCC unroll 4
         for (int i = 0; i < TOGETHER; i++)
-            found[i] = sum_of_lanes(sums[i]);
-        for (int i = 0; i < members; i++) {
-            for (int64_t d = whole; d < dim; d++)
-                found[i] += one[d] * y[at[i] * row + d];
+            found[i] = sum_of_lanes(sums[i]) + rest_of_channels(one, x[i], y[i], kinds, whole, dim);
+        for (int i = 0; i < least(TOGETHER, count - j); i++)
             out[j + i] = add ? out[j + i] + found[i] : found[i];
+    }
+}
+
+#define DOTS_OF(name, kinds)                                                                       \
+    static __attribute__((noinline)) void name(real *restrict out, const Rows *rows,               \
+                                               int64_t count, int64_t dim, int add)                \
+    {                                                                                              \
+        dots(out, rows, kinds, count, dim, add);                                                   \
+    }
+DOTS_OF(dots_of_one, ONE_Y)       /* one.y_j */
+DOTS_OF(dots_of_two, X_Y)         /* x_j.y_j */
+DOTS_OF(dots_of_sum, ONE_Y | X_Y) /* (one + x_j).y_j */
+DOTS_OF(dots_weighed, ONE_X_Y)    /* sum_c one_c x_j,c y_j,c */
+
+/* out (count, NR) = x (count, dim) panel (dim, NR of PANEL). */
+INLINE void rows_by_panel(real *out, int64_t out_row, const real *x, int64_t x_row, int count,
+                          const real *panel, int64_t dim)
+{
+    vec sums[TOGETHER][2] = {{{0}}};
+    for (int64_t d = 0; d < dim; d++)
+#pragma GCC unroll 4
+        for (int i = 0; i < count; i++) {
+            sums[i][0] += x[i * x_row + d] * *(const vec *)(panel + d * PANEL);
+            sums[i][1] += x[i * x_row + d] * *(const vec *)(panel + d * PANEL + VL);
         }
+#pragma GCC unroll 4
+    for (int i = 0; i < count; i++) {
+        *(vec *)(out + i * out_row) = sums[i][0];
+        *(vec *)(out + i * out_row + VL) = sums[i][1];
+    }
+}
+
+/* out (rows, to - from) = x (rows, dim) table (dim, columns) for columns from .. to, where `from` is a multiple
+ * of NR.  The table stands in panels of PANEL columns; a row of out has room for whole NR. */
+static void rows_by_panels(real *out, int64_t out_row, const real *x, int64_t x_row, int64_t rows,
+                           const real *table, int64_t from, int64_t to, int64_t dim)
+{
+    for (int64_t j = from; j < to; j += NR) {
+        const real *panel = table + j / PANEL * PANEL * dim + j % PANEL;
+        int64_t i = 0;
+        for (; i + TOGETHER <= rows; i += TOGETHER)
+            rows_by_panel(out + i * out_row + j - from, out_row, x + i * x_row, x_row, TOGETHER, panel, dim);
+        for (; i < rows; i++)
+            rows_by_panel(out + i * out_row + j - from, out_row, x + i * x_row, x_row, 1, panel, dim);
     }
 }
 

@@ -7,7 +7,11 @@
  *     query    = content_q query_factor + query_offset
  *     out      = sum_j probs_j (v_j + near_value_j) + value_tail
  *
- * where near tables have rows for the last keys, and nothing for those before them.
+ * where near tables have rows for the last keys, and nothing for those before them; the first row of
+ * product_query and product_key is that of all keys further off.
+ *
+ * What queries make of tables is formed first, head by head: rows of the batch share a head's tables, which
+ * are read once.  Then row by row, as keys and values lie in memory.
  */
 #ifndef RELPOS_STEP_H
 #define RELPOS_STEP_H
@@ -20,8 +24,8 @@ typedef struct {
     int64_t near_queries, near_keys, near_trilinear, near_values, near_products; /* rows of tables */
     int64_t length; /* of the tables for all keys, whose last numbers are those of the last keys */
     Table query_factor, query_offset, key_offset, value_tail; /* (H|1, channels) */
-    Table near_query, near_key, trilinear, near_value;        /* (H|1, rows, channels) */
-    Table product_query, product_key; /* their first row is that of all keys further off */
+    Table near_query, product_query; /* (H|1, rows / PANEL, channels, PANEL): transposed */
+    Table near_key, trilinear, near_value, product_key; /* (H|1, rows, channels) */
     Table gate, static_;              /* (H|1, length) */
 } StepTables;
 
@@ -37,10 +41,34 @@ typedef struct {
     int64_t excluded_row;
 } Step;
 
+/* Products of all queries with tables of queries, in one piece: (H, B, row of a table). */
+typedef struct {
+    real *near, *product;
+    int64_t near_row, product_row;
+} Met;
+
 /* Of a thread, in one piece: logits, the query, products, and what the rows of each head share. */
 typedef struct {
-    real *logits, *query, *of_q, *of_k, *shared;
+    real *logits, *query, *of_k, *shared;
 } Scratch;
+
+/* Keys that meet a near table of `rows` rows. */
+INLINE int64_t near_of(const Step *c, const Table *x, int64_t rows) { return x->data ? least(rows, c->src) : 0; }
+
+/* The first of near_query's rows that are met: a multiple of NR, so that it may be one that no key reads. */
+INLINE int64_t first_met(const Step *c) { return most(c->tables->near_queries - c->src, 0) / NR * NR; }
+
+INLINE Met met_of(const Step *c, real *memory)
+{
+    int64_t near = round_up(c->tables->near_queries - first_met(c), NR);
+    return (Met){memory, memory + c->batch * c->heads * near, near, round_up(c->tables->near_products, NR)};
+}
+
+INLINE int64_t met_size(const Step *c)
+{
+    Met met = met_of(c, NULL);
+    return c->batch * c->heads * (met.near_row + met.product_row);
+}
 
 INLINE int shares_factors(const Step *c)
 {
@@ -50,24 +78,30 @@ INLINE int shares_factors(const Step *c)
 /* Whether something is added to the logits of a head in all rows of the batch. */
 INLINE int shares(const Step *c) { return c->tables->static_.data || shares_factors(c); }
 
+/* Heads of whom it differs, if it does. */
+INLINE int64_t heads_apart(const Step *c)
+{
+    int64_t factors = shares_factors(c) && (c->query_factors.h || c->key_factors.h);
+    return c->tables->static_.h || factors ? c->heads : 1;
+}
+
 INLINE int64_t room_of_logits(const Step *c) { return round_up(c->src, NR) + NR; }
 
 INLINE int64_t scratch_size(const Step *c)
 {
     const StepTables *t = c->tables;
-    return room_of_logits(c) * (1 + (shares(c) ? c->heads : 0)) + t->content_dim + 2 * t->near_products;
+    return room_of_logits(c) * (1 + (shares(c) ? heads_apart(c) : 0)) + t->content_dim + t->near_products;
 }
 
 INLINE Scratch scratch_of(const Step *c, real *memory)
 {
-    real *query = memory + room_of_logits(c), *of_q = query + c->tables->content_dim;
-    real *of_k = of_q + c->tables->near_products;
-    return (Scratch){memory, query, of_q, of_k, of_k + c->tables->near_products};
+    real *query = memory + room_of_logits(c), *of_k = query + c->tables->content_dim;
+    return (Scratch){memory, query, of_k, of_k + c->tables->near_products};
 }
 
 INLINE real *shared_of(const Step *c, const Scratch *r, int64_t h)
 {
-    return r->shared + h * room_of_logits(c);
+    return r->shared + h % heads_apart(c) * room_of_logits(c);
 }
 
 INLINE real *at(const Tensor *x, int64_t b, int64_t h) { return x->data + b * x->b + h * x->h; }
@@ -98,28 +132,40 @@ static void share(const Step *c, int64_t h, real *shared)
         add_factors(c, 0, h, shared);
 }
 
+/* The queries of a head in all rows of the batch meet its tables. */
+static void meet(const Step *c, const Met *met, int64_t h)
+{
+    const StepTables *t = c->tables;
+    int64_t first = h * c->batch;
+    const real *q = at(&c->q, 0, h);
+    if (t->near_query.data)
+        rows_by_panels(met->near + first * met->near_row, met->near_row, q, c->q.b, c->batch,
+                       of_head(&t->near_query, h), first_met(c), t->near_queries, t->dim);
+    if (t->product_query.data)
+        rows_by_panels(met->product + first * met->product_row, met->product_row, q, c->q.b, c->batch,
+                       of_head(&t->product_query, h), 0, t->near_products, t->dim);
+}
+
 /* s_j *= (q.product_query_j) (k_j.product_key_j). */
-static void multiply(const Step *c, int64_t b, int64_t h, const Scratch *r)
+static void multiply(const Step *c, const Met *met, int64_t b, int64_t h, const Scratch *r)
 {
     const StepTables *t = c->tables;
     int64_t rows = t->near_products, n = least(rows - 1, c->src), far = c->src - n, dim = t->dim;
     const real *restrict tails = at(&c->tails, b, h);
-    real *restrict s = r->logits;
-    dots_of_one(r->of_q, &(Rows){.one = at(&c->q, b, h), .y = of_head(&t->product_query, h), .y_row = dim},
-                rows, dim, 0);
-    dots_of_two(r->of_k,
+    const real *restrict of_q = met->product + (h * c->batch + b) * met->product_row;
+    real *restrict s = r->logits, *restrict of_k = r->of_k, of_tail = of_q[0];
+    dots_of_two(of_k,
                 &(Rows){.x = from(&t->product_key, h, rows, dim, c->src, far), .x_row = dim,
                         .y = at(&c->k, b, h) + far * c->k.t, .y_row = c->k.t},
                 n, dim, 0);
-    real of_tail = r->of_q[0];
     for (int64_t j = 0; j < far; j++)
         s[j] *= of_tail * tails[j];
     for (int64_t j = 0; j < n; j++)
-        s[far + j] *= r->of_q[rows - n + j] * r->of_k[j];
+        s[far + j] *= of_q[rows - n + j] * of_k[j];
 }
 
 /* The content's part of the logits, with all that multiplies it. */
-static void content_of_step(const Step *c, int64_t b, int64_t h, const Scratch *r)
+static void content_of_step(const Step *c, const Met *met, int64_t b, int64_t h, const Scratch *r)
 {
     const StepTables *t = c->tables;
     const real *k = at(&c->content_k, b, h);
@@ -137,55 +183,30 @@ static void content_of_step(const Step *c, int64_t b, int64_t h, const Scratch *
     if (c->factor.data)
         multiply_rows(r->logits, at(&c->factor, b, h), src);
     if (t->product_query.data)
-        multiply(c, b, h, r);
+        multiply(c, met, b, h, r);
 }
 
-/* Logits of keys `first` .. `stop`: content's, where it is there to be summed, and near tables'. */
-static void near_logits(const Step *c, int64_t b, int64_t h, const Scratch *r, int64_t first,
-                        int64_t stop, int with_content, int of_queries, int of_keys)
+static void logits_of_step(const Step *c, const Met *met, int64_t b, int64_t h, const Scratch *r)
 {
     const StepTables *t = c->tables;
-    int64_t n = stop - first, src = c->src, dim = t->dim;
-    real *s = r->logits + first;
-    Rows k = {.one = r->query, .y = at(&c->k, b, h) + first * c->k.t, .y_row = c->k.t};
-    Rows q = {.one = at(&c->q, b, h), .y_row = dim};
-    if (n <= 0)
-        return;
-    if (of_queries)
-        q.y = from(&t->near_query, h, t->near_queries, dim, src, first);
-    if (of_keys)
-        k.x = from(&t->near_key, h, t->near_keys, dim, src, first), k.x_row = dim;
-    if (with_content && of_queries && of_keys)
-        dots_of_all(s, (Rows[]){k, q}, n, dim, 0);
-    else if (with_content && of_queries)
-        dots_of_ones(s, (Rows[]){k, q}, n, dim, 0);
-    else if (with_content && of_keys)
-        dots_of_sum(s, &k, n, dim, 0);
-    else if (with_content)
-        dots_of_one(s, &k, n, dim, 0);
-    else {
-        if (of_queries)
-            dots_of_one(s, &q, n, dim, 1);
-        if (of_keys)
-            dots_of_two(s, &k, n, dim, 1);
-    }
-}
-
-static void logits_of_step(const Step *c, int64_t b, int64_t h, const Scratch *r)
-{
-    const StepTables *t = c->tables;
-    int64_t src = c->src, dim = t->dim;
+    int64_t src = c->src, dim = t->dim, of_q = near_of(c, &t->near_query, t->near_queries);
+    int64_t n = near_of(c, &t->near_key, t->near_keys), far = src - n;
     int apart = t->trilinear.data || t->gate.data || c->factor.data || t->product_query.data ||
                 c->content_k.data != c->k.data;
-    int64_t of_q = src - (t->near_query.data ? least(t->near_queries, src) : 0);
-    int64_t of_k = src - (t->near_key.data ? least(t->near_keys, src) : 0);
-    int64_t near = least(of_q, of_k), both = most(of_q, of_k);
-    if (apart)
-        content_of_step(c, b, h, r);
-    else
-        near_logits(c, b, h, r, 0, near, 1, 0, 0);
-    near_logits(c, b, h, r, near, both, !apart, of_q == near, of_k == near);
-    near_logits(c, b, h, r, both, src, !apart, 1, 1);
+    Rows k = {.one = r->query, .y = at(&c->k, b, h), .y_row = c->k.t}, near = k;
+    near.y += far * k.y_row;
+    if (n)
+        near.x = from(&t->near_key, h, t->near_keys, dim, src, far), near.x_row = dim;
+    if (apart) {
+        content_of_step(c, met, b, h, r);
+        dots_of_two(r->logits + far, &near, n, dim, 1);
+    } else {
+        dots_of_one(r->logits, &k, far, dim, 0);
+        dots_of_sum(r->logits + far, &near, n, dim, 0);
+    }
+    if (of_q)
+        add_rows(r->logits + src - of_q,
+                 met->near + (h * c->batch + b) * met->near_row + t->near_queries - of_q - first_met(c), of_q);
     if (t->key_offset.data)
         dots_of_one(r->logits, &(Rows){.one = of_head(&t->key_offset, h), .y = at(&c->k, b, h), .y_row = c->k.t},
                     src, dim, 1);
@@ -201,7 +222,7 @@ static void logits_of_step(const Step *c, int64_t b, int64_t h, const Scratch *r
 }
 
 /* One head of one row. */
-static void step(const Step *c, int64_t b, int64_t h, const Scratch *r)
+static void step(const Step *c, const Met *met, int64_t b, int64_t h, const Scratch *r)
 {
     const StepTables *t = c->tables;
     const real *q = at(&c->content_q, b, h), *factor = of_head(&t->query_factor, h);
@@ -209,7 +230,7 @@ static void step(const Step *c, int64_t b, int64_t h, const Scratch *r)
         r->query[d] = q[d] * factor[d];
     if (t->query_offset.data)
         add_rows(r->query, of_head(&t->query_offset, h), t->content_dim);
-    logits_of_step(c, b, h, r);
+    logits_of_step(c, met, b, h, r);
     int64_t src = c->src, dim = t->value_dim, n = least(t->near_values, src);
     real *out = c->out + (b * c->heads + h) * dim, top = largest(r->logits, src, -(real)INFINITY);
     fill(out, dim, 0);

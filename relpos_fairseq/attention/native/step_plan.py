@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.attention.native.checks import check_device
 from relpos_fairseq.attention.step_tables import StepTables
 
 WORDS = 33  # of step.h's StepTables
+PANEL = 32  # of rows.h: columns of a transposed table that stand side by side
 ABSENT = (0, 0)
 Words = ctypes.c_int64 * WORDS
 
@@ -37,9 +39,10 @@ class StepPlan:
         self._heads, self._exact, self._kept = heads, tables.exact, []
         self.product = tables.products[0] if len(tables.products) == 1 else None
         near = (tables.query, tables.key, tables.trilinear, tables.value)
+        query = None if tables.query is None else tables.query.transpose(1, 2)
         products = (None, None)
         if self.product is not None:
-            products = (self.product.product_query.transpose(1, 2), self.product.product_key)
+            products = (self.product.product_query, self.product.product_key)
         folds, place = tables.folds(rotated), self._place
         offset = None if tables.offset is None else tables.offset[0]
         self._words = Words(
@@ -52,11 +55,11 @@ class StepPlan:
             *place(offset if folds else None, 1, content_dim),
             *place(None if folds else offset, 1, dim),
             *place(tables.value_tail, 1, value_dim),
-            *place(tables.query, None, dim),
+            *self._place_panels(query, dim),
+            *self._place_panels(products[0], dim),
             *place(tables.key, None, dim),
             *place(tables.trilinear, None, content_dim),
             *place(tables.value, None, value_dim),
-            *place(products[0], None, dim),
             *place(products[1], None, dim),
             *place(tables.gate, tables.length),
             *place(tables.static, tables.length),
@@ -68,6 +71,14 @@ class StepPlan:
         if tables.factor is not None:
             return tables.factor[0]
         return torch.full((1, 1, content_dim), tables.scale, dtype=tables.exact)
+
+    def _place_panels(self, table: Tensor | None, dim: int) -> tuple[int, int]:
+        """Return where (H|1, D, rows) lies as (H|1, ceil(rows / PANEL), D, PANEL), and the stride of heads."""
+        if table is None:
+            return ABSENT
+        padded = F.pad(table, (0, -table.size(2) % PANEL))
+        panels = padded.unflatten(2, (-1, PANEL)).transpose(1, 2)
+        return self._place(panels, None, dim, PANEL)
 
     def _place(self, table: Tensor | None, rows: int | None, *dim: int) -> tuple[int, int]:
         """Return where (H|1, rows[, dim]) lies, and the stride of heads; None: any number of rows.
