@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
@@ -34,6 +39,14 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # The first backward pass of a process starts autograd's threads for what devices there are by then,
 # after which no child may train.  On Python 3.13 an export to ONNX leaves one behind: be before it.
 torch.ones(1, requires_grad=True).sum().backward()
+gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
+# Half of what fairseq takes to make a config of a command line is hydra's, which reads each of some
+# 300 values by a grammar, and copies a store that hands out copies anyway.  Commands in processes
+# of their own have hydra as it is.
+_read = cache(OverridesParser.parse_rule)
+OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_read(_READER, text, rule))
+ConfigStore.__deepcopy__ = lambda self, memo: self
+_READER = OverridesParser.create()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """From here on, neither this process nor a fork of it collects what was there before."""
+    gc.freeze()
+    gc.enable()
 
 
 def _draw_anew() -> None:

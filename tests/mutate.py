@@ -15,7 +15,6 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import itertools
 import os
 import re
 import shutil
@@ -79,12 +78,30 @@ def warm_up() -> None:
     for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    store_configs_later()
     gc.collect()
     gc.freeze()  # else every fork collects all of it, and copies it by that
 
 
+def store_configs_later() -> None:
+    """Let hydra convert the classes of the plugin's configs where one is read; few tests read any."""
+    from hydra.core.config_store import ConfigStore
+
+    store, read, waiting = ConfigStore.store, ConfigStore._open, []
+
+    def ready(self: ConfigStore, path: str) -> object:
+        while waiting:
+            given, named = waiting.pop(0)
+            store(self, *given, **named)
+        return read(self, path)
+
+    ConfigStore.store = lambda self, *given, **named: waiting.append((given, named))
+    ConfigStore._open = ready
+
+
 def copy_project(copy: Path) -> None:
     """Copy the project and compile the copy, so that what runs with a bug compiles one file."""
+    copy.mkdir(parents=True)
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -105,11 +122,11 @@ def compile_apart(copy: Path) -> None:
 def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     """In a process of its own: pytest's exit status with the bug planted in a copy."""
     path = copy / row.file
-    planted = path.read_text().replace(row.before, row.after)
-    path.unlink()  # it is a second name of the file that all copies share
-    path.write_text(planted)
+    path.write_text(path.read_text().replace(row.before, row.after))
     os.chdir(copy)
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
+    # what is compiled of it would outlive it in the copy
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
     if path.suffix in (".c", ".h"):
         compile_apart(copy)
     arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "planted"]
@@ -126,19 +143,18 @@ def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     return int(pytest.main(arguments))
 
 
-def start(row: Mutation, project: Path, folder: Path, anew: bool) -> int:
+def start(row: Mutation, folder: Path, anew: bool) -> int:
     """Fork a process for one row; its output goes to `folder`/log.
 
     Args:
         row: the bug.
-        project: a copy of the project, which the row's own shares its files with.
-        folder: a new folder of its own.
+        folder: of a copy of the project, which no other process has meanwhile.
         anew: run pytest in a new interpreter, not in the fork of this one.
 
     Returns:
         Its process id, which is its process group's too.
     """
-    shutil.copytree(project, folder / "project", copy_function=os.link)
+    (folder / "log").unlink(missing_ok=True)
     child = os.fork()
     if child:
         return child
@@ -202,18 +218,18 @@ def run_all(rows: list[Mutation], workers: int) -> list[Run]:
     """
     waiting, running, done = [(row, False) for row in rows], {}, []
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(rows), disable=None) as progress:
-        project = Path(folder) / "project"
-        copy_project(project)
+        free = [Path(folder) / str(number) for number in range(min(workers, len(rows)))]
+        for place in free:
+            copy_project(place / "project")
         try:
-            for number in itertools.count():
-                while waiting and len(running) < workers:
+            while waiting or running:
+                while waiting and free:
                     row, anew = waiting.pop(0)
-                    place = Path(folder) / f"{number}-{len(waiting)}"
-                    child = start(row, project, place, anew)
+                    child = start(row, place := free.pop(), anew)
                     running[child] = Run(row, place, anew, time.monotonic() + LIMIT * (1 + anew))
-                if not running:
-                    break
                 run, code = wait_for_one(running)
+                free.append(run.place)
+                shutil.copy2(ROOT / run.row.file, run.place / "project" / run.row.file)
                 if code is None and not run.anew:
                     print(f"{run.row.bug}: no end in {LIMIT} s:\n{run.tail()}", file=sys.stderr)
                     waiting.append((run.row, True))
@@ -223,7 +239,6 @@ def run_all(rows: list[Mutation], workers: int) -> list[Run]:
                     raise ValueError(f"{run.row.bug}: {run.row.test} {how}:\n{run.tail()}")
                 run.caught = code == 1
                 done.append(run)
-                shutil.rmtree(run.place)
                 progress.update()
         finally:
             for child in running:

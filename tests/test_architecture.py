@@ -12,6 +12,7 @@ import itertools
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,12 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module's syntax tree."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
@@ -132,9 +138,13 @@ def _absolute(name: str, node: ast.ImportFrom) -> str:
     return ".".join((*parts, node.module) if node.module else parts)
 
 
-GRAPH = {
-    name: {o for o in imported(name, tree) if o in MODULES and o not in (name, PACKAGE)} for name, tree in TREES.items()
-}
+@cache
+def graph() -> dict[str, set[str]]:
+    """What of the package every module imports."""
+    return {
+        name: {o for o in imported(name, tree) if o in MODULES and o not in (name, PACKAGE)}
+        for name, tree in trees().items()
+    }
 
 
 def room_of(module: str) -> str:
@@ -174,7 +184,7 @@ def wrong_directions() -> list[str]:
     """Pairs of modules, the first of which may not import the second."""
     return [
         f"{name} imports {other}"
-        for name, others in GRAPH.items()
+        for name, others in graph().items()
         for other in sorted(others)
         if room_of(name) != room_of(other) and not _allowed(room_of(name), room_of(other))
     ]
@@ -192,7 +202,7 @@ def test_imports_point_one_way() -> None:
 
 def circles() -> set[frozenset[str]]:
     """Groups of modules each of which imports, by way of others, every other of its group."""
-    reach = {name: set(others) for name, others in GRAPH.items()}
+    reach = {name: set(others) for name, others in graph().items()}
     changed = True
     while changed:
         changed = False
@@ -215,7 +225,7 @@ def test_pure_rooms_do_not_import_fairseq(room: str) -> None:
     """Only what runs at import counts: a function may."""
     for name in MODULES:
         if room_of(name) == room:
-            tops = [node for node in TREES[name].body if isinstance(node, ast.Import | ast.ImportFrom)]
+            tops = [node for node in trees()[name].body if isinstance(node, ast.Import | ast.ImportFrom)]
             names = [node.module or "" for node in tops if isinstance(node, ast.ImportFrom)]
             names += [alias.name for node in tops if isinstance(node, ast.Import) for alias in node.names]
             assert not [other for other in names if other.split(".")[0] == "fairseq"], name
@@ -271,7 +281,7 @@ def test_no_scheme_is_named_outside_its_file() -> None:
     free = (f"{PACKAGE}.schemes", f"{PACKAGE}.cli.quickstart")
     found = [
         f"{name}, line {line}: {scheme}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if not name.startswith(free) and name.removeprefix(f"{PACKAGE}.") not in KNOWN_NAMES
         for line, scheme in sorted(set(named(tree)))
     ]
@@ -283,7 +293,7 @@ def test_schemes_do_not_import_each_other(scheme: str) -> None:
     """A file of schemes stands alone, so that it can be read, copied and removed alone."""
     for name in below("schemes"):
         if f'"{scheme}"' in MODULES[name].read_text():
-            assert not [other for other in GRAPH[name] if room_of(other) == "schemes"], name
+            assert not [other for other in graph()[name] if room_of(other) == "schemes"], name
 
 
 def test_the_longest_tests_are_there() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # noqa: F401  the first optimizer does, in each fork if not here
 from omegaconf import OmegaConf
 
 import relpos_fairseq  # noqa: F401  registers the models
