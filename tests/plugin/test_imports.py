@@ -31,15 +31,7 @@ names = [] if "fairseq" not in sys.modules else [
         sys.modules["fairseq.registry"].REGISTRIES["optimizer"]["registry"],
     ) for name in registry
 ]
-print("SHOWN", json.dumps([loaded, names]), flush=True)
-"""
-FORKS = """
-import os, torch, hydra.experimental, sacrebleu, sklearn.metrics
-for statements in {}:
-    if not (child := os.fork()):
-        exec(statements, {{}})
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, statements
+print(json.dumps([loaded, names]))
 """
 OURS = {
     *("relpos_transformer", "relpos_transformer_lm", "relpos_transformer_xl", "relpos_roberta"),
@@ -52,19 +44,18 @@ BY_FLAG = (
 )
 
 
-def shown(code: str) -> list[tuple[list[str], set[str]]]:
-    """What a fresh process and its forks have loaded, and the names that fairseq knows."""
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = (line.partition("SHOWN ") for line in done.stdout.splitlines())
-    return [(loaded, set(names)) for _, _, text in lines if text for loaded, names in [json.loads(text)]]
-
-
 def after(*statements: str) -> tuple[list[str], set[str]]:
-    """The same after some statements."""
-    [found] = shown("\n".join((*statements, SHOW)))
-    return found
+    """What a fresh process has loaded after some statements, and the names that fairseq knows."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded, names = json.loads(done.stdout.splitlines()[-1])
+    return loaded, set(names)
 
 
 def test_the_package_alone_loads_nothing() -> None:
@@ -89,23 +80,22 @@ def test_pure_parts_load_torch_alone() -> None:
     assert OURS <= names
 
 
-ORDERS = (
-    "import fairseq; import relpos_fairseq",
-    BY_FLAG,
-    "import relpos_fairseq.models.relpos_transformer",
-    "import relpos_fairseq.data.streams.dataset",
-    "import relpos_fairseq.conversion.writer",
-)
+ORDERS = {
+    "fairseq, plugin": ("import fairseq", "import relpos_fairseq"),
+    "user dir": (BY_FLAG,),
+    "a model": ("import relpos_fairseq.models.relpos_transformer",),
+    "a data set": ("import relpos_fairseq.data.streams.dataset",),
+    "a conversion": ("import relpos_fairseq.conversion.writer",),
+}
 
 
 @pytest.mark.slow
-def test_the_plugin_registers() -> None:
-    """Also where the first import after other libraries' is that of a file which needs fairseq."""
-    found = shown(FORKS.format([order + SHOW for order in ORDERS]))
-    assert len(found) == len(ORDERS)
-    for order, (loaded, names) in zip(ORDERS, found, strict=True):
-        assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"], order
-        assert OURS <= names, order
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_plugin_registers(order: str) -> None:
+    """Also where the first import of all is that of a file which needs fairseq."""
+    loaded, names = after(*ORDERS[order])
+    assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"]
+    assert OURS <= names
 
 
 def imported(file: Path) -> set[str]:
