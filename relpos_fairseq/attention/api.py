@@ -110,11 +110,10 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     on_cpu = inputs.q.device.type == "cpu"
     with_terms = any(term.present for term in inputs.terms)
     if on_cpu and inputs.positions.is_step and not need_weights:
-        many = with_terms or thresholds.many_keys(inputs)
-        if many and native.serves_step(inputs):
+        if (with_terms or thresholds.many_keys(inputs, "native")) and native.serves_step(inputs):
             return "native"
         if not with_terms:
-            return "blocked" if many else "sdpa"
+            return "blocked" if thresholds.many_keys(inputs, "blocked") else "sdpa"
     short = on_cpu and _is_short(inputs)
     if with_terms:
         if on_gpu(inputs) and not need_weights and _is_triton(inputs):

@@ -95,20 +95,21 @@ LEAST: dict[tuple[str, bool, bool], Least] = {
 }
 
 
-KEYS_OF_A_STEP = 8192  # in all pairs of row and head
+KEYS_OF_A_STEP = {"native": 1536, "blocked": 8192}  # in all pairs of row and head
 
 
-def many_keys(inputs: AttentionInputs) -> bool:
-    """Tell whether a step of decoding without terms is evaluated faster than by SDPA.
+def many_keys(inputs: AttentionInputs, backend: str) -> bool:
+    """Tell whether a backend evaluates a step of decoding without terms faster than SDPA.
 
-    The kernel takes 1.4 of SDPA's time for 1 row of 12 heads and 128 keys (1,536), 1.05 for 1 of 12
-    and 512 (6,144), 0.8 for 16 of 12 and 32, 0.55 for 16 of 12 and 128, 0.4 for 160 of 8 and 64,
-    0.7 for 160 of 4 and 24 and for 1 of 12 and 2048: AVX-512, one thread.  Two products, where
-    there is no kernel, take 1.3, 1.3, 0.9, 0.6 to 0.8, 0.5, 1.0 to 1.1 and 0.95.
+    The kernel takes 1.1 of SDPA's time for 1 row of 12 heads and 32 keys (384), 0.95 for 5 of 8 and
+    24 (960), 0.98 for 1 of 12 and 128 (1,536), 0.9 for 4 of 12 and 32, 0.8 for 4 of 12 and 64 and for
+    1 of 12 and 512 (6,144), 0.7 for 16 of 12 and 32 and for 1 of 12 and 2048: one thread, AVX-512 and
+    AVX2 alike.  Two products, where there is no kernel, take 1.3 for 1 of 12 and 128 and for 1 of 12
+    and 512, 0.9 for 16 of 12 and 32, 0.95 for 1 of 12 and 2048.
     """
     rows, heads, keys, _ = inputs.k.shape
     exact = inputs.q.dtype == inputs.exact  # the products would convert all keys
-    return exact and rows * heads * keys >= KEYS_OF_A_STEP and not torch.is_grad_enabled()
+    return exact and rows * heads * keys >= KEYS_OF_A_STEP[backend] and not torch.is_grad_enabled()
 
 
 def of(inputs: AttentionInputs) -> int:
