@@ -166,7 +166,7 @@ class Pool:
         now = time.monotonic()
         for cell in [cell for cell in self.waiting if self.later.get(cell.title, 0.0) <= now]:
             self.waiting.remove(cell)
-            if cell.title not in self.later or self.comparison.result(cell) is None:
+            if self.comparison.result(cell) is None:
                 return cell
             self.say(cell, "finished by another process")
         return None

@@ -320,7 +320,8 @@ def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "SHOWN", 0.3)
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
-    other, own = comparison.cells[:2]
+    other, own, done = comparison.cells[:3]
+    write_json(done.place(comparison.results, comparison.code), {"sets": {}})  # since this command began
 
     def finish(self, work, results, code, *rest):
         with locked(self.folder(work, code), wait=False):
@@ -338,11 +339,12 @@ def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     fork = Fork(at_work, tmp_path / "log")
     while not started.exists():
         time.sleep(0.01)
-    assert runs.Pool(comparison, [other, own]).run() == {}
+    assert runs.Pool(comparison, [done, other, own]).run() == {}
     assert end_of(fork) == 0
     out = capsys.readouterr().out
     assert out.count("another process is at it") == 1
-    assert out.index(f"[1/2] {own.title}") < out.index(f"[2/2] {other.title}: finished by another process")
+    assert f"[1/3] {done.title}: finished by another process" in out
+    assert out.index(f"[2/3] {own.title}") < out.index(f"[3/3] {other.title}: finished by another process")
 
 
 def end_of(fork):
