@@ -64,15 +64,17 @@ class _Slices(torch.autograd.Function):
     def forward(
         ctx, shape: AttentionInputs, seed: int, need_weights: bool, *tensors: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        results = [_attend_slice(part, seed + start) for start, _, part in _slices(shape.with_tensors(tensors))]
+        outs, kept = [], []
+        for start, _, part in _slices(shape.with_tensors(tensors)):
+            out, probs = _attend_slice(part, seed + start)
+            outs.append(out)
+            if need_weights:
+                # A causal slice has no keys in its queries' future.
+                kept.append(F.pad(probs, (0, shape.positions.src_len - probs.size(-1))))
         ctx.shape, ctx.seed = shape, seed
         ctx.save_for_backward(*tensors)
-        out = torch.cat([out for out, _ in results], dim=2)  # (B, H, T, Dv)
-        if not need_weights:
-            return out, None
-        src_len = shape.positions.src_len  # a causal slice has no keys in its queries' future
-        rows = [F.pad(probs, (0, src_len - probs.size(-1))) for _, probs in results]
-        return out, torch.cat(rows, dim=2)  # (B, H, T, S)
+        out = torch.cat(outs, dim=2)  # (B, H, T, Dv)
+        return out, torch.cat(kept, dim=2) if need_weights else None  # (B, H, T, S)
 
     @staticmethod
     @differentiable_once("attention by slices", "use --attention-backend reference")

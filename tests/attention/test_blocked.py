@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -348,6 +349,27 @@ def test_inference_mode_and_back(scheme: str) -> None:
         return [part.clone() for part in found]
 
     same(in_a_thread(work), 2 * [expected[0], expected[0], *expected])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_no_more_than_two_slices_are_held(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is linear in length: a slice's probabilities are let go before the one after the next is formed."""
+    formed, alive, attend_slice = [], [], blocked._attend_slice
+
+    def watched(*given: object) -> tuple[Tensor, Tensor]:
+        alive.append(sum(held() is not None for held in formed))
+        out, probs = attend_slice(*given)
+        formed.append(weakref.ref(probs))
+        return out, probs
+
+    monkeypatch.setattr(blocked, "_attend_slice", watched)
+    call, *_ = make_call(Case("m4"), 6 * ROWS, 0, False, "none")
+    with torch.set_grad_enabled(graph):
+        out, probs = attend(call, "blocked", need_weights=False)
+        if graph:
+            out.sum().backward()
+    assert probs is None and len(formed) == 6 * (1 + graph)
+    assert max(alive) <= 1
 
 
 @pytest.mark.parametrize("scheme", ["m4", "shaw", "m3", "rel_scalar"])
