@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import shutil
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import torch
 
 from helpers.commands import relpos, train, write_corpus
 from helpers.models import small_model, small_task
-from relpos_fairseq.benchmarks import serving
 from relpos_fairseq.engine.files import read_json
 from relpos_fairseq.export import ct2
 from relpos_fairseq.export.extras import ExportError, require
@@ -228,10 +226,7 @@ def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys, monkeypatch):
-    server = multiprocessing.get_context("forkserver")  # its processes import what follows once
-    server.set_forkserver_preload(["relpos_fairseq.benchmarks.serving", "fairseq_cli.train"])
-    monkeypatch.setattr(serving, "get_context", lambda _: server)
+def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys):
     assert relpos("benchmark", "serving", checkpoint, corpus.binary, "--rounds", "1") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
     bleu = [float(row.strip(" |").split("|")[-1]) for row in rows]
