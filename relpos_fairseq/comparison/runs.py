@@ -116,7 +116,8 @@ class Comparison:
         (folder / FAILED).unlink(missing_ok=True)
         try:
             cell.finish(self.work, self.results, self.code, self.threads, self.keep)
-        except BusyError:
+        except BusyError as error:
+            print(f"error: {error}", flush=True)
             raise SystemExit(BUSY) from None
         except Exception as error:
             known = isinstance(error, ToolError | ValueError | OSError)

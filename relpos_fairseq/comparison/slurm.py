@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relpos_fairseq.comparison.commands import prepare_process
+from relpos_fairseq.comparison.runs import BUSY, Comparison
 from relpos_fairseq.engine.errors import PreparationError
 
 if TYPE_CHECKING:
     from relpos_fairseq.comparison.cell import Cell
-    from relpos_fairseq.comparison.runs import Comparison
 
 
 def submit(comparison: Comparison, cluster: str) -> int:
@@ -51,5 +51,6 @@ def finish(comparison: Comparison, cell: Cell) -> None:
     prepare_process()
     try:
         comparison.finish(cell)
-    except SystemExit:
-        raise RuntimeError(comparison.failure(cell) or "failed") from None
+    except SystemExit as end:
+        busy = "another process is at it: run the same command again later"
+        raise RuntimeError(busy if end.code == BUSY else comparison.failure(cell) or "failed") from None

@@ -20,10 +20,10 @@ from conftest import ROOT
 
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.comparison import cell as cells
-from relpos_fairseq.comparison import runs
+from relpos_fairseq.comparison import runs, slurm
 from relpos_fairseq.comparison.runs import Comparison, Options
 from relpos_fairseq.comparison.spec import make_spec
-from relpos_fairseq.engine.errors import ToolError
+from relpos_fairseq.engine.errors import BusyError, ToolError
 from relpos_fairseq.engine.files import write_json
 from relpos_fairseq.engine.forks import Fork, in_fork
 from relpos_fairseq.engine.stages import locked
@@ -347,6 +347,21 @@ def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     assert out.index(f"[2/3] {own.title}") < out.index(f"[3/3] {other.title}: finished by another process")
 
 
+def test_a_job_says_that_another_process_has_its_cell(tmp_path, monkeypatch):
+    spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
+    comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
+    cell = comparison.cells[0]
+
+    def busy(*given):
+        raise BusyError("another process is preparing it")
+
+    monkeypatch.setattr(type(cell), "finish", busy)
+    monkeypatch.setattr(slurm, "prepare_process", lambda: None)
+    with pytest.raises(RuntimeError, match="another process is at it: run the same command again later"):
+        slurm.finish(comparison, cell)
+    assert comparison.failure(cell) is None
+
+
 def end_of(fork):
     while fork.poll() is None:
         time.sleep(0.01)
@@ -399,12 +414,10 @@ def test_a_comparison_survives_a_kill(tmp_path):
 def test_jobs_of_a_cluster(tmp_path):
     """Submitit's local processes in place of Slurm's."""
     pytest.importorskip("submitit")
-    from relpos_fairseq.comparison.slurm import submit
-
     content = {**SMALL, "seeds": 1, "schemes": ["none", "nonsense"], "slurm": {"timeout_min": 5}}
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
     spec = write(tmp_path / "small.yaml", content)
     comparison = Comparison.of(Options(spec, work=tmp_path / "work"))
-    assert submit(comparison, "local") == 1
+    assert slurm.submit(comparison, "local") == 1
     done = [comparison.result(cell) is not None for cell in comparison.cells]
     assert done == [True, False] and "nonsense" in comparison.failure(comparison.cells[1])

@@ -138,19 +138,20 @@ int relpos_backward(const Call *call) { return run(call, 1, 1); }
 int relpos_step(const Step *c)
 {
     real *of_queries = malloc(most(met_size(c), 1) * sizeof(real));
+    if (!of_queries)
+        return 1;
     Met met = met_of(c, of_queries);
-    int failed = !of_queries;
+    int failed = 0;
 #pragma omp parallel num_threads(c->threads) reduction(+ : failed)
     {
         unsigned before = flush_small();
         real *memory = (real *)borrow(scratch_size(c) * sizeof(real));
         Scratch scratch = scratch_of(c, memory);
         int64_t done = 0;
-        failed = !memory || !of_queries;
+        failed = !memory;
 #pragma omp for schedule(static)
         for (int64_t head = 0; head < c->heads; head++)
-            if (of_queries)
-                meet(c, &met, head);
+            meet(c, &met, head);
         /* A thread's first pairs are one of each head. */
 #pragma omp for schedule(static)
         for (int64_t pair = 0; pair < c->batch * c->heads; pair++) {

@@ -58,16 +58,15 @@ INLINE int64_t near_of(const Step *c, const Table *x, int64_t rows) { return x->
 /* The first of near_query's rows that are met: a multiple of NR, so that it may be one that no key reads. */
 INLINE int64_t first_met(const Step *c) { return most(c->tables->near_queries - c->src, 0) / NR * NR; }
 
+INLINE int64_t near_row(const Step *c) { return round_up(c->tables->near_queries - first_met(c), NR); }
+
+INLINE int64_t product_row(const Step *c) { return round_up(c->tables->near_products, NR); }
+
+INLINE int64_t met_size(const Step *c) { return c->batch * c->heads * (near_row(c) + product_row(c)); }
+
 INLINE Met met_of(const Step *c, real *memory)
 {
-    int64_t near = round_up(c->tables->near_queries - first_met(c), NR);
-    return (Met){memory, memory + c->batch * c->heads * near, near, round_up(c->tables->near_products, NR)};
-}
-
-INLINE int64_t met_size(const Step *c)
-{
-    Met met = met_of(c, NULL);
-    return c->batch * c->heads * (met.near_row + met.product_row);
+    return (Met){memory, memory + c->batch * c->heads * near_row(c), near_row(c), product_row(c)};
 }
 
 INLINE int shares_factors(const Step *c)
