@@ -78,17 +78,30 @@ DOTS_OF(dots_of_two, X_Y)         /* x_j.y_j */
 DOTS_OF(dots_of_sum, ONE_Y | X_Y) /* (one + x_j).y_j */
 DOTS_OF(dots_weighed, ONE_X_Y)    /* sum_c one_c x_j,c y_j,c */
 
+/* Has x in a register, where gcc would read it from memory once for every product (znver3: 52 us for 35). */
+#if defined(__x86_64__)
+#define IN_A_REGISTER(x) __asm__("" : "+v"(x))
+#elif defined(__aarch64__)
+#define IN_A_REGISTER(x) __asm__("" : "+w"(x))
+#else
+#define IN_A_REGISTER(x) ((void)(x))
+#endif
+
 /* out (count, NR) = x (count, dim) panel (dim, NR of PANEL). */
 INLINE void rows_by_panel(real *out, int64_t out_row, const real *x, int64_t x_row, int count,
                           const real *panel, int64_t dim)
 {
     vec sums[TOGETHER][2] = {{{0}}};
-    for (int64_t d = 0; d < dim; d++)
+    for (int64_t d = 0; d < dim; d++) {
+        vec first = *(const vec *)(panel + d * PANEL), second = *(const vec *)(panel + d * PANEL + VL);
+        IN_A_REGISTER(first);
+        IN_A_REGISTER(second);
 #pragma GCC unroll 4
         for (int i = 0; i < count; i++) {
-            sums[i][0] += x[i * x_row + d] * *(const vec *)(panel + d * PANEL);
-            sums[i][1] += x[i * x_row + d] * *(const vec *)(panel + d * PANEL + VL);
+            sums[i][0] += x[i * x_row + d] * first;
+            sums[i][1] += x[i * x_row + d] * second;
         }
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < count; i++) {
         *(vec *)(out + i * out_row) = sums[i][0];
