@@ -48,7 +48,9 @@ def benchmark(args: argparse.Namespace) -> None:
         picture(args.plot, found, head)
     if args.write:
         for part, text in texts.items():
-            kind = f"size {args.size}" if part == "translation" else f"clip {args.clip}"
+            kind = f"clip {args.clip}"
+            if part == "translation":
+                kind = f"size {args.size} {args.rows} x {args.length}"
             write_section(args.write, f"models {part} {args.device} {args.dtype} {kind}", text)
 
 

@@ -47,6 +47,7 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     text, out = page.read_text(), capsys.readouterr().out
     assert "train: 6 candidates, 1 rounds, 6 of 6 samples on a machine that was not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
+    assert "models translation cpu float32 size tiny 2 x 4: begin" in text  # another batch has a table of its own
     assert "| translation | train | generate |" in text and "size tiny, 2 sentences of 3-4 tokens" in text
     rows = list(csv.DictReader((tmp_path / "1.csv").open()))
     assert [row["name"] for row in rows if row["name"] not in translation.GAINS] == [*["fairseq", "shaw", "m4"] * 2]
