@@ -15,6 +15,7 @@ Row rule: whatever concerns query row i depends on q_i, the keys, what is kept w
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -184,14 +185,16 @@ class PositionScheme(nn.Module):
         reach = self.options.clip_distance or max(self.shape.max_positions - 1, 1)
         return Clipped(reach, reach)
 
-    def draw(self, *size: int, std: float, mean: float = 0.0) -> nn.Parameter:
-        """Draw a parameter from N(mean, std) without touching the global random state.
+    def draw(self, *size: int, std: float, mean: float = 0.0, uniform: bool = False) -> nn.Parameter:
+        """Draw a parameter from N(mean, std), or evenly with that deviation, without touching the global random state.
 
         The stream depends on the global seed, where the scheme stands and what was drawn before,
         so that choosing a scheme changes no other parameter's initial value.
         """
-        values = torch.randn(*size, generator=self._generator()) * std + mean
-        return nn.Parameter(values)
+        generator = self._generator()
+        if uniform:
+            return nn.Parameter((2 * torch.rand(*size, generator=generator) - 1) * math.sqrt(3) * std + mean)
+        return nn.Parameter(torch.randn(*size, generator=generator) * std + mean)
 
     def _generator(self) -> torch.Generator:
         drawn = sum(1 for _ in self.parameters())

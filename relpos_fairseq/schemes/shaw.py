@@ -7,17 +7,20 @@ Equation (001; 000 eq. 7-9; 003 eq. 3), r = clip(j - i, -k, k):
 
 The tables meet q, so a^K is the term's query_vectors.  `shaw_keys` drops a^V, as T5, Huang and 003
 do; --position-keys off drops a^K instead.  Tensor2tensor shares the tables among heads and so do
-we; --position-share none gives each head its own (000's count).  Translation keeps the paper's
+we; --position-share none gives each head its own (000's count).  Tensor2tensor's tables start evenly
+in +-sqrt(6 / (2k + 1 + d)), by Glorot's rule (a deviation of 0.14 for k = 16 and d = 64), as its
+variables all do: --position-init paper.  Translation keeps the paper's
 k = 16: ends that few sentences reach cost nothing early, for 4 is no better
 (examples/comparison/late).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE, Choice
 from relpos_fairseq.positions import Positions
@@ -45,8 +48,11 @@ class ShawKeys(PositionScheme):
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`key_table`: (heads|1, R, D)."""
         super().__init__(shape, options)
-        size = (self.table_heads, self.clipped.size, shape.head_dim)
-        self.key_table = self.draw(*size, std=0.02)
+        self.key_table = self._start(self.table_heads, self.clipped.size, shape.head_dim)
+
+    def _start(self, *size: int) -> nn.Parameter:
+        """Draw a table."""
+        return self.draw(*size, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """q.a_r."""
@@ -89,9 +95,15 @@ class Shaw(ShawKeys):
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`key_table`, `value_table`: (heads|1, R, D)."""
         super().__init__(shape, options)
-        self.value_table = self.draw(*self.key_table.shape, std=0.02)
+        self.value_table = self._start(*self.key_table.shape)
         if options.keys == "off":
             del self.key_table
+
+    def _start(self, *size: int) -> nn.Parameter:
+        """Draw a table, by Glorot's rule where it starts as in tensor2tensor."""
+        if self.options.init == "paper":
+            return self.draw(*size, std=math.sqrt(2 / sum(size[1:])), uniform=True)
+        return super()._start(*size)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """q.a_r, and vectors added to the values."""

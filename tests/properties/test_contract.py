@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
 
@@ -174,7 +175,7 @@ def test_neutral_start_changes_no_logit(scheme: str) -> None:
 
 
 def test_paper_start() -> None:
-    """M4M from N(0, 0.02) with the model's own biases; u and v as the released code draws them."""
+    """M4M from N(0, 0.02) with the model's own biases; u and v, and Shaw's tables, as released code draws them."""
     table = started("m4m", "paper", position_clip_distance="64").table
     assert abs(float(table.std()) - 0.02) < 0.002 and abs(float(table.mean())) < 0.002
     q, k = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
@@ -184,6 +185,13 @@ def test_paper_start() -> None:
     biases = started("transformer_xl", "paper")
     assert 0.005 < float(biases.content_bias.std()) < 0.04 and biases.position_bias.any()
     assert not started("transformer_xl", "auto").content_bias.any()
+    shaw = started("shaw", "paper", position_share="none")
+    heads, rows, width = shaw.key_table.shape
+    limit = math.sqrt(6 / (rows + width))  # Glorot's, by tensor2tensor's uniform_unit_scaling
+    for table in (shaw.key_table, shaw.value_table):
+        assert 0.95 * limit < float(table.abs().max()) <= limit
+        assert abs(float(table.std()) - limit / math.sqrt(3)) < 0.05 * limit
+    assert abs(float(started("shaw", "auto").key_table.std()) - 0.02) < 0.004
     with pytest.raises(ValueError, match="no gradient leaves it"):
         started("tupe", "neutral", position_projections="one")
 
