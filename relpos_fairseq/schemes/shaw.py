@@ -9,7 +9,8 @@ The tables meet q, so a^K is the term's query_vectors.  `shaw_keys` drops a^V, a
 do; --position-keys off drops a^K instead.  Tensor2tensor shares the tables among heads and so do
 we; --position-share none gives each head its own (000's count).  Tensor2tensor's tables start evenly
 in +-sqrt(6 / (2k + 1 + d)), by Glorot's rule (a deviation of 0.14 for k = 16 and d = 64), as its
-variables all do: --position-init paper.  Translation keeps the paper's
+variables all do: --position-init paper, which is ahead early in training, on the one task where it
+was tried (examples/comparison/late); the default is what 003 and BERT have.  Translation keeps the paper's
 k = 16: ends that few sentences reach cost nothing early, for 4 is no better
 (examples/comparison/late).
 """
