@@ -48,9 +48,8 @@ def benchmark(args: argparse.Namespace) -> None:
         picture(args.plot, found, head)
     if args.write:
         for part, text in texts.items():
-            kind = f"clip {args.clip}"
-            if part == "translation":
-                kind = f"size {args.size} {args.rows} x {args.length}"
+            batch = f"size {args.size} {args.rows} x {args.length}"
+            kind = batch if part == "translation" else f"clip {args.clip}"
             write_section(args.write, f"models {part} {args.device} {args.dtype} {kind}", text)
 
 

@@ -10,9 +10,8 @@ do; --position-keys off drops a^K instead.  Tensor2tensor shares the tables amon
 we; --position-share none gives each head its own (000's count).  Tensor2tensor's tables start evenly
 in +-sqrt(6 / (2k + 1 + d)), by Glorot's rule (a deviation of 0.14 for k = 16 and d = 64), as its
 variables all do: --position-init paper, which is ahead early in training, on the one task where it
-was tried (examples/comparison/late); the default is what 003 and BERT have.  Translation keeps the paper's
-k = 16: ends that few sentences reach cost nothing early, for 4 is no better
-(examples/comparison/late).
+was tried (examples/comparison/late); the default is what BERT's tables have.  Translation keeps the
+paper's k = 16: ends that few sentences reach cost nothing early, for 4 is no better (there too).
 """
 
 from __future__ import annotations
@@ -52,7 +51,9 @@ class ShawKeys(PositionScheme):
         self.key_table = self._start(self.table_heads, self.clipped.size, shape.head_dim)
 
     def _start(self, *size: int) -> nn.Parameter:
-        """Draw a table."""
+        """Draw a table (heads|1, R, D): as BERT's start, or by Glorot's rule as tensor2tensor's."""
+        if self.options.init == "paper":
+            return self.draw(*size, std=math.sqrt(2 / sum(size[1:])), uniform=True)
         return self.draw(*size, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
@@ -99,12 +100,6 @@ class Shaw(ShawKeys):
         self.value_table = self._start(*self.key_table.shape)
         if options.keys == "off":
             del self.key_table
-
-    def _start(self, *size: int) -> nn.Parameter:
-        """Draw a table, by Glorot's rule where it starts as in tensor2tensor."""
-        if self.options.init == "paper":
-            return self.draw(*size, std=math.sqrt(2 / sum(size[1:])), uniform=True)
-        return super()._start(*size)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """q.a_r, and vectors added to the values."""

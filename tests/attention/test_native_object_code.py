@@ -117,3 +117,14 @@ def test_products_stay_in_registers(target: str, tmp_path: Path) -> None:
             if re.search(STACK[kind], part[2]) and re.search(VECTORS[kind], part[2])
         ]
         assert not spilled, f"{target}, {name}"
+
+
+@pytest.mark.parametrize("target", [*X86[1:], "znver3"])
+def test_a_panel_is_read_once_a_channel(target: str, tmp_path: Path) -> None:
+    """A product of rows and a table reads no operand from memory: gcc for Zen 3 read a panel anew for every row."""
+    source = tmp_path / "rows.c"
+    source.write_text('#include "rows.h"\nvoid *kept = (void *)rows_by_panels;\n', encoding="utf-8")
+    found = functions(target, source, tmp_path, False)["rows_by_panels"]
+    products = [part for one in loops(found) for part in one if re.fullmatch(r"vfmadd\d+ps", part[1])]
+    assert len(products) >= 8
+    assert not [operands for _, _, operands in products if "(" in operands]

@@ -188,7 +188,8 @@ def test_paper_start() -> None:
     shaw = started("shaw", "paper", position_share="none")
     heads, rows, width = shaw.key_table.shape
     limit = math.sqrt(6 / (rows + width))  # Glorot's, by tensor2tensor's uniform_unit_scaling
-    for table in (shaw.key_table, shaw.value_table):
+    keys_alone = started("shaw_keys", "paper", position_share="none")
+    for table in (shaw.key_table, shaw.value_table, keys_alone.key_table):
         assert 0.95 * limit < float(table.abs().max()) <= limit
         assert abs(float(table.std()) - limit / math.sqrt(3)) < 0.05 * limit
     assert abs(float(started("shaw", "auto").key_table.std()) - 0.02) < 0.004
