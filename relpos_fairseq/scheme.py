@@ -193,8 +193,10 @@ class PositionScheme(nn.Module):
         """
         generator = self._generator()
         if uniform:
-            return nn.Parameter((2 * torch.rand(*size, generator=generator) - 1) * math.sqrt(3) * std + mean)
-        return nn.Parameter(torch.randn(*size, generator=generator) * std + mean)
+            values = (2 * torch.rand(*size, generator=generator) - 1) * math.sqrt(3)
+        else:
+            values = torch.randn(*size, generator=generator)
+        return nn.Parameter(values * std + mean)
 
     def _generator(self) -> torch.Generator:
         drawn = sum(1 for _ in self.parameters())

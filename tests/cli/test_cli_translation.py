@@ -273,7 +273,7 @@ def test_named_size_reaches_the_model_by_hydra(corpus, name):
 def test_recipe_says_what_it_trains(corpus, recipe):
     from fairseq.dataclass.initialize import add_defaults
 
-    own = (f"++model.position_{name}=auto" for name in ("clip_distance", "share"))
+    own = (f"++model.position_{name}=auto" for name in ("clip_distance", "share", "init"))
     cfg = composed(corpus, recipe, "model.position_scheme=alibi", *own)
     add_defaults(cfg)
     model = on_meta(cfg)
