@@ -29,6 +29,18 @@ class Evaluated(NamedTuple):
     terms: tuple[PositionTerms, ...]
     members: tuple[tuple[PositionTerms, ...], ...]
 
+    @property
+    def by_position(self) -> bool:
+        """Whether a term's factors are yet to be read by position."""
+        return any(term.position_factors is not None for term in self.terms)
+
+    def at(self, positions: Positions) -> Evaluated:
+        """Return the same with all factors read by position."""
+        if not self.by_position:
+            return self
+        members = tuple(tuple(term.at(positions) for term in terms) for terms in self.members)
+        return Evaluated(self.prepared, sum(members, ()), members)
+
 
 class SchemeStack(nn.ModuleList):
     """The members of a hybrid that stand at one place: in a layer, or shared by all layers.
@@ -50,17 +62,17 @@ class SchemeStack(nn.ModuleList):
         return tuple(scheme.prepare(positions) for scheme in self)
 
     def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
-        return self.evaluated(prepared, positions).terms
+        return self.evaluated(prepared, positions).at(positions).terms
 
     def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
-        """Return what was prepared, with the members' terms."""
+        """Return what was prepared, with the members' terms, whose factors are not yet read by position."""
         pairs = zip(self, prepared, strict=True)
         members = tuple(scheme.terms(part, positions) for scheme, part in pairs)
         return Evaluated(prepared, sum(members, ()), members)
 
     def evaluate(self, positions: Positions) -> Evaluated:
         """Return what the members prepare, and their terms."""
-        return self.evaluated(self.prepare(positions), positions)
+        return self.evaluated(self.prepare(positions), positions).at(positions)
 
     def log_gates(self, source: Tensor) -> Tensor | None:
         """Sum the members' log gates for a layer's input (S, B, E): (B, H|1, S, sides) or None."""
@@ -123,7 +135,8 @@ class PositionContext:
 class DecodingTerms:
     """What schemes prepare, and their terms, kept between the steps of decoding.
 
-    Parts are prepared for more tokens than there are, so that many steps are served.
+    Parts are prepared for more tokens than there are, so that many steps are served.  Where tokens
+    stand in order, a step's factors stay tables, which attention reads at the last position.
     """
 
     def __init__(self) -> None:
@@ -131,6 +144,8 @@ class DecodingTerms:
         self._gradients = False
         self._prepared: tuple = ()
         self._last = Evaluated((), (), ())
+        self._moving = True
+        self._limited: list[PositionScheme] = []
 
     def evaluate(self, schemes: SchemeStack, positions: Positions) -> Evaluated:
         """Do as `SchemeStack.evaluate`, with what earlier steps left."""
@@ -140,14 +155,23 @@ class DecodingTerms:
         if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
             self._prepare(schemes, positions)
         elif not self._moving:
-            return self._last
-        self._last = schemes.evaluated(self._prepared, positions)
-        return self._last
+            for scheme in self._limited:
+                scheme.check_length(positions)
+            return self._read(positions)
+        self._form(schemes, positions)
+        return self._read(positions)
 
-    @property
-    def _moving(self) -> bool:
-        """Whether terms depend on where the query stands, as only factors and a reset do."""
-        return any(term.static_factors is not None or term.reset is not None for term in self._last.terms)
+    def _read(self, positions: Positions) -> Evaluated:
+        in_order = positions.token_index is None and positions.drawn is None
+        return self._last if positions.is_step and in_order else self._last.at(positions)
+
+    def _form(self, schemes: SchemeStack, positions: Positions) -> None:
+        self._last = schemes.evaluated(self._prepared, positions)
+        terms = self._last.terms
+        # What moves with the query: a reset, and factors that a scheme read itself.
+        self._moving = any(term.reset is not None or term.static_factors is not None for term in terms)
+        members = zip(schemes, self._last.members, strict=True)
+        self._limited = [scheme for scheme, own in members if any(term.position_factors for term in own)]
 
     def _prepare(self, schemes: SchemeStack, positions: Positions) -> None:
         self._capacity = length = capacity_for(positions.src_len)

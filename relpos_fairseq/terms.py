@@ -100,6 +100,8 @@ class PositionTerms:
         static: (H|1, R) in logit units.
         by_row: likewise, formed for each row by itself.
         static_factors: ((B|1, H|1, T, r), (B|1, H|1, S, r)) whose product is in logit units.
+        position_factors: (H|1, n, r) tables of queries and of keys with a row a position, which `at`
+            reads: a term with them serves any positions, as one with tables over distances does.
         contextual: (H|1, n, D) vectors e in q.e_p, scaled; p counts what the row's logits count.
         decay: sums of gates, of the layer's input; it stands in a term of its own.
         value_vectors: (H|1, R, D) added to the values.
@@ -117,6 +119,7 @@ class PositionTerms:
     static: Tensor | None = None
     by_row: ByRow | None = None
     static_factors: tuple[Tensor, Tensor] | None = None
+    position_factors: tuple[Tensor, Tensor] | None = None
     contextual: Tensor | None = None
     decay: Decay | None = None
     value_vectors: Tensor | None = None
@@ -148,6 +151,15 @@ class PositionTerms:
         given = [name for name in _GIVEN if getattr(self, name) is not None]
         return tuple(name for name in given if name != "product" or self.product)
 
+    def at(self, positions: Positions) -> PositionTerms:
+        """Return the same term with the factors of `positions`, if it has tables of them."""
+        if self.position_factors is None:
+            return self
+        queries, keys = self.position_factors
+        of_keys = positions.rows_of_keys(keys)
+        rows = of_keys if queries is keys else positions.rows_of_keys(queries)
+        return replace(self, position_factors=None, static_factors=(positions.of_queries(rows, axis=2), of_keys))
+
     def with_reset(self, reset: Reset | None) -> PositionTerms:
         """Return the same term under a reset."""
         return self if reset is None else replace(self, reset=reset)
@@ -168,7 +180,8 @@ class PositionTerms:
     def adds_to_logits(self) -> bool:
         """Whether anything is added to (rather than multiplied into) the logits."""
         vectors = self.query_vectors is not None or self.key_vectors is not None
-        added = (self.static, self.by_row, self.static_factors, self.contextual, self.decay)
+        factors = (self.static_factors, self.position_factors)
+        added = (self.static, self.by_row, *factors, self.contextual, self.decay)
         return any(part is not None for part in added) or (vectors and not self.product)
 
 

@@ -53,6 +53,10 @@ def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = 
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
+    if backend == "auto" and _is_native_step(inputs, need_weights):
+        with _full_precision(inputs.q.device.type):
+            return native.step.attend(inputs), None  # it alone reads factors by position
+    inputs = inputs.placed()
     if backend == "auto":
         chosen = choose(inputs, need_weights)  # what refuses nothing of this
     else:
@@ -67,8 +71,6 @@ def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = 
     if chosen == "sdpa":
         return sdpa.attend(inputs)
     with _full_precision(inputs.q.device.type):
-        if chosen == "native" and backend == "auto" and inputs.positions.is_step:
-            return native.step.attend(inputs), None  # `choose` asked whether it serves
         if chosen == "reference":
             out, probs = reference.attend(inputs)
             return out, probs if need_weights else None
@@ -107,13 +109,12 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """The backend that `auto` means for these inputs."""
     if is_exported():
         return "reference"
+    if _is_native_step(inputs, need_weights):
+        return "native"
     on_cpu = inputs.q.device.type == "cpu"
-    with_terms = any(term.present for term in inputs.terms)
-    if on_cpu and inputs.positions.is_step and not need_weights:
-        if (with_terms or thresholds.many_keys(inputs, "native")) and native.serves_step(inputs):
-            return "native"
-        if not with_terms:
-            return "blocked" if thresholds.many_keys(inputs, "blocked") else "sdpa"
+    with_terms = _has_terms(inputs)
+    if on_cpu and inputs.positions.is_step and not need_weights and not with_terms:
+        return "blocked" if thresholds.many_keys(inputs, "blocked") else "sdpa"
     short = on_cpu and _is_short(inputs)
     if with_terms:
         if on_gpu(inputs) and not need_weights and _is_triton(inputs):
@@ -129,6 +130,17 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     if with_terms or need_weights or inputs.dropout:
         instead = "reference" if _is_one_slice(inputs) else "blocked"
     return "native" if not need_weights and _is_native(inputs, instead) else instead
+
+
+def _has_terms(inputs: AttentionInputs) -> bool:
+    return any(term.present for term in inputs.terms)
+
+
+def _is_native_step(inputs: AttentionInputs, need_weights: bool) -> bool:
+    """Whether the kernel is to evaluate a step of decoding."""
+    if need_weights or not inputs.positions.is_step or inputs.q.device.type != "cpu" or is_exported():
+        return False
+    return (_has_terms(inputs) or thresholds.many_keys(inputs, "native")) and native.serves_step(inputs)
 
 
 def _is_one_slice(inputs: AttentionInputs) -> bool:

@@ -76,6 +76,12 @@ class AttentionInputs:
             return q, k, q, k
         return q, k, self.content_q.to(self.exact), self.content_k.to(self.exact)
 
+    def placed(self) -> AttentionInputs:
+        """The same call with all factors read by position."""
+        if all(term.position_factors is None for term in self.terms):
+            return self
+        return replace(self, terms=tuple(term.at(self.positions) for term in self.terms))
+
     def rows(self, start: int, stop: int) -> AttentionInputs:
         """The same call for query rows [start, stop)."""
         content_q = None if self.content_q is None else self.content_q[:, :, start:stop]
@@ -160,7 +166,7 @@ def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> Position
         value = getattr(term, name)
         if isinstance(value, Tensor):
             changed[name] = change(value)
-        elif name == "static_factors":
+        elif name in ("static_factors", "position_factors"):
             changed[name] = (change(value[0]), change(value[1]))
         elif name == "by_row":
             changed[name] = ByRow(value.form, tuple(change(tensor) for tensor in value.tensors))

@@ -100,8 +100,7 @@ def parts_of(inputs: AttentionInputs, tables: StepTables) -> Parts:
     if tables.products:
         products = products_of(inputs, tables)
         factor = products if factor is None else factor * products
-    added, factors = added_of(inputs)
-    added += map(product_of_factors, factors)
+    added = [*added_of(inputs), *map(product_of_factors, factors_of(inputs, tables))]
     if tables.static is not None:
         added.append(tables.static[None, :, -length:])
     if tables.offset is not None and not folds:
@@ -110,21 +109,26 @@ def parts_of(inputs: AttentionInputs, tables: StepTables) -> Parts:
     return Parts(scaled, factor, sum(added[1:], added[0]) if added else None)
 
 
-def added_of(inputs: AttentionInputs) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return what terms add to the logits of this step alone.
-
-    Returns:
-        (B|1, H|1, S) numbers, and factors ((B|1, H|1, 1, r), (B|1, H|1, S, r)) of such.
-    """
-    added, factors = [], []
+def added_of(inputs: AttentionInputs) -> list[Tensor]:
+    """Return the (B|1, H|1, S) that terms add to the logits of this step alone, but for factors."""
+    added = []
     for term in inputs.terms:
         if term.by_row is not None:
             added.append(term.by_row.of(inputs.positions)[:, :, 0])
-        if term.static_factors is not None:
-            factors.append(tuple(part.to(inputs.exact) for part in term.static_factors))
         if term.decay is not None:
             added.append((term.decay.past[..., -1:] - term.decay.past).to(inputs.exact))
-    return added, factors
+    return added
+
+
+def factors_of(inputs: AttentionInputs, tables: StepTables) -> list[tuple[Tensor, Tensor]]:
+    """Return all factors: ((B|1, H|1, 1, r), (B|1, H|1, S, r)) each."""
+    return given_factors(inputs) + tables.factors_at(inputs.k.size(2))
+
+
+def given_factors(inputs: AttentionInputs) -> list[tuple[Tensor, Tensor]]:
+    """Return those that are not read by position."""
+    given = (term.static_factors for term in inputs.terms if term.static_factors is not None)
+    return [tuple(part.to(inputs.exact) for part in pair) for pair in given]
 
 
 def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:

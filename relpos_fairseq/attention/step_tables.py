@@ -81,6 +81,7 @@ class StepTables:
         offset: (1, H|1, 1, D) what all keys meet beside the query.
         factor: (1, H|1, 1, D) scale w_tail of a trilinear term, which multiplies the query.
         products: the terms that multiply the content.
+        factors: (H|1, n, r) of queries and of keys, a row a position, of each term that has such.
 
     Args:
         terms: of the step; others with the same tables may follow (see `fit`).
@@ -99,6 +100,8 @@ class StepTables:
         self.parts = tuple(None if term.relation is None else TermTables(term, scale, exact, device) for term in terms)
         given = [part for part in self.parts if part is not None]
         self.products = [part for part in given if part.term.product]
+        by_position = (term.position_factors for term in terms if term.position_factors is not None)
+        self.factors = [tuple(part.to(exact) for part in pair) for pair in by_position]
         self.query = self.key = self.trilinear = self.value = self.value_tail = None
         self.gate = self.static = self.offset = self.factor = None
         for part in given:
@@ -142,6 +145,10 @@ class StepTables:
     def folds(self, rotated: bool) -> bool:
         """Whether `offset` may be added to the content's query, where that may be rotated."""
         return self.gate is None and not (self.products or rotated)
+
+    def factors_at(self, length: int) -> list[tuple[Tensor, Tensor]]:
+        """The factors of the last of `length` positions, (1, H|1, 1, r), and of all, (1, H|1, length, r)."""
+        return [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in self.factors]
 
     def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
         """What `form` returns of these tables, formed for the first step that asks."""

@@ -62,9 +62,8 @@ class AbsScalar(PositionScheme):
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Both factors are rows of P."""
         self.check_length(positions)
-        keys = positions.rows_of_keys(self.position_table)
-        factors = (positions.of_queries(keys, axis=2), keys)
-        return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
+        factors = (self.position_table, self.position_table)
+        return (PositionTerms(position_factors=factors, reset=self.reset_at(positions)),)
 
 
 def _from_buckets(source: Takeover) -> dict[str, Tensor]:

@@ -108,14 +108,8 @@ class TupeAbsolute(PositionScheme):
 
     def terms(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the two factors of the position product."""
-        factors = self._factors(prepared, positions)
-        return (PositionTerms(static_factors=factors, reset=self.reset_at(positions)),)
-
-    def _factors(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[Tensor, Tensor]:
         self.check_length(positions)
-        query, key = prepared
-        rows = positions.rows_of_keys(query)
-        return positions.of_queries(rows, axis=2), positions.rows_of_keys(key)
+        return (PositionTerms(position_factors=prepared, reset=self.reset_at(positions)),)
 
 
 def _without_scalars(source: Takeover) -> dict[str, Tensor]:
@@ -177,12 +171,7 @@ class Tupe(TupeAbsolute):
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the product and s, reset together."""
-        prepared, static = prepared
-        return (
-            PositionTerms(
-                self.clipped,
-                static=static,
-                static_factors=self._factors(prepared, positions),
-                reset=self.reset_at(positions),
-            ),
-        )
+        self.check_length(positions)
+        factors, static = prepared
+        reset = self.reset_at(positions)
+        return (PositionTerms(self.clipped, static=static, position_factors=factors, reset=reset),)

@@ -80,11 +80,5 @@ class TupeReleased(PositionScheme):
     def terms(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the product and s, reset together."""
         self.check_length(positions)
-        rows, keys = (positions.rows_of_keys(part) for part in prepared)
-        term = PositionTerms(
-            relation=self.relation,
-            static=self.bias_table,
-            static_factors=(positions.of_queries(rows, axis=2), keys),
-            reset=self.reset_at(positions),
-        )
-        return (term,)
+        reset = self.reset_at(positions)
+        return (PositionTerms(self.relation, static=self.bias_table, position_factors=prepared, reset=reset),)

@@ -125,6 +125,38 @@ def test_terms_of_several_kinds(
     assert padded < keys or not out[-1].any()
 
 
+@pytest.mark.parametrize("pairs", [1, 2])
+@pytest.mark.parametrize("given", [0, 1])
+def test_factors_by_position(pairs: int, given: int) -> None:
+    """One pair is read where its tables lie, several by torch; beside them, factors of this step alone."""
+    draw = torch.Generator().manual_seed(7)
+
+    def factors(*sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(*size, generator=draw, dtype=torch.float64) for size in sizes)
+
+    turned = factors((12, 2, 3))[0].transpose(0, 1)  # as a projection leaves the heads
+    tables = [(turned, factors((1, 12, 3))[0]), factors((1, 12, 5), (2, 12, 5))][:pairs]
+    terms = tuple(PositionTerms(position_factors=pair) for pair in tables)
+    for keys in (1, 7, 12):
+        q, k, v = (heads_of(2, 2, n, 6, seed) for seed, n in enumerate((1, keys, keys)))
+        own = tuple(PositionTerms(static_factors=factors((2, 2, 1, 4), (2, 1, keys, 4))) for _ in range(given))
+        positions = Positions(1, keys, keys - 1)
+        inputs = AttentionInputs(q, k, v, terms + own, positions, 0.3, causal=True)
+        expected = compare(inputs)
+        for backend in ("blocked", "auto"):
+            torch.testing.assert_close(attend(inputs, backend)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_fewer_positions_than_keys() -> None:
+    """The kernel reads nothing beyond a table, whatever the caller says."""
+    tables = (torch.randn(1, 5, 3), torch.randn(1, 5, 3))
+    q, k, v = (torch.randn(1, 2, n, 4) for n in (1, 6, 6))
+    terms = (PositionTerms(position_factors=tables),)
+    with pytest.raises(ValueError, match="position_factors have 5 positions, and there are 6 keys"):
+        native.attend(AttentionInputs(q, k, v, terms, Positions(1, 6, 5), 0.3, causal=True))
+
+
 def test_fewer_keys_than_rows_of_a_table() -> None:
     """They meet the last rows, wherever these stand in the panels that the kernel reads."""
     table = torch.randn(2, 41, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)

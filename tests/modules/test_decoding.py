@@ -168,6 +168,27 @@ def test_tables_are_formed_once_for_many_steps(case: Case) -> None:
     assert kept is layer.attention._get_input_buffer(cache["state"])._tables
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["abs_scalar", "tupe_a", "tupe", "tupe_released"])
+def test_factors_stay_tables_between_steps(scheme: str) -> None:
+    """Steps share their terms, and every step is held to the table's length; what is padded is read anew."""
+    placement, layer = build(Case(scheme), causal=True, heads=2, dim=4, longest=11)
+    schemes = layer if len(layer) else placement.shared
+    kept = stack.DecodingTerms()
+    first = kept.evaluate(schemes, Positions(1, 9, 8)).terms
+    assert first[0].position_factors is not None
+    assert kept.evaluate(schemes, Positions(1, 11, 10)).terms is first
+    with pytest.raises(ValueError, match="has a table of 11 positions and the input has 12"):
+        kept.evaluate(schemes, Positions(1, 12, 11))
+    index = torch.arange(11).expand(2, 11).clone()
+    index[1] = (index[1] - 4).clamp(min=0)
+    padded = Positions(1, 11, 10, token_index=index)
+    (term,) = kept.evaluate(schemes, padded).terms
+    (expected,) = schemes.evaluate(padded).terms
+    for found, wanted in zip(term.static_factors, expected.static_factors, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_tables_of_other_terms_do_not_fit() -> None:
     """Tables are known by their tensors: a changed one is never met with an old one's rows."""
     _, layer = build(Case("m4"), causal=True, heads=2, dim=4)

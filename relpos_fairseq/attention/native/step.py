@@ -17,7 +17,7 @@ from relpos_fairseq.attention.native import build, step_plan
 from relpos_fairseq.attention.native.call import kernel
 from relpos_fairseq.attention.native.checks import check_device
 from relpos_fairseq.attention.native.step_plan import StepPlan
-from relpos_fairseq.attention.step import added_of, product_of_factors, products_of, tables_for, tail_products
+from relpos_fairseq.attention.step import added_of, factors_of, given_factors, product_of_factors, products_of, tables_for, tail_products
 from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import is_captured
 
@@ -73,13 +73,17 @@ def attend(inputs: AttentionInputs) -> Tensor:
         content_q = place(inputs.content_q, 1, wide)
         content_k = place(inputs.content_k, src, wide)
     tails, factor = _multiplied(inputs, tables, plan)
-    added, factors, rank = *added_of(inputs), 0
-    if len(factors) == 1:
-        rank = factors[0][0].size(-1)
-        rows, columns = place(factors[0][0], 1, rank), place(factors[0][1], src, rank)
+    added, rank, factors = added_of(inputs), 0, 2 * _ABSENT
+    if plan.factors is not None:
+        rank, factors = plan.factors.rank, plan.factors.at(src)
+        pairs = given_factors(inputs)
     else:
-        rows = columns = _ABSENT
-        added += map(product_of_factors, factors)
+        pairs = factors_of(inputs, tables)
+        if len(pairs) == 1:
+            ((of_query, of_keys),) = pairs
+            rank, pairs = of_keys.size(-1), []
+            factors = *place(of_query, 1, rank), *place(of_keys, src, rank)
+    added += map(product_of_factors, pairs)
     out = v.new_empty(batch, heads, 1, value_dim)
     words = _Words(
         plan.address,
@@ -96,8 +100,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
         *by_key(tails),
         *by_key(factor),
         *by_key(sum(added[1:], added[0]) if added else None),
-        *rows,
-        *columns,
+        *factors,
         out.data_ptr(),
         *_masked(inputs, given),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,6 +16,27 @@ WORDS = 33  # of step.h's StepTables
 PANEL = 32  # of rows.h: columns of a transposed table that stand side by side
 ABSENT = (0, 0)
 Words = ctypes.c_int64 * WORDS
+
+
+class PlacedFactors(NamedTuple):
+    """Where tables (H|1, positions, rank) of queries and of keys lie."""
+
+    positions: int
+    rank: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    size: int
+
+    def at(self, length: int) -> tuple[int, ...]:
+        """Return the two tensors of a step of `length` keys: addresses, and strides of rows, heads and keys.
+
+        Raises:
+            ValueError: there are fewer positions.
+        """
+        if length > self.positions:
+            raise ValueError(f"position_factors have {self.positions} positions, and there are {length} keys")
+        address, head = self.queries
+        return address + (length - 1) * self.rank * self.size, 0, head, 0, self.keys[0], 0, self.keys[1], self.rank
 
 
 class StepPlan:
@@ -31,6 +53,7 @@ class StepPlan:
     Attributes:
         address: of the words.
         product: the one term whose products the kernel forms, or None; several are formed by torch.
+        factors: where the one pair of factors by position lies, or None; likewise.
     """
 
     def __init__(
@@ -38,6 +61,7 @@ class StepPlan:
     ) -> None:
         self._heads, self._exact, self._kept = heads, tables.exact, []
         self.product = tables.products[0] if len(tables.products) == 1 else None
+        self.factors = self._place_factors(*tables.factors[0]) if len(tables.factors) == 1 else None
         near = (tables.query, tables.key, tables.trilinear, tables.value)
         query = None if tables.query is None else tables.query.transpose(1, 2)
         products = (None, None)
@@ -71,6 +95,11 @@ class StepPlan:
         if tables.factor is not None:
             return tables.factor[0]
         return torch.full((1, 1, content_dim), tables.scale, dtype=tables.exact)
+
+    def _place_factors(self, queries: Tensor, keys: Tensor) -> PlacedFactors:
+        _, positions, rank = keys.shape
+        places = (self._place(table, positions, rank) for table in (queries, keys))
+        return PlacedFactors(positions, rank, *places, self._exact.itemsize)
 
     def _place_panels(self, table: Tensor | None, dim: int) -> tuple[int, int]:
         """Return where (H|1, D, rows) lies as (H|1, ceil(rows / PANEL), D, PANEL), and the stride of heads."""
