@@ -32,7 +32,8 @@ class AttentionInputs:
         dropout: probability with which attention probabilities are dropped (0 in evaluation).
         content_q: q as the content product meets it (rotated), or None for q itself.
         content_k: the same for k.
-        key_tails: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None.
+        key_tails: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None; keys
+            that the term's near table reaches need none.
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
         step_tables: the terms' tables as decoding keeps them between steps, or None.

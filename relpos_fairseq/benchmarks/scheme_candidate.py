@@ -11,7 +11,6 @@ from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import choose
-from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.benchmarks.candidates import NAIVE, Candidate
 from relpos_fairseq.benchmarks.settings import AttentionSetting, label_of, takes_clip
 from relpos_fairseq.config import PositionConfig, resolve
@@ -111,17 +110,17 @@ class SchemeCandidate(Candidate):
                     content_q = scheme.transform_query(q, prepared, length - 1)
                 else:
                     new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
-            new["key_tails"] = tail_products(terms, new["key"])
             new["log_gates"] = self.layer.log_gates(self.source[first:length])
             kept, scale = cache.append(new, None), self.stack.plan.scale
             terms += decay_of(kept["log_gates"])
+            tables = cache.tables(terms, positions, query, scale)
             inputs = AttentionInputs(query, kept["key"], kept["value"], terms, positions, scale, causal=True)
             return replace(
                 inputs,
                 content_q=content_q,
                 content_k=kept["content_key"],
-                key_tails=kept["key_tails"],
-                step_tables=cache.tables(terms, positions, query, scale),
+                key_tails=cache.key_tails(tables, kept["key"]),
+                step_tables=tables,
             )
 
         with torch.no_grad():

@@ -133,6 +133,9 @@ class _Past:
     def tables(self, *unused: Any) -> None:
         return None
 
+    def key_tails(self, *unused: Any) -> None:
+        return None  # a graph forms them of the keys
+
 
 def scores_of(decoder: nn.Module, output: Tensor) -> Tensor:
     """Return the scores (B, T, V) of a decoder's output: logits, or log-probabilities."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.step import serves
+from relpos_fairseq.attention.step import serves, tail_products
 from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.stack import DecodingTerms, capacity_for
@@ -33,6 +33,8 @@ class DecodingCache:
         self.padding: Tensor | None = None
         self.position = DecodingTerms()
         self._tables: StepTables | None = None
+        self._tails: Tensor | None = None  # of the first `_with_tails` keys; the keys say it all
+        self._with_tails = 0
         self._buffers: dict[str, Tensor] = {}
 
     @property
@@ -62,6 +64,24 @@ class DecodingCache:
             length = capacity_for(positions.src_len)
             self._tables = StepTables(terms, scale, exact, like.device, length)
         return self._tables
+
+    def key_tails(self, tables: StepTables | None, k: Tensor) -> Tensor | None:
+        """What `AttentionInputs.key_tails` is for a step over the keys (B, H, S, D), None where it needs none.
+
+        Keys that near tables reach have none yet, and what stands there is not read: they get theirs
+        together, once the first of them is further off.
+        """
+        if tables is None or not tables.products:
+            return None
+        buffer, first, stop = self._tails, self._with_tails, k.size(2)
+        if buffer is None or buffer.size(2) < stop or not _writable(buffer):
+            like = k.new_empty(*k.shape[:2], 0, len(tables.products), dtype=tables.exact)
+            self._tails = buffer = _grown(buffer, like, first, stop)
+        if first <= stop - min(part.keys for part in tables.products):
+            fresh = tail_products(tables.terms, k.narrow(2, first, stop - first))
+            buffer.narrow(2, first, stop - first).copy_(fresh)
+            self._with_tails = stop
+        return buffer.narrow(2, 0, stop)
 
     def append(self, new: dict[str, Tensor | None], padding: Tensor | None) -> dict[str, Tensor | None]:
         """Add the new tokens' keys and values.
@@ -118,6 +138,8 @@ class DecodingCache:
         """
         for name, buffer in self._buffers.items():
             self._buffers[name] = _selected(buffer, order, self.length, spares)
+        if self._tails is not None:
+            self._tails = _selected(self._tails, order, self._with_tails, spares)
         if self.padding is not None:
             self.padding = self.padding.index_select(0, order)
 

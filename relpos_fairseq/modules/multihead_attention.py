@@ -15,7 +15,6 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.attention.step import tail_products
 from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.placement import PositionContext
 from relpos_fairseq.stack import SchemeStack, decay_of
@@ -118,16 +117,11 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         new = self._project(query, source, unrotated, terms, None)
         _check_cached(cache.length + new.k.size(2), positions.src_len)
         keys = cache.append(
-            {
-                "key": new.k,
-                "content_key": new.content_k,
-                "value": new.v,
-                "key_tails": tail_products(terms, new.k),
-                "log_gates": self.position.log_gates(source),
-            },
+            {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": self.position.log_gates(source)},
             new_padding,
         )
         terms += decay_of(keys["log_gates"])
+        tables = cache.tables(terms, positions, new.q, self.scale)
         inputs = replace(
             new,
             k=keys["key"],
@@ -135,8 +129,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             terms=terms,
             key_padding=cache.padding,
             content_k=keys["content_key"],
-            key_tails=keys["key_tails"],
-            step_tables=cache.tables(terms, positions, new.q, self.scale),
+            key_tails=cache.key_tails(tables, keys["key"]),
+            step_tables=tables,
         )
         return _rotated(inputs, context) if rotates_all else inputs
 

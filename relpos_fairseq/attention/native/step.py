@@ -17,7 +17,15 @@ from relpos_fairseq.attention.native import build, step_plan
 from relpos_fairseq.attention.native.call import kernel
 from relpos_fairseq.attention.native.checks import check_device
 from relpos_fairseq.attention.native.step_plan import StepPlan
-from relpos_fairseq.attention.step import added_of, factors_of, given_factors, product_of_factors, products_of, tables_for, tail_products
+from relpos_fairseq.attention.step import (
+    added_of,
+    factors_of,
+    given_factors,
+    product_of_factors,
+    products_of,
+    tables_for,
+    tail_products,
+)
 from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import is_captured
 
@@ -97,7 +105,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
         *place(v, src, value_dim),
         *content_q,
         *content_k,
-        *by_key(tails),
+        *(_ABSENT if tails is None else place(tails, 1, src)),
         *by_key(factor),
         *by_key(sum(added[1:], added[0]) if added else None),
         *factors,
@@ -110,13 +118,13 @@ def attend(inputs: AttentionInputs) -> Tensor:
 
 
 def _multiplied(inputs: AttentionInputs, tables: StepTables, plan: StepPlan) -> tuple[Tensor | None, Tensor | None]:
-    """Return (B, H, S) products of keys with the one product's tail, or several products."""
+    """Return (B, H, 1, S) products of keys with the one product's tail, or (B, H, S) of several products."""
     if plan.product is None:
         return None, products_of(inputs, tables) if tables.products else None
     tails = inputs.key_tails
     if tails is None:
         tails = tail_products((plan.product.term,), inputs.k)
-    return tails[..., 0], None
+    return tails.mT, None
 
 
 def _masked(inputs: AttentionInputs, given: list[Tensor]) -> tuple[int, int]:
