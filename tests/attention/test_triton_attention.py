@@ -270,8 +270,8 @@ def test_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the kernels are for tests: a user is told so, and `auto` never takes them."""
     inputs, *_ = make_call(Case("m4"), 7)
     monkeypatch.setattr(api.native, "problem", lambda _: None)
-    assert api.choose(inputs) == "reference"  # few tokens
-    assert api.choose(make_call(Case("m4"), 8)[0]) == "native"
+    assert api.choose(inputs) == "native"
+    assert api.choose(make_call(Case("t5"), 7)[0]) == "reference"  # few tokens
     monkeypatch.delenv("TRITON_INTERPRET")
     refused(inputs, "tensors on cpu .its kernels run on CUDA")
 
