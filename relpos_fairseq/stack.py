@@ -29,14 +29,9 @@ class Evaluated(NamedTuple):
     terms: tuple[PositionTerms, ...]
     members: tuple[tuple[PositionTerms, ...], ...]
 
-    @property
-    def by_position(self) -> bool:
-        """Whether a term's factors are yet to be read by position."""
-        return any(term.position_factors is not None for term in self.terms)
-
     def at(self, positions: Positions) -> Evaluated:
         """Return the same with all factors read by position."""
-        if not self.by_position:
+        if all(term.position_factors is None for term in self.terms):
             return self
         members = tuple(tuple(term.at(positions) for term in terms) for terms in self.members)
         return Evaluated(self.prepared, sum(members, ()), members)
@@ -154,14 +149,12 @@ class DecodingTerms:
         # What was prepared without gradients has none to give to a step that wants them.
         if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
             self._prepare(schemes, positions)
-        elif not self._moving:
+            self._form(schemes, positions)
+        elif self._moving:
+            self._form(schemes, positions)
+        else:
             for scheme in self._limited:
                 scheme.check_length(positions)
-            return self._read(positions)
-        self._form(schemes, positions)
-        return self._read(positions)
-
-    def _read(self, positions: Positions) -> Evaluated:
         in_order = positions.token_index is None and positions.drawn is None
         return self._last if positions.is_step and in_order else self._last.at(positions)
 
