@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -245,8 +244,7 @@ def test_the_way_back(kind, trained, tmp_path):
 
 def test_other_models_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(decoders, "load", lambda *unused: (torch.nn.Linear(1, 1), None))
-    given = {"load_checkpoint_to_cpu": lambda path: {"cfg": None}}
-    monkeypatch.setattr(decoders, "checkpoint_utils", SimpleNamespace(**given))
+    monkeypatch.setattr(decoders, "read_trusted", lambda path: {"cfg": None})
     with pytest.raises(ExportError, match="a Linear: give a translation or language model"):
         decoders.export(tmp_path / "xl.pt", tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
