@@ -31,6 +31,7 @@ def mend_fairseq() -> None:
         hidden_mismatch,
         last_batch,
         later_options,
+        literal_options,
         noisy_warnings,
         numpy_names,
         one_line_errors,
@@ -44,6 +45,7 @@ def mend_fairseq() -> None:
     numpy_names.restore_numpy_names()
     swish.make_swish_a_function()
     checkpoint_types.allow_checkpoint_types()
+    literal_options.read_options_as_literals()
     last_batch.keep_last_batch()
     filtered_lengths.explain_filtered_lengths()
     broken_checkpoints.explain_broken_checkpoints()

@@ -96,11 +96,12 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
     from fairseq.data import Dictionary
 
     from relpos_fairseq.data.streams.dataset import read_stream
+    from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():
             raise ValueError(f"{path} does not exist")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})
+    state = read_trusted(checkpoint, {"data": str(data)})
     task_name = state["cfg"]["task"]._name if state.get("cfg") else None
     if task_name not in ("language_modeling", "segment_language_modeling"):
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")

@@ -16,6 +16,7 @@ from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.engine.tables import table
 from relpos_fairseq.evaluation.answers import score, score_predictions, write_answers
 from relpos_fairseq.evaluation.journal import Journal
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 from relpos_fairseq.metrics.question_answering import best_thresholds, summary
 from relpos_fairseq.version import __version__
 
@@ -171,7 +172,8 @@ def load(options: Options):
         overrides["data"] = str(options.data or options.path.parent)
     if not options.path.is_file():
         raise PreparationError(f"no such checkpoint: {options.path}")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.path)], arg_overrides=overrides)
+    state = read_trusted(options.path, overrides)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.path)], state=state)
     if not hasattr(task, "read_dataset"):
         raise PreparationError(f"{options.path} was trained on {type(task).__name__}, not on question_answering")
     device = "cuda" if torch.cuda.is_available() and not options.cpu else "cpu"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.engine.progress import progress
 from relpos_fairseq.export.extras import ExportError
 from relpos_fairseq.inference.beside import text_folder
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.pictures.model import load
 
@@ -33,7 +34,7 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
         ExportError: no such folder, or no model with two dictionaries.
     """
     if data is None and checkpoint.is_file():
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+        state = read_trusted(checkpoint)
         trained_on = str((state["cfg"] or {}).get("task", {}).get("data") or "").split(":")[0]
         data = Path(trained_on)
         if not trained_on or not any(data.glob("dict*.txt")):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from relpos_fairseq.export.transformers_memory import RelPosWithMemoryForCausalL
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.beside import copy_text, text_folder
 from relpos_fairseq.inference.card import write_export_card
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
@@ -59,7 +59,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
     """
     if out.exists():
         raise ExportError(f"{out} exists: remove it, or name another folder")
-    options = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]
+    options = read_trusted(checkpoint)["cfg"]
     model, _ = load(checkpoint, None)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:

@@ -15,6 +15,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import nn
 
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
@@ -74,9 +75,7 @@ def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
         raise PlotError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            state = checkpoint_utils.load_checkpoint_to_cpu(
-                str(checkpoint), {"data": folder if data is None else str(data)}
-            )
+            state = read_trusted(checkpoint, {"data": folder if data is None else str(data)})
         except ValueError as error:
             raise PlotError(one_line(error)) from error
         if data is None:

@@ -63,12 +63,12 @@ class Classifier:
         import torch
         from fairseq import checkpoint_utils
 
-        import relpos_fairseq  # noqa: F401
+        from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 
         if not checkpoint.is_file():
             raise PreparationError(f"there is no checkpoint {checkpoint}")
         overrides = {"data": str(data)}
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), overrides)
+        state = read_trusted(checkpoint, overrides)
         trained = state["cfg"]["task"]
         name = getattr(trained, "classification_head_name", None)
         if name is None:  # said before a task looks for files that are not there

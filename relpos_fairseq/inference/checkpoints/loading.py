@@ -14,6 +14,7 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 
 from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.inference.beside import text_folder
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 from relpos_fairseq.inference.text import SymbolText, Text, read_text
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
     """
     if not path.is_file():
         raise PreparationError(f"{path} is not a file")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    state = read_trusted(path)
     task_cfg = state["cfg"]["task"] if state.get("cfg") else None
     name = getattr(task_cfg, "_name", None)
     if JOBS.get(name) != command:
