@@ -81,12 +81,13 @@ def connect_ours() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq.conversion import on_load
-    from relpos_fairseq.inference.checkpoints import hub, saving
+    from relpos_fairseq.inference.checkpoints import hub, same_text, saving
     from relpos_fairseq.mends.cpu_precision import keep_bf16_off_tpu
     from relpos_fairseq.tasks import sentence_pairs
 
     sentence_pairs.supply_segments()
     on_load.convert_on_load()
+    same_text.compare_text_on_load()
     saving.keep_text_beside_checkpoints()
     hub.speak_text()
     for name in ARCH_CONFIG_REGISTRY:

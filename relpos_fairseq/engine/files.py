@@ -10,12 +10,21 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from relpos_fairseq.engine.errors import PreparationError
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
+# What commands write into folders that they replace as a whole: data-bin, tokenizers, text/, answers.
+WRITTEN = (
+    f"{TEMPORARY}*",
+    *("*.bin", "*.idx", "*.npy", "dict*.txt", "preprocess.log", "task.json", "manifest.json", "word_starts.txt"),
+    *("bpe.codes", "sentencepiece*.model", "sentencepiece*.vocab", "sentencepiece.bpe.model", "spiece.model"),
+    *("vocab.txt", "vocab.json", "vocab.bpe", "merges.txt", "encoder.json", "tokenizer.json", "tokenizer_config.json"),
+    *("dev-*.tsv", "test-*.tsv", "predictions*.json", "nbest*.json", "null_odds*.json", "results.json"),
+)
 BLOCK = 1 << 20
 TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 
@@ -28,9 +37,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     kill left behind has the same name, so the next run replaces it.
 
     Raises:
+        PreparationError: `path` is a folder.
         OSError: With `filename` set where the disk is full, so that the error can say which.
     """
     path = Path(path)
+    if path.is_dir():
+        raise PreparationError(f"{path} is a folder, and a file would take its place: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(TEMPORARY + path.name)
     remove(temporary)
@@ -68,6 +80,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
     The temporary name is unique to this process: a child that outlives a killed parent writes
     into a folder that nobody reads. What dead processes left is removed.
+
+    Raises:
+        PreparationError: `path` is a folder that holds a file that no command writes, and stays as it was.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,10 +103,34 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Rename over whatever is at `path`; a folder cannot be replaced in one step, so it goes."""
+    """Rename over whatever is at `path`; a folder cannot be replaced in one step, so it goes.
+
+    Raises:
+        PreparationError: the folder there is a user's, or holds a file of a user's; nothing has changed.
+    """
     if path.is_dir() and not path.is_symlink():
+        if not temporary.is_dir():
+            raise PreparationError(f"{path} is a folder, and a file would take its place: name another")
+        foreign = foreign_files(path, {file.relative_to(temporary) for file in files_below(temporary)})
+        if foreign:
+            raise PreparationError(
+                f"{path} would be replaced, and {foreign[0]} in it was not written by this command: move it, or "
+                f"name another folder; nothing was changed"
+            )
         shutil.rmtree(path)
     os.replace(temporary, path)
+
+
+def foreign_files(folder: Path, ours: Iterable[Path] = ()) -> list[Path]:
+    """Return the files in a folder that no command of this package or of fairseq's writes into a folder of its own.
+
+    Args:
+        folder: where to look, at any depth.
+        ours: names, relative to the folder, of files that are known to be written there.
+    """
+    names = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if not file.is_dir() or file.is_symlink()]
+    known = set(ours)
+    return [name for name in names if name not in known and not any(fnmatchcase(name.name, one) for one in WRITTEN)]
 
 
 def remove(path: Path) -> None:

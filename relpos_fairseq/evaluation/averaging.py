@@ -9,7 +9,8 @@ import torch
 
 from relpos_fairseq.engine.errors import PreparationError, unreadable
 from relpos_fairseq.engine.files import atomic_path
-from relpos_fairseq.inference.beside import FOLDER, copy_text
+from relpos_fairseq.inference import provenance
+from relpos_fairseq.inference.beside import copy_text, text_folder, text_folders
 from relpos_fairseq.placement import decode_text
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -47,10 +48,11 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
 def write_average(paths: Sequence[Path], output: Path) -> None:
     """Write the mean of checkpoints as a checkpoint, and its text/ beside it."""
     state = average(paths)
+    text = text_folder(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
         torch.save(state, temporary)
-    if (paths[0].parent / FOLDER).is_dir():
-        copy_text(paths[0].parent / FOLDER, output.parent)
+    if text is not None:
+        copy_text(text, output.parent)
 
 
 def load(path: Path) -> dict:
@@ -80,8 +82,10 @@ def average(paths: Sequence[Path]) -> dict:
     model = first["model"]
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
     for path in paths[1:]:
-        other = load(path)["model"]
+        state = load(path)
+        other = state["model"]
         check_same(paths[0], model, path, other)
+        check_same_text(paths[0], first, path, state)
         for name in sums:
             sums[name] += other[name].double()
     first["model"] = {
@@ -89,6 +93,22 @@ def average(paths: Sequence[Path]) -> dict:
     }
     first["last_optimizer_state"] = None
     return first
+
+
+def check_same_text(first: Path, state: dict, path: Path, other: dict) -> None:
+    """Check that two checkpoints were trained with the same dictionaries and units, as far as they keep their hashes.
+
+    Raises:
+        PreparationError: With what differs.
+    """
+    here, there = provenance.read(state), provenance.read(other)
+    for part in here.keys() & there.keys():
+        names = sorted(name for name in here[part].keys() & there[part].keys() if here[part][name] != there[part][name])
+        if names:
+            raise PreparationError(
+                f"{first} and {path} were trained with different {part}: {', '.join(names)}; checkpoints of one "
+                f"training can be averaged"
+            )
 
 
 def check_same(first: Path, model: dict, path: Path, other: dict) -> None:

@@ -39,7 +39,7 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
         data = Path(trained_on)
         if not trained_on or not any(data.glob("dict*.txt")):
             try:
-                data = text_folder(checkpoint, None, trained_on)
+                data = text_folder(checkpoint, None, trained_on, state)
             except PreparationError as error:
                 raise ExportError(str(error)) from None
     model, task = load(checkpoint, data)

@@ -59,7 +59,8 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
     """
     if out.exists():
         raise ExportError(f"{out} exists: remove it, or name another folder")
-    options = read_trusted(checkpoint)["cfg"]
+    state = read_trusted(checkpoint)
+    options = state["cfg"]
     model, _ = load(checkpoint, None)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
@@ -75,7 +76,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> Exported:
     sides = list(zip(languages if len(rows) > 1 else [None], rows, strict=True))
     text, said = None, ""
     try:
-        text = text_folder(checkpoint, data, str(options.task.get("data") or ""))
+        text = text_folder(checkpoint, data, str(options.task.get("data") or ""), state)
         for language, count in sides:
             symbols_of(text, count, language)
     except PreparationError as error:

@@ -15,6 +15,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import nn
 
+from relpos_fairseq.inference import provenance
 from relpos_fairseq.inference.checkpoints.trusted import read_trusted
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import Placement
@@ -80,6 +81,7 @@ def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
             raise PlotError(one_line(error)) from error
         if data is None:
             stand_in(Path(folder), state)
+            state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
         try:
             models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         except Exception as error:  # whatever fairseq finds wrong, of many types

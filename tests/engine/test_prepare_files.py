@@ -52,11 +52,31 @@ def test_what_a_kill_left_is_replaced(tmp_path):
     (tmp_path / ".partial-123-d").mkdir()  # by another process
     (tmp_path / ".partial-a.txt").write_text("half")
     with files.atomic_folder(tmp_path / "d") as temporary:
-        (temporary / "a").write_text("2")
+        (temporary / "a.bin").write_text("2")
     with files.atomic_folder(tmp_path / "d") as temporary:
         (temporary / "b").write_text("3")
     files.write_text(tmp_path / "a.txt", "new")
     assert preparing.contents(tmp_path) == {"d/b": b"3", "a.txt": b"new"}
+
+
+def test_a_folder_with_a_users_file_is_not_replaced(tmp_path):
+    """What commands write is replaced, whatever its options were; a file of anybody else's is not lost."""
+    folder = tmp_path / "d"
+    (folder / "input0").mkdir(parents=True)
+    for name in ("train.bin", "dict.de.txt", "preprocess.log", "input0/dict.txt", "own"):
+        (folder / name).write_text("old")
+    with files.atomic_folder(folder) as temporary:
+        (temporary / "own").write_text("new")
+    assert preparing.contents(tmp_path) == {"d/own": b"new"}
+    (folder / "chapters").mkdir()
+    (folder / "chapters" / "thesis.tex").write_text("years")
+    with pytest.raises(PreparationError, match=r"d would be replaced, and chapters/thesis\.tex in it was not"):
+        with files.atomic_folder(folder) as temporary:
+            (temporary / "own").write_text("newer")
+    assert preparing.contents(tmp_path) == {"d/own": b"new", "d/chapters/thesis.tex": b"years"}
+    with pytest.raises(PreparationError, match="d is a folder, and a file would take its place"):
+        files.write_text(folder, "text")
+    assert preparing.contents(tmp_path) == {"d/own": b"new", "d/chapters/thesis.tex": b"years"}
 
 
 def test_a_full_disk_leaves_nothing_and_is_named(tmp_path, monkeypatch, capsys):

@@ -121,14 +121,30 @@ def test_sentences_are_cut_as_the_test_set_was(parallel, tmp_path) -> None:
 def test_what_is_copied_is_whole_and_new(parallel, tmp_path) -> None:
     out, _ = parallel
     copied = beside.copy_text(out / "data-bin", tmp_path)
-    assert {"manifest.json", "dict.en.txt", "dict.de.txt"} < set(contents(copied))
-    (copied / "dict.cs.txt").write_text("left by another training 1\n")
-    assert beside.copy_text(out / "data-bin", tmp_path) == copied
-    assert "dict.cs.txt" not in contents(copied)
+    assert copied == tmp_path / "text" and {"manifest.json", "dict.en.txt", "dict.de.txt"} < set(contents(copied))
     inode = copied.stat().st_ino
-    beside.copy_text(out / "data-bin", tmp_path)
+    assert beside.copy_text(out / "data-bin", tmp_path) == copied
     assert copied.stat().st_ino == inode  # the same is left alone
     assert beside.copy_text(copied, tmp_path) == copied  # a training on its own text/
+    before = contents(copied)
+    (copied / "dict.cs.txt").write_text("left by another training 1\n")
+    other = beside.copy_text(out / "data-bin", tmp_path)
+    assert beside.HASHED.fullmatch(other.name) and contents(other) == before
+    assert beside.copy_text(out / "data-bin", tmp_path) == other == beside.copy_text(other, tmp_path)
+    assert contents(copied).keys() == {*before, "dict.cs.txt"}
+    (other / "dict.en.txt").write_text("changed 1\n")
+    with pytest.raises(PreparationError, match=rf"{other.name} does not hold what its name says"):
+        beside.copy_text(out / "data-bin", tmp_path)
+
+
+def test_a_users_text_is_not_touched(parallel, tmp_path) -> None:
+    """A folder of that name may hold anything."""
+    out, _ = parallel
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "thesis.tex").write_text("years")
+    copied = beside.copy_text(out / "data-bin", tmp_path)
+    assert copied != tmp_path / "text" and contents(tmp_path / "text") == {"thesis.tex": b"years"}
+    assert beside.text_folder(tmp_path / "a.pt", None) == copied
 
 
 def test_a_tokenizer_that_lies_there_is_taken(tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fairseq import hub_utils, utils
 from omegaconf import open_dict
 from torch import Tensor
 
-from relpos_fairseq.inference.beside import FOLDER
+from relpos_fairseq.inference.beside import text_folder, text_folders
 from relpos_fairseq.inference.text import read_text
 from relpos_fairseq.mends.replacing import replaces
 from relpos_fairseq.modules.memory import Memory
@@ -30,9 +31,10 @@ def speak_text() -> None:
     def from_pretrained(
         original, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", archive_map=None, **kwargs
     ):
-        beside = Path(str(model_name_or_path), FOLDER)
-        if data_name_or_path == "." and beside.is_dir():
-            data_name_or_path = str(beside.absolute())
+        folder = Path(str(model_name_or_path))
+        if data_name_or_path == "." and text_folders(folder):
+            first = folder / str(checkpoint_file).split(os.pathsep)[0]
+            data_name_or_path = str(text_folder(first, None).absolute())
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
         return original(*where, archive_map, **kwargs)
 

@@ -73,7 +73,7 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
     if JOBS.get(name) != command:
         instead = f": use {JOBS[name]}" if name in JOBS else ""
         raise PreparationError(f"{path} is of task {name}, which {command} does not run{instead}")
-    folder = text_folder(path, data, getattr(task_cfg, "data", ""))
+    folder = text_folder(path, data, getattr(task_cfg, "data", ""), state)
     overrides = {"data": str(folder), "tokenizer_folder": "", "eval_bleu": False}
     overwrite_args_by_name(state["cfg"], overrides)  # fairseq forgets them where it gets a state
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)

@@ -32,10 +32,10 @@ def keep_text_beside_checkpoints() -> None:
             folder = Path(saved).parent
             best = getattr(checkpoint_utils.save_checkpoint, "best", None)
             try:
-                write_beside(folder, trainer.cfg.task)
+                text = write_beside(folder, trainer.cfg.task)
                 facts = facts_of(trainer, epoch_itr.epoch, val_loss, best)
                 command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-                write_card(folder, facts, command, folder / FOLDER / "manifest.json")
+                write_card(folder, facts, command, text / "manifest.json")
             except (OSError, PreparationError) as error:  # a checkpoint was saved: training goes on
                 logger.warning("%s or its card was not written beside %s: %s", FOLDER, saved, error)
         return saved
@@ -64,9 +64,10 @@ def name_languages(cfg: Any, task: Any) -> None:
             cfg[side] = getattr(task.cfg, side)
 
 
-def write_beside(folder: Path, task: Any) -> None:
-    """Copy what the text of a task's config needs into a checkpoint's folder."""
+def write_beside(folder: Path, task: Any) -> Path:
+    """Copy what the text of a task's config needs into a checkpoint's folder, and return where it lies."""
     paths = utils.split_paths(getattr(task, "data", None) or "")
-    if paths:
-        tokenizer = getattr(task, "tokenizer_folder", "")
-        copy_text(Path(paths[0]), folder, Path(tokenizer) if tokenizer else None)
+    if not paths:
+        return folder / FOLDER
+    tokenizer = getattr(task, "tokenizer_folder", "")
+    return copy_text(Path(paths[0]), folder, Path(tokenizer) if tokenizer else None)
