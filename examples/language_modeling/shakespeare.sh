@@ -16,7 +16,7 @@ shift 2
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 updates=${UPDATES:-600}
 
-python "$root/scripts/prepare_lm.py" --text "$text" --split 0.9,0.05,0.05 --level char --out "$out/data"
+python -m relpos_fairseq.cli prepare lm --text "$text" --split 0.9,0.05,0.05 --level char --out "$out/data"
 
 for model in "$@"; do
     if [ "$model" = lm ]; then
@@ -39,6 +39,6 @@ for model in "$@"; do
             --no-epoch-checkpoints
         touch "$save/finished"
     fi
-    python "$root/scripts/evaluate_length.py" "$save/checkpoint_last.pt" "$out/data" --split test \
+    python -m relpos_fairseq.cli evaluate length "$save/checkpoint_last.pt" "$out/data" --split test \
         --tokens 20000 --lengths 32,64,128,256,512 "${scored[@]}" --out "$save/length"
 done

@@ -193,7 +193,7 @@ def measure(args: Namespace) -> None:
         for workers in args.workers:
             made = out / f"ours-{pairs}"
             result = apart(ours, folder, languages, workers, args.vocab_size, made)
-            rows.append(row("prepare_wmt.py", workers, pairs, result))
+            rows.append(row("relpos prepare wmt", workers, pairs, result))
             measured[f"ours {pairs} {workers}"] = result
             print(rows[-1], flush=True)
     pairs = min(args.usual_pairs or max(args.pairs), max(args.pairs))

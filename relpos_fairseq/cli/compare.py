@@ -1,19 +1,12 @@
-r"""Compare schemes on tasks, each with several seeds, by fairseq's own commands.
+"""`relpos compare|plot|theorems|schemes|doctor`: comparisons, pictures, and what is here."""
 
-    relpos compare run examples/comparison/quick.yaml --workers 2
-    relpos compare status examples/comparison/quick.yaml
-    relpos compare report examples/comparison/quick.yaml
-
-A cell is a scheme on a task with a seed. `run` does what is missing: after an interruption, or on
-another machine that has the folder of results, the same command again continues.
-"""
-
-import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-HELP = "schemes x seeds x tasks from one file: runs, statistics, a report"
-EPILOG = """\
+from relpos_fairseq.cli.command import argument, command, flag, option, required, whole_number
+
+COMPARE = """\
 The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.
 
 exit status: 0 all done, 1 a cell failed (status: is missing), 2 wrong options or file, 130 or 143
@@ -21,39 +14,164 @@ interrupted
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    add = parser.add_argument
-    add("action", choices=("run", "status", "report"), help="what to do")
-    add("spec", type=Path, metavar="SPEC", help="the comparison, a YAML file")
-    add("--work", type=Path, help="data, checkpoints and logs (default: compare_out/NAME)")
-    add("--results", type=Path, help="results, small files to keep (default: NAME beside SPEC)")
-    add("--workers", type=int, default=1, help="cells at a time (default: %(default)s)")
-    add("--threads", type=int, default=1, help="threads of a cell (default: %(default)s)")
-    add(
-        "--executor",
+@command("compare", "schemes x seeds x tasks from one file: runs, statistics, a report", epilog=COMPARE)
+class Compare:
+    """Compare schemes on tasks, each with several seeds, by fairseq's own commands.
+
+        relpos compare run examples/comparison/quick.yaml --workers 2
+        relpos compare status examples/comparison/quick.yaml
+        relpos compare report examples/comparison/quick.yaml
+
+    A cell is a scheme on a task with a seed. `run` does what is missing: after an interruption, or on
+    another machine that has the folder of results, the same command again continues.
+    """
+
+    action: str = argument("what to do", choices=("run", "status", "report"))
+    spec: Path = argument("the comparison, a YAML file", metavar="SPEC")
+    work: Path | None = option(None, "data, checkpoints and logs (default: compare_out/NAME)")
+    results: Path | None = option(None, "results, small files to keep (default: NAME beside SPEC)")
+    workers: int = option(1, "cells at a time (default: %(default)s)")
+    threads: int = option(1, "threads of a cell (default: %(default)s)")
+    executor: str = option(
+        "local",
+        "slurm: a job a cell, by submitit and the file's `slurm:` (default: %(default)s)",
         choices=("local", "slurm"),
-        default="local",
-        help="slurm: a job a cell, by submitit and the file's `slurm:` (default: %(default)s)",
     )
-    add("--keep-models", action="store_true", help="keep each cell's checkpoint")
-    add("--any-code", action="store_true", help="count results of other versions of the code")
+    keep_models: bool = flag("keep each cell's checkpoint")
+    any_code: bool = flag("count results of other versions of the code")
+
+    def run(self, argv: Sequence[str]) -> int:
+        given = vars(self).copy()
+        action, executor = given.pop("action"), given.pop("executor")
+        from relpos_fairseq.comparison.runs import Comparison, Options, status
+
+        comparison = Comparison.of(Options(**given))
+        if action == "status":
+            return status(comparison)
+        if action == "report":
+            from relpos_fairseq.comparison.report import write_report
+
+            return write_report(comparison)
+        if executor == "slurm":
+            from relpos_fairseq.comparison.slurm import submit
+
+            return submit(comparison, executor)
+        return comparison.run()
 
 
-def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
-    given = vars(args)
-    action, executor = given.pop("action"), given.pop("executor")
-    from relpos_fairseq.comparison.runs import Comparison, Options, status
+@command("plot", "pictures of what a checkpoint's positions have learned")
+class Plot:
+    """Draw what a checkpoint's positions have learned, and how it attends.
 
-    comparison = Comparison.of(Options(**given))
-    if action == "status":
-        return status(comparison)
-    if action == "report":
-        from relpos_fairseq.comparison.report import write_report
+        relpos plot CHECKPOINT --data DATA_BIN --out DIR
+        relpos plot --curves LOG... --out DIR
+        relpos plot --scores runs/glue/chen.json runs/xtreme/medians.json --out DIR
 
-        return write_report(comparison)
-    if executor == "slurm":
-        from relpos_fairseq.comparison.slurm import submit
+    Writes a PNG and a CSV of the same numbers for every stack (encoder, decoder) and
+    - every table over distance: scalars by head; vectors by head and channel (000 Fig. 4), and norm;
+    - attention probabilities on a sentence, averaged over heads, to 50 tokens (000 Fig. 5);
+    - position logits without content (004 Fig. 4), with segments, and their softmax (004 Fig. 6);
+    - ranks of content and position logits on the sentence, or on a batch (004 Fig. 2);
+    - cosine similarity of absolute positions, and its distribution (004 Fig. 5).
+    What the checkpoint's scheme does not have is left out, and a line says so.
 
-        return submit(comparison, executor)
-    return comparison.run()
+    With --curves, learning curves of what fairseq-train printed (--log-format json or simple): the
+    training and validation loss by update, a line a log. With --scores, bars of the models' scores on
+    natural language inference (004 Fig. 1: MNLI and XNLI; or others, by --on), out of what `relpos
+    finetune glue` and `relpos finetune xtreme` write.
+
+    000: Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings.
+    004: Chen et al. 2021, Demystifying the Better Performance of Position Encoding Variants.
+    """
+
+    checkpoint: Path | None = argument("a .pt file of fairseq-train", nargs="?", default=None)
+    curves: list[Path] | None = option(None, "draw these logs' curves instead", metavar="LOG")
+    scores: list[Path] | None = option(None, "draw these tables' bars instead", metavar="JSON")
+    on: str = option("MNLI,XNLI", "with --scores: data sets, by commas (%(default)s)")
+    measure: str = option("loss", "with --curves: loss, nll_loss, ppl, ... (%(default)s)")
+    out: Path = required("folder for PNG and CSV files")
+    data: Path | None = option(None, "folder of fairseq-preprocess: its first test sentence is read, in its dictionary")
+    sentence: str | None = option(
+        None,
+        (
+            "words to read instead, tokenised as the training data are (or by the tokenizer that lies in --data, "
+            "which then takes plain text); a decoder reads its own greedy translation"
+        ),
+    )
+    length: int = option(32, "tokens of position logits (%(default)s)", type=whole_number(2))
+    segments: int = option(2, "segments of equal length in segment logits (%(default)s)", type=whole_number(2))
+    sentences: int = option(1, "of --data, in ranks (%(default)s)", type=whole_number(1))
+    tokens: int = option(50, "first queries drawn (%(default)s)", type=whole_number(1))
+    distance: int = option(50, "largest distance (%(default)s)", type=whole_number(1))
+
+    def run(self, argv: Sequence[str]) -> None:
+        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+        if self.curves:
+            from relpos_fairseq.pictures.curves import draw_curves
+
+            return draw_curves(self.curves, self.measure, self.out)
+        if self.scores:
+            from relpos_fairseq.pictures.bars import draw_bars
+
+            return draw_bars(self.scores, self.on.split(","), self.out)
+        from relpos_fairseq.pictures.checkpoint import draw_checkpoint
+
+        draw_checkpoint(self)
+
+
+@command("theorems", "004's theorems: the ranks of attention with positions on the input and in each head")
+class Theorems:
+    """Theorems 1 and 2 of Chen et al. 2021 (section 2.3) with numbers: why positions leave the input.
+
+        relpos theorems --width 768 --head-dim 64 --rank 128 --length 256
+
+    Theorem 1: a loss has the same gradient at token and at position embeddings that are added.
+    Theorem 2: attention logits of such a sum have at most the rank of a head; positions that are added
+    to the logits add theirs.
+    """
+
+    width: int = option(768, "d of the model (default: %(default)s)")
+    head_dim: int = option(64, "d_h of a head (default: %(default)s)")
+    rank: int = option(128, "d_p of positions (default: %(default)s)")
+    length: int = option(256, "n tokens (default: %(default)s)")
+    seed: int = option(1, "of the random matrices (default: %(default)s)")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.pictures.theorems import Sizes, report
+
+        print(report(Sizes(self.width, self.head_dim, self.rank, self.length), self.seed))
+
+
+@command("schemes", "the table of all position schemes")
+class Schemes:
+    """Print the table of all position schemes, made from the code.
+
+    --write FILE renews it between the markers in FILE, as in relpos_fairseq/schemes/README.md.
+    """
+
+    write: Path | None = option(None, "renew the table in FILE", metavar="FILE")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.benchmarks.scheme_table import markdown, renew
+
+        if self.write is None:
+            print(markdown())
+        else:
+            renew(self.write)
+
+
+@command("doctor", "what is installed here, and whether it works")
+class Doctor:
+    """Say on one screen what this installation consists of, and whether it works.
+
+    It names versions, compiler and instruction set, which backend serves what here and why another
+    does not, holds the kernel for CPUs against fp64, and lists the verdicts on GPUs.  Status 1 where
+    something is wrong.  Paste what it prints into an issue.
+    """
+
+    quick: bool = flag("without the self-check (seconds)")
+
+    def run(self, argv: Sequence[str]) -> int:
+        from relpos_fairseq.doctor import examine
+
+        return examine(self.quick)

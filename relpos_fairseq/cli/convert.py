@@ -1,104 +1,201 @@
-"""Convert a pretrained RoBERTa or BERT to another position scheme.
+"""`relpos convert`, `relpos average` and `relpos export ...`: checkpoints to other checkpoints and formats."""
 
-    relpos convert SRC --to SCHEME --out DST
-
-SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
-or a Hugging Face folder of BERT, RoBERTa, XLM-R, DeBERTa, Marian or `relpos export transformers`
-(config.json, safetensors or bin, in one file or several), or OpenNMT-py's checkpoint, or `model.pt`
-of Transformer-XL's released PyTorch code (attn_type 0 to 3; --data is the folder of its cache.pt).
-Models that generate are converted --to same.  SCHEME: a position scheme or hybrid, `same`, or
-`hf-bert`, `hf-roberta` for the way back.
-
-The conversion is exact where the algebra nests, or refused; --approximate converts all the same.
-Afterwards both models are run on random input, and the largest difference of their logits is
-printed.  DST is a new folder with model.pt, dict.txt and the tokenizer's files (or, ending in .pt,
-the checkpoint alone): --finetune-from-model DST/model.pt trains it.
-"""
-
-import argparse
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
 
-HELP = "convert a pretrained model to another position scheme"
+from relpos_fairseq.cli.command import argument, command, flag, option, required
+
 # Options of the result beside its scheme, by the names of our models' config.
-POSITIONS = (
-    "position_clip_distance",
-    "position_share",
-    "position_random_range",
-    "position_random_at",
-    "position_scale",
-    "position_reset_cls",
-    "position_rank",
-    "position_buckets",
-    "position_max_distance",
-    "position_scalar_gain",
-    "position_query_bias",
-    "position_p2c_index",
-    "position_projections",
-    "position_scalars",
-    "position_keys",
-    "position_log_buckets",
-    "position_terms",
-    "position_norm",
-    "clamp_len",
-    "position_rope_scaling",
-    "position_rope_factor",
-    "position_rope_length",
-    "position_rope_log_n",
-    "position_rope_base",
-    "position_rope_share",
-    "position_rope_pairs",
-    "position_fire_threshold",
-    "position_xpos_base",
-    "position_contexts",
-    "segment_encoding",
-    "segment_share",
-    "num_segments",
+POSITIONS = """
+    position_clip_distance position_share position_random_range position_random_at position_scale
+    position_reset_cls position_rank position_buckets position_max_distance position_scalar_gain
+    position_query_bias position_p2c_index position_projections position_scalars position_keys
+    position_log_buckets position_terms position_norm clamp_len position_rope_scaling position_rope_factor
+    position_rope_length position_rope_log_n position_rope_base position_rope_share position_rope_pairs
+    position_fire_threshold position_xpos_base position_contexts segment_encoding segment_share num_segments
+""".split()
+Positions = make_dataclass(
+    "Positions",
+    [
+        (name, str | None, option(None, metavar="VALUE", group="positions of the result (SRC's, or auto)"))
+        for name in POSITIONS
+    ],
+    kw_only=True,
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("source", type=Path, metavar="SRC", help="checkpoint or Hugging Face folder")
-    add("--to", required=True, metavar="SCHEME", help="position scheme, same, hf-bert, hf-roberta")
-    add("--out", type=Path, required=True, metavar="DST", help="new folder, or new file ending .pt")
-    add("--data", type=Path, metavar="DIR", help="of SRC's dict.txt and tokenizer, or cache.pt")
-    add(
-        "--approximate",
-        action="store_true",
-        help="convert what cannot be converted exactly; the result must be trained (cheaper, and "
-        "exact: keep the old scheme beside the new one, as in --to OLD+NEW)",
+@command("convert", "convert a pretrained model to another position scheme")
+class Convert(Positions):
+    """Convert a pretrained RoBERTa or BERT to another position scheme.
+
+        relpos convert SRC --to SCHEME --out DST
+
+    SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
+    or a Hugging Face folder of BERT, RoBERTa, XLM-R, DeBERTa, Marian or `relpos export transformers`
+    (config.json, safetensors or bin, in one file or several), or OpenNMT-py's checkpoint, or `model.pt`
+    of Transformer-XL's released PyTorch code (attn_type 0 to 3; --data is the folder of its cache.pt).
+    Models that generate are converted --to same.  SCHEME: a position scheme or hybrid, `same`, or
+    `hf-bert`, `hf-roberta` for the way back.
+
+    The conversion is exact where the algebra nests, or refused; --approximate converts all the same.
+    Afterwards both models are run on random input, and the largest difference of their logits is
+    printed.  DST is a new folder with model.pt, dict.txt and the tokenizer's files (or, ending in .pt,
+    the checkpoint alone): --finetune-from-model DST/model.pt trains it.
+    """
+
+    source: Path = argument("checkpoint or Hugging Face folder", metavar="SRC")
+    to: str = required("position scheme, same, hf-bert, hf-roberta", metavar="SCHEME")
+    out: Path = required("new folder, or new file ending .pt", metavar="DST")
+    data: Path | None = option(None, "of SRC's dict.txt and tokenizer, or cache.pt", metavar="DIR")
+    approximate: bool = flag(
+        "convert what cannot be converted exactly; the result must be trained (cheaper, and exact: keep the "
+        "old scheme beside the new one, as in --to OLD+NEW)"
     )
-    add(
-        "--init",
+    init: str = option(
+        "neutral",
+        (
+            "where new tables start: neutral (they change nothing, where that can be; default) or own (the "
+            "scheme's initial values)"
+        ),
         choices=("neutral", "own"),
-        default="neutral",
-        help="where new tables start: neutral (they change nothing, where that can be; default) "
-        "or own (the scheme's initial values)",
     )
-    add("--positions", type=int, metavar="N", help="positions of the result (those of SRC)")
-    add("--fill", choices=("tile", "interpolate"), help="how absolute positions beyond SRC's are")
-    add("--head", metavar="NAME", help="head that goes into a Hugging Face folder (masked LM)")
-    add("--seed", type=int, default=1, help="of new tables and random input (%(default)s)")
-    group = parser.add_argument_group("positions of the result (SRC's, or auto)")
-    for name in POSITIONS:
-        group.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE")
+    positions: int | None = option(None, "positions of the result (those of SRC)", metavar="N")
+    fill: str | None = option(None, "how absolute positions beyond SRC's are", choices=("tile", "interpolate"))
+    head: str | None = option(None, "head that goes into a Hugging Face folder (masked LM)", metavar="NAME")
+    seed: int = option(1, "of new tables and random input (%(default)s)")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.conversion.job import Job
+        from relpos_fairseq.conversion.on_disk import convert_on_disk
+
+        if self.positions is not None and self.positions < 2:
+            raise ValueError(f"--positions must be >= 2, got {self.positions}")
+        given = {name: getattr(self, name) for name in POSITIONS}
+        job = Job(
+            to=self.to,
+            given=given | {"max_positions": self.positions},
+            approximate=self.approximate,
+            init=self.init,
+            fill=self.fill,
+            head=self.head,
+            seed=self.seed,
+        )
+        convert_on_disk(job, self.source, self.out, self.data)
 
 
-def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    from relpos_fairseq.conversion.job import Job
-    from relpos_fairseq.conversion.on_disk import convert_on_disk
+@command("average", "average checkpoints of one training")
+class Average:
+    """Average the parameters of checkpoints of one training, as Vaswani et al. 2017 do (section 6.1).
 
-    if args.positions is not None and args.positions < 2:
-        raise ValueError(f"--positions must be >= 2, got {args.positions}")
-    given = {name: getattr(args, name) for name in POSITIONS}
-    job = Job(
-        to=args.to,
-        given=given | {"max_positions": args.positions},
-        approximate=args.approximate,
-        init=args.init,
-        fill=args.fill,
-        head=args.head,
-        seed=args.seed,
+        relpos average --inputs checkpoints/wmt --last 5 --output avg.pt
+        relpos average --inputs checkpoints/wmt --last-updates 5 --output avg.pt
+        relpos average --inputs one.pt two.pt --output avg.pt
+
+    Checkpoints are loaded safely (weights_only). All must be of the same position scheme, which the
+    result keeps, and have the same tensors. Sums are made in double precision. The optimizer's state is
+    left out: the result is for translating and for starting anew, not for resuming.
+    """
+
+    inputs: list[Path] = required("checkpoints, or their one folder")
+    last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
+    last_updates: int | None = option(None, "of a folder: the last N by updates", metavar="N")
+    output: Path = required()
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.evaluation.averaging import choose, write_average
+
+        paths = choose(self.inputs, self.last, self.last_updates)
+        write_average(paths, self.output)
+        print(f"averaged {len(paths)} checkpoints into {self.output}:")
+        print("\n".join(f"  {path}" for path in paths), flush=True)
+
+
+@command("export ct2", "a translation checkpoint for CTranslate2, compared with the original")
+class ExportCt2:
+    """Export a translation checkpoint to CTranslate2, an engine that serves it fast on CPUs and GPUs.
+
+        relpos export ct2 checkpoints/checkpoint_best.pt served [--quantization int8]
+
+    served is a new folder that `ctranslate2.Translator("served")` opens. Before it is there,
+    its logits and its translations of the validation set are compared with the checkpoint's, and what
+    differs is not written. A position scheme that the engine cannot hold is refused by name: relpos
+    export onnx holds every scheme. Needs pip install 'relpos_fairseq[ct2]'.
+    """
+
+    checkpoint: Path = argument("checkpoint of a relpos_transformer")
+    out: Path = argument("new folder")
+    quantization: str | None = option(
+        None,
+        "smaller weights (default: fp32)",
+        choices=("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"),
     )
-    convert_on_disk(job, args.source, args.out, args.data)
+    data: Path | None = option(None, "its data (the folder it was trained on; else text/ beside it)", metavar="DIR")
+    sentences: int = option(1000, "how many to compare (%(default)s)")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.export.ct2 import export
+
+        if self.sentences < 1:
+            raise ValueError(f"--sentences must be >= 1, got {self.sentences}")
+        export(self.checkpoint, self.out, self.quantization, self.data, self.sentences)
+        print(f"wrote {self.out}")
+
+
+@command("export onnx", "any checkpoint as ONNX graphs, compared with the original")
+class ExportOnnx:
+    """Export any checkpoint as ONNX graphs: any scheme, batches and inputs of any size.
+
+        relpos export onnx checkpoints/checkpoint_best.pt graphs
+
+    graphs is a new folder: encoder.onnx and step.onnx (one step of decoding) of a translation model,
+    step.onnx of a language model, segment.onnx of one with memory, model.onnx of a RoBERTa with all its
+    heads; relpos.json names inputs, outputs and their sizes. Before the folder is there, onnxruntime
+    runs the graphs at sizes that were not traced, and what differs from the checkpoint is not written.
+    Needs pip install 'relpos_fairseq[onnx]'.
+    """
+
+    checkpoint: Path = argument("checkpoint of a relpos model")
+    out: Path = argument("new folder")
+    data: Path | None = option(None, "its dictionaries, if they matter", metavar="DIR")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.export.onnx import export
+
+        export(self.checkpoint, self.out, self.data)
+        print(f"wrote {self.out}")
+
+
+@command("export transformers", "a model of any scheme for transformers' Auto classes")
+class ExportTransformers:
+    """Export a model of any position scheme as a folder of Hugging Face's transformers.
+
+        relpos export transformers checkpoints/checkpoint_best.pt folder
+
+    AutoTokenizer, AutoModel, AutoModelForMaskedLM, ...SequenceClassification and ...QuestionAnswering
+    load a RoBERTa, AutoModelForSeq2SeqLM a translation model and AutoModelForCausalLM a language model
+    (both have generate()), with trust_remote_code=True; this package must be installed. A fine-tuned
+    head goes along. Outputs and token ids are compared before the folder is there. The way back, for
+    RoBERTa, is relpos convert FOLDER --to same --out DST.
+    Needs pip install 'relpos_fairseq[transformers]'.
+    """
+
+    checkpoint: Path = argument("checkpoint of a RoBERTa, translation or language model")
+    out: Path = argument("new folder")
+    data: Path | None = option(None, "folder of its data (what lies beside it)")
+    head: str | None = option(None, "which head goes along, of several")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.export.extras import require
+
+        for package in ("transformers", "safetensors"):
+            require(package, "transformers")
+        from relpos_fairseq.export import transformers_decoders, transformers_folder
+
+        if transformers_decoders.generates(self.checkpoint):
+            if self.head:
+                raise ValueError(f"--head {self.head}: only a RoBERTa has heads: leave it out")
+            done = transformers_decoders.export(self.checkpoint, self.out, self.data)
+        else:
+            done = transformers_folder.export(self.checkpoint, self.out, self.data, self.head)
+        print(f"wrote {self.out}: {done.line()}")

@@ -1,23 +1,16 @@
-"""From text to a trained, scored and drawn translation model with a chosen position scheme.
+"""`relpos quickstart`: a recipe, from text to a trained, scored and drawn translation model."""
 
-    relpos quickstart                               # built-in corpus, default scheme
-    relpos quickstart --compare none,learned,m4     # one table for several schemes
-    relpos quickstart --data my_text --position-scheme m4m
-
-It is a comparison (`relpos compare`) of one seed: every stage is a fairseq command whose log stays
-in --out; a stage that is done is not repeated, and an interrupted training continues.
-"""
-
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from relpos_fairseq.cli.command import command, option
+from relpos_fairseq.engine.command import CONTINUE
+
 DEFAULT_SCHEME = "m4"
 MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores
 SEED = 1
-HELP = "train, score and draw a small translation model in minutes"
-EPILOG = """\
+QUICKSTART = """\
 your own text (--data DIR): one sentence a line, UTF-8, plain or .gz, line n of one language
 translates line n of the other:
   train.SRC train.TGT  valid.SRC valid.TGT  test.SRC test.TGT     (SRC and TGT such as en and de)
@@ -35,32 +28,6 @@ exit status: 0 all done, 1 a stage failed, 2 wrong options or data, 130 or 143 i
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--position-scheme",
-        metavar="S",
-        default=DEFAULT_SCHEME,
-        help="the scheme, or several joined by + (default: %(default)s); an unknown name lists all",
-    )
-    which.add_argument("--compare", metavar="S1,S2,...", help="train several and print one table")
-    add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="your parallel text (default: a built-in corpus)")
-    add("--source-lang", metavar="SRC", help="language of the source (default: from file names)")
-    add("--target-lang", metavar="TGT", help="language of the target (default: from file names)")
-    add("--out", type=Path, default=Path("quickstart_out"), help="default: %(default)s")
-    add("--max-update", type=int, default=MAX_UPDATE, metavar="N", help="updates of training (default: %(default)s)")
-    add("--minutes", type=float, metavar="M", help="stop each training after so many minutes")
-    add("--seed", type=int, default=SEED, help="default: %(default)s")
-    add(
-        "--threads",
-        type=int,
-        default=usable_cores(),
-        help="threads to compute with (default: the usable cores, here %(default)s)",
-    )
-
-
 def usable_cores() -> int:
     """Return how many cores this process may use, at most 8: the model is small."""
     try:
@@ -70,15 +37,50 @@ def usable_cores() -> int:
     return min(cores, 8)
 
 
-def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
-    from relpos_fairseq.comparison.quickstart import Choices, quickstart
+@command("quickstart", "train, score and draw a small translation model in minutes", CONTINUE, epilog=QUICKSTART)
+class Quickstart:
+    """From text to a trained, scored and drawn translation model with a chosen position scheme.
 
-    if args.data is None and (args.source_lang or args.target_lang):
-        raise ValueError("--source-lang and --target-lang go with --data; the built-in corpus is en-de")
-    schemes = list(dict.fromkeys((args.compare or args.position_scheme).split(",")))
-    if not all(schemes):
-        raise ValueError(f"an empty name among the schemes: {args.compare!r}")
-    choices = Choices(
-        args.out, args.max_update, args.minutes, args.seed, args.threads, args.data, args.source_lang, args.target_lang
+        relpos quickstart                               # built-in corpus, default scheme
+        relpos quickstart --compare none,learned,m4     # one table for several schemes
+        relpos quickstart --data my_text --position-scheme m4m
+
+    It is a comparison (`relpos compare`) of one seed: every stage is a fairseq command whose log stays
+    in --out; a stage that is done is not repeated, and an interrupted training continues.
+    """
+
+    position_scheme: str = option(
+        DEFAULT_SCHEME,
+        "the scheme, or several joined by + (default: %(default)s); an unknown name lists all",
+        metavar="S",
+        exclusive=0,
     )
-    return quickstart(schemes, choices)
+    compare: str | None = option(None, "train several and print one table", metavar="S1,S2,...", exclusive=0)
+    data: Path | None = option(None, "your parallel text (default: a built-in corpus)", metavar="DIR")
+    source_lang: str | None = option(None, "language of the source (default: from file names)", metavar="SRC")
+    target_lang: str | None = option(None, "language of the target (default: from file names)", metavar="TGT")
+    out: Path = option(Path("quickstart_out"), "default: %(default)s")
+    max_update: int = option(MAX_UPDATE, "updates of training (default: %(default)s)", metavar="N")
+    minutes: float | None = option(None, "stop each training after so many minutes", metavar="M")
+    seed: int = option(SEED, "default: %(default)s")
+    threads: int = option(usable_cores(), "threads to compute with (default: the usable cores, here %(default)s)")
+
+    def run(self, argv: Sequence[str]) -> int:
+        from relpos_fairseq.comparison.quickstart import Choices, quickstart
+
+        if self.data is None and (self.source_lang or self.target_lang):
+            raise ValueError("--source-lang and --target-lang go with --data; the built-in corpus is en-de")
+        schemes = list(dict.fromkeys((self.compare or self.position_scheme).split(",")))
+        if not all(schemes):
+            raise ValueError(f"an empty name among the schemes: {self.compare!r}")
+        choices = Choices(
+            self.out,
+            self.max_update,
+            self.minutes,
+            self.seed,
+            self.threads,
+            self.data,
+            self.source_lang,
+            self.target_lang,
+        )
+        return quickstart(schemes, choices)

@@ -1,4 +1,4 @@
-"""The steps of scripts/convert_checkpoint.py: read, convert, measure, and what to write."""
+"""The steps of relpos convert: read, convert, measure, and what to write."""
 
 from __future__ import annotations
 

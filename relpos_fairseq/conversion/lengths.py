@@ -36,7 +36,7 @@ def resize(table: Tensor, length: int, fill: str | None, report: ConversionRepor
     if fill is None:
         raise ValueError(
             f"the source knows {known} absolute positions and {length} are wanted: fill the rest "
-            f"(scripts/convert_checkpoint.py --positions {length} --fill tile or --fill "
+            f"(relpos convert --positions {length} --fill tile or --fill "
             f"interpolate), keep to {known} (--max-positions), or choose a relative scheme, which "
             f"takes any length"
         )

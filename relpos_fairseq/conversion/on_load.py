@@ -61,7 +61,7 @@ def convert_on_load() -> None:
         if begins and os.path.isdir(filename):
             raise ConversionError(
                 f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
-                f"Face folder is converted by scripts/convert_checkpoint.py first"
+                f"Face folder is converted by relpos convert first"
             )
         token = _loading.set((self.get_model(), begins))
         try:

@@ -1,1 +1,1 @@
-"""What evaluate_qa.py reads, scores and writes."""
+"""What relpos evaluate qa reads, scores and writes."""

@@ -50,7 +50,7 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
         raise PreparationError(f"{folder} has no manifest.json: run prepare_wmt.py to its end")
     settings = manifest.get("settings", {})
     if "sets" not in manifest or not {"languages", "tokenizer", "bpe"} <= settings.keys():
-        raise PreparationError(f"{folder}/manifest.json is not of a whole run of prepare_wmt.py: name its --out")
+        raise PreparationError(f"{folder}/manifest.json is not of a whole run of relpos prepare wmt: name its --out")
     language = settings["languages"][1]
     reference = folder / "reference" / f"{name}.{language}"
     if not reference.is_file():

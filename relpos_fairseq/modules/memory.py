@@ -189,7 +189,7 @@ class MemoryCarrier:
         if self._filled_by not in (None, model):
             raise ValueError(
                 "models of an ensemble cannot share one memory: evaluate a text with memory by one "
-                "checkpoint at a time (or by their average, scripts/average_checkpoints.py)"
+                "checkpoint at a time (or by their average, relpos average)"
             )
         self.memory, self._filled_by = memory, model
 

@@ -3,7 +3,7 @@
     fairseq-train DATA --user-dir relpos_fairseq --task question_answering \
         --criterion question_answering --arch relpos_roberta_tiny --finetune-from-model MODEL.pt
 
-DATA holds dict.txt, a tokenizer, train.json and valid.json (scripts/prepare_qa.py makes such a
+DATA holds dict.txt, a tokenizer, train.json and valid.json (relpos prepare qa makes such a
 folder); `--valid-subset` takes the name of any other .json there.
 """
 
@@ -72,7 +72,7 @@ class QuestionAnsweringTask(FairseqTask):
         if not path.is_file():
             raise ValueError(
                 f"no dictionary {path}: --task question_answering needs a folder with dict.txt, "
-                f"the tokenizer and .json files; scripts/prepare_qa.py makes one"
+                f"the tokenizer and .json files; relpos prepare qa makes one"
             )
         dictionary = Dictionary.load(str(path))
         dictionary.add_symbol(MASK)  # as masked_lm, whose embedding this model has

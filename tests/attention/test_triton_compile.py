@@ -32,6 +32,9 @@ with tempfile.TemporaryDirectory() as cache:
 """
 
 
+BENCHMARK = ("-m", "relpos_fairseq.cli", "benchmark", "kernels")
+
+
 def python(*arguments: str) -> subprocess.CompletedProcess:
     """A Python of its own: one process can interpret Triton's kernels or compile them, not both."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")}
@@ -47,9 +50,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def report(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:
-    """What scripts/triton_report.py says, and its rows."""
+    """What `relpos benchmark kernels` prints, and its rows."""
     file = folder / "kernels.csv"
-    done = python("scripts/triton_report.py", "--csv", str(file), *arguments)
+    done = python(*BENCHMARK, "--csv", str(file), *arguments)
     assert file.exists(), done.stderr[-2000:]
     with file.open(encoding="utf-8") as lines:
         return done, list(csv.DictReader(lines))
@@ -99,7 +102,7 @@ def test_bad_arguments(arguments: tuple, said: str, capsys: pytest.CaptureFixtur
 
 def test_an_unknown_scheme() -> None:
     """The same where compiling has begun: one line, status 2, no traceback."""
-    done = python("scripts/triton_report.py", "--schemes", "m5")
+    done = python(*BENCHMARK, "--schemes", "m5")
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()[-1:]
     assert re.match("error: .*m5", line)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cases import CASES, INPUT, Case
-from helpers import SCRIPTS
+from helpers import ROOT
 from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
@@ -187,7 +187,7 @@ def test_needs_torch_alone() -> None:
         "from relpos_fairseq.cli.main import main\n"
         f"sys.exit(main(['benchmark', 'attention', *{command}]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPTS, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "| m4 |" in done.stdout
 

@@ -14,7 +14,7 @@ from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.benchmarks import bar, models, timing, translation
 from relpos_fairseq.benchmarks.encoder_layers import FairseqLayer, LayerSetting, OurLayer, layer_runner
 from relpos_fairseq.benchmarks.peers import LEAST_TABLE, PACKAGES, PEERS
-from relpos_fairseq.cli import benchmark_models
+from relpos_fairseq.cli import benchmark as declared
 
 CPU = torch.device("cpu")
 
@@ -137,8 +137,8 @@ def test_both_sides_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_parsers_offer_is_what_jobs_take() -> None:
     """Parsers are torch-free, so what they offer is written once more in them."""
-    assert set(benchmark_models.SIZES) == set(translation.MODEL_SIZES)
-    assert tuple(benchmark_models.BACKENDS.split(", ")) == tuple(BACKENDS)
+    assert set(declared.SIZES) == set(translation.MODEL_SIZES)
+    assert tuple(declared.BACKENDS.split(", ")) == tuple(BACKENDS)
     assert PACKAGES == ("transformers", "flashdeberta", "x-transformers")
 
 

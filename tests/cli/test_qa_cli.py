@@ -480,7 +480,7 @@ def test_needs_a_model_with_a_span_head(data, tmp_path):
 
 
 def test_wrong_data_folder(tmp_path):
-    with pytest.raises(ValueError, match="prepare_qa.py makes one"):
+    with pytest.raises(ValueError, match="relpos prepare qa makes one"):
         train(tmp_path, tmp_path, "--max-update", 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import shutil
@@ -12,15 +11,16 @@ import sys
 
 import pytest
 
-from helpers import ROOT, SCRIPTS
+from helpers import ROOT
 from helpers.commands import relpos
+from relpos_fairseq.cli.command import parser_of
+from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
 
 # Prints the seconds and the modules of every --help: one process, so that none hides another's.
 HELPS = """
 import contextlib, io, json, sys, time
 from relpos_fairseq.cli.main import COMMANDS, main
-from relpos_fairseq.cli.parser import Parser
 found = {}
 for name in ["", *sys.argv[1:]]:
     began, text = time.perf_counter(), io.StringIO()
@@ -30,23 +30,6 @@ for name in ["", *sys.argv[1:]]:
     found[name] = [time.perf_counter() - began, heavy, text.getvalue()]
 print(json.dumps(found))
 """
-
-# Commands that are younger than the scripts.
-WITHOUT_SCRIPT = {
-    "doctor",
-    "finetune xtreme",
-    "evaluate lm",
-    "export ct2",
-    "export onnx",
-    "export transformers",
-    "benchmark serving",
-    "theorems",
-    "compare",
-    "translate",
-    "sample",
-    "fill",
-    "answer",
-}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +50,7 @@ def test_every_help_answers_at_once(helps):
 def test_every_command_says_what_it_does(helps):
     overview = helps[""][2]
     for name in COMMANDS:
-        assert f"\n  {name:22} {load(name).HELP}\n" in overview
+        assert f"\n  {name:22} {load(name).summary}\n" in overview
         text = helps[name][2]
         assert text.startswith(f"usage: relpos {name} ") and "--help" in text
 
@@ -79,21 +62,6 @@ def test_groups_are_listed(capsys):
     assert relpos("prepare") == relpos() == 2
     assert relpos("prepar", "wmt") == 2
     assert "there is no command prepar wmt" in capsys.readouterr().err
-
-
-def test_every_script_is_a_door(tmp_path):
-    """Each opens a command, under its own name, and each command has one, save what is new."""
-    opened = {}
-    for path in SCRIPTS.glob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_door(node)]
-        assert len(calls) == 1, path
-        opened[" ".join(argument.value for argument in calls[0].args)] = path.name
-    assert set(COMMANDS) - set(opened) == WITHOUT_SCRIPT
-    assert set(opened) <= set(COMMANDS)
-    path = SCRIPTS / opened["average"]
-    done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.startswith("usage: average_checkpoints.py ")
 
 
 def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
@@ -114,10 +82,6 @@ def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: relpos quickstart ")
     assert not (tmp_path / ".venv").exists()
-
-
-def is_door(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "door"
 
 
 def test_wrong_arguments_are_one_line(capsys):
@@ -149,11 +113,9 @@ def test_what_parsers_offer_is_what_jobs_take():
     assert options("finetune glue")["protocol"].choices == tuple(PROTOCOLS)
     assert set(FLAGS.values()) <= set(options("evaluate xtreme"))
     hidden = {"position_scheme", "attention_backend"}
-    assert set(load("convert").POSITIONS) == set(POSITION_FIELDS) - hidden
+    assert set(POSITIONS) == set(POSITION_FIELDS) - hidden
 
 
 def options(name: str) -> dict[str, argparse.Action]:
     """A command's options by their destination."""
-    parser = argparse.ArgumentParser()
-    load(name).add_arguments(parser)
-    return {action.dest: action for action in parser._actions}
+    return {action.dest: action for action in parser_of(load(name), name)._actions}

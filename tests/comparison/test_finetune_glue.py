@@ -412,7 +412,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
         "two models are called 'small'": arguments(glue, tmp_path, [model, model]),
         "--lr must be above 0": arguments(glue, tmp_path, [model], "--lr", "-1"),
         "has no task": [str(tmp_path / "none"), model, "--out", str(tmp_path)],
-        "was not made by prepare_glue.py": arguments(glue, tmp_path, [model], "--tasks", "XNLI"),
+        "was not made by relpos prepare glue": arguments(glue, tmp_path, [model], "--tasks", "XNLI"),
     }
     for message, command in wrong.items():
         assert relpos("finetune", "glue", *command) == 2
@@ -424,7 +424,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
         task.write_text(json.dumps(json.loads(before) | {"max_length": 99}))
         given = arguments(glue, tmp_path, [model], "--tasks", "RTE")
         assert relpos("finetune", "glue", *given) == 2
-        assert "examples of 99 tokens, small takes 32: prepare_glue.py --max-length 32" in (capsys.readouterr().err)
+        assert "examples of 99 tokens, small takes 32: relpos prepare glue --max-length 32" in (capsys.readouterr().err)
     finally:
         task.write_text(before)
 

@@ -114,7 +114,7 @@ def test_plain_lines_must_be_as_many(prepared, tmp_path, capsys):
     capsys.readouterr()
     (tmp_path / "manifest.json").write_text('{"settings": {"level": "word"}}')
     assert score(system, "--prepared", tmp_path) == 2
-    assert "is not of a whole run of prepare_wmt.py" in capsys.readouterr().err
+    assert "is not of a whole run of relpos prepare wmt" in capsys.readouterr().err
     assert score(system, "--prepared", prepared, "--samples", "0") == 2
     assert "--samples must be >= 1, got 0" in capsys.readouterr().err
 

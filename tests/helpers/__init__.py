@@ -3,5 +3,4 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts"
 USER_DIR = ROOT / "relpos_fairseq"

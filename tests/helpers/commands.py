@@ -288,7 +288,8 @@ def relpos(*arguments: object) -> int:
 
 def relpos_job(*arguments: object) -> int | None:
     """Run a subcommand in this process, and let its errors through."""
-    from relpos_fairseq.cli.main import find, load, read
+    from relpos_fairseq.cli.command import parse
+    from relpos_fairseq.cli.main import find, load
 
     name, rest = find([str(part) for part in arguments])
-    return read(load(name), f"relpos {name}", rest)()
+    return parse(load(name), f"relpos {name}", rest).run(rest)

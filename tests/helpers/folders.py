@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.commands import relpos, relpos_job
+from relpos_fairseq.cli.command import parse
+from relpos_fairseq.cli.main import load
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:
@@ -19,11 +19,9 @@ def contents(folder: Path, *but: str) -> dict[str, bytes]:
     }
 
 
-def parsed(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Read a subcommand's arguments; `command` is its file in cli/."""
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"relpos_fairseq.cli.{command}").add_arguments(parser)
-    return parser.parse_args(arguments)
+def parsed(name: str, arguments: Sequence[str]) -> object:
+    """Read the arguments of a subcommand, such as `prepare mlm`."""
+    return parse(load(name), f"relpos {name}", arguments)
 
 
 def prepare(name: str, arguments: Sequence[object]) -> None:

@@ -23,18 +23,15 @@ MODELS = [f"relpos_{name}" for name in ("transformer", "transformer_lm", "transf
 OPTION = re.compile(r"(?:^|, )(--?[A-Za-z][\w-]*)")
 
 
-def commands(root: Path) -> list[str]:
-    """The scripts that are commands and answer --help themselves."""
-    found = [path.name for path in (root / "scripts").glob("[a-z]*.py")]
-    return sorted([*found, "install.sh"])
-
-
 def help_of(root: Path, name: str) -> str:
-    """What a script prints for --help."""
-    program = sys.executable if name.endswith(".py") else "bash"
+    """What `relpos ...`, or a script of scripts/, prints for --help."""
+    first, *words = name.split()
+    program = ["bash", str(root / "scripts" / name)]
+    if first == "relpos":
+        program = [sys.executable, "-m", "relpos_fairseq.cli", *words]
     done = subprocess.run(
-        [program, str(root / "scripts" / name), "--help"],
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"},
+        [*program, "--help"],
+        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -60,7 +57,7 @@ def positionals_in(text: str) -> list[str]:
 
 
 def command_flags(root: Path, name: str) -> dict[str, list[str]]:
-    """Options and arguments of a script."""
+    """Options and arguments of a command."""
     text = help_of(root, name)
     return {"options": options_in(text), "positionals": positionals_in(text)}
 
@@ -99,11 +96,12 @@ def main(root: Path) -> None:
     from fairseq.tasks import TASK_REGISTRY
 
     import relpos_fairseq  # noqa: F401  registers the plugin
+    from relpos_fairseq.cli.main import COMMANDS
 
     after = registered_names()
     added = {kind: sorted(set(names) - set(before[kind])) for kind, names in after.items()}
     found = {
-        "commands": {name: command_flags(root, name) for name in commands(root)},
+        "commands": {name: command_flags(root, f"relpos {name}") for name in COMMANDS},
         "names": {kind: names for kind, names in added.items() if names},
         "model_flags": {name: sorted(flags_of(ARCH_MODEL_REGISTRY[name])) for name in MODELS},
         "task_flags": {name: sorted(flags_of(TASK_REGISTRY[name])) for name in added["task"]},

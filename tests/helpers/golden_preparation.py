@@ -26,25 +26,25 @@ WORDS = "the house a tree sees old man red dog new day walks ähnlich Größe do
 NLI = ("entailment", "not_entailment")
 # Name of a run: the command and its arguments; IN is the text's folder, MADE that of all runs.
 RUNS = {
-    "wmt-subword-nmt": "prepare_wmt.py en-de --from-dir IN/wmt --vocab-size 60 --workers 2",
-    "wmt-sentencepiece": "prepare_wmt.py en-de --from-dir IN/wmt --bpe sentencepiece "
+    "wmt-subword-nmt": "prepare wmt en-de --from-dir IN/wmt --vocab-size 60 --workers 2",
+    "wmt-sentencepiece": "prepare wmt en-de --from-dir IN/wmt --bpe sentencepiece "
     "--vocab-size 80 --max-words 8 --sample 100 --seed 3",
-    "lm-word": "prepare_lm.py --train IN/a.txt IN/b.txt.gz --valid IN/v.txt --documents blank "
+    "lm-word": "prepare lm --train IN/a.txt IN/b.txt.gz --valid IN/v.txt --documents blank "
     "--shards 2 --workers 2 --padding-factor 8",
-    "lm-char": "prepare_lm.py --text IN/a.txt --split 0.8,0.1,0.1 --level char --documents heading",
-    "lm-byte": "prepare_lm.py --text IN/a.txt --split 0.9,0.1 --level byte --documents blank --shards 3",
-    "lm-sentencepiece": "prepare_lm.py --train IN/a.txt --test IN/v.txt --level sentencepiece "
+    "lm-char": "prepare lm --text IN/a.txt --split 0.8,0.1,0.1 --level char --documents heading",
+    "lm-byte": "prepare lm --text IN/a.txt --split 0.9,0.1 --level byte --documents blank --shards 3",
+    "lm-sentencepiece": "prepare lm --train IN/a.txt --test IN/v.txt --level sentencepiece "
     "--vocab-size 330 --byte-fallback --model-type bpe",
-    "mlm-bpe": "prepare_mlm.py --train x=IN/a.txt y=IN/v.txt --hold-out 0.2 --alpha 0.5 "
+    "mlm-bpe": "prepare mlm --train x=IN/a.txt y=IN/v.txt --hold-out 0.2 --alpha 0.5 "
     "--tokens-per-sample 40 --vocab-size 320 --workers 2",
-    "mlm-wordpiece": "prepare_mlm.py --train IN/a.txt --valid IN/v.txt --tokenizer wordpiece "
+    "mlm-wordpiece": "prepare mlm --train IN/a.txt --valid IN/v.txt --tokenizer wordpiece "
     "--lowercase --vocab-size 90 --pack full --tokens-per-sample 30 --shards 2 --documents line",
-    "mlm-sentencepiece": "prepare_mlm.py --train IN/a.txt --tokenizer sentencepiece --pack none "
+    "mlm-sentencepiece": "prepare mlm --train IN/a.txt --tokenizer sentencepiece --pack none "
     "--vocab-size 70 --character-coverage 1.0 --sentences split --hold-out 0.1",
-    "qa": "prepare_qa.py --train IN/qa.json --train-articles 6 --eval IN/qa.json "
+    "qa": "prepare qa --train IN/qa.json --train-articles 6 --eval IN/qa.json "
     "--train-tokenizer wordpiece --vocab-size 90",
-    "glue": "prepare_glue.py IN/glue --tokenizer MADE/mlm-wordpiece/tokenizer --max-length 20 --workers 2",
-    "glue-text": "prepare_glue.py IN/glue --tasks RTE,CoLA",
+    "glue": "prepare glue IN/glue --tokenizer MADE/mlm-wordpiece/tokenizer --max-length 20 --workers 2",
+    "glue-text": "prepare glue IN/glue --tasks RTE,CoLA",
 }
 AFTER = ("glue",)  # reads what another run made
 # What a run keeps for its own continuation; the manifest, which holds versions, is looked at apart.
@@ -97,11 +97,11 @@ def write_text(folder: Path) -> None:
 
 def run(root: Path, name: str, text: Path, made: Path) -> None:
     """Run one preparation as a user does; its result is made/NAME."""
-    script, *arguments = RUNS[name].replace("IN", str(text)).replace("MADE", str(made)).split()
+    arguments = RUNS[name].replace("IN", str(text)).replace("MADE", str(made)).split()
     out = ["--text", made / f"{name}.txt"] if name == "glue-text" else ["--out", made / name]
     done = subprocess.run(
-        [sys.executable, root / "scripts" / script, *arguments, *out],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "relpos_fairseq.cli", *arguments, *out],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=600,

@@ -145,7 +145,7 @@ def main(old: Path, archive: Path) -> None:
     converted = golden / "converted"
     subprocess.run(
         [
-            *(sys.executable, "scripts/convert_checkpoint.py", source),
+            *(sys.executable, "-m", "relpos_fairseq.cli", "convert", source),
             *("--to", "learned+m4", "--data", "data/text", "--out", converted),
         ],
         check=True,

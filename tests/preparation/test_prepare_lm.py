@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import ROOT, folders
+from helpers import folders
 from helpers.faulty_server import serve
 from helpers.folders import contents, prepare_status
 from relpos_fairseq.data.dictionary import SPECIAL, read_dictionary
@@ -496,8 +496,18 @@ def test_killed_at_any_moment_and_run_again(tmp_path, seed):
     text.write_text("\n\n".join(sentences(50, n) for n in range(300)))
     options = ["--text", text, "--split", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
     prepare(tmp_path / "undisturbed", *options, "--workers", 1)
-    script = ROOT / "scripts" / "prepare_lm.py"
-    command = [sys.executable, script, *options, "--out", tmp_path / "out", "--workers", 2]
+    command = [
+        sys.executable,
+        "-m",
+        "relpos_fairseq.cli",
+        "prepare",
+        "lm",
+        *options,
+        "--out",
+        tmp_path / "out",
+        "--workers",
+        2,
+    ]
     command = [str(part) for part in command]
     chance = random.Random(seed)
     for _ in range(4):

@@ -18,7 +18,6 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import ROOT
 from helpers.folders import contents, parsed, prepare, prepare_status
 from relpos_fairseq.data.dictionary import EOS
 from relpos_fairseq.engine.errors import PreparationError
@@ -33,7 +32,7 @@ DOCUMENTS = {"aa": 40, "bb": 10}
 
 def checked(arguments):
     """The settings of a command line."""
-    args = parsed("prepare_mlm", arguments)
+    args = parsed("prepare mlm", arguments)
     check(args)
     return args
 
@@ -251,7 +250,7 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
 @pytest.mark.slow
 def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
     out = tmp_path / "out"
-    command = [sys.executable, "-u", str(ROOT / "scripts" / "prepare_mlm.py")]
+    command = [sys.executable, "-u", "-m", "relpos_fairseq.cli", "prepare", "mlm"]
     with subprocess.Popen(
         [*command, *arguments(out, text, "--workers", "2")], stdout=subprocess.PIPE, text=True
     ) as process:

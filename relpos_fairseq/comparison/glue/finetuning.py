@@ -100,7 +100,7 @@ class Options(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.data.is_dir():
-            raise PreparationError(f"there is no folder {self.data}: make it with prepare_glue.py")
+            raise PreparationError(f"there is no folder {self.data}: make it with relpos prepare glue")
 
 
 def finetune(options: Options) -> int:
@@ -168,7 +168,7 @@ def tasks_of(options: Options) -> list[Task]:
         return chosen_tasks(options.tasks)
     tasks = [task for task in TASKS.values() if (options.data / task.name / "task.json").is_file()]
     if not tasks:
-        raise PreparationError(f"{options.data} has no task: make it with prepare_glue.py")
+        raise PreparationError(f"{options.data} has no task: make it with relpos prepare glue")
     return tasks
 
 

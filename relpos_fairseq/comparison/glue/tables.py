@@ -29,7 +29,7 @@ AVERAGED = (
 
 
 def read_labels(task: Task, data: Path, split: str) -> list[str]:
-    """The labels of a split of prepare_glue.py."""
+    """The labels of a split of relpos prepare glue."""
     prefix = data / task.name / "label" / split
     if task.regression:
         return Path(f"{prefix}.label").read_text().split()

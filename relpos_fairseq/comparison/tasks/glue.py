@@ -65,7 +65,7 @@ class Glue(Task):
         """What the preparation wrote of the task; one that is not prepared is an error."""
         folder = self.data / self.name
         if (found := read_json(folder / "task.json")) is None:
-            raise PreparationError(f"{folder} was not made by prepare_glue.py: run it for {self.name}")
+            raise PreparationError(f"{folder} was not made by relpos prepare glue: run it for {self.name}")
         return found
 
     @property
@@ -103,7 +103,7 @@ class Glue(Task):
         if longest > model.positions and not model.any_length:
             raise PreparationError(
                 f"{self.name} has examples of {known['max_length']} tokens, {model.name} "
-                f"takes {model.positions}: prepare_glue.py --max-length {model.positions}"
+                f"takes {model.positions}: relpos prepare glue --max-length {model.positions}"
             )
         epochs = self.epochs or protocol.epochs[0]
         updates = updates_of(known["train"], epochs)

@@ -161,7 +161,7 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, co
     sidecar = path.with_name(path.name + ".documents.npy")
     if not sidecar.exists():
         raise ValueError(
-            f"--reset-memory-at-document needs {sidecar} (scripts/prepare_lm.py writes it), or "
+            f"--reset-memory-at-document needs {sidecar} (relpos prepare lm writes it), or "
             f"--document-boundaries eos where every line is a document"
         )
     second = path.with_name(f"{path.name}1.bin")

@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 LEVELS = ("auto", "word", "subword", "char", "byte")
-SAME = {"sentencepiece": "subword", "bpe": "subword"}  # names of scripts/prepare_lm.py
+SAME = {"sentencepiece": "subword", "bpe": "subword"}  # names of relpos prepare lm
 WORD_START = "\u2581"  # sentencepiece marks a word's first piece, subword-nmt all but its last
 CONTINUES = "@@"
 
@@ -19,7 +19,7 @@ CONTINUES = "@@"
 def text_level(folder: Path, dictionary: Dictionary, wanted: str = "auto") -> str:
     """The level of a data folder's tokens: the one wanted, or for `auto` what its files say.
 
-    `manifest.json` says it where scripts/prepare_lm.py made it; else the dictionary is looked at.
+    `manifest.json` says it where relpos prepare lm made it; else the dictionary is looked at.
     """
     if wanted not in LEVELS:
         raise ValueError(f"text_level must be one of {', '.join(LEVELS)}, got {wanted!r}")

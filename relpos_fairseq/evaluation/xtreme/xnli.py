@@ -1,4 +1,4 @@
-"""Predictions of a sentence pair classifier, and their accuracy, on splits of prepare_glue.py."""
+"""Predictions of a sentence pair classifier, and their accuracy, on splits of relpos prepare glue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def languages(data: Path) -> dict[str, Splits]:
     """Splits of every language: test sets are scored, or validation sets where no test has labels.
 
     Raises:
-        PreparationError: the data, `XNLI` of prepare_glue.py, have none.
+        PreparationError: the data, `XNLI` of relpos prepare glue, have none.
     """
     there, labelled = ({path.stem for path in (data / part).glob("*_*.idx")} for part in ("input0", "label"))
     kind = "test" if any(name.startswith("test_") for name in labelled) else "valid"
@@ -46,7 +46,7 @@ def languages(data: Path) -> dict[str, Splits]:
     found = {name: splits for name, splits in found.items() if splits != Splits(None)}
     if not found:
         raise PreparationError(
-            f"{data} has no test_LANGUAGE or valid_LANGUAGE: make it with prepare_glue.py --tasks XNLI"
+            f"{data} has no test_LANGUAGE or valid_LANGUAGE: make it with relpos prepare glue --tasks XNLI"
         )
     return found
 
@@ -55,7 +55,7 @@ class Classifier:
     """A fine-tuned model and its task."""
 
     def __init__(self, checkpoint: Path, data: Path, cpu: bool = False) -> None:
-        """Load a checkpoint of finetune_glue.py or fairseq-train, and `XNLI` of prepare_glue.py.
+        """Load a checkpoint of relpos finetune glue or fairseq-train, and `XNLI` of relpos prepare glue.
 
         Raises:
             PreparationError: the checkpoint is none of a sentence_prediction.
@@ -74,7 +74,7 @@ class Classifier:
         if name is None:  # said before a task looks for files that are not there
             raise PreparationError(
                 f"{checkpoint} is no fine-tuned classifier: it was trained with task "
-                f"{trained._name}; fine-tune with finetune_glue.py --keep-models"
+                f"{trained._name}; fine-tune with relpos finetune glue --keep-models"
             )
         models, _, self.task = checkpoint_utils.load_model_ensemble_and_task(
             [str(checkpoint)], arg_overrides=overrides, state=state
@@ -121,7 +121,7 @@ class Classifier:
         if sorted(found) != list(range(len(dataset))):
             raise PreparationError(
                 f"{split}: {len(found)} of {len(dataset)} examples were evaluated; the model takes "
-                f"{self.task.max_positions()} tokens: prepare_glue.py --max-length"
+                f"{self.task.max_positions()} tokens: relpos prepare glue --max-length"
             )
         order = range(len(dataset))
         return [found[n] for n in order], [right[n] for n in order] if right else None

@@ -1,4 +1,4 @@
-"""The stages of prepare_lm.py: text, units, a stage for every split, manifests."""
+"""The stages of relpos prepare lm: text, units, a stage for every split, manifests."""
 
 import argparse
 from collections.abc import Mapping, Sequence

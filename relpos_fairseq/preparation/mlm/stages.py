@@ -1,4 +1,4 @@
-"""The stages of prepare_mlm.py: count, sample, train the tokenizer, encode, assemble."""
+"""The stages of relpos prepare mlm: count, sample, train the tokenizer, encode, assemble."""
 
 from __future__ import annotations
 

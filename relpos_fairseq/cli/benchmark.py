@@ -1,0 +1,302 @@
+"""`relpos benchmark ...`: what positions cost on this machine."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos_fairseq.cli.command import argument, command, flag, option, required
+
+INTERRUPTED = "interrupted; rows are kept by --csv FILE: add --resume to continue, or they are lost"
+BACKENDS = "auto, reference, sdpa, blocked, native, triton"
+A_ROW_EACH = f"a row each: of {BACKENDS}"
+SIZES = ("multi30k", "base", "tiny", "iwslt_de_en", "wmt_en_de", "wmt_en_de_big")
+WHAT, BESIDE, HOW, WRITTEN = "what is measured", "beside it", "how", "what is written"
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """Where candidates are timed, how long, and where their rows go."""
+
+    device: str = option("cpu", choices=("cpu", "cuda"), group=HOW)
+    dtype: str = option("float32", choices=("float32", "bfloat16", "float16"), group=HOW)
+    threads: int | None = option(None, "of torch; default: its own choice", group=HOW)
+    csv: Path | None = option(None, "all rows, as they come", group=WRITTEN)
+    resume: bool = flag("measure what --csv does not have yet", group=WRITTEN)
+    write: Path | None = option(None, "put the tables into this markdown file", group=WRITTEN)
+
+
+@command("benchmark attention", "cost of attention with positions, beside attention without", INTERRUPTED)
+class BenchmarkAttention(Timing):
+    """How much slower is attention with positions than attention without?
+
+        relpos benchmark attention                              # some minutes on a CPU
+        relpos benchmark attention --lengths 512,2048 --batch 4 --naive --bar
+        relpos benchmark attention --device cuda --dtype bfloat16 --lengths all
+        relpos benchmark attention --layer                      # a whole BERT layer
+        relpos benchmark attention --isa avx2                   # as on a processor without AVX-512
+
+    First every candidate is held against the papers' formula in fp64, values and gradients.  Then all
+    candidates are timed in one process, in turns, each only once the machine is idle otherwise.  The
+    tables have ratios of medians to torch's scaled_dot_product_attention without positions (in
+    brackets: of minima), and the spread.  Needs torch and relpos_fairseq's positions, schemes and
+    attention: no fairseq, save to decode.  --plot needs matplotlib, and progress is shown where tqdm is
+    installed.
+    """
+
+    isa: str | None = option(
+        None,
+        "instruction set of the C kernel and of torch; default: as the environment says",
+        choices=("native", "avx2", "sse2"),
+        group=WHAT,
+    )
+    schemes: str = option("all", "names separated by commas, or all", group=WHAT)
+    lengths: str = option("128,512,2048", "T = S, by commas, or all", group=WHAT)
+    tokens: int | None = option(None, "batch = tokens / length; 2048, on a GPU 16384", group=WHAT)
+    batch: int | None = option(None, "this batch at every length, whatever --tokens is", group=WHAT)
+    heads: int = option(12, group=WHAT)
+    head_dim: int = option(64, group=WHAT)
+    clip: int = option(16, "clip distance; 0: as --unclipped", group=WHAT)
+    unclipped: bool = flag("tables as long as the input", group=WHAT)
+    causal: bool = flag(group=WHAT)
+    modes: str = option("train,forward", "of train, forward, decode, memory", group=WHAT)
+    layer: bool = flag("a whole BERT layer", group=WHAT)
+    naive: bool = flag("the papers' formula too", group=BESIDE)
+    backends: str = option("auto", "a row each: of auto, sdpa, blocked, native, triton", group=BESIDE)
+    flex: bool = flag("FlexAttention too; compiles long", group=BESIDE)
+    bar: bool = flag("say what is known to be possible", group=BESIDE)
+    published: bool = flag("DeBERTa as published on an H200", group=BESIDE)
+    rounds: int = option(7, "samples of each (%(default)s)", group=HOW)
+    seconds: float = option(20.0, "of a column (%(default)s)", group=HOW)
+    plot: Path | None = option(None, "ratios over length: FILE.png, .svg or .pdf")
+
+    def run(self, argv: Sequence[str]) -> int | None:
+        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+        from relpos_fairseq.benchmarks.instructions import run_with
+
+        status = run_with(self.isa, "benchmark attention", argv)
+        if status is not None:
+            return status
+        from relpos_fairseq.benchmarks.attention import benchmark
+
+        return benchmark(self)
+
+
+@command("benchmark models", "cost of positions in whole models and layers, beside fairseq's own", INTERRUPTED)
+class BenchmarkModels(Timing):
+    """What do positions cost in whole models, and what do other libraries charge for them?
+
+        relpos benchmark models                       # both parts, minutes on a CPU
+        relpos benchmark models --parts translation --size base --schemes shaw,m4
+        relpos benchmark models --parts layers --device cuda --dtype bfloat16
+
+    translation: a step of training (forward, label-smoothed cross entropy, backward, Adam) and beam
+    search of `relpos_transformer` with every scheme, relative to fairseq's own `transformer` of the
+    same sizes.  Optimizer and loss are fairseq's own on both sides; further rows say what relpos_adam
+    and relpos_label_smoothed_cross_entropy gain on fairseq's model, each by itself and both.
+    layers: BERT's layer, training, forward pass and peak memory, relative to our layer without
+    positions: every scheme, fairseq's own layer, and layers of equal sizes of other libraries where
+    installed.
+
+    All candidates of a column are timed in one process, in turns, each only once the machine is idle
+    otherwise.  Medians, minima and spreads are printed.
+    """
+
+    parts: str = option("translation,layers", "of translation, layers")
+    modes: str = option("train,generate,forward,memory", "of train, generate, forward, memory")
+    schemes: str = option("all", "names separated by commas, or all")
+    backends: str = option("auto", A_ROW_EACH)
+    bar: bool = flag("say what is known to be possible")
+    dropout: float = option(0.0)
+    size: str = option("multi30k", choices=SIZES, group="translation")
+    vocabulary: int = option(8000, group="translation")
+    rows: int = option(32, "sentences of a batch", group="translation")
+    length: int = option(24, "tokens of the longest sentence", group="translation")
+    beam: int = option(5, group="translation")
+    lengths: str = option("128,512", "separated by commas", group="layers")
+    tokens: int = option(1024, "batch = tokens / length, >= 1", group="layers")
+    width: int = option(768, group="layers")
+    ffn: int = option(3072, group="layers")
+    heads: int = option(12, group="layers")
+    clip: int = option(16, "clip distance; 0: unclipped", group="layers")
+    peers: str = option("all", "of fairseq, transformers, flashdeberta, x-transformers; all, or none", group="layers")
+    rounds: int = option(5, "samples of each (%(default)s)", group=HOW)
+    seconds: float = option(60.0, "of a column (%(default)s)", group=HOW)
+    plot: Path | None = option(None, "draw all ratios: FILE.png, .svg or .pdf")
+
+    def run(self, argv: Sequence[str]) -> None:
+        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+        from relpos_fairseq.benchmarks.models import benchmark
+
+        benchmark(self)
+
+
+@command("benchmark lm", "speed and perplexity of a language model with memory and without")
+class BenchmarkLm:
+    """Speed and perplexity of evaluating a language model with memory and without, at equal context.
+
+        relpos benchmark lm XL_CHECKPOINT DATA_BIN [--baseline LM_CHECKPOINT]
+            [--context 256] [--tokens 4000] [--sliding-tokens 200] [--train-updates 20]
+
+    Every method scores the end of one split with --context tokens of context:
+    - memory: segments of the trained length T (a whole row where rows are shorter), memory of
+      context - T; a prediction sees context - T + 1 to context tokens at its first layer, and
+      recurrence reaches further, layer by layer;
+    - sliding window: no memory, the window moves by one token and gives one prediction: every
+      prediction sees all of the context. This is what the paper compares with. It is slow, so it scores
+      the last --sliding-tokens only, and memory is scored on those as well;
+    - strided window: no memory, the window moves by T and gives T predictions; as memory, a prediction
+      sees context - T + 1 to context tokens.
+    --baseline adds both windows with a model that was trained without memory, and the speed of
+    training the two, which means something where their parameters are equal.
+    """
+
+    checkpoint: Path = argument("of relpos_transformer_xl")
+    data: Path = argument("folder of binarised text")
+    baseline: Path | None = option(None, "checkpoint of relpos_transformer_lm")
+    split: str = option("valid")
+    context: int | None = option(None, "tokens; default: trained segment + memory")
+    tokens: int = option(4000, "predictions scored")
+    sliding_tokens: int = option(200, "of them by sliding")
+    batch: int = option(1, "rows or windows at a time")
+    train_updates: int = option(20, "0: training is not timed")
+    train_batch: int = option(16)
+    threads: int | None = option(None, "of torch; default: its own choice")
+    out: Path | None = option(None, "JSON of the numbers")
+
+    def run(self, argv: Sequence[str]) -> None:
+        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+        from relpos_fairseq.benchmarks.language_models import benchmark
+
+        benchmark(self)
+
+
+@command("benchmark costs", "the papers' tables of costs, beside what is measured here", INTERRUPTED)
+class BenchmarkCosts(Timing):
+    """The papers' tables of costs, measured here: BERT with every position scheme.
+
+        relpos benchmark costs                               # BERT-base, minutes on a CPU
+        relpos benchmark costs --model small --layers 0      # BERT-small, all of its layers
+        relpos benchmark costs --layers 0 --vocabulary 30522 --batch 16 --device cuda
+
+    Parameters are counted from the real model, whole, with BERT's 30,522 words and tables for 512
+    positions.  Time and memory are those of a model of `--layers` layers and `--vocabulary` words (few
+    by default, as the softmax over words costs the same with every scheme): a step of training
+    (forward, loss of 15 % masked tokens, backward, Adam), a forward pass, and the step's peak memory,
+    relative to `learned`; steps a second stand beside those without positions.  Beside them stand the
+    papers' numbers: 000 is Huang et al. 2020, 003 Multiplicative Position-aware Transformer Models, 004
+    Chen et al. 2021.  Tables are unclipped unless --clip says otherwise, as the papers pre-train.
+    Candidates are timed in turns, each only once the machine is idle otherwise.
+    """
+
+    model: str = option("base", choices=("base", "small"))
+    lengths: str = option("512", "separated by commas")
+    batch: int = option(2, "rows")
+    layers: int = option(2, "layers that are timed; 0: all")
+    vocabulary: int = option(1000, "words that are timed")
+    clip: int | None = option(None, "clip distance; 0 (default): unclipped")
+    dropout: float = option(0.0)
+    fit: int = option(
+        0,
+        (
+            "also search how many rows a training step holds in so much memory (000 section 3.6: 16384, of a "
+            "GPU); 0: do not"
+        ),
+        metavar="MIB",
+    )
+    schemes: str = option("all", "names separated by commas, or all")
+    backends: str = option("auto", A_ROW_EACH)
+    rounds: int = option(3, "samples of each (%(default)s)", group=HOW)
+    seconds: float = option(120.0, "of a column (%(default)s)", group=HOW)
+
+    def run(self, argv: Sequence[str]) -> None:
+        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+        from relpos_fairseq.benchmarks.costs import benchmark
+
+        benchmark(self)
+
+
+@command("benchmark kernels", "what the Triton kernels need of a GPU, found by compiling them")
+class BenchmarkKernels:
+    """What do the Triton kernels need of a GPU?  Compiles them for it, whether there is one or not.
+
+        relpos benchmark kernels                                # every scheme, for sm_90
+        relpos benchmark kernels --schemes m4,shaw --head-dims 64 --dtypes bfloat16
+        relpos benchmark kernels --write examples/benchmarks/README.md
+
+    Every scheme's forward and backward pass is led through the backend, whose launches are caught and
+    compiled.  A cell is registers of a thread, warps and KiB of shared memory of a program; what spills
+    registers to memory or does not fit is bold, and the command's last line and status are an error.
+    """
+
+    schemes: str = option("all", "names separated by commas, or all")
+    dtypes: str = option("bfloat16,float32", "of bfloat16, float16, float32")
+    head_dims: str = option("64,128", "numbers separated by commas")
+    masks: str = option("both", "of both, causal, padding, dropout")
+    clip: int = option(16, "0: unclipped")
+    length: int = option(512, "of the call that is compiled")
+    capability: int = option(90, choices=(80, 86, 89, 90, 100, 120))
+    write: Path | None = option(None, "put the table into a page", metavar="FILE")
+    csv: Path | None = option(None, "one row a kernel", metavar="FILE")
+
+    def run(self, argv: Sequence[str]) -> None:
+        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
+        from relpos_fairseq.benchmarks.kernels import benchmark
+
+        benchmark(self)
+
+
+@command("benchmark preparation", "text preparation: pairs a second, memory, beside the usual way")
+class BenchmarkPreparation:
+    """Measure text preparation: pairs a second by workers, peak memory by size, beside the usual way.
+
+        relpos benchmark preparation --text my_text --pair en-de --pairs 100000 1000000
+
+    The text is real text replicated with variation: in every copy words are replaced by words drawn
+    from the same text, and some become compounds that were not there. Timed are the stages of `relpos
+    prepare wmt` on it: clean (normalise, filter), tokenise, merge (duplicates), sample and learn
+    (units), and apply. The usual way is one process doing the same to every line: sacremoses'
+    normalizer and tokenizer, then subword-nmt's apply-bpe with the same merges; it filters nothing.
+    Pairs a second are without learning, which is the same program in both. Memory is the proportional
+    set size of the whole process tree, sampled. The processor's seconds tell more where other programs
+    run beside it.
+    """
+
+    text: Path = required("folder with train, valid and test")
+    pair: str = option("en-de")
+    pairs: list[int] = option([100_000, 1_000_000])
+    workers: list[int] = option([1, 2])
+    vocab_size: int = option(8000)
+    usual_pairs: int | None = option(None, "for the usual way (default: the largest of --pairs)")
+    out: Path = required("folder for texts and results")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.benchmarks.preparation import measure
+
+        measure(self)
+
+
+@command("benchmark serving", "sentences a second and BLEU of fairseq-generate, relpos translate and CTranslate2")
+class BenchmarkServing:
+    """How fast one checkpoint translates, and how well: fairseq-generate, this package, CTranslate2.
+
+        relpos benchmark serving checkpoints/checkpoint_best.pt data-bin/multi30k
+
+    One table: sentences a second and BLEU of fairseq-generate, of `relpos translate`, and of
+    CTranslate2 in fp32 and int8, on the CPU with OMP_NUM_THREADS threads. Each timing has a process of
+    its own, whose start is not counted. BLEU is of text.
+    Needs pip install 'relpos_fairseq[ct2]'.
+    """
+
+    checkpoint: Path = argument("checkpoint of a relpos_transformer")
+    data: Path = argument("its binarised data")
+    set: str = option("test", "test or valid (default: test)")
+    beam: int = option(4, "of every search (default: 4)")
+    rounds: int = option(3, "times of each; the median counts (default: 3)")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.benchmarks.serving import benchmark
+
+        if self.beam < 1 or self.rounds < 1:
+            raise ValueError(f"--beam and --rounds must be >= 1, got {self.beam} and {self.rounds}")
+        print(benchmark(self.checkpoint, self.data, self.set, self.beam, self.rounds))

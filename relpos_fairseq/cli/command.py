@@ -1,0 +1,148 @@
+"""A command declared once: a dataclass whose fields are its options, from which parser and help are made.
+
+    @command("average", "average checkpoints of one training")
+    class Average:
+        '''The text of --help.'''
+
+        inputs: list[Path] = required("checkpoints, or their one folder")
+        last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
+
+        def run(self, argv: Sequence[str]) -> None: ...
+
+A field's type says how its text is read: `bool` is a flag without a value, `list[T]` takes several values, and
+`T | None` may be left out. Nothing here imports torch or fairseq, so every `--help` answers at once.
+"""
+
+import argparse
+import copy
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from relpos_fairseq.engine.command import AGAIN
+
+COMMANDS: dict[str, type] = {}  # the commands of the files that were imported, by their words
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports an error in one line, without its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+
+def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) -> Callable[[type], type]:
+    """Register a class as a subcommand of `relpos`.
+
+    Args:
+        name: its words after `relpos`, such as `prepare wmt`.
+        summary: its line in the overview.
+        interrupted: the line that is printed after Ctrl-C and SIGTERM.
+        parser: further arguments of the parser, such as `epilog`.
+    """
+
+    def register(cls: type) -> type:
+        cls = dataclasses.dataclass(kw_only=True)(cls)
+        cls.summary, cls.interrupted, cls.parser = summary, interrupted, parser
+        COMMANDS[name] = cls
+        return cls
+
+    return register
+
+
+def option(default: Any, help: str | None = None, **how: Any) -> Any:
+    """Declare an option with a default.
+
+    Args:
+        default: its value where it is not given.
+        help: its line in `--help`, in which `%(default)s` stands for the default.
+        how: further arguments of `add_argument`; `group` is the heading that it stands under, and options with
+            the same `exclusive` cannot be given together.
+    """
+    return _field({"default": default, "help": help, **how})
+
+
+def required(help: str | None = None, **how: Any) -> Any:
+    """Declare an option that must be given."""
+    return _field({"required": True, "help": help, **how})
+
+
+def flag(help: str | None = None, **how: Any) -> Any:
+    """Declare an option without a value: True where it is given."""
+    return _field({"action": "store_true", "default": False, "help": help, **how})
+
+
+def argument(help: str | None = None, **how: Any) -> Any:
+    """Declare an argument that is given by its place."""
+    return _field({"positional": True, "help": help, **how})
+
+
+def _field(how: dict[str, Any]) -> Any:
+    if "default" in how:
+        return dataclasses.field(default_factory=lambda: how["default"], metadata=how)
+    return dataclasses.field(metadata=how)
+
+
+def parser_of(cls: type, program: str) -> Parser:
+    """Make the parser of a command.
+
+    Args:
+        cls: a class that `command` registered.
+        program: the command's name in its usage.
+    """
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=program, description=inspect.cleandoc(cls.__doc__), formatter_class=layout, **cls.parser)
+    add_options(parser, cls)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add the fields of a command's class to a parser, each under its heading."""
+    places: dict[object, Any] = {}  # by heading, and by what options exclude each other
+    for field in dataclasses.fields(cls):
+        how = copy.deepcopy(dict(field.metadata))  # a default that is a list is this parser's own
+        group, exclusive, positional = how.pop("group", None), how.pop("exclusive", None), how.pop("positional", False)
+        if exclusive is not None:
+            place = places.setdefault(("exclusive", exclusive), None) or parser.add_mutually_exclusive_group()
+            places["exclusive", exclusive] = place
+        else:
+            if group is not None and group not in places:
+                places[group] = parser.add_argument_group(group)
+            place = places.get(group, parser)
+        name = field.name if positional else f"--{field.name.replace('_', '-')}"
+        if "type" not in how and how.get("action") != "store_true":
+            how = _reading(field.type) | how
+        place.add_argument(name, **how)
+
+
+def _reading(annotation: Any) -> dict[str, Any]:
+    """Return what `add_argument` needs to read values of a type: its reader, and `nargs` for a list."""
+    if isinstance(annotation, types.UnionType):
+        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is list:
+        return {"nargs": "+", "type": typing.get_args(annotation)[0]}
+    return {"type": annotation}
+
+
+def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
+    """Read a command's arguments; returns an instance of its class."""
+    return cls(**vars(parser_of(cls, program).parse_args(argv)))
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return a reader of integers that are not below `least`."""
+
+    def read(text: str) -> int:
+        if not text.lstrip("-").isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text}")
+        return int(text)
+
+    return read
+
+
+def numbers(text: str) -> list[int]:
+    """Read integers that are joined by commas."""
+    return [int(part) for part in text.split(",") if part.strip()]

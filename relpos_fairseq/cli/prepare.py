@@ -1,0 +1,381 @@
+"""`relpos prepare ...` and `relpos corpus`: raw text to the folders that fairseq trains on."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from relpos_fairseq.cli.command import argument, command, flag, option, required
+from relpos_fairseq.data.question_answering.reading import BAD_ANSWER
+from relpos_fairseq.data.tokenizers import KINDS
+from relpos_fairseq.engine.command import CONTINUE
+from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.preparation.glue.settings import check as check_glue
+from relpos_fairseq.preparation.lm.corpora import CORPORA
+from relpos_fairseq.preparation.lm.settings import DOCUMENTS, LEVELS, MODEL_TYPES
+from relpos_fairseq.preparation.mlm.settings import HOLD_OUT, PACKING
+from relpos_fairseq.preparation.mlm.settings import check as check_mlm
+from relpos_fairseq.preparation.wmt.settings import (
+    DEFAULT_TESTS,
+    DEFAULT_YEAR,
+    SENTENCEPIECE,
+    SUBWORD_NMT,
+    Limits,
+    WmtSettings,
+)
+
+TEXT = "text (plain, .gz, .bz2 or .xz)"
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
+    return number
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Read I/N."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text}")
+    return int(number), int(count)
+
+
+@command("prepare wmt", "a WMT pair or your own parallel text, for translation", interrupted=CONTINUE)
+class PrepareWmt:
+    """Prepare a WMT translation pair, or parallel text of your own, for fairseq: one command.
+
+        relpos prepare wmt wmt15 en-de --out data/wmt15.en-de --workers 8
+        relpos prepare wmt wmt18 en-cs --out data/wmt18.en-cs --czeng ~/czeng16
+        relpos prepare wmt en-de --from-dir my_text --out data/mine --vocab-size 8000
+
+    Downloads (or takes from --from-dir), extracts, normalises, filters, tokenises, learns and applies
+    subword units and runs fairseq-preprocess. Interrupted at any moment, the same command continues;
+    run again, it does nothing; what changed is made anew. OUT/data-bin is what fairseq reads,
+    OUT/manifest.json says what was made of what.
+    """
+
+    pair: list[str] = argument("wmt14 en-fr, wmt15 de-en, wmt18 en-cs, ...", metavar="[YEAR] PAIR")
+    out: Path | None = option(None, "folder that takes everything (default: data/YEAR.PAIR)")
+    from_dir: Path | None = option(
+        None, "use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)", metavar="DIR"
+    )
+    czeng: Path | None = option(None, "folder of CzEng 1.6 (its licence forbids fetching)", metavar="DIR")
+    without: list[str] = option([], "corpora to leave out", metavar="CORPUS")
+    valid: list[str] = option([*WmtSettings.valid], "sacrebleu's name", metavar="SET")
+    test: list[str] | None = option(
+        None, "sacrebleu's name (default: newstest2015; wmt14: newstest2014)", metavar="SET"
+    )
+    sample: int | None = option(None, "use N training pairs, chosen by --seed", type=positive, metavar="N")
+    seed: int = option(WmtSettings.seed)
+    max_words: int = option(Limits.max_words, type=positive, metavar="N")
+    max_ratio: float = option(Limits.max_ratio, metavar="R")
+    on_bad_line: str = option(
+        WmtSettings.on_bad_line,
+        "invalid UTF-8 in training text: stop, or drop the pair and count it",
+        choices=("fail", "drop"),
+    )
+    tokenizer: str | None = option(
+        None, "default: moses for subword-nmt, none for sentencepiece", choices=("moses", "none")
+    )
+    bpe: str = option(WmtSettings.bpe, choices=(SUBWORD_NMT, SENTENCEPIECE))
+    model_type: str | None = option(
+        None, f"of sentencepiece (default: {WmtSettings.model_type})", choices=("unigram", "bpe")
+    )
+    vocab_size: int = option(
+        WmtSettings.vocab_size,
+        "merges (subword-nmt) or pieces (sentencepiece), joint (default: %(default)s)",
+        type=positive,
+        metavar="N",
+    )
+    learn_lines: int = option(
+        WmtSettings.learn_lines,
+        "pairs that units are learned on, at most (default: %(default)s)",
+        type=positive,
+        metavar="N",
+    )
+    workers: int = option(WmtSettings.workers, "processes (default: %(default)s)", type=positive, metavar="N")
+    shard: tuple[int, int] | None = option(
+        None, "only clean and tokenise part I of N of the training text", type=shard, metavar="I/N"
+    )
+    merge: int | None = option(None, "join N shards and do the rest", type=positive, metavar="N")
+    force: bool = flag("run every stage again")
+    dry_run: bool = flag("print sources, sizes and disk needed; do nothing")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.preparation.wmt.stages import WmtPreparation
+
+        preparation = WmtPreparation(self.settings())
+        preparation.announce()
+        if not self.dry_run:
+            preparation.require_space()
+            preparation.run(["relpos prepare wmt", *argv], self.force)
+
+    def settings(self) -> WmtSettings:
+        """Check the options and return them as settings.
+
+        Raises:
+            PreparationError: Options that do not go together, or a pair that is none.
+        """
+        *years, pair = self.pair
+        languages = pair.split("-")
+        if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
+            raise PreparationError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(self.pair)}")
+        if self.shard and self.merge:
+            raise PreparationError("--shard makes one part, --merge joins all: give one of them")
+        if self.model_type and self.bpe != SENTENCEPIECE:
+            raise PreparationError(f"--model-type {self.model_type} goes with --bpe sentencepiece, not with {self.bpe}")
+        if not self.max_ratio >= 1:  # nan is not
+            raise PreparationError(f"--max-ratio must be >= 1, got {self.max_ratio}")
+        other = languages[1] if languages[0] == "en" else languages[0]
+        year = years[0] if years else ("" if self.from_dir else DEFAULT_YEAR.get(other, ""))
+        if not year and not self.from_dir:
+            raise PreparationError(f"no training set is known for {pair}: give yours with --from-dir")
+        out = (self.out or Path("data", ".".join(filter(None, (year, pair))))).absolute()
+        if "," in str(out):
+            raise PreparationError(f"--out must have no comma, at which fairseq-preprocess ends a path; got {out}")
+        same = ("from_dir", "czeng", "sample", "seed", "bpe", "vocab_size", "learn_lines", "workers")
+        return WmtSettings(
+            year=year,
+            source=languages[0],
+            target=languages[1],
+            out=out,
+            without=tuple(self.without),
+            valid=tuple(self.valid),
+            tests=tuple(self.test or DEFAULT_TESTS.get(year, WmtSettings.tests)),
+            tokenizer=self.tokenizer or ("moses" if self.bpe == SUBWORD_NMT else "none"),
+            model_type=self.model_type or WmtSettings.model_type,
+            limits=Limits(max_words=self.max_words, max_ratio=self.max_ratio),
+            on_bad_line=self.on_bad_line,
+            shards=self.shard[1] if self.shard else self.merge or 1,
+            shard=self.shard[0] if self.shard else None,
+            **{name: getattr(self, name) for name in same},
+        )
+
+
+@command("prepare lm", "plain text, WikiText or enwik8, for language models", interrupted=CONTINUE)
+class PrepareLm:
+    """Turn plain text, or WikiText and enwik8, into data that language models train on.
+
+        relpos prepare lm --corpus wikitext-103 --out data-bin/wikitext-103
+        relpos prepare lm --corpus enwik8 --out data-bin/enwik8
+        relpos prepare lm --text book.txt.gz --split 0.9,0.05,0.05 --level char --out D
+        relpos prepare lm --train a.txt b.txt --valid v.txt --level sentencepiece --out D
+
+    The result is fairseq's: dict.txt, train.bin, train.idx, ... At the levels of words and of
+    sentencepiece's pieces `</s>` ends every line; at those of characters and bytes `</s>` is the line
+    feed itself, so that tokens are exactly the text's characters or bytes and bits per token are bits
+    per character. With --documents, train.documents.npy has the offsets (int64) of the tokens that
+    documents start with. With --shards N, train is divided over shard0 ... and the printed
+    `shard0:shard1:...` is what fairseq takes as its data. manifest.json has the counts that
+    perplexities are divided by, and the hashes of everything.
+    """
+
+    train: list[Path] = option([], metavar="FILE", group=TEXT)
+    valid: list[Path] = option([], metavar="FILE", group=TEXT)
+    test: list[Path] = option([], metavar="FILE", group=TEXT)
+    text: list[Path] = option([], "to be split", metavar="FILE", group=TEXT)
+    split: str | None = option(None, "shares of train, valid, test in --text", metavar="A,B[,C]", group=TEXT)
+    corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
+    downloads: Path | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
+    from_dir: Path | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
+    on_bad_line: str = option("fail", choices=("fail", "drop"), group=TEXT)
+    level: str | None = option(None, "default: the corpus's own, else word", choices=LEVELS, group="units")
+    dict: Path | None = option(None, "use this dict.txt", metavar="FILE", group="units")
+    threshold: int = option(0, "units that occur fewer than N times are unknown", metavar="N", group="units")
+    words: int | None = option(None, "keep the N most frequent units", metavar="N", group="units")
+    padding_factor: int = option(1, metavar="N", group="units")
+    sentencepiece: Path | None = option(None, "use this model", metavar="FILE", group="units")
+    vocab_size: int = option(16000, metavar="N", group="units")
+    model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
+    character_coverage: float = option(1.0, metavar="P", group="units")
+    byte_fallback: bool = flag("no character is unknown", group="units")
+    sample_lines: int = option(1_000_000, "lines that sentencepiece learns from", metavar="N", group="units")
+    seed: int = option(1, "chooses those lines", group="units")
+    out: Path = required(metavar="DIR", group="result")
+    documents: str = option(
+        "none", "what starts a document: a line after blank ones, a WikiText title", choices=DOCUMENTS, group="result"
+    )
+    shards: int = option(1, metavar="N", group="result")
+    workers: int = option(2, metavar="N", group="result")
+    force: bool = flag("make everything again", group="result")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.preparation.lm.stages import LmPreparation
+
+        LmPreparation(self).run(["relpos prepare lm", *argv], self.force)
+
+
+@command("prepare mlm", "plain text in one or many languages, for masked language models", interrupted=CONTINUE)
+class PrepareMlm:
+    r"""Prepare plain text for masked language models: tokenizer, blocks, shards.
+
+        relpos prepare mlm --out data/wiki --train en=wiki.en.txt.gz de=wiki.de.txt.gz \
+            --tokenizer sentencepiece --vocab-size 120000 --alpha 0.7 --tokens-per-sample 512
+
+    The result is a data-bin for fairseq's masked_lm. The same command again continues after an
+    interruption, and does only what has changed.
+    """
+
+    out: Path = required("folder to write to")
+    train: list[str] = required("text, or .gz .bz2 .xz", metavar="[LANG=]FILE")
+    valid: list[str] = option([], "validation text", metavar="[LANG=]FILE")
+    hold_out: float | None = option(
+        None, f"without --valid: this share of the documents (default: {HOLD_OUT})", metavar="F"
+    )
+    documents: str = option(
+        "blank",
+        (
+            "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
+            "as in C4; or what the line that begins one looks like (default: %(default)s)"
+        ),
+        metavar="blank|line|file|json|REGEX",
+    )
+    sentences: str = option(
+        "line", "a line is a sentence, or is split into some (default: %(default)s)", choices=("line", "split")
+    )
+    on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
+    tokenizer: str | None = option(None, "what to train (default: bpe)", choices=KINDS)
+    tokenizer_folder: Path | None = option(None, "use this one instead, with its dict.txt")
+    vocab_size: int | None = option(None, "symbols (default: 50000)")
+    lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
+    character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
+    tokenizer_sentences: int | None = option(
+        None, "train it on about so many sentences (default: 10000000)", metavar="N"
+    )
+    alpha: float = option(0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)")
+    pack: str = option(
+        "document", "blocks of full sentences of one document, of several, or no blocks", choices=PACKING
+    )
+    tokens_per_sample: int = option(512, "tokens of a block with <s> (default: %(default)s)", metavar="N")
+    shards: int = option(1, "data-bins, one an epoch (default: %(default)s)")
+    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)")
+    seed: int = option(1, "of hold-out and sampling (default: %(default)s)")
+    force: bool = flag("repeat stages that are done")
+
+    def run(self, argv: Sequence[str]) -> None:
+        check_mlm(self)
+
+        from relpos_fairseq.preparation.mlm.stages import MlmPreparation
+
+        MlmPreparation(self).run(["relpos prepare mlm", *argv], self.force)
+
+
+@command("prepare glue", "GLUE's and XNLI's files, for fine-tuning", interrupted=CONTINUE)
+class PrepareGlue:
+    r"""Make data-bins for fairseq's sentence_prediction from GLUE's files, and from XNLI's.
+
+        relpos prepare glue glue_data --tokenizer data/wiki/data-bin --out data-bin/glue \
+            --tasks CoLA,MRPC,RTE,STS-B --max-length 128
+
+    `glue_data` has a folder for every task, in GLUE's own layout (`RTE/train.tsv`, `RTE/dev.tsv`; .gz,
+    .bz2 and .xz will do); XNLI also in its release's or XTREME's. Tasks that are done are kept.
+    """
+
+    glue: Path = argument("folder with a folder for every task")
+    tokenizer: Path | None = option(None, "folder of the model's tokenizer and dict.txt, as relpos prepare mlm writes")
+    out: Path | None = option(None, "folder to write to")
+    text: Path | None = option(
+        None,
+        (
+            "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
+            "a line"
+        ),
+        metavar="FILE",
+    )
+    tasks: str | None = option(None, "separated by commas (default: those of GLUE that are there)")
+    max_length: int = option(
+        512,
+        (
+            "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
+            "in BERT; 0: no limit (default: %(default)s)"
+        ),
+        metavar="N",
+    )
+    on_bad_row: str = option(
+        "fail", "rows with columns or labels missing (default: %(default)s)", choices=("fail", "drop")
+    )
+    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)")
+    force: bool = flag("repeat tasks that are done")
+
+    def run(self, argv: Sequence[str]) -> None:
+        check_glue(self)
+
+        from relpos_fairseq.preparation.glue import stages
+
+        if self.text:
+            stages.write_sentences(stages.tasks_of(self), self.glue, self.text, self.on_bad_row)
+        else:
+            stages.GluePreparation(self).run(["relpos prepare glue", *argv], self.force)
+
+
+@command("prepare qa", "files of SQuAD's format, for question answering", interrupted=CONTINUE)
+class PrepareQa:
+    r"""Turn files of SQuAD's format into the folder that --task question_answering reads.
+
+        relpos prepare qa --train train-v1.1.json --valid dev-v1.1.json \
+            --train-tokenizer wordpiece --vocab-size 30000 --out data-bin/squad
+        relpos prepare qa --train xquad.en.json --train-articles 36 \
+            --eval xquad.de.json xquad.zh.json --tokenizer TOKENIZER --out data-bin/xquad
+
+    The folder holds train.json, valid.json, one .json for every file of --eval under its own name, the
+    tokenizer, dict.txt, and manifest.json with counts and hashes. A tokenizer comes from a folder
+    (--tokenizer: ours, a Hugging Face model's with its dict.txt, or fairseq's GPT-2 files) or is
+    trained on the contexts (--train-tokenizer). With --train-articles N the first N articles of --train
+    are train.json and the others valid.json; the files of --eval, where they are translations of it as
+    XQuAD's are, are cut in the same way (--eval-articles all takes them whole). Every file is read and
+    checked; what is wrong is named with its file and id.
+    """
+
+    train: list[Path] = required("training files")
+    valid: list[Path] = option([], "validation files")
+    eval: list[Path] = option([], "files to evaluate on")
+    out: Path = required("folder to make")
+    train_articles: int | None = option(None, "train on the first N articles, validate on the others")
+    eval_articles: str = option(
+        "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
+    )
+    tokenizer: Path | None = option(None, "folder of a tokenizer")
+    train_tokenizer: str | None = option(None, "train one on all contexts", choices=KINDS)
+    vocab_size: int | None = option(None, "its size (default 8000)")
+    lowercase: bool = flag("wordpiece: uncased")
+    on_bad_answer: str = option(
+        "drop", "answers that are not at their offset: fail here, or leave them to the task", choices=BAD_ANSWER
+    )
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.preparation.qa.settings import check
+        from relpos_fairseq.preparation.qa.stages import QaPreparation
+
+        check(self)
+        QaPreparation(self).run(["relpos prepare qa", *argv])
+
+
+@command("corpus", "write the built-in corpus of the quickstart")
+class Corpus:
+    """Write the built-in English-German corpus: tokenised text, one sentence a line.
+
+    relpos corpus --out corpus --train 24000
+    """
+
+    out: Path = required("directory to write to")
+    seed: int = option(1, "seed (default: %(default)s)")
+    train: int = option(24000, "training pairs (default: %(default)s)")
+    valid: int = option(500, "validation pairs (default: %(default)s)")
+    test: int = option(500, "test pairs (default: %(default)s)")
+    test_long: int = option(300, "long test pairs (default: %(default)s)")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.data.grammar import build, describe, write
+
+        for name, least in (("seed", 0), ("train", 1), ("valid", 1), ("test", 1), ("test_long", 1)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be >= {least}, got {getattr(self, name)}")
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out must be a directory, and {self.out} is a file")
+        corpus = build(self.seed, self.train, self.valid, self.test, self.test_long)
+        write(corpus, self.out)
+        print(describe(corpus))

@@ -1,0 +1,181 @@
+"""`relpos translate|sample|fill|answer|score`: trained models on raw text, and scores of what they wrote."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from relpos_fairseq.cli.command import argument, command, flag, option
+
+# Help of options that these commands share.
+OUT = "write here, whole or not at all (standard output)"
+DATA = "data folder, where the checkpoint has no text/ beside it"
+
+
+@command("translate", "raw text through a trained model: lines in, lines out")
+class Translate:
+    """Translate raw text: lines in, lines out, in their order.
+
+        relpos translate checkpoints/checkpoint_best.pt < in.txt > out.txt
+        relpos translate checkpoints/checkpoint_best.pt in.txt --out out.txt --beam 4 --nbest 4
+        relpos translate checkpoints/checkpoint_best.pt in.txt --jsonl
+
+    Units, Moses' normalisation and dictionaries are those of training, which lie in text/ beside the
+    checkpoint; of an older checkpoint --data names the data folder. Options of the search are
+    fairseq-generate's, and so are the translations. With --scores or --nbest a line is its number, the
+    score (log-probability in nats, divided by length to the power of --lenpen) and the text, parted by
+    tabs; with --jsonl it is {"line", "source", "hypotheses": [{"text", "score"}]}.
+    """
+
+    model: Path = argument("or the folder of an export", metavar="CHECKPOINT")
+    file: Path | None = argument("a sentence a line (standard input)", nargs="?", metavar="FILE", default=None)
+    out: Path | None = option(None, OUT)
+    data: Path | None = option(None, DATA)
+    beam: int = option(5, "default: %(default)s")
+    nbest: int = option(1, "translations of each line", metavar="N")
+    lenpen: float = option(1.0, "above 1 favours longer ones (%(default)s)")
+    unkpen: float = option(0.0, "above 0 makes <unk> rarer (%(default)s)")
+    max_len_a: float = option(0.0, "a of the length limit ax + b (%(default)s)")
+    max_len_b: int = option(200, "b of it (%(default)s)")
+    no_repeat_ngram_size: int = option(0, "no N-gram twice", metavar="N")
+    scores: bool = flag("print numbers and scores as well")
+    jsonl: bool = flag("print a JSON object a line")
+    on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
+    max_tokens: int = option(4096, "symbols of a batch (%(default)s)")
+    buffer: int | None = option(None, "lines sorted together (8192; 1 on a terminal)", metavar="N")
+    cpu: bool = flag("no GPU")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.export.engines import open_translator
+        from relpos_fairseq.inference.commands import translate_file
+
+        translate_file(self, open_translator)
+
+
+@command("sample", "continue a text by a language model, with memory of any length")
+class Sample:
+    """Continue a text by a language model, as it is drawn.
+
+        relpos sample checkpoints/checkpoint_best.pt --prompt "Once upon a time" --top-p 0.95
+        relpos sample checkpoints/checkpoint_best.pt --prompt-file book.txt --mem-len 1600 --tokens 2000
+        relpos sample checkpoints/checkpoint_best.pt --samples 8 --lines 1 --jsonl
+
+    The prompt is plain text; words, pieces, characters or bytes are made of it as in training. A model
+    with memory reads it whole, segment by segment, and draws with --mem-len of memory; a model without
+    sees --context symbols, and goes on from the newer half when they are full. One sample is printed
+    symbol by symbol, several when they are done; --jsonl prints {"sample", "prompt", "text", "nats",
+    "symbols"}. The same seed gives the same text.
+    """
+
+    checkpoint: Path = argument(metavar="CHECKPOINT")
+    prompt: str = option("", "text to continue (default: none)", exclusive=1)
+    prompt_file: Path | None = option(None, "its file; - standard input", metavar="FILE", exclusive=1)
+    data: Path | None = option(None, DATA)
+    tokens: int = option(200, "symbols to draw (%(default)s)", metavar="N")
+    lines: int | None = option(None, "stop after so many ends of lines", metavar="N")
+    samples: int = option(1, "texts to draw (%(default)s)", metavar="N")
+    top_k: int = option(0, "of the k likeliest symbols (0: all)")
+    top_p: float = option(1.0, "of the likeliest with this probability (1: all)")
+    temperature: float = option(1.0, "0 takes the likeliest (%(default)s)")
+    seed: int = option(1, "of the draws (%(default)s)")
+    mem_len: int | None = option(None, "tokens of memory (as trained)", metavar="N")
+    context: int | None = option(None, "tokens seen without memory (as trained)", metavar="N")
+    jsonl: bool = flag("print a JSON object a sample")
+    cpu: bool = flag("no GPU")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.inference.commands import sample_text
+
+        sample_text(self)
+
+
+@command("fill", "the likeliest words for <mask>, by a masked language model")
+class Fill:
+    """Fill the one <mask> of each line by a pretrained masked language model.
+
+        echo "The capital of France is <mask>." | relpos fill checkpoints/checkpoint_best.pt
+        relpos fill checkpoints/checkpoint_best.pt lines.txt --top-k 10 --jsonl
+
+    Prints the line's number, a probability, the piece and the whole line, parted by tabs, the best
+    first; with --jsonl {"line", "source", "filled": [{"text", "probability", "piece"}]}.
+    """
+
+    checkpoint: Path = argument(metavar="CHECKPOINT")
+    file: Path | None = argument("a text a line (standard input)", nargs="?", metavar="FILE", default=None)
+    out: Path | None = option(None, OUT)
+    data: Path | None = option(None, DATA)
+    top_k: int = option(5, "pieces a line (%(default)s)", metavar="K")
+    jsonl: bool = flag("print a JSON object a line")
+    cpu: bool = flag("no GPU")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.inference.commands import fill_lines
+
+        fill_lines(self)
+
+
+@command("answer", "answers to questions about a text")
+class Answer:
+    """Answer questions about a text by a model that was trained on question answering.
+
+        relpos answer checkpoints/checkpoint_best.pt article.txt "Who wrote it?" "When?"
+        relpos answer checkpoints/checkpoint_best.pt - --file questions.txt --jsonl < article.txt
+
+    CONTEXT is a file, - for standard input, or the text itself. Prints an answer a line; with --nbest
+    its probability as well; with --jsonl {"question", "answers": [{"text", "probability"}]}. An empty
+    answer means that there is none.
+    """
+
+    checkpoint: Path = argument(metavar="CHECKPOINT")
+    context: str = argument("a file, - or the text itself", metavar="CONTEXT")
+    questions: list[str] = argument(nargs="*", metavar="QUESTION")
+    file: Path | None = option(None, "questions, one a line")
+    out: Path | None = option(None, OUT)
+    data: Path | None = option(None, DATA)
+    nbest: int = option(1, "answers to each question", metavar="N")
+    no_answer: bool = flag("'no answer' may win, as in SQuAD v2.0")
+    jsonl: bool = flag("print a JSON object a question")
+    cpu: bool = flag("no GPU")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.inference.commands import answer_questions
+
+        answer_questions(self)
+
+
+@command("score", "score translations by BLEU and chrF, and compare two systems")
+class Score:
+    """Score translations: detokenised BLEU, cased and uncased, and chrF, with sacrebleu's signatures.
+
+        relpos score generated.txt --prepared data/wmt15.en-de
+        relpos score generated.txt --baseline other.txt --prepared DIR
+        relpos score system.de --reference test.de --language de
+
+    A system's file is fairseq-generate's output or plain lines; a sentence that is missing or repeated
+    is an error. --prepared is the folder that `relpos prepare wmt` wrote: it knows the reference, the
+    tokenizer and the units. --baseline compares two systems by a paired bootstrap. The papers report
+    uncased BLEU on newstest2015.
+    """
+
+    system: Path = argument("fairseq-generate's output, or one translation a line")
+    baseline: Path | None = option(None, "a second system, to compare with")
+    prepared: Path | None = option(None, "the folder of `relpos prepare wmt`", metavar="DIR")
+    set: str = option("test", "its test set: test, test1, valid (default: test)")
+    reference: Path | None = option(None, "plain reference, where there is no --prepared")
+    language: str | None = option(None, "the target's language, where there is no --prepared")
+    tokenizer: str | None = option(None, "what the system's words were cut by", choices=("moses", "none"))
+    units: str | None = option(None, choices=("auto", "subword-nmt", "sentencepiece", "none"))
+    samples: int = option(1000, "resamples of the bootstrap (default: 1000)")
+    seed: int = option(12345, "of the bootstrap (default: sacrebleu's, 12345)")
+    json: Path | None = option(None, "write the numbers here as well")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.evaluation.translation import evaluate, read_prepared, read_reference
+
+        if bool(self.prepared) == bool(self.reference):
+            raise ValueError("give either --prepared DIR or --reference FILE")
+        if self.samples < 1:
+            raise ValueError(f"--samples must be >= 1, got {self.samples}")
+        if self.reference:
+            target = read_reference(self.reference, self.language, self.tokenizer, self.units)
+        else:
+            target = read_prepared(self.prepared, self.set, self.tokenizer, self.units)
+        evaluate(self.system, target, self.baseline, self.samples, self.seed, self.json)

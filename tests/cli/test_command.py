@@ -1,0 +1,84 @@
+"""Commands as classes: a field's type and declaration say how its text is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from relpos_fairseq.cli import command
+
+
+@pytest.fixture
+def declared(monkeypatch):
+    """A command with a field of every kind."""
+    monkeypatch.setattr(command, "COMMANDS", {})
+
+    @command.command("try out", "try it", interrupted="try again")
+    class Try:
+        """Try what can be declared.
+
+            relpos try out FILE
+
+        More of it.
+        """
+
+        __annotations__ = {
+            "files": list[str],
+            "count": int,
+            "share": float | None,
+            "names": list[str],
+            "lengths": list[int] | None,
+            "quick": bool,
+            "text": str,
+            "file": str | None,
+            "needed": int,
+        }
+        files = command.argument("what is read", metavar="FILE")
+        count = command.option(3, "how many (%(default)s)")
+        share = command.option(None, group="how")
+        names = command.option([], group="how")
+        lengths = command.option(None, type=command.numbers)
+        quick = command.flag("at once")
+        text = command.option("", exclusive=1)
+        file = command.option(None, exclusive=1)
+        needed = command.required()
+
+    return Try
+
+
+def test_fields_are_read_by_their_types(declared):
+    words = "a b --needed 4 --share 0.5 --names x y --lengths 1,2 --quick --text t".split()
+    given = command.parse(declared, "relpos try out", words)
+    assert vars(given) == {
+        **{"files": ["a", "b"], "count": 3, "share": 0.5, "names": ["x", "y"], "lengths": [1, 2]},
+        **{"quick": True, "text": "t", "file": None, "needed": 4},
+    }
+    assert (declared.summary, declared.interrupted) == ("try it", "try again")
+    assert command.COMMANDS == {"try out": declared}
+
+
+def test_defaults_of_two_calls_are_not_one_list(declared):
+    one, other = (command.parse(declared, "relpos try out", ["a", "--needed", "1"]) for _ in range(2))
+    one.names.append("x")
+    assert other.names == [] == command.parse(declared, "relpos try out", ["a", "--needed", "1"]).names
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a"], "the following arguments are required: --needed"),
+        (["a", "--needed", "x"], "argument --needed: invalid int value: 'x'"),
+        (["a", "--needed", "1", "--text", "t", "--file", "f"], "argument --file: not allowed with argument --text"),
+    ],
+)
+def test_wrong_arguments_are_one_line(declared, capsys, words, message):
+    with pytest.raises(SystemExit) as ended:
+        command.parse(declared, "relpos try out", words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"relpos try out: error: {message} (see --help)\n"
+
+
+def test_help_is_the_docstring_and_the_fields(declared):
+    text = command.parser_of(declared, "relpos try out").format_help()
+    assert text.startswith("usage: relpos try out ")
+    assert "\nTry what can be declared.\n\n    relpos try out FILE\n\nMore of it.\n" in text
+    assert "how many (3)" in text and "\nhow:\n  --share SHARE\n" in text
