@@ -102,8 +102,8 @@ def check_same_text(first: Path, state: dict, path: Path, other: dict) -> None:
         PreparationError: With what differs.
     """
     here, there = provenance.read(state), provenance.read(other)
-    for part in here.keys() & there.keys():
-        names = sorted(name for name in here[part].keys() & there[part].keys() if here[part][name] != there[part][name])
+    for part in sorted(here.keys() & there.keys()):
+        names = [name for name, value in here[part].items() if there[part].get(name, value) != value]
         if names:
             raise PreparationError(
                 f"{first} and {path} were trained with different {part}: {', '.join(names)}; checkpoints of one "
