@@ -17,9 +17,9 @@ import torch
 
 from relpos_fairseq.attention import AttentionInputs, api, cache, native, triton
 from relpos_fairseq.attention.native import build
-from relpos_fairseq.attention.triton import forms, proof, trial
-from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
-from relpos_fairseq.benchmarks.settings import AttentionSetting, schemes_for
+from relpos_fairseq.attention.triton import call_signature, selftest, selftest_cache
+from relpos_fairseq.benchmarks.candidates import SchemeCandidate
+from relpos_fairseq.benchmarks.workload import AttentionSetting, schemes_for
 from relpos_fairseq.version import __version__
 
 SETS = ("sse4_2", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
@@ -102,30 +102,30 @@ def _self_check() -> Line:
         if untried or native.refusal_anywhere(inputs) is not None:
             continue
         count += 1
-        form = forms.trial_of(inputs, (), False)
-        erred += [f"{name}: {said}" for said in trial.problems(form, LENGTHS, native.attend)[:1]]
+        form = call_signature.signature_of(inputs, (), False)
+        erred += [f"{name}: {said}" for said in selftest.problems(form, LENGTHS, native.attend)[:1]]
     if erred:
         return "self-check", "native errs: " + " | ".join(erred), True
     return "self-check", f"native agrees with fp64: {count} schemes, values and gradients", False
 
 
 def _gpus() -> Iterator[Line]:
-    driver, count = proof.driver(), torch.cuda.device_count()
+    driver, count = selftest_cache.driver(), torch.cuda.device_count()
     if count == 0:
         blind = bool(driver) and torch.version.cuda is None
         yield "gpu", f"{driver}, but this torch is for CPUs" if blind else "none", blind
     for number in range(count):
-        facts = proof.machine(f"cuda:{number}") if find_spec("triton") else {"gpu": "?"}
+        facts = selftest_cache.machine(f"cuda:{number}") if find_spec("triton") else {"gpu": "?"}
         yield "gpu", f"{facts['gpu']}; {driver}", False
     call = call_of(schemes_for(attention=True)[-1], SHOWN[-1], device="cuda" if count else "cpu")
     reasons = triton.reasons(call)
     said = f"serves nothing here: {'; '.join(reasons)}" if reasons else "its kernels serve the GPU"
-    yield "triton", said + f" (RELPOS_TRITON={proof.switch() or 'unset'})", bool(reasons and count)
-    for path, verdict in proof.verdicts():
+    yield "triton", said + f" (RELPOS_TRITON={selftest_cache.switch() or 'unset'})", bool(reasons and count)
+    for path, verdict in selftest_cache.verdicts():
         if verdict["erred"]:
             erred = " | ".join(verdict["erred"])
             yield "verdict", f"{verdict['gpu']}: {erred}: {verdict['call']} ({path})", True
-    proved = sum(not verdict["erred"] for _, verdict in proof.verdicts())
+    proved = sum(not verdict["erred"] for _, verdict in selftest_cache.verdicts())
     if proved:
         yield "verdicts", f"{proved} forms of calls have proved themselves on GPUs", False
 

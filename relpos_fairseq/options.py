@@ -231,7 +231,7 @@ RANDOM_AT = Choice(
     choices=("training", "always"),
     remembered=False,
 )
-DRAWING = frozenset({RANDOM_RANGE, RANDOM_AT})
+RANDOMIZATION = frozenset({RANDOM_RANGE, RANDOM_AT})
 SCALE = Factor(
     name="scale", place=30, help="C in 1/sqrt(C * head_dim) instead of the scheme's own", auto=1.0, auto_help=""
 )

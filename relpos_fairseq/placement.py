@@ -1,28 +1,378 @@
-"""The positions of an encoder or a decoder: which scheme stands where, evaluated once a pass.
-
-    added, context = placement.of(tokens, padding_idx, eos_idx)
-
-What layers share, and what is added to the input, belongs to the `Placement`, which evaluates it
-once a forward pass; a layer's own tables belong to the layer's attention.  Every layer takes the
-`PositionContext` as an argument, so that activation recomputation and torch.compile see the same
-values.
-"""
+"""Build the position schemes of an encoder or decoder and evaluate them once a forward pass."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.drawn import RandomPositions
-from relpos_fairseq.plan import PositionPlan, decode_text, encode_text
-from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens, is_captured, is_exported
-from relpos_fairseq.scheme import PositionMismatchError, PositionScheme, SchemeOptions
+from relpos_fairseq.options import RANDOM_AT, RANDOM_RANGE, SCALE, AttentionShape, SchemeOptions, in_order
+from relpos_fairseq.positions import (
+    Positions,
+    RandomizedPositions,
+    index_in_sentence,
+    index_of_tokens,
+    is_captured,
+    is_exported,
+)
+from relpos_fairseq.scheme import PositionMismatchError, PositionScheme
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
-from relpos_fairseq.stack import DecodingTerms, Evaluated, PositionContext, SchemeStack, rotation_of
+from relpos_fairseq.terms import Decay, PositionTerms
+
+# ---- What the flags come to: the members of a hybrid, their options, and what they share.
+# `config.resolve` makes a `PositionPlan` of the flags; `placement` builds schemes from it.
+
+
+@dataclass(frozen=True)
+class SchemePlan:
+    """One member of a resolved hybrid: a class, and the options it is built with."""
+
+    scheme: type[PositionScheme]
+    options: SchemeOptions
+
+    @property
+    def across_layers(self) -> bool:
+        """Whether one instance serves all layers."""
+        return self.options.share in ("layers", "both") or self.scheme.default_share is None
+
+
+@dataclass(frozen=True)
+class PositionPlan:
+    """A resolved stack (an encoder or a decoder): its members and everything they share.
+
+    Where layers have different schemes, `parts` are the plans of the first layers, repeated over
+    the others (layer n has part n modulo their number); `members` are then those of all parts.
+    """
+
+    name: str
+    members: tuple[SchemePlan, ...]
+    scale_constant: float
+    segment_encoding: str
+    segment_share: str
+    num_segments: int
+    backend: str
+    shape: AttentionShape
+    parts: tuple[PositionPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse members that this attention, or its length, does not allow."""
+        for scheme in (member.scheme for member in self.members):
+            if scheme.causal_only and not self.shape.causal:
+                raise ValueError(
+                    f"position scheme {self.name}: {scheme.name} counts back from a query that "
+                    f"sees no later key, as decoders do: give the encoder another "
+                    f"(--encoder-position-scheme)"
+                )
+            if scheme.table_limited and self.random_range > self.shape.max_positions:
+                raise ValueError(
+                    f"{RANDOM_RANGE.flag} {self.random_range}: the table of position scheme "
+                    f"{scheme.name} has {self.shape.max_positions} positions: give "
+                    f"{self.shape.length_flag} {self.random_range}"
+                )
+        if self.always_random and (self.shape.causal or not self.random_range):
+            reason = (
+                "a decoder writes token by token, and each would move those before it: leave it out"
+                if self.shape.causal
+                else f"nothing is drawn: give {RANDOM_RANGE.flag}"
+            )
+            raise ValueError(f"{RANDOM_AT.flag} always: {reason}")
+
+    @classmethod
+    def of_parts(cls, parts: tuple[PositionPlan, ...]) -> PositionPlan:
+        """Join plans of layers, each a hybrid, to that of all layers.
+
+        Raises:
+            ValueError: a member that acts on the input, which layers have in common, is not in all,
+                or `auto` means something else for a member in one part than in another.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        name = "/".join(part.name for part in parts)
+        members: dict[type[PositionScheme], SchemePlan] = {}
+        for member in (member for part in parts for member in part.members):
+            scheme = member.scheme
+            if members.setdefault(scheme, member).options != member.options:
+                one, other = vars(members[scheme].options), vars(member.options)
+                odd = next(key for key in one if one[key] != other[key])
+                raise ValueError(
+                    f"position scheme {name}: {odd} of {scheme.name} would be {one[odd]} in one "
+                    f"layer and {other[odd]} in another: give --position-{odd.replace('_', '-')}"
+                )
+            lacks = [p.name for p in parts if all(m.scheme is not scheme for m in p.members)]
+            if scheme.own_scale is None and lacks:
+                raise ValueError(
+                    f"position scheme {name}: {scheme.name} is added to the input, which all "
+                    f"layers read: join it to {' and '.join(lacks)} too ({scheme.name}+...)"
+                )
+        return replace(parts[0], name=name, members=tuple(members.values()), parts=parts)
+
+    def of_layer(self, layer: int) -> PositionPlan:
+        """Return the plan of one layer, counted from 0."""
+        return self.parts[layer % len(self.parts)] if self.parts else self
+
+    def check_layers(self, count: int) -> None:
+        """Refuse a scheme for a layer that there is not.
+
+        Raises:
+            ValueError: names the scheme and the number of layers.
+        """
+        if count and len(self.parts) > count:
+            raise ValueError(
+                f"position scheme {self.name} is for {len(self.parts)} layers, and "
+                f"{self.shape.seed_name or 'the model'} has {count}: leave some out, or build "
+                f"more layers"
+            )
+
+    @property
+    def scale(self) -> float:
+        """What q.k is multiplied by (in the first part: ask `of_layer` for a layer's)."""
+        return (self.scale_constant * self.shape.head_dim) ** -0.5
+
+    @property
+    def absolute(self) -> bool:
+        return any(plan.scheme.absolute for plan in self.members)
+
+    @property
+    def random_range(self) -> int:
+        """The number of positions that training draws those of a batch from; 0: it draws none."""
+        return max(getattr(plan.options, RANDOM_RANGE.name, 0) for plan in self.members)
+
+    @property
+    def always_random(self) -> bool:
+        values = (getattr(plan.options, RANDOM_AT.name, "training") for plan in self.members)
+        return "always" in values
+
+    @property
+    def longest(self) -> int | None:
+        """Longest input that the tables allow, or None."""
+        limited = any(plan.scheme.table_limited for plan in self.members)
+        return self.shape.max_positions if limited else None
+
+    def agrees(self, described: str) -> bool:
+        """Tell whether a checkpoint that describes its positions so may be loaded.
+
+        What may be chosen afterwards may differ from a checkpoint that says nothing of it.
+        """
+        afterwards = {
+            f"{plan.scheme.name}.{option.name}"
+            for plan in self.members
+            for option in plan.scheme.takes
+            if option.afterwards
+        }
+        known = [part.split("=")[0] for part in described.split()]
+        free = afterwards.difference(known)
+        ours = [part for part in self.describe().split() if part.split("=")[0] not in free]
+        return ours == described.split()
+
+    def describe(self) -> str:
+        """Return the line that a checkpoint remembers and a resume is compared with.
+
+        The scale is the hybrid's, and stands once.
+        """
+        parts = [self.name]
+        for plan in self.members:
+            for option in in_order(plan.scheme.takes):
+                said = option.memory(getattr(plan.options, option.name), self.shape)
+                if said is not None and option is not SCALE:
+                    parts.append(f"{plan.scheme.name}.{said}")
+        scales = [f"{part.scale_constant:g}" for part in self.parts or (self,)]
+        parts.append(f"scale={'/'.join(scales if len(set(scales)) > 1 else scales[:1])}")
+        shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
+        count = f" segments.count={self.num_segments}" * (self.num_segments != 2)
+        parts.append(f"segments={self.segment_encoding}{shared}{count}")
+        return " ".join(parts)
+
+
+def encode_text(text: str) -> Tensor:
+    """Return text as character codes (int64, so that averaging checkpoints keeps them)."""
+    return torch.tensor(list(text.encode()), dtype=torch.long)
+
+
+def decode_text(codes: Tensor) -> str:
+    """Return the text of `encode_text`."""
+    return bytes(codes.tolist()).decode()
+
+
+# ---- The members of a hybrid at one place, evaluated together: what layers see and decoding keeps.
+
+
+LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
+
+
+class Evaluated(NamedTuple):
+    """What members come to for some positions.
+
+    Args:
+        prepared: each member's content-free part.
+        terms: the terms of all members, one after the other.
+        members: the same, a tuple a member.
+    """
+
+    prepared: tuple[Any, ...]
+    terms: tuple[PositionTerms, ...]
+    members: tuple[tuple[PositionTerms, ...], ...]
+
+    def at(self, positions: Positions) -> Evaluated:
+        """Return the same with all factors read by position."""
+        if all(term.position_factors is None for term in self.terms):
+            return self
+        members = tuple(tuple(term.at(positions) for term in terms) for terms in self.members)
+        return Evaluated(self.prepared, sum(members, ()), members)
+
+
+class SchemeStack(nn.ModuleList):
+    """The members of a hybrid that stand at one place: in a layer, or shared by all layers.
+
+    Args:
+        schemes: the members.
+        layer: the layer that they stand in; 0 too where layers share them.
+    """
+
+    def __init__(self, schemes: Iterable[PositionScheme] = (), layer: int = 0) -> None:
+        super().__init__(schemes)
+        self.layer = layer
+
+    def embed(self, positions: Positions) -> Tensor | None:
+        """Sum what the members add to the input: (B|1, T, E) or None."""
+        return _sum(scheme.embed(positions) for scheme in self)
+
+    def prepare(self, positions: Positions) -> tuple[Any, ...]:
+        return tuple(scheme.prepare(positions) for scheme in self)
+
+    def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
+        return self.evaluated(prepared, positions).at(positions).terms
+
+    def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
+        """Return what was prepared, with the members' terms, whose factors are not yet read by position."""
+        pairs = zip(self, prepared, strict=True)
+        members = tuple(scheme.terms(part, positions) for scheme, part in pairs)
+        return Evaluated(prepared, sum(members, ()), members)
+
+    def evaluate(self, positions: Positions) -> Evaluated:
+        """Return what the members prepare, and their terms."""
+        return self.evaluated(self.prepare(positions), positions).at(positions)
+
+    def log_gates(self, source: Tensor) -> Tensor | None:
+        """Sum the members' log gates for a layer's input (S, B, E): (B, H|1, S, sides) or None."""
+        return _sum(scheme.log_gates(source) for scheme in self)
+
+    def gated(self, source: Tensor) -> tuple[PositionTerms, ...]:
+        """Return what the members' gates contribute for a layer's input (S, B, E)."""
+        return decay_of(self.log_gates(source))
+
+
+def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """Sum those that are there, None without any."""
+    found = [part for part in parts if part is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def decay_of(gates: Tensor | None) -> tuple[PositionTerms, ...]:
+    """Return the term of log gates (B, H|1, S, sides), none without any."""
+    return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates)),)
+
+
+def rotation_of(pairs: Iterable[tuple[PositionScheme, Any]]) -> tuple[PositionScheme, Any] | None:
+    """Return the first member that transforms queries and keys, with its prepared part."""
+    return next((pair for pair in pairs if pair[0].rotates), None)
+
+
+@dataclass(frozen=True)
+class PositionContext:
+    """What a layer's attention needs of positions.
+
+    Args:
+        positions: where queries and keys stand.
+        causal: keys in a query's future are excluded.
+        shared: the terms that all layers share.
+        rotation: the scheme that transforms queries and keys, with its prepared part, or None.
+        memory: (M, B, E) input of the key and value projections for the slots before the
+            queries' tokens, or None; the positions count these slots.
+        window: how many slots a query sees, the last of them its own; None: all.
+        documents: (B, S) document number of each slot, or None; other documents are excluded.
+        parts: (shared, rotation) of each part of a plan whose layers differ; `of_layer` chooses.
+    """
+
+    positions: Positions
+    causal: bool
+    shared: tuple[PositionTerms, ...] = ()
+    rotation: tuple[PositionScheme, Any] | None = None
+    memory: Tensor | None = None
+    window: int | None = None
+    documents: Tensor | None = None
+    parts: tuple[tuple[tuple[PositionTerms, ...], tuple[PositionScheme, Any] | None], ...] = ()
+
+    def of_layer(self, layer: int) -> PositionContext:
+        """Return what the attention of one layer, counted from 0, needs."""
+        if not self.parts:
+            return self
+        shared, rotation = self.parts[layer % len(self.parts)]
+        return replace(self, shared=shared, rotation=rotation, parts=())
+
+
+class DecodingTerms:
+    """What schemes prepare, and their terms, kept between the steps of decoding.
+
+    Parts are prepared for more tokens than there are, so that many steps are served.  Where tokens
+    stand in order, a step's factors stay tables, which attention reads at the last position.
+    """
+
+    def __init__(self) -> None:
+        self._capacity = 0
+        self._gradients = False
+        self._prepared: tuple = ()
+        self._last = Evaluated((), (), ())
+        self._moving = True
+        self._limited: list[PositionScheme] = []
+
+    def evaluate(self, schemes: SchemeStack, positions: Positions) -> Evaluated:
+        """Do as `SchemeStack.evaluate`, with what earlier steps left."""
+        if any(scheme.by_length for scheme in schemes):
+            return schemes.evaluate(positions)
+        # What was prepared without gradients has none to give to a step that wants them.
+        if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
+            self._prepare(schemes, positions)
+            self._form(schemes, positions)
+        elif self._moving:
+            self._form(schemes, positions)
+        else:
+            for scheme in self._limited:
+                scheme.check_length(positions)
+        in_order = positions.token_index is None and positions.drawn is None
+        return self._last if positions.is_step and in_order else self._last.at(positions)
+
+    def _form(self, schemes: SchemeStack, positions: Positions) -> None:
+        self._last = schemes.evaluated(self._prepared, positions)
+        terms = self._last.terms
+        # What moves with the query: a reset, and factors that a scheme read itself.
+        self._moving = any(term.reset is not None or term.static_factors is not None for term in terms)
+        members = zip(schemes, self._last.members, strict=True)
+        self._limited = [scheme for scheme, own in members if any(term.position_factors for term in own)]
+
+    def _prepare(self, schemes: SchemeStack, positions: Positions) -> None:
+        self._capacity = length = capacity_for(positions.src_len)
+        self._gradients = torch.is_grad_enabled()
+        start = length - positions.tgt_len
+        self._prepared = schemes.prepare(replace(positions, src_len=length, query_start=start))
+
+
+def capacity_for(length: int) -> int:
+    """Return how many tokens decoding makes room for, once it holds `length`."""
+    return max(LEAST_CAPACITY, 1 << (length - 1).bit_length())
+
+
+# ---- The positions of an encoder or a decoder: which scheme stands where, evaluated once a pass.
+#     added, context = placement.of(tokens, padding_idx, eos_idx)
+#
+# What layers share, and what is added to the input, belongs to the `Placement`, which evaluates it
+# once a forward pass; a layer's own tables belong to the layer's attention.  Every layer takes the
+# `PositionContext` as an argument, so that activation recomputation and torch.compile see the same
+# values.
+
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +389,7 @@ class Placement(nn.Module):
             self.shared.append(SegmentInput(plan.shape, _segment_options(plan)))
         # "version" in the name keeps fairseq's moving average of weights from averaging it.
         self.register_buffer("scheme_version", encode_text(plan.describe()))
-        self._random = RandomPositions(plan.random_range, plan.shape.seed_name)
+        self._random = RandomizedPositions(plan.random_range, plan.shape.seed_name)
         self._always_random = plan.always_random
         logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 

@@ -19,46 +19,27 @@ def register() -> None:
 
 
 def mend_fairseq() -> None:
-    """Mend what is wrong in fairseq (mends/README.md); no number of another model changes."""
-    from relpos_fairseq.mends import (
-        adaptive_alone,
-        broken_checkpoints,
-        checkpoint_types,
-        cpu_ddp,
-        cpu_precision,
-        filtered_lengths,
-        foreign_flags,
-        hidden_mismatch,
-        last_batch,
-        later_options,
-        literal_options,
-        noisy_warnings,
-        numpy_names,
-        one_line_errors,
-        swish,
-        task_state,
-        whole_copies,
-        whole_words,
-    )
+    """Mend what is wrong in fairseq (patches/README.md); no number of another model changes."""
+    from relpos_fairseq.patches import checkpoints, literal_options, messages, training
 
-    noisy_warnings.quiet_warnings()
-    numpy_names.restore_numpy_names()
-    swish.make_swish_a_function()
-    checkpoint_types.allow_checkpoint_types()
+    messages.quiet_warnings()
+    training.restore_numpy_names()
+    training.make_swish_a_function()
+    checkpoints.allow_checkpoint_types()
     literal_options.read_options_as_literals()
-    last_batch.keep_last_batch()
-    filtered_lengths.explain_filtered_lengths()
-    broken_checkpoints.explain_broken_checkpoints()
-    later_options.override_later_options()
-    hidden_mismatch.name_position_mismatch()
-    cpu_ddp.run_ddp_on_cpu()
-    adaptive_alone.let_one_process_use_adaptive_loss()
-    cpu_precision.refuse_fp16_without_gpu()
-    foreign_flags.refuse_foreign_flags()
-    one_line_errors.print_errors_in_one_line()
-    task_state.gather_task_state()
-    whole_words.mask_whole_words()
-    whole_copies.copy_checkpoints_whole()
+    training.keep_last_batch()
+    training.explain_filtered_lengths()
+    checkpoints.explain_broken_checkpoints()
+    checkpoints.override_later_options()
+    checkpoints.name_position_mismatch()
+    training.run_ddp_on_cpu()
+    training.let_one_process_use_adaptive_loss()
+    training.refuse_fp16_without_gpu()
+    messages.refuse_foreign_flags()
+    messages.print_errors_in_one_line()
+    checkpoints.gather_task_state()
+    training.mask_whole_words()
+    checkpoints.copy_checkpoints_whole()
 
 
 def register_ours() -> None:
@@ -66,7 +47,7 @@ def register_ours() -> None:
     import relpos_fairseq.criterions.cross_entropy
     import relpos_fairseq.criterions.question_answering
     import relpos_fairseq.criterions.sentence_prediction_glue
-    import relpos_fairseq.inference.checkpoints.fairseq_bpe
+    import relpos_fairseq.inference.checkpoints.hooks
     import relpos_fairseq.models.relpos_roberta
     import relpos_fairseq.models.relpos_transformer
     import relpos_fairseq.models.relpos_transformer_lm
@@ -81,15 +62,15 @@ def connect_ours() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq.conversion import on_load
-    from relpos_fairseq.inference.checkpoints import hub, same_text, saving
-    from relpos_fairseq.mends.cpu_precision import keep_bf16_off_tpu
+    from relpos_fairseq.inference.checkpoints import hooks, same_text
+    from relpos_fairseq.patches.training import keep_bf16_off_tpu
     from relpos_fairseq.tasks import sentence_pairs
 
     sentence_pairs.supply_segments()
     on_load.convert_on_load()
     same_text.compare_text_on_load()
-    saving.keep_text_beside_checkpoints()
-    hub.speak_text()
+    hooks.save_assets_with_checkpoints()
+    hooks.install_text_hub()
     for name in ARCH_CONFIG_REGISTRY:
         if name.startswith("relpos_"):
             ARCH_CONFIG_REGISTRY[name] = keep_bf16_off_tpu

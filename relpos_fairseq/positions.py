@@ -1,20 +1,21 @@
-"""Where queries and keys stand.
-
-Slots are columns of the key matrix: key j stands at slot j, query row t at slot
-``query_start + t``.  The *distance* from a query to a key is ``j - i`` (negative: the key lies in
-the past).  Padding on either side leaves the real tokens of a row contiguous, so distances between
-slots are distances between tokens; only a scheme with absolute positions needs to know how many
-real tokens came before, which is what ``token_index`` holds.
-"""
+"""Tell where the queries and keys of one attention call stand."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# ---- Where queries and keys stand.
+# Slots are columns of the key matrix: key j stands at slot j, query row t at slot
+# ``query_start + t``.  The *distance* from a query to a key is ``j - i`` (negative: the key lies in
+# the past).  Padding on either side leaves the real tokens of a row contiguous, so distances between
+# slots are distances between tokens; only a scheme with absolute positions needs to know how many
+# real tokens came before, which is what ``token_index`` holds.
 
 
 def is_exported() -> bool:
@@ -41,7 +42,7 @@ class Positions:
         sentence_index: (B, S) index of each token counted from its own sentence's start, or None.
         segments: (B, S) segment number of each token, or None.
         drawn: (S,) rising positions on the CPU that stand in for 0..S-1 in all that schemes read
-            (`drawn.RandomPositions`), or None.  Masks count slots all the same.
+            (`drawn.RandomizedPositions`), or None.  Masks count slots all the same.
         device: where index tensors are made.
     """
 
@@ -131,7 +132,7 @@ class Positions:
     def gaps(self) -> Tensor:
         """(T, S) distances j - i between the positions that schemes read."""
         places = self.places()
-        return places - self.of_queries(places, 0)[:, None]
+        return places - self.query_rows(places, 0)[:, None]
 
     def last_index(self) -> Tensor:
         """(B|1,) position of each row's last token."""
@@ -164,9 +165,9 @@ class Positions:
 
     def query_index(self) -> Tensor:
         """(B|1, T) position of each query's token in its row."""
-        return self.of_queries(self.key_index())
+        return self.query_rows(self.key_index())
 
-    def of_queries(self, values: Tensor, axis: int = 1) -> Tensor:
+    def query_rows(self, values: Tensor, axis: int = 1) -> Tensor:
         """Return the queries' part (B, T) of what all slots have (B, S), along `axis`."""
         return values.narrow(axis, self.query_start, self.tgt_len)
 
@@ -277,3 +278,52 @@ def index_in_sentence(tokens: Tensor, padding_idx: int, eos_idx: int, causal: bo
     else:
         begin = begin.cummax(dim=1).values
     return torch.where(real, slots - begin, torch.zeros_like(slots))
+
+
+# ---- Positions that training draws at random, so that it sees the distances of longer input.
+
+
+class RandomizedPositions:
+    """Ruoss et al. 2023, Randomized Positional Encodings (arXiv:2305.16843), section 3.
+
+    A batch of n tokens takes a random subset of n of the positions 0..L-1, in rising order, so that
+    training sees the distances of longer input.  The subset depends on torch's seed, which fairseq
+    sets to --seed plus the number of updates, and on how many were drawn since that changed: it is
+    the same on all ranks and after a resume, and another for each batch of an update.  Evaluation,
+    where it draws, takes one subset for each n, so that a score does not hang on the batches.
+
+    Args:
+        limit: L.
+        label: whose positions they are.
+    """
+
+    def __init__(self, limit: int, label: str) -> None:
+        self.limit, self.label = limit, label
+        self._seed, self._count = -1, 0
+
+    @torch._disable_dynamo  # torch.compiler.disable imports dynamo at once, which takes seconds
+    def draw(self, length: int, anew: bool = True) -> Tensor:
+        """Return (length,) rising positions, on the CPU.
+
+        Args:
+            length: n.
+            anew: others for each batch; else those of the length.
+
+        Raises:
+            ValueError: there are fewer positions than tokens.
+        """
+        if length > self.limit:
+            raise ValueError(
+                f"--position-random-range {self.limit}: the batch has {length} tokens, more than "
+                f"there are positions to draw: raise it, or shorten the input"
+            )
+        seed = 0
+        if anew:
+            if self._seed != torch.initial_seed():
+                self._seed, self._count = torch.initial_seed(), 0
+            self._count += 1
+            seed = self._seed
+        label = f"random positions/{self.label}/{self._count if anew else length}"
+        generator = torch.Generator()
+        generator.manual_seed((seed + zlib.crc32(label.encode())) % 2**63)
+        return torch.randperm(self.limit, generator=generator)[:length].sort().values

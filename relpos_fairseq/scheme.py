@@ -1,34 +1,154 @@
-"""PositionScheme: one published way to tell a transformer where its tokens stand.
-
-A scheme declares terms over relations; it never forms an attention matrix.  What it may do, in the
-order in which a forward pass asks:
-
-1. `embed(positions)`: what is added to the input embedding;
-2. `prepare(positions)`: everything free of content, once a forward pass and cached in decoding;
-3. `transform_query`, `transform_key`: rotate the content (RoPE);
-4. `terms(prepared, positions)`: what its relations contribute to logits and output;
-5. `log_gates(source)`: a number a token of the layer's input, where it has gates.
-
-Row rule: whatever concerns query row i depends on q_i, the keys, what is kept with each key, and
-`positions` alone.  Blocks, caching and memory are right because of it.
-"""
+"""Define PositionScheme, the base class of every position scheme, and what a scheme declares of itself."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.card import SchemeCard
-from relpos_fairseq.options import DRAWING, INIT, SCALE, AttentionShape, Option, SchemeOptions
+from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, AttentionShape, Option, SchemeOptions
 from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.relations import Clipped, Relation
-from relpos_fairseq.tables import RESET_TABLE, Table
+from relpos_fairseq.relations import Clipped, DistanceRelation, Relation
 from relpos_fairseq.terms import PositionTerms, Reset
+
+# ---- A scheme's row in the contract table (schemes/README.md, which `relpos schemes` writes).
+
+
+@dataclass(frozen=True)
+class SchemeInfo:
+    """What the table says of a scheme.
+
+    Args:
+        row: where it stands among the other rows; the gaps leave room for new schemes.
+        source: paper and equation.
+        logits: the equation, in words of the table.
+        starts_at: initial values.
+        published: parameters of BERT-base as the papers count them, if they do.
+        difference: why ours are not that number.
+    """
+
+    row: int
+    source: str
+    logits: str
+    starts_at: str
+    published: str = "-"
+    difference: str = ""
+
+
+# ---- What conversion must know of a scheme's parameters.
+# Each scheme declares a `Table` for each of its parameters; `conversion` reads nothing else.
+
+
+# Powers (a, b) of what q and k grow by: a table grows by f_q^a f_k^b.
+WITH_Q, WITH_K, WITH_BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One parameter of a scheme.
+
+    Args:
+        rows: what a row stands for: a `distance` (read by the scheme's relation), an absolute
+            `position`, or None.
+        axis: of the positions.
+        neutral: the value at which the scheme changes no logit; None: its initial value.
+        grows: powers of the factors by which the projections of q and k grow when another scale is
+            folded into them (`conversion.scales`), so that every logit stays what it was.
+        multiplies_both: q and k are both multiplied by this table and their products added: they can
+            only grow alike.
+        head_axis: of the heads.
+        flat_heads: the first axis holds the heads' rows of width D one after another.
+        has_heads: whether there is an axis of heads; else all heads have the parameter in common.
+        meaning: what a reader of a report calls it, if not by its name.
+        copies: the parameters that it stands for, where options give each of them its own.
+    """
+
+    rows: Literal["distance", "position"] | None = None
+    axis: int = 0
+    neutral: float | None = None
+    grows: tuple[float, float] = (0.0, 0.0)
+    multiplies_both: bool = False
+    head_axis: int = 0
+    flat_heads: bool = False
+    has_heads: bool = True
+    meaning: str = ""
+    copies: tuple[str, ...] = ()
+
+    def by_head(self, value: Tensor, head_dim: int) -> Tensor:
+        """Return the parameter with heads as its first axis."""
+        if self.flat_heads:
+            return value.unflatten(0, (-1, head_dim))
+        return value.movedim(self.head_axis, 0)
+
+    def stored(self, value: Tensor) -> Tensor:
+        """Return what `by_head` was given."""
+        return value.flatten(0, 1) if self.flat_heads else value.movedim(0, self.head_axis)
+
+
+# theta of the reset (2, heads), which every scheme with --position-reset-cls has.
+RESET_TABLE = Table(neutral=0.0, head_axis=1, meaning="the reset of the first token")
+
+
+def remap_distances(
+    table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
+) -> tuple[Tensor, float, float]:
+    """Return a table over distances for another relation.
+
+    A row of the target that several distances read becomes the mean of what the source has for
+    them, those that inputs of `length` tokens meet if there are any.
+
+    Args:
+        table: (H|1, R, ...) of the source.
+        source: the relation that it is read by.
+        target: the relation that the result is read by.
+        length: longest input that the target is meant for.
+
+    Returns:
+        (H|1, R', ...); the largest difference that a distance of such inputs sees (0: exact); and
+        the largest that a longer distance sees.
+    """
+    if source == target:
+        return table, 0.0, 0.0
+    # One more than any of them knows: what all further distances read.
+    reach = max(-source.lowest, source.highest, -target.lowest, target.highest, length) + 1
+    distance = torch.arange(-reach, reach + 1, device=table.device)
+    old, new = source.of_distance(distance), target.of_distance(distance)
+    met = distance.abs() < length
+    counted = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    counted.index_add_(0, new, met.long())
+    weight = (met | (counted[new] == 0)).to(table.dtype)
+    total = torch.zeros(target.size, dtype=table.dtype, device=table.device)
+    total.index_add_(0, new, weight)
+    # Some distance of a row, then the mean of the differences to it: equal rows stay to the bit.
+    some = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    some[new[weight > 0]] = (weight > 0).nonzero()[:, 0]
+    result = table[:, old[some]]
+    tail = [1] * (table.dim() - 2)
+    apart = (table[:, old] - result[:, new]) * weight.view(1, -1, *tail)
+    mean = torch.zeros_like(result).index_add_(1, new, apart)
+    result = result + mean / total.clamp(min=1).view(1, -1, *tail)
+    error = (table[:, old] - result[:, new]).abs().reshape(table.size(0), len(new), -1)
+    beyond = float(error[:, ~met].max()) if not bool(met.all()) else 0.0
+    return result, float(error[:, met].max()), beyond
+
+
+# ---- PositionScheme: one published way to tell a transformer where its tokens stand.
+# A scheme declares terms over relations; it never forms an attention matrix.  What it may do, in the
+# order in which a forward pass asks:
+#
+# 1. `embed(positions)`: what is added to the input embedding;
+# 2. `prepare(positions)`: everything free of content, once a forward pass and cached in decoding;
+# 3. `transform_query`, `transform_key`: rotate the content (RoPE);
+# 4. `terms(prepared, positions)`: what its relations contribute to logits and output;
+# 5. `log_gates(source)`: a number a token of the layer's input, where it has gates.
+#
+# Row rule: whatever concerns query row i depends on q_i, the keys, what is kept with each key, and
+# `positions` alone.  Blocks, caching and memory are right because of it.
 
 
 class PositionMismatchError(ValueError):
@@ -49,22 +169,22 @@ class PositionScheme(nn.Module):
         counts_sentences: reads positions counted from each sentence's start.
         table_limited: refuses input longer than max_positions.
         rotates: transforms queries and keys.
-        bends_content: transforms them so that twice a query is not twice the logit.
+        nonlinear_qk: transforms them so that twice a query is not twice the logit.
         resets_by_default: what --position-reset-cls auto means in an encoder.
-        replaces_content: has a trilinear term.
+        replaces_qk: has a trilinear term.
         causal_only: is defined for a decoder's queries alone, which see no key after them.
-        reads_places: reads distances or positions, which --position-random-range may draw.
+        uses_positions: reads distances or positions, which --position-random-range may draw.
 
     For conversion:
         tables: its parameters, by name.
         never_neutral: why no values of its tables leave the logits as they are; "": some do.
-        takes_over: by the name of a scheme, how that one's parameters become this one's, as far as
+        convert_from: by the name of a scheme, how that one's parameters become this one's, as far as
             equal terms go; by its own name, what its options change.
         elsewhere: names of the same scheme in other libraries.
     """
 
     name: ClassVar[str]
-    card: ClassVar[SchemeCard]
+    card: ClassVar[SchemeInfo]
     takes: ClassVar[frozenset[Option]] = frozenset({SCALE})
     own_scale: ClassVar[float | None] = 1.0
     default_share: ClassVar[str | None] = None
@@ -73,20 +193,20 @@ class PositionScheme(nn.Module):
     counts_sentences: ClassVar[bool] = False
     table_limited: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
-    bends_content: ClassVar[bool] = False
+    nonlinear_qk: ClassVar[bool] = False
     resets_by_default: ClassVar[bool] = False
-    replaces_content: ClassVar[bool] = False
+    replaces_qk: ClassVar[bool] = False
     causal_only: ClassVar[bool] = False
-    reads_places: ClassVar[bool] = True
+    uses_positions: ClassVar[bool] = True
     tables: ClassVar[dict[str, Table]] = {}
     never_neutral: ClassVar[str] = ""
-    takes_over: ClassVar[dict[str, Callable[[Any], dict[str, Tensor]]]] = {}
+    convert_from: ClassVar[dict[str, Callable[[Any], dict[str, Tensor]]]] = {}
     elsewhere: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **rest: Any) -> None:
         """Let every scheme take what is for all that read positions."""
         super().__init_subclass__(**rest)
-        cls.takes = cls.takes - DRAWING | (DRAWING if cls.reads_places else set())
+        cls.takes = cls.takes - RANDOMIZATION | (RANDOMIZATION if cls.uses_positions else set())
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         super().__init__()
@@ -127,7 +247,7 @@ class PositionScheme(nn.Module):
         return RESET_TABLE if parameter == "theta" else cls.tables[parameter]
 
     @classmethod
-    def reads_positions(cls) -> bool:
+    def has_position_table(cls) -> bool:
         """Tell whether it has a table with a row a position."""
         return any(table.rows == "position" for table in cls.tables.values())
 
@@ -297,3 +417,59 @@ def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[Position
         return cls
 
     return keep
+
+
+# ---- ConversionSource: the parameters of one scheme on their way into another's tables.
+# What a scheme's `convert_from` is made of.  q and k stand at the target's scale already.
+
+
+class LossReport(Protocol):
+    """Where a conversion says what it lost."""
+
+    def lose(self, text: str, moved: float = 0.0) -> None:
+        """Say what the target cannot express, and how far a table moved."""
+
+    def limit(self, text: str) -> None:
+        """Say for which inputs alone the conversion is exact."""
+
+
+@dataclass(frozen=True)
+class ConversionSource:
+    """One layer's parameters of a scheme.
+
+    Args:
+        params: the source's, by name.
+        old: the source.
+        new: the target, with its initial values.
+        report: where losses are said.
+    """
+
+    params: dict[str, Tensor]
+    old: PositionScheme
+    new: PositionScheme
+    report: LossReport
+
+    def remap_table(self, name: str) -> Tensor:
+        """Return a table over distances as the target's relation reads it."""
+        old, new = self.old.relation, self.new.relation
+        length = self.new.shape.max_positions
+        table, error, beyond = remap_distances(self.params[name], old, new, length)
+        if error:
+            self.report.lose(f"{self.old.name}: {name} over {old} is averaged over {new}", error)
+        elif beyond:
+            self.report.limit(f"inputs of up to {length} tokens ({self.new.name} reads its ends beyond)")
+        gain = self.old.scalar_gain / self.new.scalar_gain
+        return table if gain == 1 else table * gain
+
+    def reset(self) -> dict[str, Tensor]:
+        """Return the reset's parameter, where the source has one."""
+        return {name: value for name, value in self.params.items() if name == "theta"}
+
+    def zeros(self, name: str, like: Tensor) -> Tensor:
+        """Return zeros for a parameter of the target, for as many heads as `like` has."""
+        return like.new_zeros(like.size(0), *getattr(self.new, name).shape[1:])
+
+
+def identity_per_head(like: Tensor, dim: int) -> Tensor:
+    """Return a unit matrix (heads, dim, dim) for each head of `like` (heads, ...)."""
+    return torch.eye(dim, dtype=like.dtype, device=like.device).expand(like.size(0), dim, dim)

@@ -41,7 +41,7 @@ class Reset:
 
 
 @dataclass(frozen=True)
-class ByRow:
+class DenseBias:
     """Logits that no table over distances holds, for they depend on the query's row as well.
 
     Nobody keeps them: they are formed of a few tensors for the rows that are asked for.
@@ -98,7 +98,7 @@ class PositionTerms:
         gate: (H|1, R) multiplies the content.
         trilinear: (H|1, R, D) w_r replaces q.k by sum_c q_c k_c w_rc.
         static: (H|1, R) in logit units.
-        by_row: likewise, formed for each row by itself.
+        dense_bias: likewise, formed for each row by itself.
         static_factors: ((B|1, H|1, T, r), (B|1, H|1, S, r)) whose product is in logit units.
         position_factors: (H|1, n, r) tables of queries and of keys with a row a position, which `at`
             reads: a term with them serves any positions, as one with tables over distances does.
@@ -117,7 +117,7 @@ class PositionTerms:
     gate: Tensor | None = None
     trilinear: Tensor | None = None
     static: Tensor | None = None
-    by_row: ByRow | None = None
+    dense_bias: DenseBias | None = None
     static_factors: tuple[Tensor, Tensor] | None = None
     position_factors: tuple[Tensor, Tensor] | None = None
     contextual: Tensor | None = None
@@ -158,14 +158,14 @@ class PositionTerms:
         queries, keys = self.position_factors
         of_keys = positions.rows_of_keys(keys)
         rows = of_keys if queries is keys else positions.rows_of_keys(queries)
-        return replace(self, position_factors=None, static_factors=(positions.of_queries(rows, axis=2), of_keys))
+        return replace(self, position_factors=None, static_factors=(positions.query_rows(rows, axis=2), of_keys))
 
     def with_reset(self, reset: Reset | None) -> PositionTerms:
         """Return the same term under a reset."""
         return self if reset is None else replace(self, reset=reset)
 
     @property
-    def meets_vectors(self) -> bool:
+    def uses_unrotated_qk(self) -> bool:
         """Whether q or k meets vectors, which they do as they are before any rotation."""
         vectors = (self.query_vectors, self.key_vectors, self.content_offset)
         return any(part is not None for part in vectors)
@@ -181,7 +181,7 @@ class PositionTerms:
         """Whether anything is added to (rather than multiplied into) the logits."""
         vectors = self.query_vectors is not None or self.key_vectors is not None
         factors = (self.static_factors, self.position_factors)
-        added = (self.static, self.by_row, *factors, self.contextual, self.decay)
+        added = (self.static, self.dense_bias, *factors, self.contextual, self.decay)
         return any(part is not None for part in added) or (vectors and not self.product)
 
 

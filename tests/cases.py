@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.placement import Placement, PositionPlan, SchemeStack
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
-from relpos_fairseq.stack import SchemeStack
 from relpos_fairseq.terms import PositionTerms
 
 # The oracle has the schemes' own parameter names, but for this one.

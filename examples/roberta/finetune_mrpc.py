@@ -21,9 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from relpos_fairseq.preparation.glue.layout import sources_of
-from relpos_fairseq.preparation.glue.reading import read_examples
-from relpos_fairseq.preparation.glue.tasks import GLUE
+from relpos_fairseq.preparation.glue_tasks import GLUE, read_examples, sources_of
 
 TASK = GLUE["MRPC"]
 

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.attention.formula import logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
-from relpos_fairseq.attention.once import differentiable_once
-from relpos_fairseq.attention.reference import Gathered
-from relpos_fairseq.attention.sheared import Sheared
-from relpos_fairseq.attention.step import attend_step, serves
+from relpos_fairseq.attention.operation import differentiable_once
+from relpos_fairseq.attention.reference import GatheredProducts, logits
+from relpos_fairseq.attention.relative_shift import ShiftedProducts
+from relpos_fairseq.attention.step import attend_step, supports_step
 from relpos_fairseq.relations import DistanceRelation
 
 name = "blocked"
@@ -41,7 +40,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """Output (B, H, T, Dv) and, where asked, probabilities (B, H, T, S) after dropout."""
-    if serves(inputs.terms, inputs.positions):
+    if supports_step(inputs.terms, inputs.positions):
         out, probs = attend_step(inputs)
         return out, probs if need_weights else None
     exact = inputs.mapped(lambda tensor: tensor.to(inputs.exact).contiguous())
@@ -111,7 +110,7 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     # Positions that were drawn, or count what a row's logits choose, stand at no fixed distance.
     counted = any(term.contextual is not None for term in inputs.terms)
     gathers = counted or inputs.positions.drawn is not None
-    products = Gathered(inputs) if gathers else Sheared(inputs)
+    products = GatheredProducts(inputs) if gathers else ShiftedProducts(inputs)
     probs = probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None)
     if inputs.dropout:
         generator = torch.Generator(probs.device).manual_seed(seed)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.terms import ByRow, Decay, PositionTerms, Reset
+from relpos_fairseq.terms import Decay, DenseBias, PositionTerms, Reset
 
 _CONTENT = ("q", "k", "v", "content_q", "content_k")
 
@@ -32,7 +32,7 @@ class AttentionInputs:
         dropout: probability with which attention probabilities are dropped (0 in evaluation).
         content_q: q as the content product meets it (rotated), or None for q itself.
         content_k: the same for k.
-        key_tails: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None; keys
+        clipped_key_products: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None; keys
             that the term's near table reaches need none.
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
@@ -50,7 +50,7 @@ class AttentionInputs:
     dropout: float = 0.0
     content_q: Tensor | None = None
     content_k: Tensor | None = None
-    key_tails: Tensor | None = None
+    clipped_key_products: Tensor | None = None
     window: int | None = None
     documents: Tensor | None = None
     step_tables: StepTables | None = None
@@ -133,7 +133,7 @@ class AttentionInputs:
         if self.window is not None and (is_exported() or self.positions.lowest_distance <= -self.window):
             masked = _either(masked, (self.positions.distance() <= -self.window)[None, None])
         if self.documents is not None:
-            of_query = self.positions.of_queries(self.documents)
+            of_query = self.positions.query_rows(self.documents)
             other = of_query[:, :, None] != self.documents[:, None, :]
             masked = _either(masked, other[:, None])
         if self.key_padding is not None:
@@ -169,8 +169,8 @@ def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> Position
             changed[name] = change(value)
         elif name in ("static_factors", "position_factors"):
             changed[name] = (change(value[0]), change(value[1]))
-        elif name == "by_row":
-            changed[name] = ByRow(value.form, tuple(change(tensor) for tensor in value.tensors))
+        elif name == "dense_bias":
+            changed[name] = DenseBias(value.form, tuple(change(tensor) for tensor in value.tensors))
         elif name == "decay":
             changed[name] = value.mapped(change)
         elif name == "reset":

@@ -1,17 +1,160 @@
-"""The eager reference: one gather a table.  The specification of the backends.
-
-It holds (T, S) matrices a head, and (T, S, D) for a trilinear term; every other backend must equal
-it in values and gradients.
-"""
+"""The formula of the logits, and its eager evaluation: the specification of all backends."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.formula import Products, logits
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.terms import Decay, PositionTerms, Reset
+
+# ---- The logits' formula, once: backends differ in how they evaluate a table for pairs of tokens.
+# A backend derives `Products`, four ways of meeting a table, and asks `logits` for the rest.  See
+# `relpos_fairseq.terms` for the formula.
+
+
+class Products:
+    """How one attention call meets the tables of its terms; results are (B|1, H|1, T, S).
+
+    Args:
+        inputs: the call.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        """Keep the call."""
+        self.inputs = inputs
+
+    def content(self, q: Tensor, k: Tensor) -> Tensor:
+        """q.k, or the trilinear term that replaces it; q is scaled."""
+        raise NotImplementedError(f"{type(self).__name__} must define content")
+
+    def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
+        """A table of scalars (H|1, R), read for every pair."""
+        raise NotImplementedError(f"{type(self).__name__} must define scalars")
+
+    def query(self, q: Tensor, term: PositionTerms) -> Tensor:
+        """q.a_r with the term's query_vectors."""
+        raise NotImplementedError(f"{type(self).__name__} must define query")
+
+    def key(self, k: Tensor, term: PositionTerms) -> Tensor:
+        """k.b_r with the term's key_vectors."""
+        raise NotImplementedError(f"{type(self).__name__} must define key")
+
+    def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
+        """q.e_p with a table (H|1, n, D), read where `content` has p; q is scaled."""
+        raise NotImplementedError(f"{type(self).__name__} must define contextual")
+
+    def offset(self, offset: Tensor, k: Tensor) -> Tensor | None:
+        """u.k for a scaled content_offset (1, H|1, 1, D); None if `content` has it already."""
+        return offset @ k.transpose(-1, -2)
+
+
+def logits(products: Products) -> Tensor:
+    """(B, H, T, S) logits before masking, in at least fp32."""
+    inputs = products.inputs
+    q, k, content_q, content_k = inputs.exact_pairs()
+    result = products.content(content_q * inputs.scale, content_k)
+    for term in inputs.terms:
+        if term.gate is not None:
+            result = result * products.scalars(term.gate, term)
+        if term.product:
+            result = result * products.query(q, term)
+            result = result * products.key(k, term)
+    content = result
+    for term in inputs.terms:
+        for part in _added(term, q, k, products):
+            result = result + part
+        if term.contextual is not None:
+            result = result + products.contextual(content, q * inputs.scale, term.contextual)
+    return result
+
+
+def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
+    """What the term adds: u.k, and the position logits, which its reset replaces."""
+    inputs = products.inputs
+    if term.content_offset is not None:
+        scaled = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale
+        offset = products.offset(scaled, k)
+        if offset is not None:
+            yield offset
+    positions = total(_position_logits(term, q, k, products))
+    if positions is not None:
+        yield (positions if term.reset is None else apply_reset(positions, term.reset, inputs.positions))
+
+
+def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
+    scale = products.inputs.scale
+    if term.query_vectors is not None and not term.product:
+        query = q
+        if term.query_offset is not None:
+            query = q + term.query_offset.to(q.dtype)[None, :, None]
+        yield products.query(query * scale, term)
+    if term.key_vectors is not None and not term.product:
+        yield products.key(k * scale, term)
+    if term.static is not None:
+        yield products.scalars(term.static, term)
+    if term.dense_bias is not None:
+        yield term.dense_bias.of(products.inputs.positions).to(products.inputs.exact)
+    if term.static_factors is not None:
+        query, key = (factor.to(products.inputs.exact) for factor in term.static_factors)
+        yield query @ key.transpose(-1, -2)
+    if term.decay is not None:
+        exact = products.inputs.exact
+        yield decay_logits(term.decay.mapped(lambda x: x.to(exact)), products.inputs.positions)
+
+
+def decay_logits(decay: Decay, positions: Positions) -> Tensor:
+    """(B, H|1, T, S) sums of log gates between queries and keys."""
+
+    def between(sums: Tensor) -> Tensor:
+        return positions.query_rows(sums, axis=2)[..., None] - sums[:, :, None]
+
+    added = between(decay.past)
+    if positions.highest_distance <= 0:
+        return added
+    later = 0.0 if decay.future is None else -between(decay.future)
+    return torch.where(positions.distance() > 0, later, added)
+
+
+def static_logits(term: PositionTerms, products: Products) -> Tensor:
+    """The position logits of a term that needs neither q nor k."""
+    inputs = products.inputs
+    added = total(_position_logits(term, inputs.q, inputs.k, products))
+    return added if term.reset is None else apply_reset(added, term.reset, inputs.positions)
+
+
+def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
+    """Replace the first token's row and column of what a term adds.
+
+    Args:
+        added: (B|1, H|1, T, S).
+        reset: the two logits and the slot of the first token.
+        positions: the rows at hand.
+    """
+    slot = torch.arange(positions.src_len, device=positions.device)
+    first = reset.first[:, None]
+    row = (slot[positions.query_start : positions.query_stop] == first)[:, None, :, None]
+    column = (slot == first)[:, None, None, :] & ~row
+    theta_row, theta_column = (theta.to(added.dtype)[None, :, None, None] for theta in (reset.row, reset.column))
+    added = torch.where(row, theta_row, added)
+    return torch.where(column, theta_column, added)
+
+
+def total(parts: Iterator[Tensor]) -> Tensor | None:
+    """Sum of the parts, or None without any."""
+    result = None
+    for part in parts:
+        result = part if result is None else result + part
+    return result
+
+
+# ---- The eager reference: one gather a table.  The specification of the backends.
+# It holds (T, S) matrices a head, and (T, S, D) for a trilinear term; every other backend must equal
+# it in values and gradients.
+
 
 name = "reference"
 
@@ -23,7 +166,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, Dv) and probabilities (B, H, T, S) after dropout."""
-    excluded, products = inputs.excluded(), Gathered(inputs)
+    excluded, products = inputs.excluded(), GatheredProducts(inputs)
     probs = probabilities(logits(products), excluded, inputs.key_padding is not None)
     probs = drop(probs, inputs.dropout)
     out = probs @ inputs.v.to(inputs.exact)
@@ -39,7 +182,7 @@ def ids(term: PositionTerms, positions: Positions) -> Tensor:
     return positions.once(("ids", relation), lambda: relation.ids(positions))
 
 
-class Gathered(Products):
+class GatheredProducts(Products):
     """Tables read by the ids of all pairs."""
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:

@@ -12,15 +12,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos_fairseq.attention.formula import static_logits, total
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.reference import Gathered
+from relpos_fairseq.attention.reference import GatheredProducts, static_logits, total
 
 name = "sdpa"
 # With a mask, cuDNN's backward pass gives NaN at 64 tokens more than a multiple of 128
 # (pytorch/pytorch 196678; see also 193893).
 _WITH_MASK = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_SERVED = {"static", "by_row", "static_factors", "decay", "reset"}
+_SERVED = {"static", "dense_bias", "static_factors", "decay", "reset"}
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -49,7 +48,7 @@ def sound_kernels(mask: Tensor | None) -> AbstractContextManager:
 def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     """SDPA's mask, and whether its own causal flag says all that there is to say."""
     positions = inputs.positions
-    products = Gathered(inputs)
+    products = GatheredProducts(inputs)
     bias = total(static_logits(term, products) for term in inputs.terms if term.adds_to_logits)
     square = positions.query_start == 0 and positions.tgt_len == positions.src_len
     masks = (inputs.key_padding, inputs.window, inputs.documents)

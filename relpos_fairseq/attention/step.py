@@ -22,7 +22,7 @@ from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
 
-def serves(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
+def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
     """Whether this is a step that the functions here evaluate: distances alone, nothing reset."""
     in_place = positions.is_step and positions.drawn is None
     return in_place and all(
@@ -33,7 +33,7 @@ def serves(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
     )
 
 
-def tail_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
+def form_clipped_key_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
     """k.b_tail of each product term, which decoding caches: (B, H, S, P), or None without any."""
     exact = torch.promote_types(k.dtype, torch.float32)
     # Not a product of matrices, which takes a step longer, and many keys three times as long.
@@ -113,8 +113,8 @@ def added_of(inputs: AttentionInputs) -> list[Tensor]:
     """Return the (B|1, H|1, S) that terms add to the logits of this step alone, but for factors."""
     added = []
     for term in inputs.terms:
-        if term.by_row is not None:
-            added.append(term.by_row.of(inputs.positions)[:, :, 0])
+        if term.dense_bias is not None:
+            added.append(term.dense_bias.of(inputs.positions)[:, :, 0])
         if term.decay is not None:
             added.append((term.decay.past[..., -1:] - term.decay.past).to(inputs.exact))
     return added
@@ -140,7 +140,7 @@ def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:
 def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     """Multiply the (q.a_r)(k.b_r) of all product terms: (B, H, S)."""
     q, k = inputs.q.to(inputs.exact), inputs.k.to(inputs.exact)
-    found = [_product(part, q, k, inputs.key_tails, index) for index, part in enumerate(tables.products)]
+    found = [_product(part, q, k, inputs.clipped_key_products, index) for index, part in enumerate(tables.products)]
     return math.prod(found[1:], start=found[0])
 
 
@@ -164,14 +164,14 @@ def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     return by_head
 
 
-def _product(part: TermTables, q: Tensor, k: Tensor, key_tails: Tensor | None, index: int) -> Tensor:
+def _product(part: TermTables, q: Tensor, k: Tensor, clipped_key_products: Tensor | None, index: int) -> Tensor:
     """(q.a_r)(k.b_r) of a product term: (B, H, S)."""
     length = k.size(2)
     queries = _per_head(q, part.product_query)  # (B, H, keys), the tail's first
-    if key_tails is None:
-        tails = tail_products((part.term,), k)[..., 0]
+    if clipped_key_products is None:
+        tails = form_clipped_key_products((part.term,), k)[..., 0]
     else:
-        tails = key_tails[..., index]
+        tails = clipped_key_products[..., index]
     n = min(part.keys, length)
     factor = queries[..., :1] * tails
     factor[..., length - n :] = queries[..., -n:] * _meet(part.product_key, k)

@@ -190,7 +190,7 @@ _tables_of = operator.attrgetter(
     *(
         field.name
         for field in fields(PositionTerms)
-        if field.name not in ("relation", "by_row", "static_factors", "decay", "reset")
+        if field.name not in ("relation", "dense_bias", "static_factors", "decay", "reset")
     )
 )
 

@@ -1,27 +1,357 @@
-"""Attention with positions beside attention without: all candidates of a length in turns."""
+"""Measure attention with positions beside attention without, after checking every candidate against fp64."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
-from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.benchmarks.attention_report import TITLES, key_of, report
-from relpos_fairseq.benchmarks.candidates import BASELINE, MODES, Candidate, LayerCandidate, NoPositions, runner
-from relpos_fairseq.benchmarks.checks import check_least, chosen_of, lengths_of, prepare_run, schemes_of
-from relpos_fairseq.benchmarks.correctness import MOST, check, check_step
-from relpos_fairseq.benchmarks.drawing import check_plot, draw_lengths
-from relpos_fairseq.benchmarks.flex import Flex
-from relpos_fairseq.benchmarks.instructions import in_words
+from relpos_fairseq.attention import BACKENDS, attend
+from relpos_fairseq.benchmarks.bar import MEMORY, MEMORY_LENGTH, reached, target
+from relpos_fairseq.benchmarks.candidates import (
+    BASELINE,
+    MODES,
+    Candidate,
+    Flex,
+    LayerCandidate,
+    NoPositions,
+    SchemeCandidate,
+    runner,
+)
+from relpos_fairseq.benchmarks.measurement import (
+    HOW,
+    RowLog,
+    check_plot,
+    draw_lengths,
+    machine,
+    peak_mebibytes,
+    progress,
+    table,
+    time_cell,
+    timed_rows,
+    verdict,
+    write_section,
+)
 from relpos_fairseq.benchmarks.published import LAYER
-from relpos_fairseq.benchmarks.report import machine, progress, write_section
-from relpos_fairseq.benchmarks.rows import RowLog, timed_rows
-from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
-from relpos_fairseq.benchmarks.settings import EVERY_LENGTH, AttentionSetting, has_formula, schemes_for, setting_of
-from relpos_fairseq.benchmarks.timing import peak_mebibytes
+from relpos_fairseq.benchmarks.workload import (
+    EVERY_LENGTH,
+    AttentionSetting,
+    check_least,
+    chosen_of,
+    draw,
+    draw_heads,
+    has_formula,
+    instruction_sets_in_use,
+    lengths_of,
+    prepare_run,
+    scheme_and_backend,
+    schemes_for,
+    schemes_of,
+    setting_of,
+)
 from relpos_fairseq.schemes import parse_hybrid
+
+# ---- Every candidate against the papers' formula in fp64, before it is timed.
+# Twice: all of a small call of odd length, and, at the shape that is timed, some rows of the output
+# with all gradients that flow from them (the formula then needs those rows only, so that 16384 tokens
+# can be checked too).
+
+
+ODD_LENGTH = 130
+MOST = 2.0  # errors, in units of what the formula in the same precision errs
+FEW = 64  # numbers whose largest error is a draw of chance: they may err as much as other results
+OTHERS_MOST = 100.0  # of FlexAttention, whose captured tensors are rounded to half precision
+ELEMENTS = 1 << 26  # of the formula's largest tensor
+ROWS = 16
+
+RowRanges = Sequence[tuple[int, int]]
+
+
+def check(candidate: Candidate, gradients: bool = True) -> float:
+    """Hold a candidate against fp64: values, and gradients where it has them.
+
+    Returns:
+        Its largest error, in units of what the formula errs in the same precision (with rounding).
+
+    Raises:
+        ValueError: it errs more than MOST, FlexAttention more than OTHERS_MOST.
+    """
+    if isinstance(candidate, NoPositions):
+        return 0.0
+    setting = candidate.setting
+    small = replace(setting, batch=2, heads=min(setting.heads, 3), length=ODD_LENGTH)
+    worst = _error(candidate, some_rows(candidate.name, setting), gradients)
+    if isinstance(candidate, Flex):  # whose every shape is compiled
+        return worst
+    whole = _error(SchemeCandidate(candidate.name, small), [(0, ODD_LENGTH)], gradients)
+    return max(worst, whole)
+
+
+def check_step(candidate: Candidate) -> float:
+    """The same of a step of decoding: values alone."""
+    if isinstance(candidate, NoPositions):
+        return 0.0
+    setting = replace(candidate.setting, causal=True)
+    q, k, v = draw_heads(setting, queries=1)
+    last = [(setting.length - 1, setting.length)]
+    whole = q.expand(-1, -1, setting.length, -1)
+    truth, eager = (
+        _formula(candidate.name, setting, dtype, (whole, k, v), last, gradients=False)
+        for dtype in (torch.float64, setting.dtype)
+    )
+    with torch.no_grad():
+        found = [candidate.decoder(q, k, v)()]
+    return _compared(candidate.label, truth, eager, found, setting)
+
+
+def some_rows(name: str, setting: AttentionSetting) -> RowRanges:
+    """The first rows, some in the middle, and the last."""
+    trilinear = any(member.replaces_qk for member in parse_hybrid(name))
+    width = setting.head_dim if trilinear else 1
+    pairs = setting.batch * setting.heads * setting.length * width
+    count = max(1, min(ROWS, ELEMENTS // pairs))
+    if 3 * count >= setting.length:
+        return [(0, setting.length)]
+    middle, last = setting.length // 2 + 3, setting.length
+    middle = min(middle, last - 2 * count)
+    return [(0, count), (middle, middle + count), (last - count, last)]
+
+
+def _error(candidate: SchemeCandidate, rows: RowRanges, gradients: bool) -> float:
+    setting = candidate.setting
+    given = draw_heads(setting)
+    gradients = gradients and candidate.refusal("train") is None
+    truth, eager = (
+        _formula(candidate.name, setting, dtype, given, rows, gradients) for dtype in (torch.float64, setting.dtype)
+    )
+
+    def outputs(leaves: list[Tensor]) -> list[Tensor]:
+        out = candidate(*leaves)
+        return [out[:, :, start:stop] for start, stop in rows]
+
+    found = _results(candidate, given, outputs, gradients)
+    most = OTHERS_MOST if isinstance(candidate, Flex) else MOST
+    return _compared(candidate.label, truth, eager, found, setting, most)
+
+
+def _formula(
+    name: str,
+    setting: AttentionSetting,
+    dtype: torch.dtype,
+    given: tuple[Tensor, ...],
+    rows: RowRanges,
+    gradients: bool,
+) -> list[Tensor]:
+    """Rows and gradients by the formula, in a precision."""
+    scheme = SchemeCandidate(name, setting, "reference", dtype)
+
+    def outputs(leaves: list[Tensor]) -> list[Tensor]:
+        inputs = scheme.call(*leaves)
+        return [attend(inputs.rows(*pair), "reference")[0] for pair in rows]
+
+    return _results(scheme, [part.to(dtype) for part in given], outputs, gradients)
+
+
+def _results(
+    candidate: Candidate, given: Sequence[Tensor], outputs: Callable[[list[Tensor]], list[Tensor]], gradients: bool
+) -> list[Tensor]:
+    """Rows of the output, then gradients of the inputs and parameters where asked."""
+    with torch.set_grad_enabled(gradients):
+        leaves = [part.detach().requires_grad_(gradients) for part in given]
+        found = outputs(leaves)
+    if not gradients:
+        return found
+    setting = candidate.setting
+    upstream = [draw(setting, *part.shape, seed=99).to(part.dtype) for part in found]
+    wanted = [*leaves, *candidate.parameters()]
+    back = torch.autograd.grad(found, wanted, upstream, allow_unused=True)
+    filled = (torch.zeros_like(leaf) if part is None else part for part, leaf in zip(back, wanted, strict=True))
+    return [part.detach() for part in (*found, *filled)]
+
+
+def _compared(
+    label: str,
+    truth: list[Tensor],
+    eager: list[Tensor],
+    found: list[Tensor],
+    setting: AttentionSetting,
+    most: float = MOST,
+) -> float:
+    worst, place = 0.0, 0
+    sizes = [float(exact.abs().max()) + 1e-30 for exact in truth]
+    errors = [float((one.double() - e).abs().max()) for one, e in zip(eager, truth, strict=True)]
+    epsilon = torch.finfo(setting.dtype).eps
+    usual = max(error / size for error, size in zip(errors, sizes, strict=True))
+    usual = min(usual, 64 * epsilon)  # what is zero but for rounding errs by many times its size
+    for number, (exact, other) in enumerate(zip(truth, found, strict=True)):
+        chance = usual * sizes[number] if exact.numel() < FEW else 0.0
+        allowed = max(errors[number], chance) + 4 * epsilon * sizes[number]
+        error = float((other.double() - exact).abs().max()) / allowed
+        if not error <= worst:  # NaN is no number that is smaller
+            worst, place = error, number
+    if not worst <= most:
+        raise ValueError(
+            f"{label} at length {setting.length}: result {place + 1} of {len(found)} (rows of the "
+            f"output, then gradients of q, k, v, parameters) errs {worst:.1f} times what the "
+            f"formula errs in the same precision, held against fp64; it is not timed"
+        )
+    return worst
+
+
+# ---- Tables of attention's rows as markdown, beside what is known to be possible and was published.
+
+
+TITLES = {
+    "train": "Forward and backward pass",
+    "forward": "Forward pass",
+    "decode": "One step of decoding",
+    "memory": "Peak memory of training; of a forward pass",
+}
+
+
+def report(args: argparse.Namespace, rows: list[dict], notes: list[str], machine: str) -> str:
+    """Return what was measured, the tables of all settings and modes, and remarks for the foot."""
+    clip = f"clip {args.clip}" if args.clip else "unclipped"
+    what = "a BERT layer" if args.layer else "attention"
+    parts = [
+        f"{machine}; {what}, {size_of(args)}, {args.heads} heads of {args.head_dim}, {args.dtype}, "
+        f"{clip}, {'causal' if args.causal else 'both directions'}. "
+        f"{HOW.format('the first row')}{backends_used(rows)}",
+        tables(rows, args.bar),
+    ]
+    if args.bar:
+        missed, known = misses(rows)
+        parts.append(
+            f"PASS and OVER: minima against what is known to be possible; {known - missed} of "
+            f"{known} pass. Memory: {MEMORY} times at {MEMORY_LENGTH}, beside the tables and their "
+            f"gradients."
+        )
+    if args.published:
+        parts.append(published_table(rows, machine.split(";")[0]))
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def size_of(args: argparse.Namespace) -> str:
+    """Return how large a batch is, in words."""
+    return f"batch {args.batch}" if args.batch else f"{args.tokens} tokens a batch"
+
+
+def key_of(args: argparse.Namespace) -> str:
+    """Return the name of a command's section in a markdown file."""
+    if args.published:
+        return "published"
+    parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
+    parts += [f"clip {args.clip}" if args.clip else "unclipped", "layer" if args.layer else ""]
+    parts.append("FlexAttention" if args.flex else "")
+    parts.append(args.isa or "")
+    parts.append("by " + " ".join(args.backends) if args.backends != ["auto"] else "")
+    if set(args.modes) & {"decode", "memory"}:
+        parts.append(" ".join(args.modes))
+    parts.append(f"lengths {','.join(str(length) for length in sorted(set(args.lengths)))}")
+    parts.append(size_of(args))
+    return " ".join(part for part in parts if part)
+
+
+def by_place(rows: list[dict]) -> dict[tuple, dict]:
+    """Return rows by (name, length, mode)."""
+    return {(row["name"], row["length"], row["mode"]): row for row in rows}
+
+
+def tables(rows: list[dict], bar: bool = False) -> str:
+    """Return a table a mode: a row a candidate, a column a length; with `bar`, what is possible."""
+    cells = by_place(rows)
+    names, modes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("name", "mode"))
+    lengths = sorted({row["length"] for row in rows})
+    texts = []
+    for mode in [mode for mode in TITLES if mode in modes]:
+        lines = []
+        for name in sorted(names, key=lambda name: _order(name, names)):
+            found = [cells.get((name, length, mode)) for length in lengths]
+            if any(found):
+                lines.append([name, *(_cell(row, cells, bar) for row in found)])
+        texts.append(table([TITLES[mode], *(f"{length:,}" for length in lengths)], lines))
+    return "\n\n".join(texts)
+
+
+def _order(name: str, names: list[str]) -> tuple[int, str]:
+    """Each scheme with its peers below it, schemes as they came."""
+    scheme = name.split(",")[0]
+    return names.index(scheme) if scheme in names else len(names), name
+
+
+def _cell(row: dict | None, cells: dict[tuple, dict], bar: bool) -> str:
+    if row is None:
+        return "-"
+    if row["mode"] != "memory":
+        text = time_cell(row, BASELINE, digits=2)
+    elif "MiB" not in row or row["MiB"] != row["MiB"]:
+        return "-"
+    else:
+        text = f"{_short(row['MiB'])}; {_short(row['forward_MiB'])} MiB"
+        if row["name"] != BASELINE and "ratio" in row:
+            text += f" ({row['ratio']:.2f})"
+    limit = target(row, cells) if bar else None
+    return text if limit is None else text + verdict(reached(row, cells), limit)
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
+
+
+def backends_used(rows: list[dict]) -> str:
+    """Return which backends `auto` took, in words: first the one that most rows have."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        if row.get("backend") and scheme_and_backend(row["name"])[1] == "auto":
+            lengths = found.setdefault(row["backend"], {}).setdefault(row["name"], [])
+            lengths += [row["length"]] * (row["length"] not in lengths)
+    by_size = sorted(found, key=lambda name: -sum(map(len, found[name].values())))
+    words = []
+    for number, backend in enumerate(by_size):
+        names: dict[str, list[str]] = {}
+        for name, lengths in found[backend].items():
+            names.setdefault(", ".join(map(str, sorted(lengths))), []).append(name)
+        where = "; ".join(f"{', '.join(these)} at {lengths}" for lengths, these in names.items())
+        words.append(f"`{backend}`" if number == 0 else f"`{backend}` ({where})")
+    return f" Evaluated by {', '.join(words)}." if words else ""
+
+
+def misses(rows: list[dict]) -> tuple[int, int]:
+    """Return how many rows exceed their target, and how many have one."""
+    cells = by_place(rows)
+    limits = [(row, target(row, cells)) for row in rows]
+    known = [(row, limit) for row, limit in limits if limit is not None]
+    return sum(reached(row, cells) > limit for row, limit in known), len(known)
+
+
+def published_table(rows: list[dict], machine: str) -> str:
+    """Return what others published of a layer, then what `rows` say of ours at that length."""
+    length, scheme = LAYER["length"], LAYER["scheme"]
+    heads = [f"{LAYER['source']}, length {length}, 16k tokens, bf16"]
+    heads += ["forward, ms", "forward + backward, ms", "GiB"]
+    theirs = f"published, on {LAYER['machine']}; not measured here"
+    lines = [[f"{name}: {theirs}", *(f"{number:g}" for number in numbers)] for name, numbers in LAYER["rows"].items()]
+    found = {
+        (row["name"], row["mode"]): row
+        for row in rows
+        if row["length"] == length and row["view"] == "layer" and row["device"] == "cuda"
+    }
+    for name in (scheme, f"{scheme}, naive", BASELINE):
+        forward, train, memory = (found.get((name, mode), {}) for mode in ("forward", "train", "memory"))
+        gibibytes = memory["MiB"] / 1024 if "MiB" in memory else None
+        numbers = (forward.get("ms"), train.get("ms"), gibibytes)
+        cells = ["-" if number is None else f"{number:.3g}" for number in numbers]
+        lines.append([f"{name}: measured here, on {machine}", *cells])
+    return table(heads, lines)
+
+
+# ---- Attention with positions beside attention without: all candidates of a length in turns.
+
 
 OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
 FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most
@@ -57,7 +387,7 @@ def benchmark(args: argparse.Namespace) -> None:
     words = machine(device, args.threads)
     where = {"machine": words.split(";")[0].replace(",", ""), "torch": torch.__version__}
     if device.type == "cpu":
-        where["instructions"] = in_words()
+        where["instructions"] = instruction_sets_in_use()
         words = f"{words}; {where['instructions']}"
     print(words, flush=True)
     run, settings = AttentionRun(args, where, RowLog(args.csv, args.resume)), settings_of(args)
@@ -150,7 +480,7 @@ def candidates_of(run: AttentionRun, setting: AttentionSetting) -> list[Candidat
 
 def _formula_elements(name: str, setting: AttentionSetting) -> int:
     """Return the elements of the formula's largest tensor."""
-    trilinear = any(member.replaces_content for member in parse_hybrid(name))
+    trilinear = any(member.replaces_qk for member in parse_hybrid(name))
     return setting.batch * setting.heads * setting.length**2 * setting.head_dim**trilinear
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from relpos_fairseq.benchmarks.scheme_table import small_call
-from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend
+from relpos_fairseq.benchmarks.workload import PLAIN, scheme_and_backend
+from relpos_fairseq.scheme_table import small_call
 from relpos_fairseq.schemes import scheme_names
 
 # The fields of `PositionTerms` that decide how much there is to compute, dearest first.

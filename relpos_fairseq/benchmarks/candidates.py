@@ -1,15 +1,29 @@
-"""Ways to attend that are timed side by side, and what is timed of them."""
+"""Wrap each way to attend as a candidate: no positions, a position scheme, FlexAttention, a BERT layer around one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from relpos_fairseq.benchmarks.settings import AttentionSetting, draw, draw_heads
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.attention.api import choose
+from relpos_fairseq.attention.reference import GatheredProducts, static_logits
+from relpos_fairseq.benchmarks.workload import AttentionSetting, draw, draw_heads, label_of, takes_clip
+from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.placement import DecodingTerms, Placement, decay_of
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Clipped, DistanceRelation
+from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.terms import PositionTerms
+
+# ---- Ways to attend that are timed side by side, and what is timed of them.
+
 
 BASELINE, NAIVE = "no positions", "naive"
 DECODED = 8  # sentences that a step of decoding continues, at least
@@ -112,3 +126,268 @@ def runner(candidate: Candidate, mode: str) -> Callable[[], object]:
         torch.autograd.grad(candidate(*leaves), wanted, upstream, allow_unused=True)
 
     return train
+
+
+# ---- A position scheme as a candidate: attention as the plugin's modules call it.
+
+
+class SchemeCandidate(Candidate):
+    """A position scheme, by a backend.
+
+    `reference` is the papers' formula, with a (T, S) matrix a head; `dtype` is the setting's, or
+    another that its rounded parameters are given in.
+    """
+
+    def __init__(
+        self, name: str, setting: AttentionSetting, backend: str = "auto", dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(label_of(name, NAIVE if backend == "reference" else backend), setting)
+        self.name, self.backend, self.dtype = name, backend, dtype
+        shape = AttentionShape(
+            setting.embed_dim, setting.heads, max(setting.length, 2), causal=setting.causal, seed_name="benchmark"
+        )
+        self.stack = Placement(resolve(_flags(name, setting), shape, "translation"))
+        self.layer = self.stack.layer_schemes(0)
+        for number, parameter in enumerate(self.parameters()):
+            _stir(parameter, number)
+        for module in (self.stack, self.layer):
+            module.to(setting.device, setting.dtype).to(dtype=dtype or setting.dtype)
+        # As all layers of a forward pass share it.
+        self.positions = Positions(setting.length, setting.length, device=setting.device)
+
+    @cached_property
+    def source(self) -> Tensor:
+        """Return an input of the layer (S, B, E), for schemes that read it."""
+        size = (self.setting.length, self.setting.batch, self.setting.embed_dim)
+        source = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        return source.to(self.setting.device, next(iter(self.parameters()), source).dtype)
+
+    def parameters(self) -> list[Tensor]:
+        both = [*self.stack.parameters(), *self.layer.parameters()]
+        return list({id(part): part for part in both if part.requires_grad}.values())
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        """Return the call of a whole sequence, its terms formed anew."""
+        context = self.stack.context(self.positions)
+        own = self.layer.evaluate(self.positions).terms + self.layer.gated(self.source)
+        terms = context.shared + own
+        made = AttentionInputs(q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal)
+        if context.rotation is None:
+            return made
+        scheme, prepared = context.rotation
+        turned = scheme.transform_query(q, prepared, 0), scheme.transform_key(k, prepared, 0)
+        if any(term.uses_unrotated_qk for term in terms):
+            return replace(made, content_q=turned[0], content_k=turned[1])
+        return replace(made, q=turned[0], k=turned[1])
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(self.call(q, k, v), self.backend)[0]
+
+    @property
+    def chosen(self) -> str:
+        """The backend that evaluates a whole sequence."""
+        if self.backend != "auto":
+            return self.backend
+        with torch.no_grad():
+            return choose(self.call(*self.inputs()))
+
+    def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+        """Return a step as the plugin makes it: terms, the new key into the cache, attention.
+
+        The last of the keys is new at every step.
+        """
+        if not self.setting.causal:  # what an encoder alone has, as TUPE's reset, no step meets
+            there = replace(self.setting, causal=True)
+            return SchemeCandidate(self.name, there, self.backend, self.dtype).decoder(q, k, v)
+        # A step needs the plugin's modules, hence fairseq; whole sequences need torch alone.
+        from relpos_fairseq.modules.decoding_cache import DecodingCache
+
+        length = k.size(2)
+        positions = Positions(1, length, length - 1, device=q.device)
+        cache = DecodingCache()
+        with torch.no_grad():
+            context = self.stack.context(positions, DecodingTerms())
+
+        def advance(first: int) -> AttentionInputs:
+            cache.length = first
+            terms = context.shared + cache.position.evaluate(self.layer, positions).terms
+            new = {"key": k[:, :, first:], "content_key": None, "value": v[:, :, first:]}
+            query, content_q = q, None
+            if context.rotation is not None:
+                scheme, prepared = context.rotation
+                turned = scheme.transform_key(new["key"], prepared, first)
+                if any(term.uses_unrotated_qk for term in terms):
+                    new["content_key"] = turned
+                    content_q = scheme.transform_query(q, prepared, length - 1)
+                else:
+                    new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
+            new["log_gates"] = self.layer.log_gates(self.source[first:length])
+            kept, scale = cache.append(new, None), self.stack.plan.scale
+            terms += decay_of(kept["log_gates"])
+            tables = cache.tables(terms, positions, query, scale)
+            inputs = AttentionInputs(query, kept["key"], kept["value"], terms, positions, scale, causal=True)
+            return replace(
+                inputs,
+                content_q=content_q,
+                content_k=kept["content_key"],
+                clipped_key_products=cache.clipped_key_products(tables, kept["key"]),
+                step_tables=tables,
+            )
+
+        with torch.no_grad():
+            advance(0)
+        return lambda: attend(advance(length - 1), self.backend)[0]
+
+    def table_mebibytes(self) -> float:
+        """Return the MiB of the tables that the scheme's terms hold."""
+        q, k, v = self.inputs()
+        with torch.no_grad():
+            terms = self.call(q, k, v).terms
+        tables: dict[int, Tensor] = {}
+        for term in terms:
+            values = [getattr(term, part.name) for part in fields(term)]
+            values += term.static_factors or ()
+            tables |= {id(value): value for value in values if isinstance(value, Tensor)}
+        return sum(part.numel() * part.element_size() for part in tables.values()) / 2**20
+
+
+def _flags(name: str, setting: AttentionSetting) -> PositionConfig:
+    """Return the scheme's flags: the setting's clip distance where it takes one."""
+    flags = {"position_scheme": name}
+    if takes_clip(name):
+        flags["position_clip_distance"] = str(setting.clip)
+    return PositionConfig(**flags)
+
+
+def _stir(parameter: Tensor, number: int) -> None:
+    """Move a parameter off its neutral start, where a wrong row of a table would not be seen."""
+    generator = torch.Generator().manual_seed(number)
+    noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+    with torch.no_grad():
+        parameter.copy_(torch.where(parameter == 0, noise, parameter * noise.exp()))
+
+
+# ---- The same terms by torch's FlexAttention, where a score_mod can express them.
+# A score_mod sees one logit at a time, and tensors that were captured: a table of scalars becomes a
+# vector over distances, q.a_r a tensor (B, H, T, R) formed beforehand by a product, a bias without a
+# structure in distance a (T, S) matrix.  It can neither replace q.k (m3) nor reach the values (Shaw).
+
+
+Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+VARIANTS = 512  # compiled versions that are kept: one a scheme and shape
+
+
+class Flex(SchemeCandidate):
+    """A position scheme by FlexAttention."""
+
+    def __init__(self, name: str, setting: AttentionSetting) -> None:
+        super().__init__(name, setting)
+        self.label = f"{name}, FlexAttention"
+        torch._dynamo.config.recompile_limit = VARIANTS
+        torch._dynamo.config.accumulated_recompile_limit = VARIANTS
+        self.compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        self.block_mask = None
+        if setting.causal:
+            self.block_mask = create_block_mask(
+                lambda batch, head, query, key: query >= key,
+                None,
+                None,
+                setting.length,
+                setting.length,
+                device=setting.device.type,
+            )
+
+    def refusal(self, mode: str) -> str | None:
+        with torch.no_grad():
+            terms = self.call(*self.inputs()).terms
+        for term in terms:
+            if term.trilinear is not None:
+                return "a score_mod cannot replace q.k"
+            if term.value_vectors is not None:
+                return "a score_mod cannot reach the values"
+            if term.contextual is not None:
+                return "a score_mod sees one logit, not a row"
+        if mode in ("train", "memory") and self.setting.device.type == "cpu":
+            return "it has no backward pass on a CPU"
+        return "only whole sequences are compared" if mode == "decode" else None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        made = self.call(q, k, v)
+        content_q, content_k = (made.content_q, made.content_k) if made.rotated else (made.q, made.k)
+        return self.compiled(
+            content_q, content_k, v, score_mod=score_mod(made), block_mask=self.block_mask, scale=made.scale
+        )
+
+
+def score_mod(inputs: AttentionInputs) -> Mod | None:
+    """What the terms of a call do to one logit; None where they do nothing."""
+    mods: list[Mod] = []
+    for term in inputs.terms:
+        if term.gate is not None:
+            mods.append(_over_distances(term.gate, term, inputs, torch.mul))
+        if term.product:
+            mods.append(_by_row(inputs.q, term.query_vectors, term, torch.mul))
+            mods.append(_by_column(inputs.k, term.key_vectors, term, torch.mul))
+    for term in inputs.terms:
+        mods += _added(term, inputs)
+    return _in_turn(mods) if mods else None
+
+
+def _added(term: PositionTerms, inputs: AttentionInputs) -> list[Mod]:
+    mods: list[Mod] = []
+    if term.content_offset is not None:
+        offset = (inputs.k @ term.content_offset[..., None]).squeeze(-1) * inputs.scale  # (B, H, S)
+        mods.append(lambda score, b, h, i, j: score + offset[b, h, j])
+    if term.product or not term.adds_to_logits:
+        return mods
+    whole = (term.static_factors, term.decay, term.reset)
+    if any(part is not None for part in whole):
+        bias = static_logits(term, GatheredProducts(inputs)).to(inputs.q.dtype)  # (B|1, H|1, T, S)
+        bias = bias.expand(*inputs.q.shape[:2], -1, -1)
+        return [*mods, lambda score, b, h, i, j: score + bias[b, h, i, j]]
+    if term.query_vectors is not None:
+        query = inputs.q
+        if term.query_offset is not None:
+            query = query + term.query_offset[:, None]
+        mods.append(_by_row(query * inputs.scale, term.query_vectors, term, torch.add))
+    if term.key_vectors is not None:
+        mods.append(_by_column(inputs.k * inputs.scale, term.key_vectors, term, torch.add))
+    if term.static is not None:
+        mods.append(_over_distances(term.static, term, inputs, torch.add))
+    return mods
+
+
+def _in_turn(mods: list[Mod]) -> Mod:
+    first, *rest = mods
+    if not rest:
+        return first
+    then = _in_turn(rest)
+    return lambda score, b, h, i, j: then(first(score, b, h, i, j), b, h, i, j)
+
+
+def _over_distances(table: Tensor, term: PositionTerms, inputs: AttentionInputs, join: Callable) -> Mod:
+    """A table of scalars (H|1, R) as a vector over all distances that occur."""
+    positions = inputs.positions
+    low, high = positions.lowest_distance, positions.highest_distance
+    vector = table[:, term.relation.window(low, high, table.device)].to(inputs.q.dtype)
+    vector = vector.expand(inputs.q.size(1), -1)
+    return lambda score, b, h, i, j: join(score, vector[h, j - i - low])
+
+
+def _by_row(query: Tensor, table: Tensor, term: PositionTerms, join: Callable) -> Mod:
+    """q.a_r, read at a query's row."""
+    found, column = query @ table.to(query.dtype).transpose(-1, -2), _column_of(term.relation)
+    return lambda score, b, h, i, j: join(score, found[b, h, i, column(j - i)])
+
+
+def _by_column(key: Tensor, table: Tensor, term: PositionTerms, join: Callable) -> Mod:
+    """k.b_r, read at a key's row."""
+    found, column = key @ table.to(key.dtype).transpose(-1, -2), _column_of(term.relation)
+    return lambda score, b, h, i, j: join(score, found[b, h, j, column(j - i)])
+
+
+def _column_of(relation: DistanceRelation) -> Callable[[Tensor], Tensor]:
+    if isinstance(relation, Clipped):
+        past, future = relation.past, relation.future
+        return lambda distance: torch.clamp(distance, -past, future) + past
+    return relation.of_distance

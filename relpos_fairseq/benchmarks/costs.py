@@ -1,34 +1,98 @@
-"""The papers' tables of costs beside ours: BERT with every position scheme."""
+"""Measure what every position scheme adds to BERT: parameters, time, memory, rows that fit."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from relpos_fairseq.benchmarks.checks import check_least, lengths_of, prepare_run, set_labels
-from relpos_fairseq.benchmarks.fitting import count_rows
 from relpos_fairseq.benchmarks.masked_lm import (
     MaskedLMSetting,
-    inference,
+    count_parameters,
     masked_lm,
-    parameters,
+    masked_lm_inference,
+    masked_lm_training_step,
     sizes_of,
-    training_step,
+)
+from relpos_fairseq.benchmarks.measurement import (
+    RowLog,
+    add_times,
+    machine,
+    peak_mebibytes,
+    progress,
+    table,
+    time_cell,
+    versions,
+    write_section,
 )
 from relpos_fairseq.benchmarks.published import IN_WORDS, PARAMETERS, TIME, ModelSizes
-from relpos_fairseq.benchmarks.report import machine, progress, table, time_cell, versions, write_section
-from relpos_fairseq.benchmarks.rows import RowLog, add_times
-from relpos_fairseq.benchmarks.settings import PLAIN, scheme_and_backend, setting_of
-from relpos_fairseq.benchmarks.timing import peak_mebibytes
+from relpos_fairseq.benchmarks.workload import (
+    PLAIN,
+    check_least,
+    lengths_of,
+    prepare_run,
+    scheme_and_backend,
+    set_labels,
+    setting_of,
+)
 from relpos_fairseq.schemes import DEFAULT
+
+# ---- How many rows of a training step a memory holds (000, section 3.6), found by search.
+
+
+def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict) -> None:
+    """Add to a log how many rows a training step holds in `limit` MiB."""
+    column = where | {"column": f"rows in {limit} MiB, {what.length}"}
+    with progress(len(labels), column["column"]) as bar:
+        for scheme in labels:
+            if log.lacks(column, [scheme]):
+                own = weights(scheme, what)
+
+                def needed(rows: int, scheme=scheme, own=own) -> float:
+                    step = masked_lm_training_step(scheme, replace(what, batch=rows))
+                    return own + peak_mebibytes(step, what.device)
+
+                log.add(column, [{"name": scheme, "rows": most_rows(needed, limit)}])
+            bar.update()
+
+
+def weights(scheme: str, what: MaskedLMSetting) -> float:
+    """Return MiB of weights, gradients and Adam's two moments."""
+    return 4 * count_parameters(masked_lm(scheme, what)) * what.dtype.itemsize / 2**20
+
+
+def most_rows(needed: Callable[[int], float], limit: float, most: int = 1 << 16) -> int:
+    """Return the largest number of rows that needs no more than `limit` MiB, found by bisection.
+
+    Out of memory counts as too much; the search ends at `most`.
+    """
+
+    def fits(rows: int) -> bool:
+        try:
+            return needed(rows) <= limit
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return False
+
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# ---- The papers' tables of costs beside ours: BERT with every position scheme.
+
 
 BASELINE = DEFAULT["masked_lm"]  # BERT's own positions
 BERT_WORDS, BERT_POSITIONS = 30522, 512
-MODES = {"train": training_step, "inference": inference}
+MODES = {"train": masked_lm_training_step, "inference": masked_lm_inference}
 TOGETHER = 6  # models in memory beside the baseline
 
 
@@ -39,7 +103,7 @@ def benchmark(args: argparse.Namespace) -> None:
     print(head, flush=True)
     words = describe(args, head)
     log, where = RowLog(args.csv, args.resume), {"setting": words}
-    count_parameters(args, log, where)
+    add_parameter_rows(args, log, where)
     measure(args, log, where)
     for length in args.lengths if args.fit else ():
         count_rows(args.labels, step_of(args, length), args.fit, log, where)
@@ -70,17 +134,17 @@ def step_of(args: argparse.Namespace, length: int) -> MaskedLMSetting:
     return setting_of(MaskedLMSetting, args, size=args.model, positions=most, length=length)
 
 
-def count_parameters(args: argparse.Namespace, log: RowLog, where: dict) -> None:
+def add_parameter_rows(args: argparse.Namespace, log: RowLog, where: dict) -> None:
     """Add what positions add to the whole model's parameters, a row a scheme."""
     column = where | {"column": "parameters"}
     if not log.lacks(column, args.schemes):
         return
     whole = replace(step_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
     whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
-    without = parameters(masked_lm(PLAIN, whole))
+    without = count_parameters(masked_lm(PLAIN, whole))
     with progress(len(args.schemes), "parameters") as bar:
         for scheme in args.schemes:
-            added = parameters(masked_lm(scheme, whole)) - without
+            added = count_parameters(masked_lm(scheme, whole)) - without
             log.add(column, [{"name": scheme, "parameters": added, "without": without}])
             bar.update()
 
@@ -97,7 +161,7 @@ def measure(args: argparse.Namespace, log: RowLog, where: dict) -> None:
         with progress(len(names), f"memory {length}") as bar:
             for scheme in names:
                 if log.lacks(column, [scheme]):
-                    peak = peak_mebibytes(training_step(scheme, what), what.device)
+                    peak = peak_mebibytes(masked_lm_training_step(scheme, what), what.device)
                     log.add(column, [{"name": scheme, "MiB": peak}])
                 bar.update()
 

@@ -9,10 +9,8 @@ from functools import partial
 
 import torch
 
-from relpos_fairseq.benchmarks.checks import check_least
-from relpos_fairseq.data.streams.plan import StreamPlan, read_block
-from relpos_fairseq.engine.files import write_json
-from relpos_fairseq.engine.progress import progress
+from relpos_fairseq.benchmarks.workload import check_least
+from relpos_fairseq.data.streams.dataset import StreamPlan, read_block
 from relpos_fairseq.evaluation.language_model import (
     Score,
     Subject,
@@ -23,6 +21,8 @@ from relpos_fairseq.evaluation.language_model import (
     score_with_windows,
     show,
 )
+from relpos_fairseq.io.files import write_json
+from relpos_fairseq.io.progress import progress
 
 WARM_UP = 2  # updates that are not timed
 HEADERS = ("model", "method", "context", "predictions", "tokens/s", "ratio", "perplexity", "bits")

@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from relpos_fairseq.benchmarks.settings import scheme_and_backend, takes_clip
-from relpos_fairseq.benchmarks.translation import make_optimizer
-from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
+from relpos_fairseq.benchmarks.whole_models import make_optimizer
+from relpos_fairseq.benchmarks.workload import scheme_and_backend, takes_clip
+from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import SIZES, RelPosRobertaModel
 from relpos_fairseq.optim.adam import RelPosAdam
 
@@ -62,7 +62,7 @@ def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
     return RelPosRobertaModel.build_model(config, task).to(setting.device, setting.dtype)
 
 
-def parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Count all parameters, shared ones once."""
     return sum(part.numel() for part in model.parameters())
 
@@ -77,7 +77,7 @@ def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
     return tokens.to(setting.device), masked.to(setting.device)
 
 
-def training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
+def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
     """Return a step: forward, loss of the masked tokens, backward, `relpos_adam`."""
     model = masked_lm(name, setting).train()
     optimizer = make_optimizer(RelPosAdam, model)
@@ -95,7 +95,7 @@ def training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
     return step
 
 
-def inference(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
+def masked_lm_inference(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
     """Return a forward pass to the features of every token."""
     model = masked_lm(name, setting).eval()
     tokens, _ = _text(setting)

@@ -9,23 +9,46 @@ from pathlib import Path
 
 import torch
 
-from relpos_fairseq.benchmarks import encoder_layers
+from relpos_fairseq.benchmarks import layers
 from relpos_fairseq.benchmarks.bar import model_target
-from relpos_fairseq.benchmarks.checks import check_least, chosen_of, lengths_of, prepare_run, set_labels
-from relpos_fairseq.benchmarks.drawing import check_plot, draw_bars
-from relpos_fairseq.benchmarks.encoder_layers import FairseqLayer, LayerSetting, OurLayer, layer_runner
-from relpos_fairseq.benchmarks.masked_lm import parameters
-from relpos_fairseq.benchmarks.peers import PACKAGES, PEERS
-from relpos_fairseq.benchmarks.report import HOW, machine, table, time_cell, verdict, versions, write_section
-from relpos_fairseq.benchmarks.rows import RowLog, add_times, timed_rows
-from relpos_fairseq.benchmarks.settings import in_attention, setting_of
-from relpos_fairseq.benchmarks.timing import peak_mebibytes
-from relpos_fairseq.benchmarks.translation import FAIRSEQ, GAINS, TranslationSetting, generation, training_step
+from relpos_fairseq.benchmarks.layers import PACKAGES, PEERS, FairseqLayer, LayerSetting, OurLayer, layer_runner
+from relpos_fairseq.benchmarks.masked_lm import count_parameters
+from relpos_fairseq.benchmarks.measurement import (
+    HOW,
+    RowLog,
+    add_times,
+    check_plot,
+    draw_bars,
+    machine,
+    peak_mebibytes,
+    table,
+    time_cell,
+    timed_rows,
+    verdict,
+    versions,
+    write_section,
+)
+from relpos_fairseq.benchmarks.whole_models import (
+    FAIRSEQ,
+    GAINS,
+    TranslationSetting,
+    generation,
+    translation_training_step,
+)
+from relpos_fairseq.benchmarks.workload import (
+    check_least,
+    chosen_of,
+    in_attention,
+    lengths_of,
+    prepare_run,
+    set_labels,
+    setting_of,
+)
 
 TOGETHER = 5  # models in memory beside the baseline: base ones take a gigabyte each
 PARTS = {"translation": ("train", "generate"), "layers": ("train", "forward", "memory")}
 MODES = ("train", "generate", "forward", "memory")
-BASELINES = {"translation": FAIRSEQ, "layers": encoder_layers.BASELINE}
+BASELINES = {"translation": FAIRSEQ, "layers": layers.BASELINE}
 
 
 def benchmark(args: argparse.Namespace) -> None:
@@ -45,7 +68,7 @@ def benchmark(args: argparse.Namespace) -> None:
         texts[part] = f"{words}\n\n{part_table(rows, part, args.clip if args.bar else None)}"
         print(f"\n{texts[part]}\n", flush=True)
     if args.plot:
-        picture(args.plot, found, head)
+        plot_ratios(args.plot, found, head)
     if args.write:
         for part, text in texts.items():
             batch = f"size {args.size} {args.rows} x {args.length}"
@@ -84,7 +107,7 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
 def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> None:
     """Add rows of whole models; the baseline is timed again with each handful of others."""
     setting = setting_of(TranslationSetting, args)
-    makers = {"train": training_step, "generate": generation}
+    makers = {"train": translation_training_step, "generate": generation}
     for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
         labels = [*(GAINS if mode == "train" else ()), *args.labels]
         make = partial(makers[mode], setting=setting)
@@ -97,9 +120,9 @@ def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> N
 def layer_makers(args: argparse.Namespace) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
     """Return by name what builds a layer, and whether it takes (T, B, E)."""
     names = [label for label in args.labels if in_attention(label.split(", ")[0])]
-    names = dict.fromkeys([encoder_layers.BASELINE, *names])
+    names = dict.fromkeys([layers.BASELINE, *names])
     ours = {name: (lambda setting, name=name: OurLayer(name, setting), True) for name in names}
-    baseline = {encoder_layers.BASELINE: ours.pop(encoder_layers.BASELINE)}
+    baseline = {layers.BASELINE: ours.pop(layers.BASELINE)}
     fairseqs = {FAIRSEQ: (FairseqLayer, True)} if FAIRSEQ in args.peers else {}
     device = torch.device(args.device)
     peers = {
@@ -134,9 +157,9 @@ def layer_rows(args: argparse.Namespace, setting: LayerSetting, built: dict[str,
     }
     if mode == "memory":
         return [{"name": n, "MiB": peak_mebibytes(run, setting.device)} for n, run in runs.items()]
-    baseline, column = encoder_layers.BASELINE, f"{mode} {setting.length}"
+    baseline, column = layers.BASELINE, f"{mode} {setting.length}"
     timed = timed_rows(column, baseline, runs, setting.device, args.rounds, args.seconds)
-    return [{**row, "parameters": parameters(built[row["name"]][0])} for row in timed]
+    return [{**row, "parameters": count_parameters(built[row["name"]][0])} for row in timed]
 
 
 # --- the report ----------------------------------------------------------------------------------
@@ -191,7 +214,7 @@ def describe(part: str, args: argparse.Namespace, head: str) -> str:
     )
 
 
-def picture(path: Path, rows: dict[str, list[dict]], head: str) -> None:
+def plot_ratios(path: Path, rows: dict[str, list[dict]], head: str) -> None:
     """Draw all ratios."""
     panels: dict[str, dict[str, float]] = {}
     for part, found in rows.items():

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
-from relpos_fairseq.engine.files import open_text_out, write_json
-from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.engine.pool import ordered_map
-from relpos_fairseq.engine.tables import table
-from relpos_fairseq.preparation.wmt.local import find, parallel_files
-from relpos_fairseq.preparation.wmt.settings import WmtSettings
-from relpos_fairseq.preparation.wmt.stages import WmtPreparation
+from relpos_fairseq.io.files import open_text_out, write_json
+from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.progress import table
+from relpos_fairseq.preparation.parallel_text import find_parallel_file, parallel_files
+from relpos_fairseq.preparation.settings import WmtSettings
+from relpos_fairseq.preparation.wmt import WmtPreparation
 
 REPLACED, COMPOUNDED = 0.15, 0.01  # shares of a copy's words
 INTERVAL = 0.1  # seconds between two looks at memory
@@ -143,7 +143,7 @@ def usual(folder: Path, languages: tuple[str, str], codes: Path, pairs: int, out
         for language in languages:
             normaliser, tokeniser = MosesPunctNormalizer(lang=language), MosesTokenizer(language)
             with open_text_out(out / f"tokens.{language}") as file:
-                for line in islice(read_lines(find(folder, "train", language)), pairs):
+                for line in islice(read_lines(find_parallel_file(folder, "train", language)), pairs):
                     line = normaliser.normalize(line)
                     tokens = tokeniser.tokenize(line, aggressive_dash_splits=True, return_str=True)
                     file.write(f"{tokens}\n")

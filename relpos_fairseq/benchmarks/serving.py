@@ -21,13 +21,13 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from relpos_fairseq.engine.errors import ToolError
-from relpos_fairseq.engine.tables import table
 from relpos_fairseq.export import ct2
-from relpos_fairseq.export.engines import open_translator
-from relpos_fairseq.export.sentences import load_translation
+from relpos_fairseq.export.ct2 import load_translation
+from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import loading
 from relpos_fairseq.inference.translator import Batching, Search, batches
+from relpos_fairseq.io.errors import ToolError
+from relpos_fairseq.io.progress import table
 
 PACKAGE = Path(__file__).resolve().parent.parent
 TIMED = re.compile(r"Translated .*?\(([\d.]+) sentences/s")

@@ -72,9 +72,9 @@ class BenchmarkAttention(Timing):
 
     def run(self, argv: Sequence[str]) -> int | None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        from relpos_fairseq.benchmarks.instructions import run_with
+        from relpos_fairseq.benchmarks.workload import run_under_instruction_set
 
-        status = run_with(self.isa, "benchmark attention", argv)
+        status = run_under_instruction_set(self.isa, "benchmark attention", argv)
         if status is not None:
             return status
         from relpos_fairseq.benchmarks.attention import benchmark

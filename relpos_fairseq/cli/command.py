@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from relpos_fairseq.engine.command import AGAIN
+from relpos_fairseq.io.command import AGAIN
 
 COMMANDS: dict[str, type] = {}  # the commands of the files that were imported, by their words
 

@@ -43,19 +43,19 @@ class Compare:
     def run(self, argv: Sequence[str]) -> int:
         given = vars(self).copy()
         action, executor = given.pop("action"), given.pop("executor")
-        from relpos_fairseq.comparison.runs import Comparison, Options, status
+        from relpos_fairseq.comparison.scheduling import Comparison, Options, status
 
         comparison = Comparison.of(Options(**given))
         if action == "status":
             return status(comparison)
         if action == "report":
-            from relpos_fairseq.comparison.report import write_report
+            from relpos_fairseq.comparison.reporting import write_report
 
             return write_report(comparison)
         if executor == "slurm":
-            from relpos_fairseq.comparison.slurm import submit
+            from relpos_fairseq.comparison.scheduling import run_jobs
 
-            return submit(comparison, executor)
+            return run_jobs(comparison, executor)
         return comparison.run()
 
 
@@ -107,14 +107,14 @@ class Plot:
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
         if self.curves:
-            from relpos_fairseq.pictures.curves import draw_curves
+            from relpos_fairseq.plots.results import draw_curves
 
             return draw_curves(self.curves, self.measure, self.out)
         if self.scores:
-            from relpos_fairseq.pictures.bars import draw_bars
+            from relpos_fairseq.plots.results import draw_score_bars
 
-            return draw_bars(self.scores, self.on.split(","), self.out)
-        from relpos_fairseq.pictures.checkpoint import draw_checkpoint
+            return draw_score_bars(self.scores, self.on.split(","), self.out)
+        from relpos_fairseq.plots.checkpoint import draw_checkpoint
 
         draw_checkpoint(self)
 
@@ -137,7 +137,7 @@ class Theorems:
     seed: int = option(1, "of the random matrices (default: %(default)s)")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.pictures.theorems import Sizes, report
+        from relpos_fairseq.plots.theorems import Sizes, report
 
         print(report(Sizes(self.width, self.head_dim, self.rank, self.length), self.seed))
 
@@ -152,7 +152,7 @@ class Schemes:
     write: Path | None = option(None, "renew the table in FILE", metavar="FILE")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.benchmarks.scheme_table import markdown, renew
+        from relpos_fairseq.scheme_table import markdown, renew
 
         if self.write is None:
             print(markdown())

@@ -66,8 +66,7 @@ class Convert(Positions):
     seed: int = option(1, "of new tables and random input (%(default)s)")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.conversion.job import Job
-        from relpos_fairseq.conversion.on_disk import convert_on_disk
+        from relpos_fairseq.conversion.job import Job, convert_on_disk
 
         if self.positions is not None and self.positions < 2:
             raise ValueError(f"--positions must be >= 2, got {self.positions}")
@@ -186,16 +185,17 @@ class ExportTransformers:
     head: str | None = option(None, "which head goes along, of several")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.export.extras import require
+        from relpos_fairseq.export.optional_imports import require
 
         for package in ("transformers", "safetensors"):
             require(package, "transformers")
-        from relpos_fairseq.export import transformers_decoders, transformers_folder
+        from relpos_fairseq.export import transformers_folder
+        from relpos_fairseq.export import transformers_folder as transformers_decoders
 
         if transformers_decoders.generates(self.checkpoint):
             if self.head:
                 raise ValueError(f"--head {self.head}: only a RoBERTa has heads: leave it out")
-            done = transformers_decoders.export(self.checkpoint, self.out, self.data)
+            done = transformers_decoders.export_generating(self.checkpoint, self.out, self.data)
         else:
-            done = transformers_folder.export(self.checkpoint, self.out, self.data, self.head)
+            done = transformers_folder.export_roberta(self.checkpoint, self.out, self.data, self.head)
         print(f"wrote {self.out}: {done.line()}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relpos_fairseq.cli.command import argument, command, flag, numbers, option, parse, required
-from relpos_fairseq.engine.command import CONTINUE
+from relpos_fairseq.io.command import CONTINUE
 
 TRAINED = "as in training (default: the checkpoint's)"
 TRIALS = "; several are trials, whose median is reported"
@@ -77,7 +77,7 @@ class EvaluateLm:
     rows: int = option(4, "rows or windows evaluated together (%(default)s)")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.evaluation.dynamic import Dynamic
+        from relpos_fairseq.evaluation.language_model import Dynamic
         from relpos_fairseq.evaluation.perplexity import Reading, compare
 
         for name, needs in (("decay", "dynamic RATE"), ("rms", "dynamic RATE"), ("epsilon", "rms N")):
@@ -197,7 +197,7 @@ class EvaluateXtreme(Questions):
     force: bool = flag("repeat what is done")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.evaluation.xtreme.languages import Options, evaluate
+        from relpos_fairseq.evaluation.xtreme import Options, evaluate
 
         evaluate(Options(**vars(self), answering=self.answering()))
 
@@ -234,9 +234,9 @@ class FinetuneGlue(Training):
     keep_models: bool = flag("keep each run's model")
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.glue.finetuning import Options, finetune
+        from relpos_fairseq.comparison.finetuning import GlueOptions, finetune_glue
 
-        return finetune(Options(**vars(self)))
+        return finetune_glue(GlueOptions(**vars(self)))
 
 
 @command(
@@ -264,6 +264,6 @@ class FinetuneXtreme(Questions, Training):
     )
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.xtreme.finetuning import Options, finetune
+        from relpos_fairseq.comparison.finetuning import XtremeOptions, finetune_xtreme
 
-        return finetune(Options(**vars(self), answering=self.answering()))
+        return finetune_xtreme(XtremeOptions(**vars(self), answering=self.answering()))

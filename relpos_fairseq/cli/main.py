@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from relpos_fairseq.cli import command
-from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.io.command import run_command
 
 # Subcommands in the order of the overview: the file that declares them, the first word of a group, the names in it.
 GROUPS = (

@@ -6,23 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relpos_fairseq.cli.command import argument, command, flag, option, required
-from relpos_fairseq.data.question_answering.reading import BAD_ANSWER
-from relpos_fairseq.data.tokenizers import KINDS
-from relpos_fairseq.engine.command import CONTINUE
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.preparation.glue.settings import check as check_glue
-from relpos_fairseq.preparation.lm.corpora import CORPORA
-from relpos_fairseq.preparation.lm.settings import DOCUMENTS, LEVELS, MODEL_TYPES
-from relpos_fairseq.preparation.mlm.settings import HOLD_OUT, PACKING
-from relpos_fairseq.preparation.mlm.settings import check as check_mlm
-from relpos_fairseq.preparation.wmt.settings import (
+from relpos_fairseq.data.squad import BAD_ANSWER
+from relpos_fairseq.io.command import CONTINUE
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.preparation.corpora import CORPORA
+from relpos_fairseq.preparation.settings import (
     DEFAULT_TESTS,
     DEFAULT_YEAR,
+    DOCUMENTS,
+    HOLD_OUT,
+    LEVELS,
+    MODEL_TYPES,
+    PACKING,
     SENTENCEPIECE,
     SUBWORD_NMT,
     Limits,
     WmtSettings,
 )
+from relpos_fairseq.preparation.settings import check_glue as check_glue
+from relpos_fairseq.preparation.settings import check_mlm as check_mlm
+from relpos_fairseq.text import KINDS
 
 TEXT = "text (plain, .gz, .bz2 or .xz)"
 
@@ -105,7 +108,7 @@ class PrepareWmt:
     dry_run: bool = flag("print sources, sizes and disk needed; do nothing")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.preparation.wmt.stages import WmtPreparation
+        from relpos_fairseq.preparation.wmt import WmtPreparation
 
         preparation = WmtPreparation(self.settings())
         preparation.announce()
@@ -117,25 +120,25 @@ class PrepareWmt:
         """Check the options and return them as settings.
 
         Raises:
-            PreparationError: Options that do not go together, or a pair that is none.
+            UserError: Options that do not go together, or a pair that is none.
         """
         *years, pair = self.pair
         languages = pair.split("-")
         if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
-            raise PreparationError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(self.pair)}")
+            raise UserError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(self.pair)}")
         if self.shard and self.merge:
-            raise PreparationError("--shard makes one part, --merge joins all: give one of them")
+            raise UserError("--shard makes one part, --merge joins all: give one of them")
         if self.model_type and self.bpe != SENTENCEPIECE:
-            raise PreparationError(f"--model-type {self.model_type} goes with --bpe sentencepiece, not with {self.bpe}")
+            raise UserError(f"--model-type {self.model_type} goes with --bpe sentencepiece, not with {self.bpe}")
         if not self.max_ratio >= 1:  # nan is not
-            raise PreparationError(f"--max-ratio must be >= 1, got {self.max_ratio}")
+            raise UserError(f"--max-ratio must be >= 1, got {self.max_ratio}")
         other = languages[1] if languages[0] == "en" else languages[0]
         year = years[0] if years else ("" if self.from_dir else DEFAULT_YEAR.get(other, ""))
         if not year and not self.from_dir:
-            raise PreparationError(f"no training set is known for {pair}: give yours with --from-dir")
+            raise UserError(f"no training set is known for {pair}: give yours with --from-dir")
         out = (self.out or Path("data", ".".join(filter(None, (year, pair))))).absolute()
         if "," in str(out):
-            raise PreparationError(f"--out must have no comma, at which fairseq-preprocess ends a path; got {out}")
+            raise UserError(f"--out must have no comma, at which fairseq-preprocess ends a path; got {out}")
         same = ("from_dir", "czeng", "sample", "seed", "bpe", "vocab_size", "learn_lines", "workers")
         return WmtSettings(
             year=year,
@@ -203,7 +206,7 @@ class PrepareLm:
     force: bool = flag("make everything again", group="result")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.preparation.lm.stages import LmPreparation
+        from relpos_fairseq.preparation.lm import LmPreparation
 
         LmPreparation(self).run(["relpos prepare lm", *argv], self.force)
 
@@ -258,7 +261,7 @@ class PrepareMlm:
     def run(self, argv: Sequence[str]) -> None:
         check_mlm(self)
 
-        from relpos_fairseq.preparation.mlm.stages import MlmPreparation
+        from relpos_fairseq.preparation.mlm import MlmPreparation
 
         MlmPreparation(self).run(["relpos prepare mlm", *argv], self.force)
 
@@ -303,12 +306,12 @@ class PrepareGlue:
     def run(self, argv: Sequence[str]) -> None:
         check_glue(self)
 
-        from relpos_fairseq.preparation.glue import stages
+        from relpos_fairseq.preparation import glue
 
         if self.text:
-            stages.write_sentences(stages.tasks_of(self), self.glue, self.text, self.on_bad_row)
+            glue.write_sentences(glue.tasks_of(self), self.glue, self.text, self.on_bad_row)
         else:
-            stages.GluePreparation(self).run(["relpos prepare glue", *argv], self.force)
+            glue.GluePreparation(self).run(["relpos prepare glue", *argv], self.force)
 
 
 @command("prepare qa", "files of SQuAD's format, for question answering", interrupted=CONTINUE)
@@ -346,10 +349,9 @@ class PrepareQa:
     )
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.preparation.qa.settings import check
-        from relpos_fairseq.preparation.qa.stages import QaPreparation
+        from relpos_fairseq.preparation.qa import QaPreparation, check_qa
 
-        check(self)
+        check_qa(self)
         QaPreparation(self).run(["relpos prepare qa", *argv])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relpos_fairseq.cli.command import command, option
-from relpos_fairseq.engine.command import CONTINUE
+from relpos_fairseq.io.command import CONTINUE
 
 DEFAULT_SCHEME = "m4"
 MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores

@@ -44,7 +44,7 @@ class Translate:
     cpu: bool = flag("no GPU")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.export.engines import open_translator
+        from relpos_fairseq.export.translators import open_translator
         from relpos_fairseq.inference.commands import translate_file
 
         translate_file(self, open_translator)

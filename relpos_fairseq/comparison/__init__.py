@@ -1,1 +1,1 @@
-
+"""Compare schemes: runs of schemes x tasks x seeds, statistics, a report."""

@@ -8,15 +8,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos_fairseq.comparison.cell import Cell
-from relpos_fairseq.comparison.runs import Comparison
+from relpos_fairseq.comparison.run import ComparisonRun
+from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.spec import make_spec
-from relpos_fairseq.engine.errors import ToolError
-from relpos_fairseq.engine.files import write_json, write_text
-from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.engine.stages import Stage, run_stages
-from relpos_fairseq.engine.tables import table
-from relpos_fairseq.engine.tools import run_tool
+from relpos_fairseq.io.errors import ToolError
+from relpos_fairseq.io.files import write_json, write_text
+from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.processes import run_tool
+from relpos_fairseq.io.progress import table
+from relpos_fairseq.io.stages import Stage, run_stages
 
 SAMPLES = 3
 
@@ -102,7 +102,7 @@ def cells(rows: list[dict]) -> list[list]:
     return lines
 
 
-def print_samples(cell: Cell, comparison: Comparison) -> None:
+def print_samples(cell: ComparisonRun, comparison: Comparison) -> None:
     """Print a few sentences with their references and translations."""
     raw = cell.task.data_folder(comparison.work) / "raw"
     paths = [raw / f"test.{language}" for language in cell.task.languages]
@@ -113,7 +113,7 @@ def print_samples(cell: Cell, comparison: Comparison) -> None:
         print(f"  translation  {translation}\n")
 
 
-def draw(cell: Cell, comparison: Comparison) -> None:
+def draw(cell: ComparisonRun, comparison: Comparison) -> None:
     """Draw what a scheme learned; a failure is shown and costs nothing else."""
     folder = cell.folder(comparison.work, comparison.code)
     pictures, checkpoint = folder / "pictures", folder / "checkpoints" / "checkpoint_best.pt"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from relpos_fairseq.comparison.tasks import make_task
 from relpos_fairseq.comparison.tasks.base import Task
-from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.io.errors import UserError
 
 KEYS = ("title", "baseline", "pairs", "seeds", "schemes", "train", "generate", "tasks", "slurm")
 SCHEME = "position-scheme"
@@ -46,15 +46,15 @@ def read_spec(path: Path) -> Spec:
     import yaml
 
     if not path.is_file():
-        raise PreparationError(f"there is no file {path}")
+        raise UserError(f"there is no file {path}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PreparationError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     try:
         return make_spec(path.stem, content)
     except ValueError as error:
-        raise PreparationError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def make_spec(name: str, content: object) -> Spec:

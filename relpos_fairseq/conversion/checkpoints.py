@@ -1,4 +1,4 @@
-"""fairseq checkpoints as sources: RoBERTa as its releases wrote it, and ours."""
+"""Read fairseq's and relpos' checkpoints, and folders of `relpos export transformers`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ import torch
 from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.fidelity import outputs_of
+from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
-from relpos_fairseq.conversion.writer import build, build_fairseq
-from relpos_fairseq.data.tokenizers import FILES
-from relpos_fairseq.engine.errors import unreadable
-from relpos_fairseq.mends.checkpoint_types import allow_checkpoint_types
+from relpos_fairseq.conversion.weight_files import read_json, read_weights
+from relpos_fairseq.conversion.writer import (
+    GeneratingModel,
+    build_fairseq_roberta,
+    build_generating,
+    build_roberta,
+    shared_names,
+)
+from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
+from relpos_fairseq.text import FILES
+
+# ---- fairseq checkpoints as sources: RoBERTa as its releases wrote it, and ours.
+
 
 # Options of ours that are fairseq's RobertaModel's, by its names.
 _SHARED = (
@@ -105,9 +115,9 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
     check(source)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
-        source.outputs = lambda tokens, segments: outputs_of(build(values, state), tokens, segments)
+        source.outputs = lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments)
     else:
-        source.outputs = lambda tokens, _: outputs_of(build_fairseq(values, original), tokens, None)
+        source.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
     return source
 
 
@@ -196,3 +206,110 @@ def beside(folder: Path) -> list[Path]:
     own = (folder / "dict.txt").is_file()
     names = ("dict.txt" if own else "input0/dict.txt", *FILES)
     return [folder / name for name in names if (folder / name).is_file()]
+
+
+# ---- A folder of `relpos export transformers`, or what transformers saved again, as a source.
+
+
+ROBERTA_TYPE = "relpos_roberta"  # model_type
+ROBERTA_PREFIX = "roberta."
+TIED, EMBEDDING = "encoder.lm_head.weight", f"{ENCODER}.embed_tokens.weight"
+CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
+
+
+def roberta_state(folder: Path) -> State:
+    """Return the tensors under our names.
+
+    Raises:
+        ConversionError: tensors of another model.
+    """
+    weights = read_weights(folder)
+    unknown = sorted(name for name in weights if not name.startswith(ROBERTA_PREFIX))
+    if unknown or ROBERTA_PREFIX + EMBEDDING not in weights:
+        raise ConversionError(
+            f"{folder}: {unknown[0] if unknown else ROBERTA_PREFIX + EMBEDDING} is "
+            f"{'no tensor' if unknown else 'missing'} of a {ROBERTA_TYPE}: copy the whole folder again"
+        )
+    state = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}
+    state.setdefault(TIED, state[EMBEDDING])
+    return state
+
+
+def roberta_task(config: dict[str, Any], state: State) -> dict[str, Any]:
+    """Return options of the task that the heads are for: fairseq's own, or what transformers has.
+
+    A head that transformers added has the input of the task before it.
+    """
+    task = dict(config.get("task") or {})
+    has = {
+        "sentence_prediction": any(name.startswith(CLASSIFIER) for name in state),
+        "question_answering": any(name.startswith(SPANS) for name in state),
+    }
+    if task.get("_name") in has and not has[task["_name"]]:
+        task["_name"] = "masked_lm"  # the head was left behind
+    if has["sentence_prediction"] and task.get("_name") != "sentence_prediction":
+        two = config.get("pair_separators", 1)
+        task |= {"_name": "sentence_prediction", "init_token": 0}
+        task["separator_token"] = 2 if two else None
+    if task.get("_name") == "sentence_prediction":
+        task["classification_head_name"] = HEAD
+        task["regression_target"] = config.get("problem_type") == "regression" or (
+            len(state[f"{CLASSIFIER}out_proj.weight"]) == 1
+        )
+    return task
+
+
+# ---- A folder of `relpos export transformers` that generates, or what transformers saved again.
+
+
+# model_type to the kind of model.
+GENERATING_TYPES = {
+    "relpos_translation": "translation",
+    "relpos_language_model": "language_modeling",
+    "relpos_memory_language_model": "segment_language_modeling",
+}
+GENERATING_PREFIX = "model."
+TEXT_FOLDER = "text"
+
+
+def read_generating(folder: Path, config: dict[str, Any]) -> GeneratingModel:
+    """Read a folder.
+
+    Raises:
+        ConversionError: tensors of another model.
+    """
+    kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
+    rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
+    weights = read_weights(folder)
+    model = build_generating(kind, values, rows)
+    own, shared = model.state_dict(), shared_names(model)
+    unknown = sorted(n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n)
+    state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
+    for name, source in shared.items():
+        known = state.get(name, state.get(source))
+        if known is not None:
+            state[name] = state[source] = known
+    missing = sorted(name for name in own if name not in state and not name.endswith("version"))
+    if unknown or missing:
+        raise ConversionError(
+            f"{folder}: {unknown[0] if unknown else GENERATING_PREFIX + missing[0]} is "
+            f"{'no tensor' if unknown else 'missing'} of a {config['model_type']}: copy the whole "
+            f"folder again"
+        )
+    state |= {name: value for name, value in own.items() if name.endswith("version")}
+    text = folder / TEXT_FOLDER
+    found = (path for path in sorted(text.rglob("*")) if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path for path in found}
+    return GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files)
+
+
+def _generating_task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Options of the task; folders that older versions exported know the languages alone."""
+    task = dict(config.get("task") or {})
+    path = folder / "relpos_text.json"
+    if kind == "translation" and not task.get("source_lang") and path.is_file():
+        source, target = read_json(path)["languages"]
+        task |= {"source_lang": source, "target_lang": target}
+    limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
+    known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
+    return {"_name": kind} | known | task

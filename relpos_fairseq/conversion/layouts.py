@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.placement import decode_text, encode_text
-from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.placement import PositionPlan, decode_text, encode_text
 from relpos_fairseq.scheme import PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 

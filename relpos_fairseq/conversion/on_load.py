@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
+from relpos_fairseq.conversion import ConversionError, NotExactError, algebra, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import SourceModel
-from relpos_fairseq.placement import Placement, decode_text
-from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.placement import Placement, PositionPlan, decode_text
 from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def convert_on_load() -> None:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
-    from relpos_fairseq.mends.replacing import replaces
+    from relpos_fairseq.patches.table import replaces
 
     @replaces(Trainer, "load_checkpoint")
     def load_checkpoint(original, self, filename, *args, **kwargs):
@@ -103,7 +102,7 @@ def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, co
     source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
-    done = convert(source.state, source.plan, plan, allow_loss=True)
+    done = algebra(source.state, source.plan, plan, allow_loss=True)
     unchanged = not plain and all(
         key in checkpoint["model"] and checkpoint["model"][key].shape == value.shape
         for key, value in done.state.items()
@@ -144,7 +143,7 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
         own = {key: state.pop(key) for key in list(state) if key.startswith(f"{side}.")}
         inner = {f"{ENCODER}.{key.removeprefix(f'{side}.')}": own[key] for key in own}
         try:
-            done = convert(inner, source, target)
+            done = algebra(inner, source, target)
         except NotExactError as error:
             raise PositionMismatchError(
                 f"{path}: its {side} was trained with [{source.describe()}], the flags say "

@@ -1,8 +1,13 @@
-"""What a conversion did, what it lost, and the errors that it ends in."""
+"""Record what a conversion did and lost, and measure how far its result is from the source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+# ---- What a conversion did, what it lost, and the errors that it ends in.
 
 
 class ConversionError(ValueError):
@@ -71,3 +76,122 @@ class ConversionReport:
 def _once(lines: list[str], text: str) -> None:
     if text not in lines:
         lines.append(text)
+
+
+# ---- How far a converted model is from its source: both are run on the same random input.
+
+
+PADDING, BOS, EOS, FIRST = 1, 0, 2, 4  # rows of fairseq's dictionary
+Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Random input: rows of different lengths, padded on the right.
+
+    Args:
+        tokens: (B, T) token ids that begin with <s> and end with </s>.
+        segments: (B, T) 0, then 1; or None.
+    """
+
+    tokens: Tensor
+    segments: Tensor | None
+
+    @classmethod
+    def draw(cls, rows: int, longest: int, segments: bool, seed: int = 0, batch: int = 3) -> Probe:
+        """Draw one of `batch` rows; the last row of the embedding's `rows`, <mask>, occurs too."""
+        random = torch.Generator().manual_seed(seed)
+        length = max(min(longest, 48), 3)
+        tokens = torch.randint(FIRST, max(rows, FIRST + 1), (batch, length), generator=random)
+        division = torch.zeros_like(tokens)
+        for row in range(batch):
+            end = max(length - row * (length // 4), 3)
+            tokens[row, 0], tokens[row, end - 1], tokens[row, end:] = BOS, EOS, PADDING
+            division[row, end // 2 : end] = 1
+        return cls(tokens, division if segments else None)
+
+    @property
+    def real(self) -> Tensor:
+        return self.tokens != PADDING
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """SourceModel and target compared on a probe.
+
+    Args:
+        largest: of every output, the largest absolute difference.
+        magnitude: of every output, the source's largest absolute value.
+        divergence: mean Kullback-Leibler divergence of the masked LM's predictions, in nats.
+        agreement: share of positions with the same first choice.
+        tokens: real tokens in the probe.
+    """
+
+    largest: dict[str, float]
+    magnitude: dict[str, float]
+    divergence: float | None
+    agreement: float | None
+    tokens: int
+
+    def lines(self) -> list[str]:
+        names = {"logits": "Maximum logit difference", "features": "Maximum feature difference"}
+        lines = [
+            f"{names.get(name, f'Maximum difference of {name}')}: {value:.3g} (values up to {self.magnitude[name]:.3g})"
+            for name, value in self.largest.items()
+        ]
+        if self.divergence is not None:
+            lines.append(
+                f"Predictions of {self.tokens} random tokens: KL divergence {self.divergence:.3g} "
+                f"nats, same first choice {self.agreement:.1%}"
+            )
+        return lines
+
+    @property
+    def relative(self) -> float:
+        """The largest difference beside the output's own size; NaN where one is."""
+        each = [value / max(self.magnitude[name], 1e-12) for name, value in self.largest.items()]
+        return float(torch.tensor(each).max())
+
+
+def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
+    """Compare outputs of the same names where the probe is no padding.
+
+    Raises:
+        ValueError: the models have no output in common.
+    """
+    every = dict.fromkeys(("logits", *source))
+    common = [name for name in every if name in source and name in target]
+    if not common:
+        raise ValueError("source and target have no output in common that could be compared")
+    largest, magnitude = {}, {}
+    for name in common:
+        before, after = (
+            part[name].double()[probe.real] if part[name].dim() == 3 else part[name].double()
+            for part in (source, target)
+        )
+        largest[name] = float((before - after).abs().max())
+        magnitude[name] = float(before.abs().max())
+    divergence = agreement = None
+    if "logits" in common:
+        before, after = (part["logits"].double()[probe.real] for part in (source, target))
+        old, new = before.log_softmax(-1), after.log_softmax(-1)
+        divergence = float((old.exp() * (old - new)).sum(-1).mean().clamp(min=0))
+        agreement = float((before.argmax(-1) == after.argmax(-1)).double().mean())
+    return Fidelity(largest, magnitude, divergence, agreement, int(probe.real.sum()))
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Outputs:
+    """Return everything that a RoBERTa of fairseq's or ours says of (B, T) tokens, in fp64.
+
+    fairseq's own takes no (B, T) segments: None.
+    """
+    model = model.double().eval()
+    more = {} if segments is None else {"segments": segments}
+    features, _ = model(tokens, features_only=True, **more)
+    found = {"features": features, "logits": model.encoder.lm_head(features)}
+    heads = [("classification", name, head) for name, head in model.classification_heads.items()]
+    heads += [("spans", name, head) for name, head in getattr(model, "span_heads", {}).items()]
+    for kind, name, head in heads:
+        found[kind if len(heads) == 1 else f"{kind} {name}"] = head(features)
+    return found

@@ -12,7 +12,7 @@ from torch import Tensor
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.vocabulary import Vocabulary
-from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_layers
 

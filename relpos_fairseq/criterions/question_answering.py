@@ -18,9 +18,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from relpos_fairseq.data.question_answering.prediction import Prediction, predict
-from relpos_fairseq.data.question_answering.windows import IGNORED
-from relpos_fairseq.metrics.question_answering import Scored, best_scores, best_thresholds
+from relpos_fairseq.data.answer_spans import IGNORED, Prediction, predict
+from relpos_fairseq.metrics.answer_scores import Scored, best_scores, best_thresholds
 
 _GROUPS = {"": "", "has_": "HasAns", "no_": "NoAns"}
 _COLUMNS = 6  # present, exact, F1, answerable, odds, answered

@@ -7,11 +7,11 @@ from pathlib import Path
 import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may hold)
 import torch
 
-from relpos_fairseq.engine.errors import PreparationError, unreadable
-from relpos_fairseq.engine.files import atomic_path
-from relpos_fairseq.inference import provenance
-from relpos_fairseq.inference.beside import copy_text, text_folder, text_folders
+from relpos_fairseq.io.errors import UserError, unreadable
+from relpos_fairseq.io.files import atomic_path
 from relpos_fairseq.placement import decode_text
+from relpos_fairseq.text import provenance
+from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 SCHEME = "scheme_version"
@@ -21,24 +21,24 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
     """Return the checkpoints that are meant: those named, or the last ones of the one folder.
 
     Raises:
-        PreparationError: An input is absent, the folder has fewer, or options do not go together.
+        UserError: An input is absent, the folder has fewer, or options do not go together.
     """
     for path in inputs:
         if not path.exists():
-            raise PreparationError(f"--inputs {path} does not exist")
+            raise UserError(f"--inputs {path} does not exist")
     if not (last or last_updates):
         folders = [path for path in inputs if path.is_dir()]
         if folders:
-            raise PreparationError(f"{folders[0]} is a folder: add --last N or --last-updates N")
+            raise UserError(f"{folders[0]} is a folder: add --last N or --last-updates N")
         return inputs
     number = last or last_updates
     if len(inputs) != 1 or not inputs[0].is_dir() or (last and last_updates):
-        raise PreparationError("--last or --last-updates goes with one folder in --inputs")
+        raise UserError("--last or --last-updates goes with one folder in --inputs")
     pattern = EPOCH if last else UPDATE
     named = [(pattern.fullmatch(path.name), path) for path in inputs[0].glob("*.pt")]
     found = sorted((int(match.group(1)), path) for match, path in named if match)
     if number < 1 or len(found) < number:
-        raise PreparationError(
+        raise UserError(
             f"{inputs[0]} has {len(found)} checkpoints like {pattern.pattern}, "
             f"{number} asked for: keep more (--keep-last-epochs, --keep-interval-updates)"
         )
@@ -48,27 +48,27 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
 def write_average(paths: Sequence[Path], output: Path) -> None:
     """Write the mean of checkpoints as a checkpoint, and its text/ beside it."""
     state = average(paths)
-    text = text_folder(paths[0], None, state=state) if text_folders(paths[0].parent) else None
+    text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
         torch.save(state, temporary)
     if text is not None:
-        copy_text(text, output.parent)
+        copy_assets(text, output.parent)
 
 
-def load(path: Path) -> dict:
+def load_state(path: Path) -> dict:
     """Load a checkpoint without running what may be in it.
 
     Raises:
-        PreparationError: It is no checkpoint of fairseq's.
+        UserError: It is no checkpoint of fairseq's.
     """
     if not path.is_file():
-        raise PreparationError(f"{path} is not a file")
+        raise UserError(f"{path} is not a file")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling has no common class of errors
-        raise PreparationError(unreadable(path, error)) from None
+        raise UserError(unreadable(path, error)) from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise PreparationError(f"{path} is no checkpoint of fairseq's: it has no model")
+        raise UserError(f"{path} is no checkpoint of fairseq's: it has no model")
     return state
 
 
@@ -76,13 +76,13 @@ def average(paths: Sequence[Path]) -> dict:
     """Return the first checkpoint's state with all checkpoints' mean parameters.
 
     Raises:
-        PreparationError: They are of different schemes or models.
+        UserError: They are of different schemes or models.
     """
-    first = load(paths[0])
+    first = load_state(paths[0])
     model = first["model"]
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
     for path in paths[1:]:
-        state = load(path)
+        state = load_state(path)
         other = state["model"]
         check_same(paths[0], model, path, other)
         check_same_text(paths[0], first, path, state)
@@ -99,13 +99,13 @@ def check_same_text(first: Path, state: dict, path: Path, other: dict) -> None:
     """Check that two checkpoints were trained with the same dictionaries and units, as far as they keep their hashes.
 
     Raises:
-        PreparationError: With what differs.
+        UserError: With what differs.
     """
     here, there = provenance.read(state), provenance.read(other)
     for part in sorted(here.keys() & there.keys()):
         names = [name for name, value in here[part].items() if there[part].get(name, value) != value]
         if names:
-            raise PreparationError(
+            raise UserError(
                 f"{first} and {path} were trained with different {part}: {', '.join(names)}; checkpoints of one "
                 f"training can be averaged"
             )
@@ -115,18 +115,18 @@ def check_same(first: Path, model: dict, path: Path, other: dict) -> None:
     """Check that two models may be averaged.
 
     Raises:
-        PreparationError: With what differs.
+        UserError: With what differs.
     """
     # Schemes first: what else differs follows from them.
     for name in sorted(model.keys() | other.keys(), key=lambda n: (not n.endswith(SCHEME), n)):
         here, there = model.get(name), other.get(name)
         if name.endswith(SCHEME) and not (here is not None and there is not None and torch.equal(here, there)):
             schemes = [decode_text(value) if value is not None else "none" for value in (here, there)]
-            raise PreparationError(
+            raise UserError(
                 f"{first} has [{schemes[0]}] in {name}, {path} has [{schemes[1]}]: "
                 "only checkpoints of one scheme can be averaged"
             )
         if here is None or there is None:
-            raise PreparationError(f"{name} is in {first if there is None else path} alone")
+            raise UserError(f"{name} is in {first if there is None else path} alone")
         if here.shape != there.shape:
-            raise PreparationError(f"{name} has shape {tuple(here.shape)} in {first}, {tuple(there.shape)} in {path}")
+            raise UserError(f"{name} has shape {tuple(here.shape)} in {first}, {tuple(there.shape)} in {path}")

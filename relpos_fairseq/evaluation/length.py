@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos_fairseq.engine.files import write_text
-from relpos_fairseq.engine.stages import Stage, run_stages
-from relpos_fairseq.evaluation.figures import of_tokens, panels
 from relpos_fairseq.evaluation.language_model import (
     Subject,
     last_targets,
@@ -19,6 +16,9 @@ from relpos_fairseq.evaluation.language_model import (
     score_with_windows,
     show,
 )
+from relpos_fairseq.io.files import write_text
+from relpos_fairseq.io.stages import Stage, run_stages
+from relpos_fairseq.plots.axes import of_tokens, panels
 
 TIMES = (0.5, 1, 2, 4, 8, 16)
 WORSE = 1.05  # perplexity beyond this times that at the trained length: it does not extrapolate

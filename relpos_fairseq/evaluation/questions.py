@@ -1,4 +1,6 @@
-"""Questions of SQuAD's format, answered by a checkpoint and scored."""
+"""Answer questions of SQuAD's format with a checkpoint, or read answers, and score them."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,17 +10,113 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
-from relpos_fairseq.data.question_answering.prediction import Answer, Prediction
-from relpos_fairseq.data.question_answering.reading import split_name
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import TEMPORARY, sha256_of, write_json
-from relpos_fairseq.engine.progress import progress
-from relpos_fairseq.engine.tables import table
-from relpos_fairseq.evaluation.answers import score, score_predictions, write_answers
-from relpos_fairseq.evaluation.journal import Journal
+from relpos_fairseq.data.answer_spans import Answer, Prediction
+from relpos_fairseq.data.squad import read_questions, split_name
 from relpos_fairseq.inference.checkpoints.trusted import read_trusted
-from relpos_fairseq.metrics.question_answering import best_thresholds, summary
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import TEMPORARY, read_json, sha256_of, write_json
+from relpos_fairseq.io.progress import progress, table
+from relpos_fairseq.io.resume_log import ResumeLog
+from relpos_fairseq.metrics.answer_scores import (
+    Scored,
+    best_scores,
+    best_thresholds,
+    normaliser,
+    score_file,
+    summary,
+    with_threshold,
+)
 from relpos_fairseq.version import __version__
+
+# ---- Files of answers: read and scored as the official scripts do, written as they read them.
+
+
+def score_predictions(
+    path: Path, answers: Path, null_odds: Path | None, threshold: float, metric: str, language: str | None
+) -> dict[str, dict]:
+    """Return the official script's numbers for a predictions file.
+
+    Args:
+        path: the questions.
+        answers: the predictions, id to text.
+        null_odds: id to odds of `no answer`.
+        threshold: odds above it are `no answer`.
+        metric: `squad` or `mlqa`.
+        language: the answers' language; None: that of the file's name.
+    """
+    from relpos_fairseq.tasks.question_answering import language_of
+
+    found = read_questions(path)
+    predictions = read_answers(answers, str, "the text of an answer")
+    odds = None
+    if null_odds:
+        odds = read_answers(null_odds, (int, float), "a number")
+        lost = [name for name in predictions if name not in odds]
+        if lost:
+            raise UserError(f"{null_odds} lacks {len(lost)} of the ids of {answers}: {', '.join(lost[:5])}")
+    normalised = normaliser(metric, language or language_of(path))
+    scored, missing = score_file(predictions, found.questions, normalised, odds)
+    if missing:
+        print(f"{len(missing)} questions without a prediction: {', '.join(missing[:5])}")
+    numbers = summary(scored)
+    if odds is not None and found.unanswerable:
+        numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
+    return {path.name: numbers}
+
+
+def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
+    """Read a JSON object by id, all of one kind.
+
+    Raises:
+        UserError: it is absent or another.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is absent, or no object of id to answer")
+    for name, value in found.items():
+        if not isinstance(value, kind):
+            raise UserError(f"{path}: id {name!r} must have {said}, got {value!r:.60}")
+    return found
+
+
+def score_question(question, prediction, dataset) -> tuple[Scored, Scored]:
+    """Return a question's scores as predicted, and without the threshold."""
+    texts = (prediction.text, prediction.best)
+    return tuple(
+        Scored(
+            *best_scores(text, question.gold, dataset.normalised, dataset.unanswerable),
+            question.answerable,
+            prediction.odds,
+            bool(text),
+        )
+        for text in texts
+    )
+
+
+def write_answers(folder: Path, answered: list, dataset) -> None:
+    """Write predictions.json, nbest.json and null_odds.json, each whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = [(question.id, one) for question, one in answered]
+    write_json(folder / "predictions.json", {name: one.text for name, one in ids})
+    n_best = {
+        name: [
+            {
+                "text": answer.text,
+                "probability": answer.probability,
+                "start_logit": answer.start_logit,
+                "end_logit": answer.end_logit,
+            }
+            for answer in one.n_best
+        ]
+        for name, one in ids
+    }
+    write_json(folder / "nbest.json", n_best)
+    if dataset.unanswerable:
+        write_json(folder / "null_odds.json", {name: min(one.odds, 1e30) for name, one in ids})
+
+
+# ---- Questions of SQuAD's format, answered by a checkpoint and scored.
+
 
 MAX_TOKENS = 8192
 # Options of the task; those that are given replace the checkpoint's.
@@ -70,10 +168,10 @@ class Options:
         """Refuse options that contradict each other or would be ignored.
 
         Raises:
-            PreparationError: one is given.
+            UserError: one is given.
         """
         if bool(self.path) == bool(self.predictions):
-            raise PreparationError("give either --path CHECKPOINT or --predictions FILE")
+            raise UserError("give either --path CHECKPOINT or --predictions FILE")
         if self.path:
             unused, needs = ("null_odds", "na_prob_thresh"), "--predictions"
         else:
@@ -83,13 +181,13 @@ class Options:
         if not self.path and self.na_prob_thresh is not None and not self.null_odds:
             given, needs = ["na_prob_thresh"], "--null-odds"
         if given:
-            raise PreparationError(f"--{given[0].replace('_', '-')} needs {needs}: leave it out")
+            raise UserError(f"--{given[0].replace('_', '-')} needs {needs}: leave it out")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise PreparationError(f"--max-tokens must be 1 or more, got {self.max_tokens}")
+            raise UserError(f"--max-tokens must be 1 or more, got {self.max_tokens}")
         if self.predictions and len(self.files) > 1:
-            raise PreparationError("--predictions belongs to one file of questions")
+            raise UserError("--predictions belongs to one file of questions")
         if self.path and self.out is None:
-            raise PreparationError("give --out, where predictions.json is written")
+            raise UserError("give --out, where predictions.json is written")
 
 
 def evaluate(options: Options) -> dict[str, dict]:
@@ -99,7 +197,7 @@ def evaluate(options: Options) -> dict[str, dict]:
         Every file's numbers, by its name, and those of its languages.
 
     Raises:
-        PreparationError: options contradict each other, or a file is wrong.
+        UserError: options contradict each other, or a file is wrong.
     """
     options.check()
     if options.predictions:
@@ -127,18 +225,18 @@ def answer_files(options: Options) -> dict[str, dict]:
     model, task = load(options)
     names = [split_name(path) for path in options.files]
     if len(set(names)) != len(names):
-        raise PreparationError(f"two files have the same name: {', '.join(sorted(names))}")
+        raise UserError(f"two files have the same name: {', '.join(sorted(names))}")
     results: dict[str, dict] = {}
     journals = []
     key = depends_on(options, model, task)
     for path, name in zip(options.files, names, strict=True):
         dataset = task.read_dataset(path)
         kept = options.out / f"{TEMPORARY}answers-{name}.jsonl"
-        journals.append(Journal(kept, key | {"questions": sha256_of(path)}))
+        journals.append(ResumeLog(kept, key | {"questions": sha256_of(path)}))
         max_tokens = options.max_tokens or MAX_TOKENS
         answered = answer(model, task, dataset, max_tokens, name, journals[-1])
         write_answers(options.out / name if len(names) > 1 else options.out, answered, dataset)
-        scored = [score(question, one, dataset) for question, one in answered]
+        scored = [score_question(question, one, dataset) for question, one in answered]
         numbers = summary([final for final, _ in scored])
         if dataset.unanswerable:
             numbers |= best_thresholds([raw for _, raw in scored])
@@ -171,16 +269,16 @@ def load(options: Options):
     if options.data or converted:
         overrides["data"] = str(options.data or options.path.parent)
     if not options.path.is_file():
-        raise PreparationError(f"no such checkpoint: {options.path}")
+        raise UserError(f"no such checkpoint: {options.path}")
     state = read_trusted(options.path, overrides)
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.path)], state=state)
     if not hasattr(task, "read_dataset"):
-        raise PreparationError(f"{options.path} was trained on {type(task).__name__}, not on question_answering")
+        raise UserError(f"{options.path} was trained on {type(task).__name__}, not on question_answering")
     device = "cuda" if torch.cuda.is_available() and not options.cpu else "cpu"
     return models[0].eval().to(device), task
 
 
-def answer(model, task, dataset, max_tokens: int, name: str, journal: Journal) -> list:
+def answer(model, task, dataset, max_tokens: int, name: str, journal: ResumeLog) -> list:
     """Return every question with its prediction, in the file's order."""
     batches = grouped(dataset.ordered_indices().tolist(), dataset, max_tokens)
     if journal.kept:

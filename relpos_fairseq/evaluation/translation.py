@@ -1,18 +1,82 @@
-"""Scores of translations: BLEU and chrF by sacrebleu, and a paired bootstrap of two systems."""
+"""Score translations: BLEU and chrF by sacrebleu, and a paired bootstrap of two systems."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import read_json, write_json
-from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.engine.tables import table
-from relpos_fairseq.evaluation.hypotheses import read_system
-from relpos_fairseq.preparation.wmt.detokenise import Detokeniser
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import read_json, write_json
+from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.progress import table
+from relpos_fairseq.text.moses import Detokeniser
+
+# ---- Translations as systems write them.
+
+
+HYPOTHESIS = re.compile(r"([DH])-(\d+)\t[^\t]*\t(.*)")
+SHOWN = 10  # numbers of sentences that an error lists
+
+
+def read_system(path: Path, sentences: int) -> list[str]:
+    """Read one translation for every sentence of the test set, in its order.
+
+    Args:
+        path: Lines `D-NUMBER<tab>score<tab>text` (or `H-`) among others, as fairseq-generate prints
+            them in any order, or one plain translation a line.
+        sentences: How many there must be.
+
+    Raises:
+        UserError: Sentences are missing, repeated, or more than there are.
+    """
+    generated: dict[str, dict[int, list[str]]] = {"D": {}, "H": {}}
+    plain = []
+    for line in read_lines(path):
+        match = HYPOTHESIS.fullmatch(line)
+        if match:
+            kind, number, text = match.groups()
+            generated[kind].setdefault(int(number), []).append(text)
+        plain.append(line)
+    found = generated["D"] or generated["H"]
+    if not found:
+        if len(plain) != sentences:
+            raise UserError(
+                f"{path} has {len(plain):,} lines, the reference has {sentences:,}: "
+                "every sentence needs exactly one translation"
+            )
+        return plain
+    check_complete(path, found, sentences)
+    return [found[number][0] for number in range(sentences)]
+
+
+def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> None:
+    """Check that every sentence is translated once.
+
+    Raises:
+        UserError: The message lists the sentences' numbers and what may be the cause.
+    """
+    problems = (
+        ("repeated", [n for n, texts in found.items() if len(texts) > 1], "two runs in one file, or --nbest above 1?"),
+        ("unknown", [n for n in found if n >= sentences], "another test set's output?"),
+        (
+            "missing",
+            [n for n in range(sentences) if n not in found],
+            "was the run cut off, or skipped it long ones (--skip-invalid-size-inputs-valid-test)?",
+        ),
+    )
+    for problem, numbers, cause in problems:
+        if numbers:
+            listed = ", ".join(map(str, sorted(numbers)[:SHOWN]))
+            more = ", ..." if len(numbers) > SHOWN else ""
+            raise UserError(
+                f"{path}: of {sentences:,} sentences {len(numbers):,} are {problem} ({listed}{more}): {cause}"
+            )
+
+
+# ---- Scores of translations: BLEU and chrF by sacrebleu, and a paired bootstrap of two systems.
 
 
 @dataclass(frozen=True)
@@ -32,10 +96,10 @@ def read_reference(path: Path, language: str | None, tokenizer: str | None, unit
     """Read a plain reference.
 
     Raises:
-        PreparationError: its language is not said.
+        UserError: its language is not said.
     """
     if not language:
-        raise PreparationError("--reference needs --language, say de")
+        raise UserError("--reference needs --language, say de")
     return Target(list(read_lines(path)), Detokeniser(language, tokenizer or "none", units or "auto"))
 
 
@@ -43,19 +107,19 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
     """Read a test set of a folder that `relpos prepare wmt` wrote.
 
     Raises:
-        PreparationError: it is another program's folder, or has no such set.
+        UserError: it is another program's folder, or has no such set.
     """
     manifest = read_json(folder / "manifest.json")
     if manifest is None:
-        raise PreparationError(f"{folder} has no manifest.json: run prepare_wmt.py to its end")
+        raise UserError(f"{folder} has no manifest.json: run prepare_wmt.py to its end")
     settings = manifest.get("settings", {})
     if "sets" not in manifest or not {"languages", "tokenizer", "bpe"} <= settings.keys():
-        raise PreparationError(f"{folder}/manifest.json is not of a whole run of relpos prepare wmt: name its --out")
+        raise UserError(f"{folder}/manifest.json is not of a whole run of relpos prepare wmt: name its --out")
     language = settings["languages"][1]
     reference = folder / "reference" / f"{name}.{language}"
     if not reference.is_file():
         known = ", ".join(manifest["sets"])
-        raise PreparationError(f"{folder} has no set {name}: choose one of {known}")
+        raise UserError(f"{folder} has no set {name}: choose one of {known}")
     # fairseq-generate --post-process leaves no units behind; joining words leaves them as they are.
     tokenizer, units = tokenizer or settings["tokenizer"], units or settings["bpe"]
     return Target(list(read_lines(reference)), Detokeniser(language, tokenizer, units))
@@ -109,7 +173,7 @@ def evaluate(
     paths = [path for path in (baseline, system) if path]
     systems = [list(map(target.detokenise, read_system(path, len(reference)))) for path in paths]
     if not reference:
-        raise PreparationError("the reference is empty")
+        raise UserError("the reference is empty")
     results = {}
     for path, lines in zip(paths, systems, strict=True):
         rows = score(lines, reference)

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.engine.files import atomic_folder, sha256_of, write_json
-from relpos_fairseq.engine.progress import progress
-from relpos_fairseq.export.extras import ExportError, require
-from relpos_fairseq.export.graphs import Graph
-from relpos_fairseq.export.kinds import Kind, kind_of
-from relpos_fairseq.inference.card import write_export_card
-from relpos_fairseq.pictures.model import load
+from relpos_fairseq.export.model_adapters import Graph, ModelAdapter, adapter_of
+from relpos_fairseq.export.optional_imports import ExportError, require
+from relpos_fairseq.inference.model_card import write_export_card
+from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
+from relpos_fairseq.io.progress import progress
+from relpos_fairseq.plots.stacks import load_checkpoint
 
 TOLERANCE = 1e-3  # of logits, in fp32
 ONE_FILE = 1_500_000_000  # bytes of weights, beyond which they lie beside the graph: protobuf's end
@@ -45,8 +44,8 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> float:
         raise ExportError(f"{out} exists: remove it, or name another folder")
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
-    model, _ = load(checkpoint, data)
-    kind = kind_of(model.float().eval())
+    model, _ = load_checkpoint(checkpoint, data)
+    kind = adapter_of(model.float().eval())
     with atomic_folder(out) as folder:
         runs, facts = {}, {}
         for graph in progress(kind.graphs(), description="export", unit="graphs"):
@@ -132,7 +131,7 @@ def runner(path: Path) -> Run:
 
 
 @torch.inference_mode()
-def compare(kind: Kind, runs: dict[str, Run]) -> tuple[float, str]:
+def compare(kind: ModelAdapter, runs: dict[str, Run]) -> tuple[float, str]:
     """Return the largest difference at sizes that were not traced, and which those are."""
     largest, sizes = 0.0, []
     for rows, length in kind.sizes():
@@ -145,4 +144,4 @@ def compare(kind: Kind, runs: dict[str, Run]) -> tuple[float, str]:
 
 def export_program(model: nn.Module) -> dict[str, Any]:
     """Return a model's `torch.export.ExportedProgram`s by name: what its graphs are made of."""
-    return {graph.name: graph.exported() for graph in kind_of(model).graphs()}
+    return {graph.name: graph.exported() for graph in adapter_of(model).graphs()}

@@ -1,33 +1,53 @@
-"""A RoBERTa checkpoint as a folder of transformers': weights, heads, tokenizer and card."""
+"""Export a checkpoint as a folder that transformers' Auto classes load."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import GenerationConfig
 
-from relpos_fairseq.conversion.fidelity import Probe, compare
-from relpos_fairseq.conversion.huggingface.folder import HEAD, SPAN_HEAD
-from relpos_fairseq.conversion.huggingface.relpos import PREFIX, TIED
-from relpos_fairseq.conversion.reading import read_source
+from relpos_fairseq.conversion.checkpoints import ROBERTA_PREFIX, TIED, read_checkpoint
+from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.job import read_source
+from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import SourceModel
-from relpos_fairseq.conversion.translation.generating import plain_task
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_folder, sha256_of
-from relpos_fairseq.engine.lines import read_lines
-from relpos_fairseq.export.extras import ExportError
-from relpos_fairseq.export.transformers import AUTO, RelPosConfig
+from relpos_fairseq.conversion.writer import plain_task, shared_names
+from relpos_fairseq.export.model_adapters import scores_of
+from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.export.transformers import (
+    AUTO,
+    EOS,
+    PAD,
+    RelPosConfig,
+    RelPosForCausalLM,
+    RelPosForSeq2SeqLM,
+    RelPosWithMemoryForCausalLM,
+)
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
-from relpos_fairseq.inference.beside import FOLDER, copy_text, text_folder
-from relpos_fairseq.inference.card import write_export_card
-from relpos_fairseq.inference.text import TokenizerText, read_text
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.inference.model_card import write_export_card
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import atomic_folder, sha256_of
+from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.text.assets import TEXT_FOLDER, TokenizerText, copy_assets, find_assets, read_text
+
+# ---- A RoBERTa checkpoint as a folder of transformers': weights, heads, tokenizer and card.
+
 
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
-KINDS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}
+HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}
 
 
 @dataclass(frozen=True)
@@ -47,7 +67,7 @@ class Exported:
         return f"largest differences: {', '.join(parts)}; tokenizer: {self.tokenizer}"
 
 
-def export(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> Exported:
+def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> Exported:
     """Write a folder that transformers' Auto classes load.
 
     Args:
@@ -65,8 +85,8 @@ def export(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> 
     heads = heads_of(source, head)
     text, why = None, ""
     try:
-        text = text_folder(checkpoint, data, str(source.task.get("data") or ""))
-    except PreparationError as error:
+        text = find_assets(checkpoint, data, str(source.task.get("data") or ""))
+    except UserError as error:
         if data is not None:
             raise
         why = f"none: {error}"
@@ -75,12 +95,12 @@ def export(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> 
     if text is not None:
         symbols_of(text, source.rows)
     with atomic_folder(out) as folder:
-        config = config_of(source, heads, text)
+        config = roberta_config(source, heads, text)
         save_file(tensors_of(source, heads, config), folder / "model.safetensors", {"format": "pt"})
         config.save_pretrained(folder)
         differences = differences_of(source, heads, folder)
         if text is not None:
-            copy_text(text, folder)
+            copy_assets(text, folder)
             segments = source.plan.segment_encoding != "none"
             sides = [(None, source.rows)]
             why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
@@ -96,7 +116,7 @@ def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
         ExportError: a head that is not there, or several to choose from.
     """
     found: dict[str, str] = {}
-    every = {kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")}) for kind in KINDS}
+    every = {kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")}) for kind in HEADS}
     known = [name for names in every.values() for name in names]
     if wanted is not None and wanted not in known:
         raise ExportError(f"--head {wanted}: {source.path} has {', '.join(known) or 'no head'}")
@@ -107,7 +127,7 @@ def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
             names = [trained]
         if len(names) > 1:
             raise ExportError(f"{source.path} has the heads {', '.join(names)}: name one by --head")
-        found |= {f"{kind}.{name}.": f"{kind}.{KINDS[kind]}." for name in names}
+        found |= {f"{kind}.{name}.": f"{kind}.{HEADS[kind]}." for name in names}
     return found
 
 
@@ -122,7 +142,7 @@ def separators_of(source: SourceModel, text: Path | None) -> int:
     return int(not (isinstance(own, TokenizerText) and own.tokenizer.kind == "wordpiece"))
 
 
-def config_of(source: SourceModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
+def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
     """Return config.json, the task's options among it."""
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
@@ -163,11 +183,11 @@ def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig)
     kept = {}
     for name, value in source.state.items():
         old = next((start for start in heads if name.startswith(start)), "")
-        if name.startswith(tuple(KINDS)) and not old:
+        if name.startswith(tuple(HEADS)) and not old:
             continue
-        kept[PREFIX + heads.get(old, "") + name.removeprefix(old)] = value.clone().contiguous()
+        kept[ROBERTA_PREFIX + heads.get(old, "") + name.removeprefix(old)] = value.clone().contiguous()
     if config.tie_word_embeddings:
-        kept.pop(PREFIX + TIED, None)
+        kept.pop(ROBERTA_PREFIX + TIED, None)
     return kept
 
 
@@ -215,5 +235,144 @@ def card_of(done: Exported, checkpoint: Path, source: SourceModel) -> dict[str, 
     )
     rows |= {f"largest difference: {name}": f"{v:.1e}" for name, v in done.differences.items()}
     rows["tokenizer"] = done.tokenizer
-    rows["text"] = f"{FOLDER}/" if not done.tokenizer.startswith("none") else "none"
+    rows["text"] = f"{TEXT_FOLDER}/" if not done.tokenizer.startswith("none") else "none"
     return rows | {"checkpoint's sha256": sha256_of(checkpoint)}
+
+
+# ---- A translation or language model's checkpoint as a folder that generates in transformers.
+
+
+CLASSES = {
+    RelPosTransformerModel: RelPosForSeq2SeqLM,
+    RelPosTransformerLanguageModel: RelPosForCausalLM,
+    RelPosTransformerXLModel: RelPosWithMemoryForCausalLM,
+}
+
+
+def generates(checkpoint: Path) -> bool:
+    """Whether a checkpoint is a decoder's, of this file, and not RoBERTa's."""
+    if not checkpoint.is_file():
+        return False
+    return any(n.startswith("decoder.positions.") for n in read_checkpoint(checkpoint)["model"])
+
+
+def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exported:
+    """Write a folder that AutoModelForSeq2SeqLM or AutoModelForCausalLM loads.
+
+    Args:
+        checkpoint: of a `relpos_transformer` or `relpos_transformer_lm`.
+        out: new folder.
+        data: where its dictionaries and units are; None: what lies beside it.
+
+    Raises:
+        ExportError: the folder exists, another kind of model, or outputs that differ.
+    """
+    if out.exists():
+        raise ExportError(f"{out} exists: remove it, or name another folder")
+    state = read_trusted(checkpoint)
+    options = state["cfg"]
+    model, _ = load_checkpoint(checkpoint, None)
+    kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
+    if kind is None:
+        raise ExportError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
+    if getattr(getattr(model, "encoder", None), "skips_end", False):
+        raise ExportError(
+            f"{checkpoint}: its encoder skips </s>, and transformers' decoder would not: use "
+            f"relpos translate, relpos export ct2 or relpos export onnx"
+        )
+    languages = [options.task.get(f"{side}_lang") for side in ("source", "target")]
+    parts = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
+    rows = [len(part.dictionary) for part in parts]
+    sides = list(zip(languages if len(rows) > 1 else [None], rows, strict=True))
+    text, said = None, ""
+    try:
+        text = find_assets(checkpoint, data, str(options.task.get("data") or ""), state)
+        for language, count in sides:
+            symbols_of(text, count, language)
+    except UserError as error:
+        if data is not None:
+            raise
+        said = f"none: {error}"
+    with atomic_folder(out) as folder:
+        config = generating_config(kind, options, model, rows)
+        shared = shared_names(model)
+        tensors = {f"model.{n}": v.contiguous() for n, v in model.state_dict().items() if n not in shared}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        config.save_pretrained(folder)
+        search_of(model).save_pretrained(folder)
+        differences = {"logits": difference(model, kind, folder)}
+        if text is not None:
+            copy_assets(text, folder)
+            form = "translation" if len(rows) > 1 else "language model"
+            said = write_tokenizer(folder, form, sides, longest=model.decoder.positions.plan.longest)
+        facts = {"transformers": transformers.__version__}
+        for part in parts:
+            name = part.positions.plan.shape.seed_name
+            facts[f"{name}: position scheme"] = part.positions.plan.describe()
+        facts["parameters"] = sum(one.numel() for one in model.parameters())
+        facts |= {f"largest difference: {n}": f"{v:.1e}" for n, v in differences.items()}
+        facts |= {"tokenizer": said, "checkpoint's sha256": sha256_of(checkpoint)}
+        write_export_card(checkpoint, folder, "transformers", facts)
+    return Exported(differences, said)
+
+
+def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int]) -> Any:
+    values = OmegaConf.to_container(options.model, resolve=True, enum_to_str=True)
+    values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
+    more = {"source_rows": rows[0]} if len(rows) > 1 else {}
+    return kind.config_class(
+        json.loads(json.dumps(values)),
+        rows[-1],
+        plain_task(options.task),
+        architectures=[kind.__name__],
+        tie_word_embeddings=bool(shared_names(model)),
+        **more,
+    )
+
+
+def search_of(model: nn.Module) -> GenerationConfig:
+    longest = model.decoder.positions.plan.longest
+    return GenerationConfig(
+        bos_token_id=EOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        decoder_start_token_id=EOS,
+        suppress_tokens=[PAD],
+        max_length=min(200, longest or 200),
+    )
+
+
+@torch.inference_mode()
+def difference(model: nn.Module, kind: type, folder: Path) -> float:
+    """Return the largest difference of a logit after tokens that are padded or kept in a cache.
+
+    Raises:
+        ExportError: it is too large.
+    """
+    loaded, ours = kind.from_pretrained(folder).eval(), model.float().eval()
+    draw = torch.Generator().manual_seed(1)
+    length = min(11, ours.decoder.positions.plan.longest or 11)
+    segment = length
+    if kind is RelPosWithMemoryForCausalLM:
+        segment = int(loaded.config.values["tokens_per_sample"])
+        length = segment + 5
+    tokens = torch.randint(4, len(ours.decoder.dictionary), (3, length), generator=draw)
+    tokens[:, 0] = EOS
+    source, given = None, {"input_ids": tokens}
+    if kind is RelPosForSeq2SeqLM:
+        words = torch.randint(4, len(ours.encoder.dictionary), (3, length), generator=draw)
+        words[:, -1], words[1, :2] = EOS, PAD
+        source = ours.encoder(words)
+        given = {"input_ids": words, "attention_mask": (words != PAD).long(), "decoder_input_ids": tokens}
+    expected, after = [], {}
+    for part in tokens.split(segment, dim=1):
+        output, extra = ours.decoder(part, source, **after)
+        expected.append(scores_of(ours.decoder, output))
+        after = {"memory": extra["memory"]} if "memory" in extra else {}
+    expected = torch.cat(expected, dim=1)
+    whole: Tensor = loaded(**given).logits
+    last: Tensor = loaded(**given, use_cache=True).logits[:, -1]
+    largest = max(float((whole - expected).abs().max()), float((last - expected[:, -1]).abs().max()))
+    if not largest < TOLERANCE:
+        raise ExportError(f"{folder.name}: transformers' logits differ by {largest:.1e}")
+    return largest

@@ -14,14 +14,12 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizer
 
-from relpos_fairseq.data.dictionary import EOS, SPECIAL, UNK, read_dictionary
-from relpos_fairseq.data.tokenizers import MASK
-from relpos_fairseq.data.tokenizers.base import FROM_BERT
-from relpos_fairseq.data.tokenizers.library import LibraryTokenizer, import_library, single_and_pair
-from relpos_fairseq.engine.files import read_json, write_json
-from relpos_fairseq.export.extras import ExportError
-from relpos_fairseq.inference.beside import FOLDER, PARTS
-from relpos_fairseq.inference.text import Text, TokenizerText, read_text
+from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.io.files import read_json, write_json
+from relpos_fairseq.text import MASK
+from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, Text, TokenizerText, read_text
+from relpos_fairseq.text.dictionary import EOS, SPECIAL, UNK, read_dictionary
+from relpos_fairseq.text.tokenizer import FROM_BERT, LibraryTokenizer, import_tokenizers, single_and_pair
 
 FACTS = "relpos_text.json"
 CODE = "relpos_code"  # the module of a folder that its `auto_map` names; it imports from here
@@ -37,7 +35,7 @@ def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
         ExportError: no dictionary, or another model's.
     """
     name = f"dict.{language}.txt" if language else "dict.txt"
-    path = next((text / p / name for p in PARTS[:2] if (text / p / name).is_file()), None)
+    path = next((text / p / name for p in DATA_PARTS[:2] if (text / p / name).is_file()), None)
     if path is None:
         raise ExportError(f"{text} has no {name}: name the model's data folder with --data")
     symbols = [*SPECIAL, *read_dictionary(path)]
@@ -64,7 +62,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
 
     def __init__(self, facts_file: str, **rest: Any) -> None:
         self.facts = read_json(facts_file)
-        self.folder = Path(facts_file).parent / FOLDER
+        self.folder = Path(facts_file).parent / TEXT_FOLDER
         self.texts, self.symbols, self.numbers = [], [], []
         sides = list(zip(self.facts["languages"], self.facts["rows"], strict=True))
         for language, rows in sides:
@@ -129,7 +127,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
         path = Path(save_directory, FACTS)
         write_json(path, self.facts)
         if path.parent.resolve() != self.folder.parent.resolve():
-            shutil.copytree(self.folder, path.parent / FOLDER, dirs_exist_ok=True)
+            shutil.copytree(self.folder, path.parent / TEXT_FOLDER, dirs_exist_ok=True)
         return (str(path),)
 
 
@@ -160,7 +158,7 @@ def numbered(tokenizer: LibraryTokenizer, symbols: list[str], separators: int) -
         | dict.fromkeys(("single_word", "rstrip", "normalized"), False)
         for name in special
     ]
-    made = import_library().Tokenizer.from_str(json.dumps(described))
+    made = import_tokenizers().Tokenizer.from_str(json.dumps(described))
     made.post_processor = single_and_pair(numbers, separators)
     return made
 
@@ -189,7 +187,7 @@ def write_tokenizer(
     Raises:
         ExportError: dictionaries of another model, or ids that differ from the checkpoint's.
     """
-    text = folder / FOLDER
+    text = folder / TEXT_FOLDER
     symbols, own = symbols_of(text, sides[0][1], sides[0][0]), read_text(text, sides[0][0])
     settings: dict[str, Any] = {f"{name}_token": symbol for name, symbol in NAMES.items()}
     if MASK in symbols:

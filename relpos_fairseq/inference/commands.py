@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import open_text_out
-from relpos_fairseq.engine.lines import BOM, LONGEST_LINE, decode, read_lines
 from relpos_fairseq.inference.translator import Batching, Search, Translated, Translator, translate
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import open_text_out
+from relpos_fairseq.io.lines import BOM, LONGEST_LINE, decode, read_lines
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
     r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`).
 
     Raises:
-        PreparationError: no such file, or a line that is not UTF-8.
+        UserError: no such file, or a line that is not UTF-8.
     """
     if path is not None and str(path) != "-":
         yield from read_lines(path)
@@ -87,20 +87,20 @@ def _show_json(one: Translated) -> Iterator[str]:
 def sample_text(args: Any) -> None:
     """Run `relpos sample`."""
     quietly()
-    from relpos_fairseq.inference.checkpoints import sampling
+    from relpos_fairseq.inference.checkpoints import causal_lm
 
     for name in ("tokens", "samples", "lines"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be >= 1, got {value}")
-    choice = sampling.Choice(args.top_k, args.top_p, args.temperature, args.seed)
-    trained = sampling.open_model(args.checkpoint, args.data, args.cpu)
+    choice = causal_lm.Choice(args.top_k, args.top_p, args.temperature, args.seed)
+    trained = causal_lm.open_model(args.checkpoint, args.data, args.cpu)
     prompt = "\n".join(lines_of(args.prompt_file)) if args.prompt_file else args.prompt
-    start = sampling.Continuation(trained, args.samples, args.mem_len, args.context)
+    start = causal_lm.Continuation(trained, args.samples, args.mem_len, args.context)
     streams = args.samples == 1 and not args.jsonl
     if streams:
         print(prompt, end="", flush=True)
-    for sample in sampling.texts(trained, start, prompt, args.tokens, args.lines, choice, streams):
+    for sample in causal_lm.texts(trained, start, prompt, args.tokens, args.lines, choice, streams):
         if args.jsonl:
             print(as_json(sample))
         elif not streams:
@@ -110,7 +110,7 @@ def sample_text(args: Any) -> None:
 def fill_lines(args: Any) -> None:
     """Run `relpos fill`."""
     quietly()
-    from relpos_fairseq.inference.checkpoints.understanding import fill, open_masked
+    from relpos_fairseq.inference.checkpoints.loading import fill, open_masked
 
     hub = open_masked(args.checkpoint, args.data, args.cpu)
     with writer(args.out) as write:
@@ -129,9 +129,8 @@ def answer_questions(args: Any) -> None:
     context = _context(args.context)
     questions = [*args.questions, *(read_lines(args.file) if args.file else [])]
     if not questions:
-        raise PreparationError("give a QUESTION, or --file with one a line")
-    from relpos_fairseq.inference.checkpoints.loading import load
-    from relpos_fairseq.inference.checkpoints.understanding import answer
+        raise UserError("give a QUESTION, or --file with one a line")
+    from relpos_fairseq.inference.checkpoints.loading import answer, load
 
     trained = load(args.checkpoint, args.data, args.cpu, "relpos answer")
     with writer(args.out) as write:
@@ -148,10 +147,10 @@ def _context(given: str) -> str:
     """The text of a file, of standard input, or as it was given.
 
     Raises:
-        PreparationError: one word, and no such file.
+        UserError: one word, and no such file.
     """
     if given == "-" or Path(given).is_file():
         return "\n".join(lines_of(Path(given)))
     if not any(char.isspace() for char in given):
-        raise PreparationError(f"{given} is no file, and one word is no context")
+        raise UserError(f"{given} is no file, and one word is no context")
     return given

@@ -1,7 +1,7 @@
 """Lines in, lines out, for whatever translates symbols: sorted by length, and in order again.
 
 A `Translator` is a checkpoint (`checkpoints/beam.py`), or an export that another engine runs;
-`export/engines.py` tells them apart.
+`export/translators.py` tells them apart.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.progress import progress
-from relpos_fairseq.inference.text import Text
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.progress import progress
+from relpos_fairseq.text.assets import Text
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _chunk(
     for number, symbols in enumerate(encoded):
         if translator.longest is not None and len(symbols) > translator.longest:
             if not batching.cut:
-                raise PreparationError(
+                raise UserError(
                     f"line {first + number + 1} has {len(symbols):,} symbols, and the model takes "
                     f"{translator.longest:,}: shorten it, or give --on-long-line cut"
                 )

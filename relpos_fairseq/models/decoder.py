@@ -10,13 +10,12 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
-from relpos_fairseq.models.longest_input import limit_of
+from relpos_fairseq.models.sizes import limit_of
 from relpos_fairseq.modules.cross_attention import SOURCES
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
-from relpos_fairseq.placement import Placement, PositionContext
+from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
 from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.stack import DecodingTerms
 
 
 def decoder_positions(

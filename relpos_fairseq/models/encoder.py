@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
-from relpos_fairseq.models.longest_input import limit_of
+from relpos_fairseq.models.sizes import limit_of
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections, shard
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import is_captured

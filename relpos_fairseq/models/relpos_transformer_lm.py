@@ -10,9 +10,9 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.config.language_model import LanguageModelFlags, RelPosTransformerLMConfig, nested
-from relpos_fairseq.models.config.sizes import add_flags, register_sizes, widths
+from relpos_fairseq.models.configs import LanguageModelFlags, RelPosTransformerLMConfig, nested_decoder
 from relpos_fairseq.models.decoder import RelPosDecoder, decoder_positions
+from relpos_fairseq.models.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
@@ -43,7 +43,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
         Raises:
             ValueError: a flag that is wrong, does not apply or contradicts another.
         """
-        config = nested(cfg)
+        config = nested_decoder(cfg)
         embed_tokens = build_embedding(config, task.source_dictionary)
         words = task.target_dictionary
         _check_cutoff("--adaptive-softmax-cutoff", config.adaptive_softmax_cutoff, words)

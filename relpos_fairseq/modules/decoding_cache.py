@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.step import serves, tail_products
+from relpos_fairseq.attention.step import form_clipped_key_products, supports_step
 from relpos_fairseq.attention.step_tables import StepTables
+from relpos_fairseq.placement import DecodingTerms, capacity_for
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.stack import DecodingTerms, capacity_for
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -57,7 +57,7 @@ class DecodingCache:
 
         None where no step of decoding is evaluated.
         """
-        if torch.is_grad_enabled() or not serves(terms, positions):
+        if torch.is_grad_enabled() or not supports_step(terms, positions):
             return None
         if self._tables is None or not self._tables.fit(terms, positions.src_len):
             exact = torch.promote_types(like.dtype, torch.float32)
@@ -65,8 +65,8 @@ class DecodingCache:
             self._tables = StepTables(terms, scale, exact, like.device, length)
         return self._tables
 
-    def key_tails(self, tables: StepTables | None, k: Tensor) -> Tensor | None:
-        """What `AttentionInputs.key_tails` is for a step over the keys (B, H, S, D), None where it needs none.
+    def clipped_key_products(self, tables: StepTables | None, k: Tensor) -> Tensor | None:
+        """Return a step's `AttentionInputs.clipped_key_products` for keys (B, H, S, D), or None if it needs none.
 
         Keys that near tables reach have none yet, and what stands there is not read: they get theirs
         together, once the first of them is further off.
@@ -78,7 +78,7 @@ class DecodingCache:
             like = k.new_empty(*k.shape[:2], 0, len(tables.products), dtype=tables.exact)
             self._tails = buffer = _grown(buffer, like, first, stop)
         if first <= stop - min(part.keys for part in tables.products):
-            fresh = tail_products(tables.terms, k.narrow(2, first, stop - first))
+            fresh = form_clipped_key_products(tables.terms, k.narrow(2, first, stop - first))
             buffer.narrow(2, first, stop - first).copy_(fresh)
             self._with_tails = stop
         return buffer.narrow(2, 0, stop)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.modules.decoding_cache import DecodingCache
-from relpos_fairseq.placement import PositionContext
-from relpos_fairseq.stack import SchemeStack, decay_of
+from relpos_fairseq.placement import PositionContext, SchemeStack, decay_of
 from relpos_fairseq.terms import PositionTerms
 
 SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model
@@ -129,7 +128,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             terms=terms,
             key_padding=cache.padding,
             content_k=keys["content_key"],
-            key_tails=cache.key_tails(tables, keys["key"]),
+            clipped_key_products=cache.clipped_key_products(tables, keys["key"]),
             step_tables=tables,
         )
         return _rotated(inputs, context) if rotates_all else inputs
@@ -204,7 +203,7 @@ def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInpu
     first_key = positions.src_len - k.size(2)  # memory, or in decoding the new tokens alone
     q = scheme.transform_query(q, prepared, positions.query_start)
     k = scheme.transform_key(k, prepared, first_key)
-    if any(term.meets_vectors for term in inputs.terms):
+    if any(term.uses_unrotated_qk for term in inputs.terms):
         return replace(inputs, content_q=q, content_k=k)
     return replace(inputs, q=q, k=k)  # no vector multiplies the unrotated: they need not be kept
 

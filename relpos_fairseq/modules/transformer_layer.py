@@ -23,8 +23,7 @@ from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention.api import refuse_terms
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import Placement, PositionContext
-from relpos_fairseq.stack import SchemeStack
+from relpos_fairseq.placement import Placement, PositionContext, SchemeStack
 
 
 class _Checkpointed(nn.Module):

@@ -1,16 +1,20 @@
-"""fairseq's binary format: its own command, and a streaming writer of token ids."""
+"""Write fairseq's binary format: by fairseq-preprocess, or streamed from ids; count unknown ids."""
 
 import array
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from relpos_fairseq.engine.command import last_words
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import atomic_folder, atomic_path, write_text
+from relpos_fairseq.io.command import error_line
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import atomic_folder, atomic_path, write_text
+from relpos_fairseq.text.dictionary import UNK
+
+# ---- fairseq's binary format: its own command, and a streaming writer of token ids.
+
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -26,7 +30,7 @@ def preprocess(arguments: Sequence[str], workers: int) -> Path:
     """
     arguments = [str(argument) for argument in arguments]
     if "--destdir" not in arguments:
-        raise PreparationError("fairseq-preprocess needs --destdir")
+        raise UserError("fairseq-preprocess needs --destdir")
     place = arguments.index("--destdir") + 1
     folder = Path(arguments[place])
     log = folder.with_name(f"{folder.name}.preprocess.log")
@@ -44,8 +48,8 @@ def preprocess(arguments: Sequence[str], workers: int) -> Path:
         )
         if output.returncode != 0:
             write_text(log, output.stdout)
-            reason = last_words(output.stdout.splitlines()) or f"status {output.returncode}"
-            raise PreparationError(f"fairseq-preprocess: {reason} (its output: {log})")
+            reason = error_line(output.stdout.splitlines()) or f"status {output.returncode}"
+            raise UserError(f"fairseq-preprocess: {reason} (its output: {log})")
         (temporary / "preprocess.log").unlink(missing_ok=True)
     log.unlink(missing_ok=True)
     return folder
@@ -105,3 +109,31 @@ def id_type(vocab_size: int) -> np.dtype:
     if vocab_size < 65500:
         return np.dtype(np.uint16)
     return np.dtype(np.uint32 if vocab_size < 4294967295 else np.int64)
+
+
+# ---- Unknown pieces (`<unk>`): counted in every data set, with a warning where they are many.
+
+
+MOST = 0.001  # of all pieces, above which text and vocabulary do not belong together
+BLOCK = 1 << 22
+
+
+def count_unknown(prefix: str | Path, vocab_size: int) -> int:
+    """Count the unknown ids of `prefix.bin`, as fairseq or `write_indexed` wrote it."""
+    path = Path(f"{prefix}.bin")
+    if not path.stat().st_size:
+        return 0
+    ids = np.memmap(path, id_type(vocab_size), "r")
+    return sum(int((ids[at : at + BLOCK] == UNK).sum()) for at in range(0, len(ids), BLOCK))
+
+
+def warn_of_unknown(found: Mapping[str, tuple[int, int]]) -> None:
+    """Say on stderr which data sets have many unknown ones among so many pieces."""
+    for name, (unknown, pieces) in found.items():
+        if unknown > MOST * pieces:
+            print(
+                f"warning: {unknown:,} of the {pieces:,} pieces of {name} ({unknown / pieces:.2%}) "
+                f"are unknown (<unk>): its characters or words are not those that the vocabulary "
+                f"was made of",
+                file=sys.stderr,
+            )

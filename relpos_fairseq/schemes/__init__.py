@@ -21,7 +21,7 @@ LAYERED = "rope/none"  # of a scheme a layer
 
 
 def scheme_names() -> list[str]:
-    """Return the names of all schemes, in the order of the contract table (`SchemeCard.row`)."""
+    """Return the names of all schemes, in the order of the contract table (`SchemeInfo.row`)."""
     return sorted(REGISTER, key=lambda name: (REGISTER[name].card.row, name))
 
 
@@ -70,12 +70,12 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
         raise ValueError(f"position scheme {text}: none adds nothing, leave it out of the hybrid")
     if len(set(names)) < len(names):
         raise ValueError(f"position scheme {text}: each member may stand in a hybrid once")
-    for trait, what in (("rotates", "rotates q and k"), ("replaces_content", "replaces q.k")):
+    for trait, what in (("rotates", "rotates q and k"), ("replaces_qk", "replaces q.k")):
         doing = [member.name for member in members if getattr(member, trait)]
         if len(doing) > 1:
             raise ValueError(f"position scheme {text}: only one member of a hybrid {what}, not {' and '.join(doing)}")
     rotating = [member.name for member in members if member.rotates]
-    replacing = [member.name for member in members if member.replaces_content]
+    replacing = [member.name for member in members if member.replaces_qk]
     if rotating and replacing:
         # sum_c (R_i q)_c (R_j k)_c w_c depends on i and j apart: no longer a relative scheme.
         raise ValueError(

@@ -20,9 +20,15 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 
 FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and padding_idx is 1
 
@@ -49,15 +55,15 @@ def sinusoid(position: Tensor, dim: int) -> Tensor:
 class NoPosition(PositionScheme):
     """No position at all: the transformer sees a bag of tokens (a decoder sees prefixes)."""
 
-    card = SchemeCard(10, "003 App. B", "q·k/√d", "-")
-    reads_places = False
+    card = SchemeInfo(10, "003 App. B", "q·k/√d", "-")
+    uses_positions = False
 
 
 @register_scheme("sinusoidal")
 class Sinusoidal(PositionScheme):
     """Fixed sine and cosine waves added to the input."""
 
-    card = SchemeCard(20, "Vaswani 2017 §3.5", "input + sin/cos", "fixed")
+    card = SchemeInfo(20, "Vaswani 2017 §3.5", "input + sin/cos", "fixed")
     takes = frozenset()
     own_scale = None
     absolute = True
@@ -68,7 +74,7 @@ class Sinusoidal(PositionScheme):
         return sinusoid(positions.query_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
 
 
-def _from_waves(source: Takeover) -> dict[str, Tensor]:
+def _from_waves(source: ConversionSource) -> dict[str, Tensor]:
     """Take w_i = the sinusoid at i, up to the table's length."""
     length = source.new.shape.max_positions
     source.report.limit(f"inputs of up to {length} tokens (the table of {source.new.name})")
@@ -80,13 +86,13 @@ def _from_waves(source: Takeover) -> dict[str, Tensor]:
 class Learned(PositionScheme):
     """A learned vector for every position, added to the input."""
 
-    card = SchemeCard(30, "Devlin 2018; 000 eq. 6", "input + wᵢ", "N(0, 0.02)", published="393K (003 Table 5)")
+    card = SchemeInfo(30, "Devlin 2018; 000 eq. 6", "input + wᵢ", "N(0, 0.02)", published="393K (003 Table 5)")
     takes = frozenset()
     own_scale = None
     absolute = True
     table_limited = True
     tables = {"table": Table(rows="position", neutral=0.0)}
-    takes_over = {"sinusoidal": _from_waves}
+    convert_from = {"sinusoidal": _from_waves}
     elsewhere = {"fairseq": "encoder_learned_pos", "transformers": "absolute"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
@@ -104,15 +110,15 @@ class Learned(PositionScheme):
 class Sentence(Learned):
     """Learned positions counted from each sentence's start in a packed block."""
 
-    card = SchemeCard(40, "003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
+    card = SchemeInfo(40, "003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
     counts_sentences = True
-    takes_over = {}
+    convert_from = {}
     elsewhere = {}
 
     def embed(self, positions: Positions) -> Tensor:
         """Return (B|1, T, E).  Only a sentence, not the block, must fit the table."""
         index = positions.sentence_index
-        index = positions.query_index() if index is None else positions.of_queries(index)
+        index = positions.query_index() if index is None else positions.query_rows(index)
         longest = 0 if is_captured() else int(index.max()) + 1
         if longest > self.shape.max_positions:
             raise ValueError(

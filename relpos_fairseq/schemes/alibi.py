@@ -15,7 +15,7 @@ from torch import Tensor
 from relpos_fairseq.options import RESET_CLS, SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
+from relpos_fairseq.scheme import PositionScheme, SchemeInfo, register_scheme
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -32,7 +32,7 @@ def slopes(heads: int) -> list[float]:
 class Alibi(PositionScheme):
     """A fixed linear penalty on distance."""
 
-    card = SchemeCard(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
+    card = SchemeInfo(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
     takes = frozenset({SCALE, RESET_CLS})
     never_neutral = "it has no parameter, and penalises distance"
 

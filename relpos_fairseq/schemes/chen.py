@@ -23,15 +23,21 @@ from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 RANK = Number(name="rank", place=50, help="rank of P", auto=lambda shape: shape.head_dim, auto_help="head_dim", least=1)
 
 
-def _other_rank(source: Takeover) -> dict[str, Tensor]:
+def _other_rank(source: ConversionSource) -> dict[str, Tensor]:
     """Cut the channels of P to a smaller rank, or fill new ones with zeros."""
     table, wants = source.params["position_table"], source.new.options.rank
     has = table.size(-1)
@@ -44,14 +50,14 @@ def _other_rank(source: Takeover) -> dict[str, Tensor]:
 class AbsScalar(PositionScheme):
     """A symmetric low-rank bias between absolute positions."""
 
-    card = SchemeCard(170, "004 eq. 7", "q·k/√d + (PᵀP)ᵢⱼ", "N(0, 0.02)")
+    card = SchemeInfo(170, "004 eq. 7", "q·k/√d + (PᵀP)ᵢⱼ", "N(0, 0.02)")
     takes = frozenset({SCALE, SHARE, RANK, RESET_CLS})
     default_share = "none"
     absolute = True
     table_limited = True
     tables = {"position_table": Table(rows="position", axis=1)}
     never_neutral = "P = 0 is neutral, but no gradient leaves it"
-    takes_over = {"abs_scalar": _other_rank}
+    convert_from = {"abs_scalar": _other_rank}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`position_table`: (heads|1, max_positions, rank)."""
@@ -66,21 +72,21 @@ class AbsScalar(PositionScheme):
         return (PositionTerms(position_factors=factors, reset=self.reset_at(positions)),)
 
 
-def _from_buckets(source: Takeover) -> dict[str, Tensor]:
+def _from_buckets(source: ConversionSource) -> dict[str, Tensor]:
     """Take s'_r = s_bucket(r) / sqrt(C d)."""
-    return source.params | {"bias_table": source.across("bias_table") * source.new.scale}
+    return source.params | {"bias_table": source.remap_table("bias_table") * source.new.scale}
 
 
 @register_scheme("rel_scalar")
 class RelScalar(PositionScheme):
     """A scalar a head, layer and distance, added to the logits."""
 
-    card = SchemeCard(180, "004 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
+    card = SchemeInfo(180, "004 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN})
     default_share = "none"
     clip = "scalars"
     tables = {"bias_table": Table(rows="distance", neutral=0.0)}
-    takes_over = {"t5": _from_buckets}
+    convert_from = {"t5": _from_buckets}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`bias_table`: (heads|1, R)."""

@@ -20,8 +20,15 @@ from torch import nn
 
 from relpos_fairseq.options import SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import WITH_K, Table
+from relpos_fairseq.scheme import (
+    WITH_K,
+    AttentionShape,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 CONTEXTS = Number(
@@ -38,10 +45,10 @@ CONTEXTS = Number(
 class Cope(PositionScheme):
     """Vectors of positions that count what a query's logits choose to count."""
 
-    card = SchemeCard(250, "Golovneva 2024 eq. 3-5", "(q·k + q·e[Σ_{l=j..i} σ(q·k_l/√d)])/√d", "0")
+    card = SchemeInfo(250, "Golovneva 2024 eq. 3-5", "(q·k + q·e[Σ_{l=j..i} σ(q·k_l/√d)])/√d", "0")
     takes = frozenset({SCALE, SHARE, CONTEXTS})
     default_share = "heads"
-    reads_places = False
+    uses_positions = False
     causal_only = True
     tables = {"table": Table(neutral=0.0, grows=WITH_K)}
 

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Factor
 from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
-from relpos_fairseq.terms import ByRow, PositionTerms
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.terms import DenseBias, PositionTerms
 
 WIDTH, EPSILON = 32, 1e-6
 THRESHOLD = Factor(
@@ -43,7 +42,7 @@ THRESHOLD = Factor(
 class Fire(PositionScheme):
     """A learned function of the distance relative to the longest."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         220,
         "Li 2024 eq. 7",
         "q·k/√d + f(ψ(|j-i|)/ψ(max(L, i))), ψ(x) = log(cx + 1)",
@@ -84,7 +83,7 @@ class Fire(PositionScheme):
         relation = Clipped.unclipped(positions)
         # A graph takes the way that is right for any length.
         if is_captured() or max(relation.past, relation.future) > threshold * abs(float(self.stretch.detach())):
-            return PositionTerms(by_row=ByRow(partial(_by_row, threshold, self.shape.causal), parts))
+            return PositionTerms(dense_bias=DenseBias(partial(_by_row, threshold, self.shape.causal), parts))
         distance = relation.distances(positions.device).abs()
         static = _logits(parts, distance, distance.new_zeros(1), threshold)
         return PositionTerms(relation=relation, static=static.movedim(-1, 0))

@@ -19,12 +19,18 @@ from torch import Tensor, nn
 
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 
 
-def _from_slopes(source: Takeover) -> dict[str, Tensor]:
+def _from_slopes(source: ConversionSource) -> dict[str, Tensor]:
     """Take w = 0 and log sigmoid(b) = -m, the fixed penalty of one step: b = -log(e^m - 1)."""
     _, penalties = source.old.prepare(Positions(2, 2))  # (H, 3), of the distances -1, 0, 1
     bias = -torch.expm1(-penalties[:, :1].double()).log()
@@ -41,13 +47,13 @@ def _log_sigmoid(x: Tensor) -> Tensor:
 class Fox(PositionScheme):
     """A forget gate a token and head, whose logarithms add up between query and key."""
 
-    card = SchemeCard(240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0")
+    card = SchemeInfo(240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0")
     takes = frozenset({SCALE})
     default_share = "none"
-    reads_places = False
+    uses_positions = False
     tables = {"gate_weight": Table(), "gate_bias": Table()}
     never_neutral = "its gates stay below 1"
-    takes_over = {"alibi": _from_slopes}
+    convert_from = {"alibi": _from_slopes}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`gate_weight`: (H, sides, E); `gate_bias`: (H, sides); a decoder has one side."""

@@ -22,9 +22,16 @@ from torch import Tensor, nn
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Folded
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import WITH_K, Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    WITH_K,
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -32,7 +39,7 @@ from relpos_fairseq.terms import PositionTerms
 class Method1(PositionScheme):
     """A scalar gate on the content by absolute distance."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         90,
         "000 eq. 11-12",
         "q·k·w/√d, w by |j-i|",
@@ -59,19 +66,19 @@ class Method1(PositionScheme):
         return (PositionTerms(relation=self.relation, gate=self.gate_table),)
 
 
-def _gate_of_m1(source: Takeover) -> dict[str, Tensor]:
+def _gate_of_m1(source: ConversionSource) -> dict[str, Tensor]:
     """Take w_r = w_|r|."""
-    return {"gate_table": source.across("gate_table")}
+    return {"gate_table": source.remap_table("gate_table")}
 
 
 @register_scheme("m2")
 class Method2(Method1):
     """A scalar gate on the content by signed distance."""
 
-    card = SchemeCard(100, "000 eq. 12-13; 003 eq. 5", "q·k·wᵣ/√d", "1", published="12K (003 Table 5)")
+    card = SchemeInfo(100, "000 eq. 12-13; 003 eq. 5", "q·k·wᵣ/√d", "1", published="12K (003 Table 5)")
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
     clip = "scalars"
-    takes_over = {"m1": _gate_of_m1}
+    convert_from = {"m1": _gate_of_m1}
 
     @property
     def relation(self) -> Clipped:
@@ -79,9 +86,9 @@ class Method2(Method1):
         return self.clipped
 
 
-def _weights_of_a_gate(source: Takeover) -> dict[str, Tensor]:
+def _weights_of_a_gate(source: ConversionSource) -> dict[str, Tensor]:
     """Take w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r."""
-    gate = source.across("gate_table")
+    gate = source.remap_table("gate_table")
     return {"trilinear_table": gate[..., None].expand(*gate.shape, source.new.shape.head_dim)}
 
 
@@ -89,7 +96,7 @@ def _weights_of_a_gate(source: Takeover) -> dict[str, Tensor]:
 class Method3(PositionScheme):
     """A vector gate: each channel of q and k is weighted by distance."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         110,
         "000 eq. 14-15",
         "Σ_c q_c k_c w_{r,c}/√d",
@@ -100,9 +107,9 @@ class Method3(PositionScheme):
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, INIT})
     default_share = "heads"
     clip = "vectors"
-    replaces_content = True
+    replaces_qk = True
     tables = {"trilinear_table": Table(rows="distance", neutral=1.0)}
-    takes_over = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
+    convert_from = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`trilinear_table`: (heads|1, R, D)."""
@@ -119,13 +126,13 @@ class Method3(PositionScheme):
 class Method4(PositionScheme):
     """Query and key both meet the same relative vector."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         120, "000 eq. 16; 003 eq. 6", "(q·k + q·aᵣ + k·aᵣ)/√d", "N(0, 0.02)", published="785K (003 Table 5)"
     )
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, INIT})
     default_share = "heads"
     clip = "vectors"
-    tables = {"table": Table(rows="distance", neutral=0.0, grows=WITH_K, meets_both=True)}
+    tables = {"table": Table(rows="distance", neutral=0.0, grows=WITH_K, multiplies_both=True)}
     elsewhere = {"transformers": "relative_key_query"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:

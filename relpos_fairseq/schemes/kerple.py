@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
 from relpos_fairseq.terms import PositionTerms
 
 LEAST = 0.01  # the released code's bound on both parameters
@@ -25,7 +24,7 @@ LEAST = 0.01  # the released code's bound on both parameters
 class Kerple(PositionScheme):
     """A learned logarithmic penalty on distance."""
 
-    card = SchemeCard(210, "Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
+    card = SchemeInfo(210, "Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
     takes = frozenset({SCALE, SHARE, RESET_CLS})
     default_share = "none"
     tables = {"amplitude": Table(), "rate": Table()}

@@ -19,8 +19,7 @@ from torch import nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, SCALE, SHARE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -28,7 +27,7 @@ from relpos_fairseq.terms import PositionTerms
 class M4M(PositionScheme):
     """The terms of M4, multiplied."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         130,
         "003 eq. 11",
         "(q·k)(q·aᵣ)(k·aᵣ)/√d",

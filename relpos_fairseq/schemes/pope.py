@@ -20,18 +20,17 @@ from torch import Tensor, nn
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.rotation import BASE
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import Table
+from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
 
 
 @register_scheme("pope")
 class Pope(PositionScheme):
     """Content as lengths, positions as angles."""
 
-    card = SchemeCard(196, "Gopalakrishnan 2025", "Σ_c σ(q_c)σ(k_c) cos((j-i)θ_c + δ_c)/√d, σ softplus", "δ 0")
+    card = SchemeInfo(196, "Gopalakrishnan 2025", "Σ_c σ(q_c)σ(k_c) cos((j-i)θ_c + δ_c)/√d, σ softplus", "δ 0")
     takes = frozenset({SCALE, BASE})
     rotates = True
-    bends_content = True
+    nonlinear_qk = True
     tables = {"phase": Table()}
     never_neutral = "it takes the softplus of q and k, and rotates them"
 

@@ -38,8 +38,14 @@ from relpos_fairseq.rotation import (
     rotate,
     scales_by_length,
 )
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    register_scheme,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Rotations:
     temperature: Tensor | None
 
 
-def _other_options(source: Takeover) -> dict[str, Tensor]:
+def _other_options(source: ConversionSource) -> dict[str, Tensor]:
     """Say for which inputs other angles are the same."""
     old, new = source.old, source.new
     for option in sorted((BASE, PAIRS, SHARE_OF_CHANNELS), key=lambda option: option.place):
@@ -77,11 +83,11 @@ def _other_options(source: Takeover) -> dict[str, Tensor]:
 class Rope(PositionScheme):
     """Rotations of query and key by their slots."""
 
-    card = SchemeCard(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
+    card = SchemeInfo(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
     takes = frozenset({SCALE, SCALING, FACTOR, LENGTH, LOG_N, BASE, SHARE_OF_CHANNELS, PAIRS})
     rotates = True
     never_neutral = "it has no parameter, and rotates q and k"
-    takes_over = {"rope": _other_options}
+    convert_from = {"rope": _other_options}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """Remember the trained length in the checkpoint, which other flags may change later."""

@@ -16,18 +16,16 @@ from torch import Tensor, nn
 from relpos_fairseq.options import SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Segments
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeOptions
-from relpos_fairseq.tables import Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import AttentionShape, ConversionSource, PositionScheme, SchemeOptions, Table
 from relpos_fairseq.terms import PositionTerms
 
 
-def _another_number(source: Takeover) -> dict[str, Tensor]:
+def _another_number(source: ConversionSource) -> dict[str, Tensor]:
     """Start more segments at zero; with fewer, say what is lost."""
     return {"table": _resized(source, source.params["table"], axis=0)}
 
 
-def _pairs_of_another_number(source: Takeover) -> dict[str, Tensor]:
+def _pairs_of_another_number(source: ConversionSource) -> dict[str, Tensor]:
     """Do so for both segments of a pair: (heads, segments^2)."""
     count = source.old.options.num_segments
     table = source.params["pair_table"].unflatten(1, (count, count))
@@ -36,7 +34,7 @@ def _pairs_of_another_number(source: Takeover) -> dict[str, Tensor]:
     return {"pair_table": table.flatten(1)}
 
 
-def _resized(source: Takeover, table: Tensor, axis: int) -> Tensor:
+def _resized(source: ConversionSource, table: Tensor, axis: int) -> Tensor:
     has, wants = table.size(axis), source.new.options.num_segments
     kept = table.narrow(axis, 0, min(has, wants))
     if table.narrow(axis, kept.size(axis), has - kept.size(axis)).any():
@@ -53,7 +51,7 @@ class SegmentHead(PositionScheme):
     takes = frozenset({SHARE})
     default_share = "none"
     tables = {"pair_table": Table(neutral=0.0)}
-    takes_over = {"segment_head": _pairs_of_another_number}
+    convert_from = {"segment_head": _pairs_of_another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`pair_table`: (heads|1, segments^2)."""
@@ -77,7 +75,7 @@ class SegmentInput(PositionScheme):
     takes = frozenset()
     own_scale = None
     tables = {"table": Table(neutral=0.0)}
-    takes_over = {"segment_input": _another_number}
+    convert_from = {"segment_input": _another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`table`: (segments, E)."""
@@ -95,4 +93,4 @@ class SegmentInput(PositionScheme):
                 "segment encoding needs segments, and this task supplies none: use "
                 "--segment-encoding none or a task with sentence pairs"
             )
-        return self.table[positions.of_queries(positions.segments)]
+        return self.table[positions.query_rows(positions.segments)]

@@ -24,9 +24,16 @@ from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE, Choice
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import WITH_K, Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    WITH_K,
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 KEYS = Choice(
@@ -38,7 +45,7 @@ KEYS = Choice(
 class ShawKeys(PositionScheme):
     """Relative vectors added to the keys."""
 
-    card = SchemeCard(50, "000 eq. 7; 003 eq. 3", "(q·k + q·aᵣ)/√d", "N(0, 0.02)", published="785K (003 Table 5)")
+    card = SchemeInfo(50, "000 eq. 7; 003 eq. 3", "(q·k + q·aᵣ)/√d", "N(0, 0.02)", published="785K (003 Table 5)")
     takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS, INIT})
     default_share = "heads"
     clip = "vectors"
@@ -62,12 +69,12 @@ class ShawKeys(PositionScheme):
         return (keys,)
 
 
-def _from_keys_alone(source: Takeover) -> dict[str, Tensor]:
+def _from_keys_alone(source: ConversionSource) -> dict[str, Tensor]:
     """Take a^V = 0."""
     if source.new.options.keys == "off":
         source.report.lose("shaw: the keys' vectors are dropped")
         return {"value_table": torch.zeros_like(source.new.value_table)}
-    table = source.across("key_table")
+    table = source.remap_table("key_table")
     return source.params | {"key_table": table, "value_table": torch.zeros_like(table)}
 
 
@@ -75,7 +82,7 @@ def _from_keys_alone(source: Takeover) -> dict[str, Tensor]:
 class Shaw(ShawKeys):
     """Relative vectors added to keys and values."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         60,
         "Shaw 2018 eq. 3-4",
         "(q·k + q·aᴷᵣ)/√d, values Σ α(v + aⱽᵣ)",
@@ -85,7 +92,7 @@ class Shaw(ShawKeys):
     )
     tables = ShawKeys.tables | {"value_table": Table(rows="distance", neutral=0.0)}
     takes = ShawKeys.takes | {KEYS}
-    takes_over = {"shaw_keys": _from_keys_alone}
+    convert_from = {"shaw_keys": _from_keys_alone}
     elsewhere = {"OpenNMT-py": "max_relative_positions"}
 
     @classmethod

@@ -21,8 +21,15 @@ from typing import Any
 from relpos_fairseq.options import INIT, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Bucketed, Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import WITH_BOTH, Table
+from relpos_fairseq.scheme import (
+    WITH_BOTH,
+    AttentionShape,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
 
 BUCKETS = Number(
@@ -38,7 +45,7 @@ MAX_DISTANCE = Number(name="max_distance", place=70, help="distance of the last 
 class T5(PositionScheme):
     """A scalar a head and logarithmic bucket of distance."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         80,
         "Raffel 2019; 003 eq. 4",
         "(q·k + s_bucket)/√d",

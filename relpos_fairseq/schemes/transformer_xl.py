@@ -1,35 +1,58 @@
-"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.3 (002).
-
-    e_ij = [ (q_i + u) . k_j + (q_i + v) . W_R R_{i-j} ] / sqrt(d)
-
-    R -> sinusoid(i - j), fixed;  W_R -> `projection`;  u -> `content_bias`;  v -> `position_bias`
-
-R is formed once a forward pass for all layers, and projected by each, for the T + S - 1 distances
-that occur (O(length), never O(length^2)); the result is the term's query_vectors over an unclipped
-relation.  R has the released code's layout, [sin(p f_0..), cos(p f_0..)] with
-f_m = 10000^(-2m/E) and p = i - j: negative for future keys, which an encoder has and the paper's
-decoder has not.  Sines are odd in p and cosines even: W_R R_p and W_R R_{-p} are the sum and the
-difference of the same two products of half the width.  The released code can tie u and v across
-layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared; --position-share
-layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs longer than those
-of training.  It starts u and v from N(0, 0.02), we from 0 (--position-init paper does as it
-does).  000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them, u or v
-keeps one.  000 eq. 10 (004 section 2.2.2) projects R by the content's W^K, without W_R:
---position-projections content.
-"""
+"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860): its attention, and attn_type 1 of its released code."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, Factor, Number, only
+from relpos_fairseq.options import (
+    CLIP_DISTANCE,
+    INIT,
+    PROJECTIONS,
+    RESET_CLS,
+    SCALE,
+    SHARE,
+    Choice,
+    Factor,
+    Number,
+    only,
+)
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, sinusoid_of_distance
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import WITH_K, WITH_Q, Table
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import (
+    WITH_BOTH,
+    WITH_K,
+    WITH_Q,
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
+
+# ---- Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.3 (002).
+#     e_ij = [ (q_i + u) . k_j + (q_i + v) . W_R R_{i-j} ] / sqrt(d)
+#
+#     R -> sinusoid(i - j), fixed;  W_R -> `projection`;  u -> `content_bias`;  v -> `position_bias`
+#
+# R is formed once a forward pass for all layers, and projected by each, for the T + S - 1 distances
+# that occur (O(length), never O(length^2)); the result is the term's query_vectors over an unclipped
+# relation.  R has the released code's layout, [sin(p f_0..), cos(p f_0..)] with
+# f_m = 10000^(-2m/E) and p = i - j: negative for future keys, which an encoder has and the paper's
+# decoder has not.  Sines are odd in p and cosines even: W_R R_p and W_R R_{-p} are the sum and the
+# difference of the same two products of half the width.  The released code can tie u and v across
+# layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared; --position-share
+# layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs longer than those
+# of training.  It starts u and v from N(0, 0.02), we from 0 (--position-init paper does as it
+# does).  000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them, u or v
+# keeps one.  000 eq. 10 (004 section 2.2.2) projects R by the content's W^K, without W_R:
+# --position-projections content.
+
 
 QUERY_BIAS = Choice(
     name="query_bias",
@@ -85,7 +108,7 @@ class _Projected(torch.autograd.Function):
         return torch.cat([odd.t() @ sines, even.t() @ cosines], dim=1), None, None, None
 
 
-def _other_options(source: Takeover) -> dict[str, Tensor]:
+def _other_options(source: ConversionSource) -> dict[str, Tensor]:
     """Say that another clamp_len is the same up to the shorter of both."""
     old, new = source.old.options.clamp_len, source.new.options.clamp_len
     if old != new:
@@ -98,7 +121,7 @@ def _other_options(source: Takeover) -> dict[str, Tensor]:
 class TransformerXL(PositionScheme):
     """Projected sinusoids of the distance, and global content and position biases."""
 
-    card = SchemeCard(70, "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed")
+    card = SchemeInfo(70, "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed")
     takes = frozenset({SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT})
     default_share = "none"
     elsewhere = {"transformer-xl": "attn_type 0"}
@@ -107,7 +130,7 @@ class TransformerXL(PositionScheme):
         "content_bias": Table(neutral=0.0, grows=WITH_Q, meaning="u"),
         "position_bias": Table(neutral=0.0, grows=WITH_Q, meaning="v"),
     }
-    takes_over = {"transformer_xl": _other_options}
+    convert_from = {"transformer_xl": _other_options}
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
@@ -179,6 +202,51 @@ class TransformerXL(PositionScheme):
             query_vectors=vectors,
             query_offset=getattr(self, "position_bias", None),
             content_offset=getattr(self, "content_bias", None),
+            reset=self.reset_at(positions),
+        )
+        return (term,)
+
+
+# ---- Transformer-XL's released PyTorch code (Dai et al. 2019, arXiv:1901.02860), its attn_type 1.
+#     e_ij = [ (q_i + u) . k_j + q_i . a_r + s_r ] / sqrt(d),   r = clip(j - i, -k, k)
+#
+#     r_emb, a -> `key_table`;  r_w_bias, u -> `content_bias`;  r_bias, s -> `bias_table`
+#
+# Each layer and head has its own; all start from N(0, 0.02).  The released tables reach as far as
+# segment and memory (--position-clip-distance 0), or to clamp_len, and their oldest row serves what
+# is further.  They have no rows for future keys, which its decoder never sees.
+
+
+@register_scheme("transformer_xl_learned")
+class LearnedTransformerXL(PositionScheme):
+    """A vector and a scalar a distance, both learned, and a global content bias."""
+
+    card = SchemeInfo(75, "Dai 2019, released attn_type 1", "((q+u)·k + q·aᵣ + sᵣ)/√d", "N(0, 0.02)")
+    takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS, INIT})
+    default_share = "none"
+    clip = "vectors"
+    tables = {
+        "key_table": Table(rows="distance", neutral=0.0, grows=WITH_K),
+        "content_bias": Table(neutral=0.0, grows=WITH_Q, meaning="u"),
+        "bias_table": Table(rows="distance", neutral=0.0, grows=WITH_BOTH),
+    }
+    elsewhere = {"transformer-xl": "attn_type 1"}
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`key_table`: (heads|1, R, D); `content_bias`: (., D); `bias_table`: (., R)."""
+        super().__init__(shape, options)
+        heads, rows, dim = self.table_heads, self.clipped.size, shape.head_dim
+        self.key_table = self.draw(heads, rows, dim, std=0.02)
+        self.content_bias = self.draw(heads, dim, std=0.02)
+        self.bias_table = self.draw(heads, rows, std=0.02)
+
+    def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
+        """q.a_r and s_r, and u.k."""
+        term = PositionTerms(
+            relation=self.clipped,
+            query_vectors=self.key_table,
+            content_offset=self.content_bias,
+            static=self.bias_table * self.scale,
             reset=self.reset_at(positions),
         )
         return (term,)

@@ -1,32 +1,43 @@
-"""Ke et al. 2020, TUPE (arXiv:2006.15595), in the form of 003 eq. 8-10.
-
-    e_ij = q_i . k_j / sqrt(2d) + reset( p_i U^Q . p_j U^K / sqrt(2d) + s_r , i, j)
-
-    p -> `position_table`, U^Q, U^K -> `query_projection`, `key_projection`, s -> `bias_table`,
-    theta_1, theta_2 of the reset -> `theta`
-
-`tupe_a` has no s.  003 gives p the width d and shares it among heads (its Table 5); Ke's own p has
-the width of the model, is layer-normed, and serves all layers: --position-share layers shares it
-so, with the width d a head.  s is read by clipped distance; Ke buckets it as T5 does.  003's Table
-5 counts one projection for queries and keys: --position-projections one.  004 eq. 5 divides the
-whole sum by sqrt(d): --position-scale 1 --position-scalars inside (theta, which is learned, stays
-in logit units).
-The product is kept as two factors of rank d, never as a (T, S) table.
-"""
+"""Ke et al. 2020, TUPE (arXiv:2006.15595): as M4M writes it, and as released."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, only
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeCard, SchemeOptions, register_scheme
-from relpos_fairseq.tables import WITH_BOTH, Table
-from relpos_fairseq.takeover import Takeover, identity
+from relpos_fairseq.relations import Bucketed
+from relpos_fairseq.scheme import (
+    WITH_BOTH,
+    AttentionShape,
+    ConversionSource,
+    PositionScheme,
+    SchemeInfo,
+    SchemeOptions,
+    Table,
+    identity_per_head,
+    register_scheme,
+)
 from relpos_fairseq.terms import PositionTerms
+
+# ---- Ke et al. 2020, TUPE (arXiv:2006.15595), in the form of 003 eq. 8-10.
+#     e_ij = q_i . k_j / sqrt(2d) + reset( p_i U^Q . p_j U^K / sqrt(2d) + s_r , i, j)
+#
+#     p -> `position_table`, U^Q, U^K -> `query_projection`, `key_projection`, s -> `bias_table`,
+#     theta_1, theta_2 of the reset -> `theta`
+#
+# `tupe_a` has no s.  003 gives p the width d and shares it among heads (its Table 5); Ke's own p has
+# the width of the model, is layer-normed, and serves all layers: --position-share layers shares it
+# so, with the width d a head.  s is read by clipped distance; Ke buckets it as T5 does.  003's Table
+# 5 counts one projection for queries and keys: --position-projections one.  004 eq. 5 divides the
+# whole sum by sqrt(d): --position-scale 1 --position-scalars inside (theta, which is learned, stays
+# in logit units).
+# The product is kept as two factors of rank d, never as a (T, S) table.
+
 
 SCALARS = Choice(
     name="scalars",
@@ -38,14 +49,14 @@ SCALARS = Choice(
 )
 
 
-def _from_factors(source: Takeover) -> dict[str, Tensor]:
+def _from_factors(source: ConversionSource) -> dict[str, Tensor]:
     """Take p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d; s = 0."""
     table, dim = source.params["position_table"], source.new.shape.head_dim
     rank = table.size(-1)
     if rank > dim:
         source.report.lose(f"{source.old.name}: rank {rank} exceeds {dim}, the width of TUPE's positions")
     table = torch.nn.functional.pad(table, (0, dim - rank))  # a negative width cuts
-    one = identity(table, dim)
+    one = identity_per_head(table, dim)
     made = {"position_table": table}
     if source.new.options.projections == "one":
         made["projection"] = one * source.new.scale**-0.5
@@ -60,7 +71,7 @@ def _from_factors(source: Takeover) -> dict[str, Tensor]:
 class TupeAbsolute(PositionScheme):
     """Absolute positions correlated apart from the content."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         150,
         "Ke 2020; 003 eq. 8-10 without s",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d))",
@@ -80,7 +91,7 @@ class TupeAbsolute(PositionScheme):
         "key_projection": Table(),
         "projection": Table(neutral=0.0, grows=(0.5, 0.5), copies=("query_projection", "key_projection")),
     }
-    takes_over = {"abs_scalar": _from_factors}
+    convert_from = {"abs_scalar": _from_factors}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """`position_table`: (heads|1, max_positions, D); projections, or one: (heads|1, D, D)."""
@@ -112,16 +123,16 @@ class TupeAbsolute(PositionScheme):
         return (PositionTerms(position_factors=prepared, reset=self.reset_at(positions)),)
 
 
-def _without_scalars(source: Takeover) -> dict[str, Tensor]:
+def _without_scalars(source: ConversionSource) -> dict[str, Tensor]:
     """Take s = 0."""
     zeros = source.zeros("bias_table", source.params["position_table"])
     return source.params | {"bias_table": zeros}
 
 
-def _scalars_alone(source: Takeover) -> dict[str, Tensor]:
+def _scalars_alone(source: ConversionSource) -> dict[str, Tensor]:
     """Take U^Q = 0 (without reset, unless both reset)."""
     fresh = {name: value.detach() for name, value in source.new.named_parameters()}
-    made = {"bias_table": source.across("bias_table") / _factor(source.new)}
+    made = {"bias_table": source.remap_table("bias_table") / _factor(source.new)}
     for name in {"query_projection", "projection"} & fresh.keys():
         made[name] = torch.zeros_like(fresh[name])
     return fresh | source.params | made
@@ -132,7 +143,7 @@ def _factor(scheme: PositionScheme) -> float:
     return scheme.scale if scheme.options.scalars == "inside" else 1.0
 
 
-def _other_options(source: Takeover) -> dict[str, Tensor]:
+def _other_options(source: ConversionSource) -> dict[str, Tensor]:
     """Bring s inside the division, or out of it."""
     change = _factor(source.old) / _factor(source.new)
     return source.params | {"bias_table": source.params["bias_table"] * change}
@@ -142,7 +153,7 @@ def _other_options(source: Takeover) -> dict[str, Tensor]:
 class Tupe(TupeAbsolute):
     """Absolute positions apart from the content, and relative scalars."""
 
-    card = SchemeCard(
+    card = SchemeInfo(
         160,
         "Ke 2020; 003 eq. 8-10",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d) + sᵣ)",
@@ -153,7 +164,7 @@ class Tupe(TupeAbsolute):
     takes = TupeAbsolute.takes | {CLIP_DISTANCE, SCALARS}
     clip = "scalars"
     tables = TupeAbsolute.tables | {"bias_table": Table(rows="distance", neutral=0.0)}
-    takes_over = {
+    convert_from = {
         "tupe_a": _without_scalars,
         "rel_scalar": _scalars_alone,
         "abs_scalar": _from_factors,
@@ -175,3 +186,75 @@ class Tupe(TupeAbsolute):
         factors, static = prepared
         reset = self.reset_at(positions)
         return (PositionTerms(self.clipped, static=static, position_factors=factors, reset=reset),)
+
+
+# ---- TUPE as Ke et al. released it (arXiv:2006.15595, guolinke/TUPE): the rows "Ke et al." of 004.
+#     e_ij = q_i . k_j / sqrt(2d) + reset( Q_i . K_j / sqrt(2d) + s_bucket(j - i) , i, j)
+#     Q_i = W_Q norm(p_i) + b_Q,  K_j = W_K norm(p_j) + b_K
+#
+#     p -> `position_table`, norm -> `norm_weight`, `norm_bias`, W_Q, b_Q -> `query_projection`,
+#     `query_bias`, W_K, b_K -> `key_projection`, `key_bias`, s -> `bias_table`, reset -> `theta`
+#
+# What differs from 003's form (`tupe`): p has the width of the model and a layer norm, the
+# projections have biases, s has T5's 32 buckets up to 128, and one of each serves all layers.  The
+# code writes the reset as p.p + s of rows that nothing else reads; `theta` is that sum.
+
+
+BUCKETS, MAX_DISTANCE = 32, 128  # rel_pos_bins and max_rel_pos
+EPSILON = 1e-5
+
+
+@register_scheme("tupe_released")
+class TupeReleased(PositionScheme):
+    """Normalised absolute positions apart from the content, and bucketed scalars."""
+
+    card = SchemeInfo(
+        165, "Ke 2020, released code", "q·k/√(2d) + reset_θ(Q(pᵢ)·K(pⱼ)/√(2d) + s_bucket)", "p, W, s N(0, 0.02); b, θ 0"
+    )
+    takes = frozenset({SCALE, RESET_CLS, INIT})
+    own_scale = 2.0
+    absolute = True
+    table_limited = True
+    resets_by_default = True
+    tables = {
+        "position_table": Table(rows="position", has_heads=False),
+        "norm_weight": Table(has_heads=False),
+        "norm_bias": Table(has_heads=False),
+        "query_projection": Table(neutral=0.0, grows=WITH_BOTH, flat_heads=True),
+        "query_bias": Table(neutral=0.0, grows=WITH_BOTH, flat_heads=True),
+        "key_projection": Table(flat_heads=True),
+        "key_bias": Table(flat_heads=True),
+        "bias_table": Table(rows="distance", neutral=0.0),
+    }
+
+    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
+        """`position_table`: (max_positions, E); projections: (E, E); `bias_table`: (H, buckets)."""
+        super().__init__(shape, options)
+        width = shape.embed_dim
+        self.position_table = self.draw(shape.max_positions, width, std=0.02)
+        self.norm_weight = nn.Parameter(torch.ones(width))
+        self.norm_bias = nn.Parameter(torch.zeros(width))
+        for name in ("query", "key"):
+            setattr(self, f"{name}_projection", self.draw(width, width, std=0.02))
+            setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(width)))
+        self.bias_table = self.draw(shape.num_heads, BUCKETS, std=0.02)
+
+    @property
+    def relation(self) -> Bucketed:
+        """T5's buckets."""
+        return Bucketed(BUCKETS, MAX_DISTANCE, not self.shape.causal)
+
+    def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Q / sqrt(2d) and K of every position that may occur: (H, S, D)."""
+        used = self.position_table[: positions.stop]
+        used = F.layer_norm(used, used.shape[1:], self.norm_weight, self.norm_bias, EPSILON)
+        query = F.linear(used, self.query_projection, self.query_bias) * self.scale
+        key = F.linear(used, self.key_projection, self.key_bias)
+        heads = (self.shape.num_heads, -1)
+        return tuple(part.unflatten(1, heads).transpose(0, 1) for part in (query, key))
+
+    def terms(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
+        """Return the product and s, reset together."""
+        self.check_length(positions)
+        reset = self.reset_at(positions)
+        return (PositionTerms(self.relation, static=self.bias_table, position_factors=prepared, reset=reset),)

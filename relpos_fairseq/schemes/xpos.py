@@ -23,8 +23,7 @@ from torch import Tensor
 from relpos_fairseq.options import SCALE, Number
 from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.rotation import BASE, PAIRS, Turns, rotate
-from relpos_fairseq.scheme import PositionScheme, SchemeCard, register_scheme
-from relpos_fairseq.takeover import Takeover
+from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, register_scheme
 
 GAMMA = 0.4
 XPOS_BASE = Number(
@@ -45,7 +44,7 @@ class Decaying:
     keys: Turns
 
 
-def _from_rotations(source: Takeover) -> dict[str, Tensor]:
+def _from_rotations(source: ConversionSource) -> dict[str, Tensor]:
     """Say what decay adds to rotations."""
     old, new = source.old.options, source.new.options
     alike = all(getattr(old, part.name) == getattr(new, part.name) for part in (BASE, PAIRS))
@@ -59,11 +58,11 @@ def _from_rotations(source: Takeover) -> dict[str, Tensor]:
 class XPos(PositionScheme):
     """Rotations of query and key by their slots, and decay."""
 
-    card = SchemeCard(195, "Sun 2022 §3", "Σ_c ζ_c^((i-j)/s) (Rᵢq)_c·(Rⱼk)_c/√d", "fixed")
+    card = SchemeInfo(195, "Sun 2022 §3", "Σ_c ζ_c^((i-j)/s) (Rᵢq)_c·(Rⱼk)_c/√d", "fixed")
     takes = frozenset({SCALE, BASE, PAIRS, XPOS_BASE})
     rotates = True
     never_neutral = "it has no parameter, and rotates q and k"
-    takes_over = {"rope": _from_rotations, "xpos": _from_rotations}
+    convert_from = {"rope": _from_rotations, "xpos": _from_rotations}
 
     def prepare(self, positions: Positions) -> Decaying:
         """Return what every slot is multiplied by."""

@@ -6,9 +6,9 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import MISSING
 
 from relpos_fairseq.config import help_text as _help
-from relpos_fairseq.data.question_answering.encoding import LONG_QUESTION
-from relpos_fairseq.data.question_answering.reading import BAD_ANSWER
-from relpos_fairseq.metrics.question_answering import METRICS
+from relpos_fairseq.data.answer_spans import LONG_QUESTION
+from relpos_fairseq.data.squad import BAD_ANSWER
+from relpos_fairseq.metrics.answer_scores import METRICS
 
 SEPARATORS = ("auto", "1", "2")
 UNANSWERABLE = ("auto", "yes", "no")

@@ -26,7 +26,7 @@ from fairseq.data.shorten_dataset import maybe_shorten_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor
 
-from relpos_fairseq.mends.replacing import replaces
+from relpos_fairseq.patches.table import replaces
 
 
 def segments_of_parts(lengths: Sequence[int]) -> Tensor:

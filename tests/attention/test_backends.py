@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cases import BEYOND, CASES, INPUT, Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
-from relpos_fairseq.attention.formula import decay_logits
-from relpos_fairseq.attention.lowering.factors import factors_of
+from relpos_fairseq.attention.lowering import factors_of
+from relpos_fairseq.attention.reference import decay_logits
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import Decay, PositionTerms
@@ -150,7 +150,7 @@ def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(blocked, "slice_rows", lambda _: 1)
     inputs, *_ = call(case, "causal" if case.gated else "square")
     # What no kernel evaluates.
-    refused = any(term.by_row is not None for term in inputs.terms)
+    refused = any(term.dense_bias is not None for term in inputs.terms)
     refused |= "pope+" in case.scheme
     evaluated = any(term.present for term in inputs.terms)
     served = "blocked" if case.causal_only else "native"
@@ -364,8 +364,8 @@ def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatc
         q = torch.randn(1, 1, 1, 8).double()
         k, v = (torch.randn(1, 1, length, 8).double() for _ in range(2))
         terms = layer.terms(layer.prepare(positions), positions)
-        tails = step.tail_products(terms, k)
-        inputs = AttentionInputs(q, k, v, terms, positions, 0.3, causal=True, key_tails=tails)
+        tails = step.form_clipped_key_products(terms, k)
+        inputs = AttentionInputs(q, k, v, terms, positions, 0.3, causal=True, clipped_key_products=tails)
         expected, _ = attend(inputs, "reference")
         with FlopCounterMode(display=False) as plain:
             attend(replace(inputs, terms=()), "blocked")
@@ -430,7 +430,7 @@ def test_compiled_models(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_refuse_new_terms_by_name(backend: str) -> None:
     """Logits by row, and content that is wider than the vectors beside it."""
     width = "content of 8 channels" if backend == "native" else "values of another width .4. than"
-    for case, named in ((FIRE_BEYOND, r"\(by_row\)"), (Case("pope+m4"), width)):
+    for case, named in ((FIRE_BEYOND, r"\(dense_bias\)"), (Case("pope+m4"), width)):
         inputs, *_ = call(case, "square")
         assert re.search(named, api._MODULES[backend].refusal_anywhere(inputs) or "")
     inputs, *_ = call(Case("pope"), "square")

@@ -18,7 +18,7 @@ from cases import CLIPPED, Case, build
 from helpers.attention_calls import Call, Interrupt, expanded, in_a_thread, permuted, same, strided, weighted
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
-from relpos_fairseq.attention import AttentionInputs, attend, blocked, sheared
+from relpos_fairseq.attention import AttentionInputs, attend, blocked, relative_shift
 from relpos_fairseq.attention import triton as kernels
 from relpos_fairseq.positions import Positions
 
@@ -102,7 +102,7 @@ def test_equals_the_reference(data: st.DataObject) -> None:
     rows = data.draw(st.sampled_from([1, 2, 5, 16, 33, 128]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "slice_rows", lambda _: rows)
-        patch.setattr(sheared, "LEAST_KEYS", data.draw(st.sampled_from([1, 7, 64])))
+        patch.setattr(relative_shift, "LEAST_KEYS", data.draw(st.sampled_from([1, 7, 64])))
         compare(*call)
 
 
@@ -144,7 +144,7 @@ def test_a_band_is_its_scalar_loop(rows: int, keys: int, span: int, first: int, 
     generator = torch.Generator().manual_seed(rows)
     q, k = (torch.randn(1, 2, n, 3, generator=generator).double() for n in (rows, keys))
     w = torch.randn(1 if shared else 2, span, 3, generator=generator).double()
-    found = sheared.trilinear_band(q, k, w, first)
+    found = relative_shift.trilinear_band(q, k, w, first)
     for h in range(2):
         for t in range(rows):
             for m in range(span):

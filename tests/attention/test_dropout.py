@@ -31,10 +31,10 @@ SERVED = [
 def _whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take a head as one tile: interpreted, they cost by the tile."""
     if "triton" not in UNSERVED:
-        from relpos_fairseq.attention.triton import launch
+        from relpos_fairseq.attention.triton import kernel_args
 
-        tile = launch.Launch(LENGTH, LENGTH, 4, 1)
-        monkeypatch.setattr(launch, "launch_of", lambda *args, **kwargs: tile)
+        tile = kernel_args.Launch(LENGTH, LENGTH, 4, 1)
+        monkeypatch.setattr(kernel_args, "launch_of", lambda *args, **kwargs: tile)
 
 
 def make_call(scheme: str, causal: bool = False):

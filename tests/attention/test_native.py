@@ -24,7 +24,7 @@ from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
 from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import operands
+from relpos_fairseq.attention.native import call as operands
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 DOUBLE, SINGLE = torch.float64, torch.float32

@@ -20,7 +20,7 @@ if triton.interpreted():
     import triton as compiler
     import triton.language as tl
 
-    from relpos_fairseq.attention.triton.tile import kept as kept_by_triton
+    from relpos_fairseq.attention.triton.tile import dropout_mask as kept_by_triton
 
     Tile = namedtuple("Tile", ["first", "index"])
     Sizes = namedtuple("Sizes", ["ROWS", "KEYS", "DROP"])

@@ -20,7 +20,7 @@ from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import operands
+from relpos_fairseq.attention.native import call as operands
 from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms, Reset
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import function
+from relpos_fairseq.attention.native import call as function
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms, Reset

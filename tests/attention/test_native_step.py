@@ -15,7 +15,7 @@ from torch import Tensor
 from cases import Case, build, terms_of
 from helpers.forms import told_apart
 from relpos_fairseq.attention import AttentionInputs, api, attend, native
-from relpos_fairseq.attention.step import serves, tail_products
+from relpos_fairseq.attention.step import form_clipped_key_products, supports_step
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms
@@ -70,7 +70,7 @@ def test_every_case(case: Case, dim: int) -> None:
     """Fewer channels than a vector of the processor has, several vectors, and some beyond them."""
     for keys in (1, 3, 40):
         inputs = step_of(case, keys, dim)
-        if not serves(inputs.terms, inputs.positions):
+        if not supports_step(inputs.terms, inputs.positions):
             pytest.skip("logits that `attention.step` does not serve")
         compare(inputs)
         padding = torch.zeros(2, keys, dtype=torch.bool)
@@ -120,7 +120,7 @@ def test_terms_of_several_kinds(
         content_q, content_k = (heads_of(rows, 2, n, rotated, n) for n in (1, keys))
         inputs = replace(inputs, content_q=content_q, content_k=content_k)
     if kept_tails:
-        inputs = replace(inputs, key_tails=tail_products(terms, k))
+        inputs = replace(inputs, clipped_key_products=form_clipped_key_products(terms, k))
     out = compare(inputs)
     assert padded < keys or not out[-1].any()
 

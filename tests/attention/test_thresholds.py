@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from relpos_fairseq.attention import AttentionInputs, attend, thresholds
+from relpos_fairseq.attention import AttentionInputs, api, attend
 from relpos_fairseq.attention.api import choose
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.positions import Positions
@@ -17,13 +17,13 @@ from relpos_fairseq.terms import PositionTerms
 NEAR = 1.15  # the other processor's number, or a sample's noise
 
 
-@pytest.mark.parametrize("key", thresholds.LEAST, ids=str)
+@pytest.mark.parametrize("key", api.CROSSOVER_LENGTHS, ids=str)
 def test_grounds(key: tuple[str, bool, bool]) -> None:
     """Below the number the kernel is not faster, from it on it is: on each processor, nearly."""
-    least = thresholds.LEAST[key]
+    least = api.CROSSOVER_LENGTHS[key]
     below = [row for row in least.grounds if row.tokens < least.tokens]
     above = [row for row in least.grounds if row.tokens >= least.tokens]
-    assert {row.processor for row in above} == {thresholds.AVX2, thresholds.AVX512}
+    assert {row.processor for row in above} == {api.AVX2, api.AVX512}
     assert any(row.without < row.kernel for row in below) or key[0] == "vectors"
     assert all(row.without < row.kernel * NEAR for row in below)
     assert above and all(row.kernel <= row.without for row in above)
@@ -45,12 +45,12 @@ def test_what_a_call_is() -> None:
         ((segments, vectors), 2, 2),
     ):
         given = replace(one, terms=terms)
-        assert thresholds.of(given) == both
-        assert thresholds.of(replace(given, causal=True)) == half
-        assert thresholds.of(replace(given, dropout=0.1)) == half
+        assert api.crossover_length(given) == both
+        assert api.crossover_length(replace(given, causal=True)) == half
+        assert api.crossover_length(replace(given, dropout=0.1)) == half
         with torch.no_grad():
-            assert thresholds.of(replace(given, dropout=0.1)) == half, "a layer formed again"
-            assert thresholds.of(given) < both or both == 2
+            assert api.crossover_length(replace(given, dropout=0.1)) == half, "a layer formed again"
+            assert api.crossover_length(given) < both or both == 2
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from helpers.forms import told_apart
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs, api, attend
 from relpos_fairseq.attention import triton as backend
-from relpos_fairseq.attention.triton import launch
+from relpos_fairseq.attention.triton import kernel_args
 from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.relations import Segments
 from relpos_fairseq.terms import PositionTerms
@@ -38,15 +38,15 @@ HYBRIDS = ("rope+m2+rel_scalar", "m3+rel_scalar+shaw", "m2+m4m+shaw")
 CLIPPED = {"shaw", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
 
 
-def small_launch(kernel: str, work: launch.Work) -> launch.Launch:
+def small_launch(kernel: str, work: kernel_args.Work) -> kernel_args.Launch:
     """Tiles of 16 and 32: other shapes for each kernel, square ones for sums along diagonals."""
     rows, keys = {"forward": (32, 16), "rows": (16, 32), "keys": (32, 16)}[kernel]
-    return launch.Launch(rows, 16 if work.scalars and kernel == "rows" else keys, 4, 1)
+    return kernel_args.Launch(rows, 16 if work.scalars and kernel == "rows" else keys, 4, 1)
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "launch_of", small_launch)
+    monkeypatch.setattr(kernel_args, "launch_of", small_launch)
 
 
 def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none", dim: int = 4):
@@ -197,9 +197,9 @@ def test_launches(dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     """Sums along diagonals have square tiles; products and groups of dropout have 16 at least."""
     monkeypatch.undo()
     for rank, tables, scalars, gate in itertools.product((0, 16, 128), *[(False, True)] * 3):
-        work = launch.Work(dtype, dim, rank, tables, scalars=scalars or gate, gate=gate)
-        for kernel in launch.KERNELS:
-            tile = launch.launch_of(kernel, work)
+        work = kernel_args.Work(dtype, dim, rank, tables, scalars=scalars or gate, gate=gate)
+        for kernel in kernel_args.KERNELS:
+            tile = kernel_args.launch_of(kernel, work)
             assert min(tile.rows, tile.keys) >= 16
             assert kernel != "rows" or not work.scalars or tile.rows == tile.keys
 

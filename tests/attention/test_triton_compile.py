@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 LIMIT = 600  # seconds for a subprocess on a slow, loaded machine
 SPILLS = """
 import sys, tempfile, torch
-from relpos_fairseq.benchmarks.ptxas import Compiler, start_compiling
+from relpos_fairseq.benchmarks.kernels import Compiler, start_compiling
 with tempfile.TemporaryDirectory() as cache:
     start_compiling(cache)
     from relpos_fairseq.attention.triton import trilinear

@@ -58,7 +58,7 @@ def call(terms: tuple[PositionTerms, ...], **masks) -> AttentionInputs:
 def test_they_are_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schemas, shapes and strides without numbers, and dispatch are as torch wants them."""
     if name == "many distances":
-        monkeypatch.setattr("relpos_fairseq.attention.triton.operands.NARROW", 4)
+        monkeypatch.setattr("relpos_fairseq.attention.triton.operands.STORED_DISTANCES", 4)
     padding = torch.arange(TOKENS).expand(2, -1) > 7
     documents = (torch.arange(TOKENS) // 4).expand(2, -1)
     inputs = call(TERMS[name](), key_padding=padding, documents=documents, dropout=0.25)

@@ -21,9 +21,9 @@ from conftest import ROOT
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs, api, sdpa
 from relpos_fairseq.attention import triton as backend
-from relpos_fairseq.attention.lowering.factors import factors_of, rank_of
-from relpos_fairseq.attention.triton import forms, launch, proof, trial
-from relpos_fairseq.attention.triton.function import attend as triton_attend
+from relpos_fairseq.attention.lowering import factors_of, rank_of
+from relpos_fairseq.attention.triton import call_signature, kernel_args, selftest, selftest_cache
+from relpos_fairseq.attention.triton.fused_attention import attend as triton_attend
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import Decay, PositionTerms, Reset
@@ -40,15 +40,15 @@ def make_call(length: int = 5, learns: bool = True, **options) -> AttentionInput
     return AttentionInputs(q, k, v, (term,), Positions(length, length), 0.25, **options)
 
 
-def form_of(inputs: AttentionInputs) -> forms.Trial:
-    return forms.trial_of(inputs, (False,) * len(inputs.terms), False)
+def form_of(inputs: AttentionInputs) -> call_signature.CallSignature:
+    return call_signature.signature_of(inputs, (False,) * len(inputs.terms), False)
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(proof.cache, "folders", lambda: iter([tmp_path / "cache"]))
-    monkeypatch.setattr(proof, "_found", {})
+    monkeypatch.setattr(selftest_cache.cache, "folders", lambda: iter([tmp_path / "cache"]))
+    monkeypatch.setattr(selftest_cache, "_found", {})
     api._said.cache_clear()
 
 
@@ -66,11 +66,11 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             text = path.read_text(encoding="utf-8")
             assert text.count(before) == 1, f"{before!r} in {file}"
             path.write_text(text.replace(before, after), encoding="utf-8")
-        monkeypatch.setattr(proof, "ROOT", root)
-        proof.sources.cache_clear()
+        monkeypatch.setattr(selftest_cache, "ROOT", root)
+        selftest_cache.sources.cache_clear()
 
     yield plant
-    proof.sources.cache_clear()
+    selftest_cache.sources.cache_clear()
 
 
 def test_a_sound_kernel_and_a_broken_one(planted, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,16 +78,16 @@ def test_a_sound_kernel_and_a_broken_one(planted, caplog: pytest.LogCaptureFixtu
     inputs = make_call()
     planted(SHORT)
     assert backend.unproved(inputs) is None
-    ((path, verdict),) = proof.verdicts()
+    ((path, verdict),) = selftest_cache.verdicts()
     assert verdict["erred"] == [] and verdict["gpu"] == "cpu" and "Clipped" in verdict["call"]
     planted(SHORT, (FORWARD, "out = acc * (inverse / total)", "out = acc * (1.01 * inverse / total)"))
     assert backend.unproved(inputs) is None, "a process asks once"
-    proof._found.clear()
+    selftest_cache._found.clear()
     said = backend.unproved(inputs)
     assert "1 queries: output: typical error" in said and "RELPOS_TRITON=on" in said
-    assert len(list(proof.verdicts())) == 2, "another kernel has another verdict"
-    proof._found.clear()
-    (newer,) = {found for found, _ in proof.verdicts()} - {path}
+    assert len(list(selftest_cache.verdicts())) == 2, "another kernel has another verdict"
+    selftest_cache._found.clear()
+    (newer,) = {found for found, _ in selftest_cache.verdicts()} - {path}
     newer.write_text(json.dumps({**verdict, "erred": ["as kept"]}), encoding="utf-8")
     assert "as kept" in backend.unproved(inputs)
 
@@ -103,7 +103,7 @@ def test_a_trial_imports_nothing_from_where_a_user_stands(planted, tmp_path, mon
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
     monkeypatch.chdir(tmp_path)
     planted(SHORT)
-    assert proof.run(form_of(make_call())) == ([], True)
+    assert selftest_cache.run(form_of(make_call())) == ([], True)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -112,7 +112,7 @@ def test_trials_without_a_result(fault: str, planted) -> None:
     begun = '    """Read a pickled trial and print what erred'
     planted((TRIAL, begun, f"    import os, time\n    {fault}\n{begun}"))
     silent = "sleep" in fault
-    erred, final = proof.run(form_of(make_call()), 3.0 if silent else 120.0)
+    erred, final = selftest_cache.run(form_of(make_call()), 3.0 if silent else 120.0)
     said, is_verdict = FAULTS[fault]
     assert said in erred[0] and final == is_verdict
 
@@ -120,7 +120,7 @@ def test_trials_without_a_result(fault: str, planted) -> None:
 def test_auto_and_the_verdict(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """`auto` falls back to blocked with one warning; RELPOS_TRITON decides instead of verdicts."""
     tried = []
-    monkeypatch.setattr(proof, "run", lambda form: tried.append(form) or (["dq is NaN"], True))
+    monkeypatch.setattr(selftest_cache, "run", lambda form: tried.append(form) or (["dq is NaN"], True))
     monkeypatch.setattr(api, "on_gpu", lambda inputs: True)
     for rule in ("_is_short", "_is_native"):
         monkeypatch.setattr(api, rule, lambda *_: False)
@@ -143,7 +143,7 @@ def test_auto_and_the_verdict(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_of_gates_have_a_trial(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decay's form is its own; its sums keep single precision; what forgets them errs."""
-    monkeypatch.setattr(launch, "launch_of", lambda *_: launch.Launch(16, 16, 4, 1))
+    monkeypatch.setattr(kernel_args, "launch_of", lambda *_: kernel_args.Launch(16, 16, 4, 1))
     inputs = make_call(9, causal=True)
     parts = {name: getattr(inputs, name).detach().to(dtype).requires_grad_() for name in "qkv"}
     decay = Decay(torch.zeros(1, 1, 9, requires_grad=True))
@@ -151,7 +151,7 @@ def test_sums_of_gates_have_a_trial(dtype: torch.dtype, monkeypatch: pytest.Monk
     form = form_of(inputs)
     assert form != form_of(replace(inputs, terms=(PositionTerms(decay=Decay(decay.past.detach())),)))
     assert form != form_of(replace(inputs, terms=(PositionTerms(),)))
-    assert trial.problems(form, ()) == []
+    assert selftest.problems(form, ()) == []
     seen, honest = [], triton_attend
 
     def forgetful(given: AttentionInputs) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_sums_of_gates_have_a_trial(dtype: torch.dtype, monkeypatch: pytest.Monk
         seen.append(past.dtype)
         return honest(replace(given, terms=(PositionTerms(decay=Decay(past * 0.5)),)))
 
-    assert trial.problems(form, (), forgetful)[0].startswith("9 queries: ")
+    assert selftest.problems(form, (), forgetful)[0].startswith("9 queries: ")
     assert set(seen) == {torch.float32}
 
 
@@ -178,20 +178,20 @@ def test_one_of_several_ranks_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for its verdict, and read it; what was not tried is not kept."""
     tried = []
 
-    def run(form: forms.Trial) -> tuple[list[str], bool]:
+    def run(form: call_signature.CallSignature) -> tuple[list[str], bool]:
         tried.append(form.device)
         time.sleep(0.3)
         return ["erred"], True
 
-    monkeypatch.setattr(proof, "run", run)
+    monkeypatch.setattr(selftest_cache, "run", run)
     ranks = [replace(form_of(make_call()), device=f"cpu:{rank}") for rank in range(4)]
-    monkeypatch.setattr(proof, "machine", lambda device: {"gpu": "one kind"})
+    monkeypatch.setattr(selftest_cache, "machine", lambda device: {"gpu": "one kind"})
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(proof.problem, ranks))
+        found = set(pool.map(selftest_cache.problem, ranks))
     assert len(tried) == 1 and len(found) == 1 and "erred" in found.pop()
-    monkeypatch.setattr(proof, "run", lambda form: (["busy"], False))
-    assert "busy" in proof.problem(form_of(make_call(causal=True)))
-    assert len(list(proof.verdicts())) == 1
+    monkeypatch.setattr(selftest_cache, "run", lambda form: (["busy"], False))
+    assert "busy" in selftest_cache.problem(form_of(make_call(causal=True)))
+    assert len(list(selftest_cache.verdicts())) == 1
 
 
 def odd_call() -> AttentionInputs:
@@ -213,8 +213,8 @@ def odd_call() -> AttentionInputs:
 
 def test_trials_of_every_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sound kernels stay inside the budget; one number of one table that is off does not."""
-    form, by_kernel, evaluated = form_of(odd_call()), trial._by_kernel, []
-    monkeypatch.setattr(launch, "launch_of", lambda *_: launch.Launch(16, 16, 4, 1))
+    form, by_kernel, evaluated = form_of(odd_call()), selftest._by_kernel, []
+    monkeypatch.setattr(kernel_args, "launch_of", lambda *_: kernel_args.Launch(16, 16, 4, 1))
     runs = iter(range(100))
     changes = {
         "": lambda found: found,
@@ -229,18 +229,18 @@ def test_trials_of_every_operand(monkeypatch: pytest.MonkeyPatch) -> None:
         changes[said](found)
         return found
 
-    monkeypatch.setattr(trial, "_by_kernel", once)
+    monkeypatch.setattr(selftest, "_by_kernel", once)
     for said in changes:
-        first = " ".join(trial.problems(form, ())[:1])
+        first = " ".join(selftest.problems(form, ())[:1])
         assert first.startswith(said) if said else not first
-    monkeypatch.setattr(trial, "_by_kernel", lambda *_: [][0])
-    assert trial.problems(form, ()) == ["4 queries: IndexError: list index out of range"]
+    monkeypatch.setattr(selftest, "_by_kernel", lambda *_: [][0])
+    assert selftest.problems(form, ()) == ["4 queries: IndexError: list index out of range"]
 
 
 def test_philox_by_the_published_vector() -> None:
     """Random123's known answers of philox4x32 with 7 rounds."""
     zeros = torch.zeros(1, dtype=torch.long)
-    words = [int(word) for word in trial.philox(0, zeros, zeros, zeros)]
+    words = [int(word) for word in selftest.philox(0, zeros, zeros, zeros)]
     assert words == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from relpos_fairseq.attention import sheared
+from relpos_fairseq.attention import relative_shift
 
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention.triton import trilinear
@@ -32,7 +32,7 @@ def run(band, q: Tensor, k: Tensor, w: Tensor, first: int) -> tuple[Tensor, ...]
 def compare(q: Tensor, k: Tensor, w: Tensor, first: int, rounding: float) -> None:
     """Against fp64, to so many roundings of each result's size."""
     found = run(trilinear.trilinear_band, q, k, w, first)
-    exact = run(sheared.trilinear_band, q.double(), k.double(), w.double(), first)
+    exact = run(relative_shift.trilinear_band, q.double(), k.double(), w.double(), first)
     types = (torch.promote_types(q.dtype, torch.float32), q.dtype, k.dtype, w.dtype)
     for one, other, dtype in zip(found, exact, types, strict=True):
         assert one.dtype == dtype

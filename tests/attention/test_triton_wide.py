@@ -12,7 +12,7 @@ from cases import Case, build
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention import triton as backend
-from relpos_fairseq.attention.triton import launch, operands
+from relpos_fairseq.attention.triton import kernel_args, operands
 from relpos_fairseq.positions import Positions, index_of_tokens
 
 pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)")
@@ -22,8 +22,8 @@ WIDE = ("transformer_xl", "shaw_keys", "m4", "deberta")
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "wide_launch_of", lambda *_, **__: launch.Launch(16, 16, 4, 1))
-    monkeypatch.setattr(operands, "NARROW", 8)
+    monkeypatch.setattr(kernel_args, "long_table_launch_of", lambda *_, **__: kernel_args.Launch(16, 16, 4, 1))
+    monkeypatch.setattr(operands, "STORED_DISTANCES", 8)
 
 
 def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none"):

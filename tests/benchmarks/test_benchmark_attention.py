@@ -18,22 +18,15 @@ from helpers import ROOT
 from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
-from relpos_fairseq.benchmarks import (
-    attention,
-    attention_report,
-    bar,
-    candidates,
-    correctness,
-    flex,
-    report,
-    scheme_candidate,
-    timing,
-)
-from relpos_fairseq.benchmarks import rows as results
-from relpos_fairseq.benchmarks.candidates import LayerCandidate, NoPositions, runner
-from relpos_fairseq.benchmarks.correctness import _compared
-from relpos_fairseq.benchmarks.scheme_candidate import SchemeCandidate
-from relpos_fairseq.benchmarks.settings import AttentionSetting, draw_heads, schemes_for
+from relpos_fairseq.benchmarks import attention, bar, candidates, measurement
+from relpos_fairseq.benchmarks import attention as attention_report
+from relpos_fairseq.benchmarks import attention as correctness
+from relpos_fairseq.benchmarks import candidates as flex
+from relpos_fairseq.benchmarks import candidates as scheme_candidate
+from relpos_fairseq.benchmarks import measurement as results
+from relpos_fairseq.benchmarks.attention import _compared
+from relpos_fairseq.benchmarks.candidates import LayerCandidate, NoPositions, SchemeCandidate, runner
+from relpos_fairseq.benchmarks.workload import AttentionSetting, draw_heads, schemes_for
 
 TINY = ["--heads", "2", "--head-dim", "8", "--clip", "3", "--rounds", "2", "--seconds", "1"]
 TINY += ["--threads", str(torch.get_num_threads())]
@@ -53,7 +46,7 @@ def setting(length: int = 20, batch: int = 2, causal: bool = False, **other) -> 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
+    monkeypatch.setattr(measurement, "wait_until_idle", lambda *_: False)
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -425,7 +418,7 @@ def test_times_are_taken_in_turns() -> None:
     """A B A B, each as often as the rounds say; all is counted."""
     order, ticks = [], []
     runs = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    times, noisy = timing.time_in_turns(runs, CPU, 3, 1e9, lambda: ticks.append(None))
+    times, noisy = measurement.time_in_turns(runs, CPU, 3, 1e9, lambda: ticks.append(None))
     turns = [name for name, after in zip(order, [*order[1:], ""], strict=True) if name != after]
     assert turns == ["a", "b"] * 4  # the first calls, then three rounds
     assert noisy == 6 and times["a"].noisy == 3 and len(times["b"].samples) == 3
@@ -434,9 +427,9 @@ def test_times_are_taken_in_turns() -> None:
 
 def test_a_column_ends_in_time() -> None:
     """Three rounds are made whatever they last; then the limit holds."""
-    times, _ = timing.time_in_turns({"a": lambda: None}, CPU, 50, 0.0)
+    times, _ = measurement.time_in_turns({"a": lambda: None}, CPU, 50, 0.0)
     assert len(times["a"].samples) == 3
-    times, _ = timing.time_in_turns({"a": lambda: None}, CPU, 1, 0.0)
+    times, _ = measurement.time_in_turns({"a": lambda: None}, CPU, 1, 0.0)
     assert len(times["a"].samples) == 1
 
 
@@ -448,7 +441,7 @@ def test_kept_storage_counts_as_memory() -> None:
         if not hasattr(kept, "cells"):
             kept.cells = torch.ones(12 << 20)
 
-    found = timing.peak_mebibytes(run, CPU)
+    found = measurement.peak_mebibytes(run, CPU)
     assert found != found or found > 40  # 48 MiB; nan where there is no /proc
 
     def fails() -> None:
@@ -457,18 +450,18 @@ def test_kept_storage_counts_as_memory() -> None:
 
     if found == found:
         with pytest.raises(ValueError, match="inside"):
-            timing.peak_mebibytes(fails, CPU)
+            measurement.peak_mebibytes(fails, CPU)
 
 
 def test_spread_and_sections(tmp_path: Path) -> None:
     """Quartiles relative to the median; a section is replaced, its neighbours are kept."""
-    times = timing.Times([1.0, 2.0, 3.0, 4.0, 5.0])
+    times = measurement.Times([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (times.median, times.least) == (3.0, 1.0)
     assert times.spread == pytest.approx((4.5 - 1.5) / 2 / 3)
     path = tmp_path / "page.md"
-    report.write_section(path, "one", "first")
-    report.write_section(path, "two", "second")
-    report.write_section(path, "one", "third")
+    measurement.write_section(path, "one", "first")
+    measurement.write_section(path, "two", "second")
+    measurement.write_section(path, "one", "third")
     text = path.read_text()
     assert "first" not in text and text.index("third") < text.index("second")
 

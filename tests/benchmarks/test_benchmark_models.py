@@ -11,9 +11,16 @@ import torch
 
 from helpers.commands import relpos, relpos_job
 from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.benchmarks import bar, models, timing, translation
-from relpos_fairseq.benchmarks.encoder_layers import FairseqLayer, LayerSetting, OurLayer, layer_runner
-from relpos_fairseq.benchmarks.peers import LEAST_TABLE, PACKAGES, PEERS
+from relpos_fairseq.benchmarks import bar, measurement, models, whole_models
+from relpos_fairseq.benchmarks.layers import (
+    LEAST_TABLE,
+    PACKAGES,
+    PEERS,
+    FairseqLayer,
+    LayerSetting,
+    OurLayer,
+    layer_runner,
+)
 from relpos_fairseq.cli import benchmark as declared
 
 CPU = torch.device("cpu")
@@ -25,13 +32,13 @@ def benchmark(flags: list[str]) -> None:
 
 
 ONCE = ["--rounds", "1", "--threads", str(torch.get_num_threads())]
-TINY = translation.TranslationSetting("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
+TINY = whole_models.TranslationSetting("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
 LAYER = LayerSetting(16, 32, 2, 2, 9, 3, 0.0, torch.float32, CPU)
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
+    monkeypatch.setattr(measurement, "wait_until_idle", lambda *_: False)
 
 
 def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -50,7 +57,7 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert "models translation cpu float32 size tiny 2 x 4: begin" in text  # another batch has a table of its own
     assert "| translation | train | generate |" in text and "size tiny, 2 sentences of 3-4 tokens" in text
     rows = list(csv.DictReader((tmp_path / "1.csv").open()))
-    assert [row["name"] for row in rows if row["name"] not in translation.GAINS] == [*["fairseq", "shaw", "m4"] * 2]
+    assert [row["name"] for row in rows if row["name"] not in whole_models.GAINS] == [*["fairseq", "shaw", "m4"] * 2]
     assert {row["column"] for row in rows} == {"train", "generate"}
     assert all(0 < float(row["ratio"]) < math.inf and float(row["ms"]) > 0 for row in rows)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
@@ -111,33 +118,33 @@ def test_the_baseline_of_a_handful(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     benchmark([*flags, "--csv", str(tmp_path / "rows.csv")])
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     names = {mode: [r["name"] for r in rows if r["column"] == mode] for mode in models.MODES}
-    assert names["train"] == ["fairseq", *translation.GAINS, "t5", "alibi"]
+    assert names["train"] == ["fairseq", *whole_models.GAINS, "t5", "alibi"]
     assert names["generate"] == ["fairseq", "t5", "alibi"]
     assert float(rows[0]["ratio"]) == 1.0
 
 
 def test_both_sides_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours and fairseq's have fairseq's optimizer and loss; a row of gains says what it has."""
-    used, make = [], translation.make_optimizer
-    monkeypatch.setattr(translation, "make_optimizer", lambda kind, model: used.append(kind) or make(kind, model))
+    used, make = [], whole_models.make_optimizer
+    monkeypatch.setattr(whole_models, "make_optimizer", lambda kind, model: used.append(kind) or make(kind, model))
     losses = {}
-    for name in ("fairseq", "m4", *translation.GAINS):
-        losses[name] = translation.training_step(name, TINY)()
-    own, ours = translation.FairseqAdam, translation.RelPosAdam
+    for name in ("fairseq", "m4", *whole_models.GAINS):
+        losses[name] = whole_models.translation_training_step(name, TINY)()
+    own, ours = whole_models.FairseqAdam, whole_models.RelPosAdam
     assert used == [own, own, ours, own, ours]
-    kinds = [row[2] for row in translation.GAINS.values()]
+    kinds = [row[2] for row in whole_models.GAINS.values()]
     assert kinds == [
-        translation.LabelSmoothedCrossEntropyCriterion,
-        *[translation.RelPosLabelSmoothedCrossEntropyCriterion] * 2,
+        whole_models.LabelSmoothedCrossEntropyCriterion,
+        *[whole_models.RelPosLabelSmoothedCrossEntropyCriterion] * 2,
     ]
-    assert translation.FAIRSEQS_OWN[1] is translation.LabelSmoothedCrossEntropyCriterion
-    for name in translation.GAINS:
+    assert whole_models.FAIRSEQS_OWN[1] is whole_models.LabelSmoothedCrossEntropyCriterion
+    for name in whole_models.GAINS:
         torch.testing.assert_close(losses[name], losses["fairseq"])
 
 
 def test_what_parsers_offer_is_what_jobs_take() -> None:
     """Parsers are torch-free, so what they offer is written once more in them."""
-    assert set(declared.SIZES) == set(translation.MODEL_SIZES)
+    assert set(declared.SIZES) == set(whole_models.MODEL_SIZES)
     assert tuple(declared.BACKENDS.split(", ")) == tuple(BACKENDS)
     assert PACKAGES == ("transformers", "flashdeberta", "x-transformers")
 
@@ -160,11 +167,11 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_fairseq_and_sinusoidal_are_one_model() -> None:
     """Same seed, same batch: losses after steps of Adam agree, and so do the hypotheses."""
-    steps = [translation.training_step(name, TINY) for name in ("fairseq", "sinusoidal")]
+    steps = [whole_models.translation_training_step(name, TINY) for name in ("fairseq", "sinusoidal")]
     for _ in range(3):
         ours, theirs = (step() for step in steps)
         torch.testing.assert_close(ours, theirs)
-    found = [translation.generation(name, TINY)() for name in ("fairseq", "sinusoidal")]
+    found = [whole_models.generation(name, TINY)() for name in ("fairseq", "sinusoidal")]
     for one, other in zip(*found, strict=True):
         assert len(one[0]["tokens"]) == TINY.length + 1  # and the sentence's end
         assert one[0]["tokens"].tolist() == other[0]["tokens"].tolist()
@@ -172,7 +179,7 @@ def test_fairseq_and_sinusoidal_are_one_model() -> None:
 
 def test_sentences_are_padded_on_fairseqs_sides() -> None:
     """Sources left, targets right, no row empty, no token outside the vocabulary."""
-    batch = translation.sentences(TINY)
+    batch = whole_models.sentences(TINY)
     source, target = batch["net_input"]["src_tokens"], batch["target"]
     assert source.shape == (3, max(batch["net_input"]["src_lengths"]))
     assert (source[:, -1] == 2).all() and not (target[:, 0] == 1).any()

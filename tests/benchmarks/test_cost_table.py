@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from helpers.commands import relpos
-from relpos_fairseq.benchmarks import costs, fitting, published, scheme_table, timing
-from relpos_fairseq.benchmarks.masked_lm import MaskedLMSetting, masked_lm, parameters
+from relpos_fairseq import scheme_table
+from relpos_fairseq.benchmarks import costs, measurement, published
+from relpos_fairseq.benchmarks import costs as fitting
+from relpos_fairseq.benchmarks.masked_lm import MaskedLMSetting, count_parameters, masked_lm
 
 BERT_BASE = published.ModelSizes(12, 768, 12, 512)
 # What 003 prints for BERT-base at 512 tokens, in thousands.
@@ -22,7 +24,7 @@ FEW += ["--lengths", "8", "--batch", "1", "--vocabulary", "20"]
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "wait_until_idle", lambda *_: False)
+    monkeypatch.setattr(measurement, "wait_until_idle", lambda *_: False)
 
 
 def test_formulas_give_what_the_papers_print() -> None:
@@ -79,9 +81,9 @@ def test_counts_of_the_whole_model() -> None:
     """The model's parameters beyond `none`'s are what the table of schemes says."""
     cpu = torch.device("cpu")
     what = MaskedLMSetting("base", 0, 20, 512, None, 1, 512, 0.0, torch.float32, cpu)
-    without = parameters(masked_lm("none", what))
+    without = count_parameters(masked_lm("none", what))
     for scheme in ("tupe", "m1"):
-        added = parameters(masked_lm(scheme, what)) - without
+        added = count_parameters(masked_lm(scheme, what)) - without
         assert added == scheme_table.parameters(scheme), scheme
 
 

@@ -12,46 +12,46 @@ import pytest
 
 from helpers.commands import relpos
 from relpos_fairseq.attention import native
-from relpos_fairseq.benchmarks import instructions
+from relpos_fairseq.benchmarks import workload
 
-X86 = instructions.platform.machine().lower() in instructions.X86
+X86 = workload.platform.machine().lower() in workload.X86
 TINY = "--heads 2 --head-dim 8 --clip 3 --lengths 200 --batch 1 --schemes m4 --rounds 1".split()
 
 
-@pytest.mark.parametrize("name", instructions.SETS)
+@pytest.mark.parametrize("name", workload.SETS)
 def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the set's environment and nothing of another's; its status is the command's."""
     started = []
     monkeypatch.setattr(
-        instructions.subprocess,
+        workload.subprocess,
         "run",
         lambda words, env, check: started.append((words, env)) or SimpleNamespace(returncode=-11),
     )
-    monkeypatch.setattr(instructions, "abilities", lambda: {"avx2", "fma", "bmi2", "sse4_2"})
-    monkeypatch.setattr(instructions.platform, "machine", lambda: "x86_64")
-    for variable in instructions.VARIABLES:
+    monkeypatch.setattr(workload, "abilities", lambda: {"avx2", "fma", "bmi2", "sse4_2"})
+    monkeypatch.setattr(workload.platform, "machine", lambda: "x86_64")
+    for variable in workload.VARIABLES:
         monkeypatch.setenv(variable, "left over")
-    assert instructions.run_with(None, "benchmark attention", []) is None and not started
-    status = instructions.run_with(name, "benchmark attention", ["--isa", name])
+    assert workload.run_under_instruction_set(None, "benchmark attention", []) is None and not started
+    status = workload.run_under_instruction_set(name, "benchmark attention", ["--isa", name])
     ((words, environment),) = started
     assert status == 139 and words[1:] == [*("-m", "relpos_fairseq.cli", "benchmark", "attention", "--isa", name)]
-    given = {variable: environment.get(variable) for variable in instructions.VARIABLES}
-    assert given == instructions.of_environment(name) and environment["PATH"] == os.environ["PATH"]
+    given = {variable: environment.get(variable) for variable in workload.VARIABLES}
+    assert given == workload.of_environment(name) and environment["PATH"] == os.environ["PATH"]
     for variable, value in given.items():
         if value is None:
             monkeypatch.delenv(variable)
         else:
             monkeypatch.setenv(variable, value)
-    assert instructions.run_with(name, "benchmark attention", []) is None and len(started) == 1
+    assert workload.run_under_instruction_set(name, "benchmark attention", []) is None and len(started) == 1
 
 
 def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """Its first instruction would end the process without a word."""
-    monkeypatch.setattr(instructions, "abilities", lambda: {"sse4_2", "avx2"})
-    monkeypatch.setattr(instructions.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(workload, "abilities", lambda: {"sse4_2", "avx2"})
+    monkeypatch.setattr(workload.platform, "machine", lambda: "x86_64")
     assert relpos("benchmark", "attention", "--isa", "avx2", *TINY) == 2
     assert "--isa avx2 needs fma, bmi2, which" in capsys.readouterr().err
-    monkeypatch.setattr(instructions.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(workload.platform, "machine", lambda: "aarch64")
     assert relpos("benchmark", "attention", "--isa", "sse2", *TINY) == 2
     assert "a set of x86 processors, this is aarch64" in capsys.readouterr().err
 
@@ -61,8 +61,8 @@ def test_torch_takes_the_set() -> None:
     """Its operations are those of processors without AVX."""
     words = [sys.executable, "-c", "from relpos_fairseq.benchmarks import instructions as i;"]
     words[-1] += "print(i.in_words())"
-    given = instructions.of_environment("sse2")
-    paths = {"PYTHONPATH": str(instructions.ROOT)}
+    given = workload.of_environment("sse2")
+    paths = {"PYTHONPATH": str(workload.PACKAGE_ROOT)}
     done = subprocess.run(words, env={**os.environ, **paths, **given}, capture_output=True)
     assert done.stdout.decode().strip() == "kernel for x86-64-v2 and torch for DEFAULT"
 

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from helpers import commands as cli
 from helpers.commands import USER_DIR, call, relpos
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
-from relpos_fairseq.data.tokenizers import train_tokenizer
-from relpos_fairseq.data.word_starts import FILE, word_starts
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.placement import PositionMismatchError
+from relpos_fairseq.text import train_tokenizer
+from relpos_fairseq.text.assets import WORD_STARTS_FILE, word_starts
 
 PACKED = ["--tokens-per-sample", "24", "--sample-break-mode", "complete"]
 BRIEF = ["--max-update", "3", "--disable-validation"]
@@ -162,7 +162,7 @@ def whole_words(packed: Path, folder: Path) -> Path:
     shutil.copytree(packed, data)
     dictionary = masked_lm(packed).source_dictionary
     flags = [not dictionary[number].endswith(("1", "3", "5", "7", "9")) for number in range(len(dictionary) - 1)]
-    (data / FILE).write_text("".join(f"{int(flag)}\n" for flag in flags))
+    (data / WORD_STARTS_FILE).write_text("".join(f"{int(flag)}\n" for flag in flags))
     return data
 
 
@@ -204,11 +204,11 @@ def test_whole_words_of_a_tokenizer_beside_the_data(packed: Path, tmp_path: Path
 
 def test_wrong_word_starts(packed: Path, tmp_path: Path) -> None:
     dictionary = masked_lm(packed).source_dictionary
-    with pytest.raises(ValueError, match=f"neither {FILE} .* nor a tokenizer"):
+    with pytest.raises(ValueError, match=f"neither {WORD_STARTS_FILE} .* nor a tokenizer"):
         word_starts(packed, dictionary)
-    path = tmp_path / FILE
+    path = tmp_path / WORD_STARTS_FILE
     path.write_text("1\n0\nyes\n")
-    with pytest.raises(ValueError, match=f"{FILE}:3: expected 0 or 1, got 'yes'"):
+    with pytest.raises(ValueError, match=f"{WORD_STARTS_FILE}:3: expected 0 or 1, got 'yes'"):
         word_starts(tmp_path, dictionary)
     path.write_text("1\n" * 7)
     with pytest.raises(ValueError, match="7 lines and the dictionary .* prepare the data again"):

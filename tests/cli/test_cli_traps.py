@@ -18,8 +18,8 @@ import relpos_fairseq
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
 from relpos_fairseq import plugin
-from relpos_fairseq.mends import one_line_errors
-from relpos_fairseq.mends.noisy_warnings import quiet_warnings
+from relpos_fairseq.patches import messages
+from relpos_fairseq.patches.messages import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
 
@@ -85,7 +85,7 @@ def test_training_sees_every_sentence(corpus, tmp_path):
 def test_models_do_not_share_configs():
     from fairseq.models.transformer import TransformerConfig
 
-    from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
+    from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, nested
 
     one = nested(RelPosTransformerConfig(encoder_embed_dim=64, position_scheme="m4"))
     two = nested(RelPosTransformerConfig(encoder_embed_dim=96, decoder_layers=2))
@@ -322,7 +322,7 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
             sys.excepthook(type(caught), caught, caught.__traceback__)
         said = capsys.readouterr().err
         assert ("Traceback" in said) == ("parse_hybrid" not in error), said
-    assert one_line_errors.is_about_input(None) is False
+    assert messages.is_about_input(None) is False
 
 
 def test_half_precision_needs_a_gpu(corpus, tmp_path):

@@ -247,7 +247,7 @@ def test_resumes_bit_equal(data, tmp_path):
 @pytest.fixture(scope="module")
 def pretrained(data, tmp_path_factory):
     """Checkpoints of fairseq's masked_lm task by scheme, two updates at 24 tokens."""
-    from relpos_fairseq.data.tokenizers import load_tokenizer
+    from relpos_fairseq.text import load_tokenizer
 
     folder = tmp_path_factory.mktemp("pretrained")
     tokenizer = load_tokenizer(data)

@@ -19,14 +19,14 @@ import yaml
 from conftest import ROOT
 
 from relpos_fairseq.cli.main import main as relpos
-from relpos_fairseq.comparison import cell as cells
-from relpos_fairseq.comparison import runs, slurm
-from relpos_fairseq.comparison.runs import Comparison, Options
+from relpos_fairseq.comparison import run as cells
+from relpos_fairseq.comparison import scheduling
+from relpos_fairseq.comparison.scheduling import Comparison, Options
 from relpos_fairseq.comparison.spec import make_spec
-from relpos_fairseq.engine.errors import BusyError, ToolError
-from relpos_fairseq.engine.files import write_json
-from relpos_fairseq.engine.forks import Fork, in_fork
-from relpos_fairseq.engine.stages import locked
+from relpos_fairseq.io.errors import BusyError, ToolError
+from relpos_fairseq.io.files import write_json
+from relpos_fairseq.io.processes import Fork, in_fork
+from relpos_fairseq.io.stages import locked
 
 SMALL = {
     "seeds": 2,
@@ -76,7 +76,7 @@ def fake_results(comparison: Comparison) -> None:
             right = (generator.random(60) < level).astype(int)
             rows = np.stack([right, np.ones(60, int)], 1)
             scored = Scored(np.arange(60) % 20 + 1, {"exact match": rows})
-            sets[name] = cells.described(scored) | {"seconds": 1.0}
+            sets[name] = cells.packed_scores(scored) | {"seconds": 1.0}
         result = {
             "scheme": cell.scheme,
             "task": cell.task.label,
@@ -232,7 +232,7 @@ def test_cells_are_named_by_all_that_they_depend_on(tmp_path):
     """Scheme's flags, task, shared flags, seed, code; a checkpoint counts by its content."""
 
     def names(content, code="c") -> set[str]:
-        return {cell.name(code) for cell in cells.cells_of(make_spec("s", content))}
+        return {cell.name(code) for cell in cells.runs_of(make_spec("s", content))}
 
     small = {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}}
     assert len(names(small)) == 4 and names(small) == names({**small, "title": "other"})
@@ -266,7 +266,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device", "checkpoint_last.pt")
 
-    monkeypatch.setattr(cells.Cell, "finish", full)
+    monkeypatch.setattr(cells.ComparisonRun, "finish", full)
     with pytest.raises(SystemExit):
         comparison.finish(comparison.cells[0])
     assert "No space left on device" in comparison.failure(comparison.cells[0])
@@ -299,10 +299,10 @@ def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "SHOWN", 0.0)
+    monkeypatch.setattr(scheduling, "SHOWN", 0.0)
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
-    pool = runs.Pool(comparison, [])
+    pool = scheduling.ProcessPool(comparison, [])
     cell = pool.active[None] = comparison.cells[0]
     log = cell.folder(comparison.work, comparison.code) / "train.log"
     log.parent.mkdir(parents=True)
@@ -317,7 +317,7 @@ def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
 
 def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     """Two commands share one comparison: what the other has at work is waited for, and counts."""
-    monkeypatch.setattr(runs, "SHOWN", 0.3)
+    monkeypatch.setattr(scheduling, "SHOWN", 0.3)
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
     other, own, done = comparison.cells[:3]
@@ -339,7 +339,7 @@ def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     fork = Fork(at_work, tmp_path / "log")
     while not started.exists():
         time.sleep(0.01)
-    assert runs.Pool(comparison, [done, other, own]).run() == {}
+    assert scheduling.ProcessPool(comparison, [done, other, own]).run() == {}
     assert end_of(fork) == 0
     out = capsys.readouterr().out
     assert out.count("another process is at it") == 1
@@ -356,9 +356,9 @@ def test_a_job_says_that_another_process_has_its_cell(tmp_path, monkeypatch):
         raise BusyError("another process is preparing it")
 
     monkeypatch.setattr(type(cell), "finish", busy)
-    monkeypatch.setattr(slurm, "prepare_process", lambda: None)
+    monkeypatch.setattr(scheduling, "prepare_process", lambda: None)
     with pytest.raises(RuntimeError, match="another process is at it: run the same command again later"):
-        slurm.finish(comparison, cell)
+        scheduling.finish_job(comparison, cell)
     assert comparison.failure(cell) is None
 
 
@@ -418,6 +418,6 @@ def test_jobs_of_a_cluster(tmp_path):
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
     spec = write(tmp_path / "small.yaml", content)
     comparison = Comparison.of(Options(spec, work=tmp_path / "work"))
-    assert slurm.submit(comparison, "local") == 1
+    assert scheduling.run_jobs(comparison, "local") == 1
     done = [comparison.result(cell) is not None for cell in comparison.cells]
     assert done == [True, False] and "nonsense" in comparison.failure(comparison.cells[1])

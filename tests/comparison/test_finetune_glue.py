@@ -23,20 +23,28 @@ from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_glue, write_tokenizer
 from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison import runs
-from relpos_fairseq.comparison.glue.pretrained import Pretrained, read_pretrained, takes_any_length
-from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, summarise, updates_of
-from relpos_fairseq.comparison.glue.tables import average, cell
+from relpos_fairseq.comparison import scheduling
+from relpos_fairseq.comparison.protocols import PROTOCOLS, Result, average_score, metrics_cell, summarise, updates_of
+from relpos_fairseq.comparison.run import TrainingLog
 from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.spec import read_spec
 from relpos_fairseq.comparison.tasks import base
-from relpos_fairseq.comparison.tasks.glue import MODEL, MODELS, NAMES, REPORT, Glue, statistics_of
-from relpos_fairseq.comparison.training_log import TrainingLog
+from relpos_fairseq.comparison.tasks.glue import (
+    METRIC_NAMES,
+    MODEL_FLAG,
+    PRETRAINED,
+    REPORT,
+    Glue,
+    Pretrained,
+    read_pretrained,
+    statistics_of,
+    takes_any_length,
+)
 from relpos_fairseq.config import resolve
-from relpos_fairseq.engine.errors import ToolError
-from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
+from relpos_fairseq.io.errors import ToolError
+from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.options import AttentionShape
-from relpos_fairseq.preparation.glue.tasks import GLUE, TASKS
+from relpos_fairseq.preparation.glue_tasks import GLUE, TASKS
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +188,8 @@ def test_average_is_the_papers():
         "STS-B": {"spearman": 89.0, "pearson": 1.0},
         "RTE": {"accuracy": 1.0},
     }
-    assert average(found) == "84.80"
-    assert average({name: found[name] for name in list(found)[1:]}) == "-"
+    assert average_score(found) == "84.80"
+    assert average_score({name: found[name] for name in list(found)[1:]}) == "-"
 
 
 def test_huang_takes_the_last_checkpoint_of_the_best_learning_rate():
@@ -225,20 +233,20 @@ def test_relative_models_take_longer_examples_than_in_pre_training(tmp_path, sch
     (tmp_path / "RTE").mkdir()
     known = {"train": 9, "max_length": 20, "init_token": 0, "separator_token": 2}
     (tmp_path / "RTE" / "task.json").write_text(json.dumps(known))
-    monkeypatch.setitem(MODELS, Path("x.pt"), Pretrained("x", Path("x.pt"), 16, {}, any_length))
+    monkeypatch.setitem(PRETRAINED, Path("x.pt"), Pretrained("x", Path("x.pt"), 16, {}, any_length))
     task = Glue(label="RTE", data=tmp_path, name="RTE")
     if any_length:
-        assert task.flags({MODEL: "x.pt"}, 1)["max-positions"] == 20
+        assert task.flags({MODEL_FLAG: "x.pt"}, 1)["max-positions"] == 20
     else:
         with pytest.raises(ValueError, match="has examples of 20 tokens, x takes 16"):
-            task.flags({MODEL: "x.pt"}, 1)
+            task.flags({MODEL_FLAG: "x.pt"}, 1)
 
 
 def test_cells_are_as_glue_writes_them():
-    assert cell(GLUE["MRPC"], {"f1": 81.25, "accuracy": 70.0}) == "81.25 / 70.00"
-    assert cell(GLUE["MNLI"], {"accuracy": 80.0, "valid1_accuracy": 81.0}) == "80.00 / 81.00"
-    assert cell(GLUE["CoLA"], None) == "-"
-    assert cell(GLUE["STS-B"], {"spearman": float("nan"), "pearson": 8.0}) == "- / 8.00"
+    assert metrics_cell(GLUE["MRPC"], {"f1": 81.25, "accuracy": 70.0}) == "81.25 / 70.00"
+    assert metrics_cell(GLUE["MNLI"], {"accuracy": 80.0, "valid1_accuracy": 81.0}) == "80.00 / 81.00"
+    assert metrics_cell(GLUE["CoLA"], None) == "-"
+    assert metrics_cell(GLUE["STS-B"], {"spearman": float("nan"), "pearson": 8.0}) == "- / 8.00"
 
 
 def log_line(split: str, updates: int, **values: float) -> str:
@@ -272,12 +280,12 @@ def test_statistics_are_the_metrics():
     values = {"f1": f1_score(true, found), "mcc": matthews_corrcoef(true, found), "accuracy": np.mean(found == true)}
     for metric, value in values.items():
         rows = statistics_of(metric, found, true)
-        assert METRICS[NAMES[metric]].value(rows.sum(0)) == pytest.approx(100 * value), metric
+        assert METRICS[METRIC_NAMES[metric]].value(rows.sum(0)) == pytest.approx(100 * value), metric
     found = generator.standard_normal(40).round(1) + true
     for metric, theirs in (("pearson", pearsonr), ("spearman", spearmanr)):
         rows = statistics_of(metric, found, true.astype(float))
         expected = 100 * theirs(found, true)[0]
-        assert METRICS[NAMES[metric]].value(rows.sum(0)) == pytest.approx(expected), metric
+        assert METRICS[METRIC_NAMES[metric]].value(rows.sum(0)) == pytest.approx(expected), metric
 
 
 def test_checkpoint_says_its_model(pretrained):
@@ -313,7 +321,7 @@ def test_table_stands_beside_the_majority_class(finished):
         one = json.loads(path.read_text())
         for split, scored in one["sets"].items():
             for metric, value in scored["values"].items():
-                key = next(key for key, name in NAMES.items() if name == metric)
+                key = next(key for key, name in METRIC_NAMES.items() if name == metric)
                 logged = one["validations"][-1][f"{split}_{key}"]
                 assert value == pytest.approx(logged, abs=0.02) or math.isnan(logged), metric
 
@@ -322,8 +330,8 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, tmp_pat
     """Other rates, or other data though as many and as long, are other runs."""
     out, text = finished
     asked = []
-    monkeypatch.setattr(runs.Comparison, "prepare", lambda self, cells: asked.append(len(cells)))
-    monkeypatch.setattr(runs.Pool, "run", lambda self: {})
+    monkeypatch.setattr(scheduling.Comparison, "prepare", lambda self, cells: asked.append(len(cells)))
+    monkeypatch.setattr(scheduling.ProcessPool, "run", lambda self: {})
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
     model = [f"small={pretrained}"]
     relpos_job("finetune", "glue", *arguments(glue, out, model, *more))
@@ -400,7 +408,7 @@ def test_failure_names_the_run_and_its_log(tmp_path, glue, pretrained, monkeypat
 
 
 def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, capsys):
-    monkeypatch.setattr(runs.Comparison, "run", lambda self: pytest.fail("it trained"))
+    monkeypatch.setattr(scheduling.Comparison, "run", lambda self: pytest.fail("it trained"))
     model = f"small={pretrained}"
     (tmp_path / "broken.pt").write_bytes(pretrained.read_bytes()[:3000])
     torch.save({"model": {}}, tmp_path / "plain.pt")
@@ -463,7 +471,7 @@ def test_diverging_runs_small(glue, pretrained, tmp_path, monkeypatch):
     """A loss that leaves the majority's is in what the run keeps: a rate of 10 does that."""
     monkeypatch.chdir(tmp_path)  # where compare_out goes
     content = yaml.safe_load((ROOT / "examples" / "comparison" / "diverging.yaml").read_text())
-    content["schemes"] = {name: {MODEL: str(pretrained)} for name in ("m4", "raffel")}
+    content["schemes"] = {name: {MODEL_FLAG: str(pretrained)} for name in ("m4", "raffel")}
     content["seeds"] = 1
     kept = content["tasks"]["MRPC at 4e-6"] | {"data": str(glue / "bin"), "max_update": 6}
     content["tasks"] = {"MRPC at 4e-6": kept, "MRPC at 10": kept | {"lr": 10.0}}

@@ -13,11 +13,10 @@ from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_xnli
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison.glue.protocols import PROTOCOLS, Result, summarise
-from relpos_fairseq.comparison.tasks.glue import MODEL
-from relpos_fairseq.comparison.xtreme import questions
-from relpos_fairseq.comparison.xtreme.finetuning import trials_of
-from relpos_fairseq.comparison.xtreme.questions import windows
+from relpos_fairseq.comparison.finetuning import chosen_checkpoints
+from relpos_fairseq.comparison.protocols import PROTOCOLS, Result, summarise
+from relpos_fairseq.comparison.tasks import glue
+from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, count_windows
 
 SHORT = ["--seeds", "1", "2", "--max-update", "3", "--train-flags=--num-workers 0"]
 SHORT += ["--squad-flags=--tokens-per-sample 64 --doc-stride 16"]
@@ -72,7 +71,7 @@ def test_trials_are_of_the_chosen_settings(tmp_path):
         (folder / "checkpoints" / "checkpoint_last.pt").touch()
         values = ({"f1": 60.0 - 1e6 * rate},)
         results.append(Result(rate, 3, seed, values, folder))
-    found = trials_of(results, summarise(results, "f1", "last"))
+    found = chosen_checkpoints(results, summarise(results, "f1", "last"))
     assert [path.parent.parent.name for path in found] == ["1e-05-1", "1e-05-2"]
 
 
@@ -86,7 +85,7 @@ def test_windows_are_counted_as_training_cuts_them(tmp_path):
 
     def count(**cut: object) -> int:
         flags = {name.replace("_", "-"): value for name, value in cut.items()}
-        return windows(folder, (("tokens-per-sample", 512), *flags.items()))
+        return count_windows(folder, (("tokens-per-sample", 512), *flags.items()))
 
     longer = count(on_long_question="truncate")
     assert count(on_long_question="drop") == longer - 1
@@ -97,12 +96,12 @@ def test_windows_are_counted_as_training_cuts_them(tmp_path):
 
 def test_updates_follow_the_flags_of_training(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr(questions, "windows", lambda data, cut: counted.append(dict(cut)) or 100)
+    monkeypatch.setattr(glue, "count_windows", lambda data, cut: counted.append(dict(cut)) or 100)
     model = SimpleNamespace(positions=64, flags={})
-    monkeypatch.setattr(questions, "read_once", lambda path: model)
+    monkeypatch.setattr(glue, "read_once", lambda path: model)
     train = {"on-long-question": "drop", "max-query-length": "32"}
-    task = questions.Questions(label="SQuAD", train=train, data=tmp_path, lr=1e-3, epochs=1)
-    task.flags({MODEL: "model.pt"}, 1)
+    task = glue.Questions(label="SQuAD", train=train, data=tmp_path, lr=1e-3, epochs=1)
+    task.flags({MODEL_FLAG: "model.pt"}, 1)
     assert counted == [train | {"tokens-per-sample": 64, "doc-stride": 128}]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from relpos_fairseq.comparison import quickstart
-from relpos_fairseq.comparison.cell import described
 from relpos_fairseq.comparison.quickstart import Choices
+from relpos_fairseq.comparison.run import packed_scores
 from relpos_fairseq.comparison.scores import of_translations
 from relpos_fairseq.comparison.tasks.base import Scored
 
@@ -43,7 +43,7 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
         folder.mkdir(parents=True)
         (folder / "test.txt").write_text("\n".join(LINES[::-1]) + "\n")
         statistics = of_translations(LINES, LINES, "13a")
-        scored = described(Scored(np.array([4, 4]), statistics, {"tokens_per_second": 7.5}))
+        scored = packed_scores(Scored(np.array([4, 4]), statistics, {"tokens_per_second": 7.5}))
         place = cell.place(comparison.results, comparison.code)
         place.parent.mkdir(parents=True)
         result = {

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from relpos_fairseq.comparison.tasks import kinds, make_task
-from relpos_fairseq.comparison.tasks.scan import commands
+from relpos_fairseq.comparison.tasks.encoder_decoder import scan_commands
 
 NO_FLAGS = {"train": {}, "generate": {}}
 
@@ -19,7 +19,7 @@ def task(kind: str, **options):
 
 def test_scan_is_the_published_set():
     """Counts of Lake and Baroni 2018, and lines of their tasks.txt and length split."""
-    every = commands()
+    every = scan_commands()
     assert len(every) == 20910
     lengths = Counter(map(len, every.values()))
     assert max(lengths) == 48 and min(lengths) == 1

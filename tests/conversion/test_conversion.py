@@ -10,18 +10,16 @@ from hypothesis import strategies as st
 from cases import ENCODERS
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
 from helpers.lm_models import randomized, small_lm, small_xl, stream
-from relpos_fairseq.conversion import Conversion, NotExactError, convert, layouts
-from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion import Conversion, NotExactError, algebra, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
-from relpos_fairseq.conversion.lengths import resize
 from relpos_fairseq.conversion.on_load import prepare_sides
-from relpos_fairseq.conversion.report import ConversionReport
+from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
+from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.conversion.source import plan_of
-from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.conversion.writer import build_roberta
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
-from relpos_fairseq.scheme import PositionMismatchError
+from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names
-from relpos_fairseq.tables import reread
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
 NEUTRAL += ["transformer_xl_learned"]
@@ -65,7 +63,7 @@ def test_a_scheme_is_added_at_neutral_values(scheme):
     """And a gradient leaves them: else training could never use what was added."""
     target = config(f"learned+{scheme}")
     done = assert_exact(config("learned"), target)
-    model = build(target, done.state)
+    model = build_roberta(target, done.state)
     model(Probe.draw(23, POSITIONS, False).tokens)[0].square().sum().backward()
     moved = {
         name.rsplit(".", 1)[1]
@@ -108,7 +106,7 @@ def test_one_scheme_in_the_words_of_another(source, target, options):
 
 
 def test_every_rule_is_tested():
-    rules = {(source, name) for name in scheme_names() for source in scheme_class(name).takes_over}
+    rules = {(source, name) for name in scheme_names() for source in scheme_class(name).convert_from}
     assert {(source, target) for source, target, _ in RULES} == {
         (source, target) for source, target in rules if source != target
     }
@@ -173,7 +171,7 @@ def test_tables_that_differ_do_not_become_one():
 def test_equal_tables_become_one_and_back():
     shared, own = (config("m4", position_share=share) for share in ("both", "none"))
     done, _ = converted(shared, own)
-    back = convert(done.state, plan_of(own), plan_of(shared))
+    back = algebra(done.state, plan_of(own), plan_of(shared))
     assert back.report.exact
     for key, value in random_state(shared).items():
         if "position" in key:
@@ -274,7 +272,7 @@ def test_learned_to_m4_drops_the_table_and_says_so():
 
 def test_what_was_never_used_may_be_left_out():
     added, _ = converted(config("learned"), config("learned+m4"))
-    back = convert(added.state, plan_of(config("learned+m4")), plan_of(config("learned")))
+    back = algebra(added.state, plan_of(config("learned+m4")), plan_of(config("learned")))
     assert back.report.exact
     assert "m4 left out (its tables are neutral)" in back.report.steps
 
@@ -285,7 +283,7 @@ def test_relative_schemes_take_longer_input(scheme):
     clip = {"position_clip_distance": "8"} if scheme in ("m4", "rel_scalar", "m2") else {}
     source, target = config(scheme, **clip), config(scheme, max_positions=44, **clip)
     state = random_state(source)
-    done = convert(state, plan_of(source), plan_of(target))
+    done = algebra(state, plan_of(source), plan_of(target))
     assert done.report.exact
     assert difference(source, target, done.state, longest=44) < CLOSE
 
@@ -293,7 +291,7 @@ def test_relative_schemes_take_longer_input(scheme):
 def test_unclipped_tables_grow_by_their_ends():
     source, target = config("m4"), config("m4", max_positions=44)
     state = random_state(source)
-    done = convert(state, plan_of(source), plan_of(target))
+    done = algebra(state, plan_of(source), plan_of(target))
     assert difference(source, target, done.state, longest=44) < CLOSE
 
 
@@ -334,10 +332,10 @@ def test_the_mean_of_dropped_positions_goes_into_the_tokens():
     state["encoder.lm_head.weight"] = state[f"{ENCODER}.embed_tokens.weight"]
     table = state[f"{ENCODER}.positions.shared.0.table"]
     table[:] = table[0]
-    done = convert(state, plan_of(old), plan_of(new), allow_loss=True)
+    done = algebra(state, plan_of(old), plan_of(new), allow_loss=True)
     probe = Probe.draw(len(state[f"{ENCODER}.embed_tokens.weight"]), 12, False)
     before, after = (
-        outputs_of(build(values, weights), probe.tokens, None)["logits"].log_softmax(-1)
+        outputs_of(build_roberta(values, weights), probe.tokens, None)["logits"].log_softmax(-1)
         for values, weights in ((old, state), (new, done.state))
     )
     torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
@@ -368,7 +366,7 @@ relations = st.one_of(
 @given(relations, relations, st.integers(1, 15))
 def test_reread_tells_exactly_what_is_lost(source, target, length):
     table = torch.randn(1, source.size, 2, generator=torch.Generator().manual_seed(0))
-    result, error, _ = reread(table, source, target, length)
+    result, error, _ = remap_distances(table, source, target, length)
     assert result.shape == (1, target.size, 2)
     worst = 0.0
     for distance in range(1 - length, length):
@@ -383,11 +381,11 @@ def test_a_state_that_does_not_fit_its_flags():
     state = random_state(config("m4"))
     plan = plan_of(config("m4", position_clip_distance="3"))
     with pytest.raises(ValueError, match=r"position.0.table is \(1, 39, 8\).*\(1, 7, 8\)"):
-        convert(state, plan, plan)
+        algebra(state, plan, plan)
     with pytest.raises(ValueError, match="has no .*key_table, which its position scheme shaw_keys"):
-        convert(state, plan_of(config("shaw_keys")), plan)
+        algebra(state, plan_of(config("shaw_keys")), plan)
     with pytest.raises(ValueError, match="start at one of neutral, own, got zero"):
-        convert(state, plan_of(config("m4")), plan, start="zero")
+        algebra(state, plan_of(config("m4")), plan, start="zero")
 
 
 def test_scalars_of_another_gain():

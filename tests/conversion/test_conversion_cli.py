@@ -12,10 +12,10 @@ import torch
 from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.conversion.fidelity import Probe, outputs_of
+from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.on_load import prepare
-from relpos_fairseq.conversion.reading import read_source
-from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.conversion.report import Probe, outputs_of
+from relpos_fairseq.conversion.writer import build_roberta
 
 STYLES = ("argparse", "legacy", "dataclass")
 
@@ -47,7 +47,7 @@ def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
     assert printed_difference(text) < 1e-5
     source = read_source(tmp_path / "out")
     probe = Probe.draw(ROWS, 20, False)
-    ours = outputs_of(build(source.values, source.state), probe.tokens, None)
+    ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, None)
     theirs = outputs_of(model, probe.tokens, None)
     for name in ("logits", "classification"):
         apart = (ours[name] - theirs[name])[probe.real if name == "logits" else slice(None)]

@@ -15,16 +15,16 @@ import transformers
 
 from helpers.conversion import ROWS, config, random_state, shake
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.conversion.fidelity import Probe, outputs_of
-from relpos_fairseq.conversion.huggingface import folder as hf_folder
-from relpos_fairseq.conversion.huggingface.export import export, save
-from relpos_fairseq.conversion.huggingface.reference import Reference
-from relpos_fairseq.conversion.huggingface.vocabulary import Vocabulary, of_checkpoint, of_folder, symbol_numbers
-from relpos_fairseq.conversion.reading import read_source
+from relpos_fairseq.conversion import huggingface_import as hf_folder
+from relpos_fairseq.conversion.hf_reference import Reference
+from relpos_fairseq.conversion.huggingface_export import save_hf, to_hf
+from relpos_fairseq.conversion.job import read_source
+from relpos_fairseq.conversion.report import Probe, outputs_of
 from relpos_fairseq.conversion.source import SourceModel
-from relpos_fairseq.conversion.writer import build
-from relpos_fairseq.data.tokenizers import train_tokenizer
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, of_folder, symbol_numbers
+from relpos_fairseq.conversion.writer import build_roberta
 from relpos_fairseq.relations import LogClipped
+from relpos_fairseq.text import train_tokenizer
 
 SIZES = {
     "vocab_size": 40,
@@ -73,7 +73,7 @@ def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Prob
     rows = torch.tensor(source.vocabulary.rows)
     types = torch.zeros_like(probe.tokens) if probe.segments is None else probe.segments
     theirs = model.double()(input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types)
-    ours = outputs_of(build(source.values, source.state), probe.tokens, probe.segments)
+    ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, probe.segments)
     return theirs, ours, probe, source.outputs(probe.tokens, probe.segments)
 
 
@@ -112,7 +112,7 @@ def test_the_only_token_type_of_roberta_is_kept(tmp_path):
         source = read_source(folder)
         assert source.values["segment_encoding"] == encoding
         reference = source.outputs(*_probe(source))
-        ours = outputs_of(build(source.values, source.state), *_probe(source))
+        ours = outputs_of(build_roberta(source.values, source.state), *_probe(source))
         assert (ours["logits"] - reference["logits"]).abs().max() < 1e-5
 
 
@@ -186,11 +186,11 @@ def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
     first = tmp_path / "first"
     model = (bert if family == "bert" else roberta)(first, kind)
     source = read_source(first)
-    config, weights, report = export(source, family, source.vocabulary, None)
+    config, weights, report = to_hf(source, family, source.vocabulary, None)
     assert report.exact
     second = tmp_path / "second"
     second.mkdir()
-    save(second, config, weights)
+    save_hf(second, config, weights)
     auto = getattr(transformers, config["architectures"][0])
     logging.getLogger("transformers").setLevel(logging.ERROR)
     back, loading = auto.from_pretrained(second, output_loading_info=True)
@@ -219,15 +219,15 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     """Also after training, which forgets where the checkpoint came from."""
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.conversion.job import Job, to_huggingface, to_ours
-    from relpos_fairseq.data.tokenizers import load_tokenizer
+    from relpos_fairseq.conversion.job import Job, to_huggingface, to_relpos
+    from relpos_fairseq.text import load_tokenizer
 
     folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))
     model = bert(folder, "relative_key_query")
     out.mkdir()
     back.mkdir()
     source = read_source(folder)
-    to_ours(Job("m4", {}), source, lambda line: None)(out)
+    to_relpos(Job("m4", {}), source, lambda line: None)(out)
     dictionary = Dictionary.load(str(out / "dict.txt"))
     tokenizer = load_tokenizer(out)
     tokenizer.check_dictionary(dictionary.indices, "dict.txt")
@@ -283,7 +283,7 @@ def test_a_tokenizer_that_bert_does_not_read_is_left_out(tmp_path, named):
     for family in ("bert", "roberta"):
         source = SourceModel("ours", tmp_path, random_state(values), values)
         source.files, source.source_rows = files, list(range(ROWS))
-        source.outputs = partial(outputs_of, build(source.values, source.state))
+        source.outputs = partial(outputs_of, build_roberta(source.values, source.state))
         said: list[str] = []
         (tmp_path / family).mkdir()
         to_huggingface(Job(f"hf-{family}", {}), source, said.append)(tmp_path / family)
@@ -319,7 +319,7 @@ def test_sentencepiece_goes_back_with_a_fast_tokenizer(pieces, tmp_path, monkeyp
     values = config("learned", activation_fn="gelu")
     source = SourceModel("ours", tmp_path, random_state(values), values)
     source.files, source.source_rows = list(pieces.iterdir()), list(range(len(numbers)))
-    source.outputs = partial(outputs_of, build(source.values, source.state))
+    source.outputs = partial(outputs_of, build_roberta(source.values, source.state))
     if absent:
         monkeypatch.setitem(sys.modules, "transformers", None)
         said = "sentencepiece.bpe.model.*: pip install [^\\n]*$"
@@ -425,7 +425,7 @@ def test_a_broken_folder_is_one_clear_error(saved, tmp_path, number):
 def test_what_huggingface_cannot_express_is_refused(tmp_path):
     def write(values: dict, family: str = "bert") -> None:
         source = SourceModel("ours", tmp_path, random_state(values), values)
-        export(source, family, Vocabulary([], list(range(23))), None)
+        to_hf(source, family, Vocabulary([], list(range(23))), None)
 
     for scheme in ("rope", "shaw", "rel_scalar", "learned+m4"):
         with pytest.raises(ConversionError, match="relative_key_query .m4. alone"):

@@ -14,9 +14,9 @@ import transformers
 from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.opennmt import SPECIAL, OpenNMT
-from relpos_fairseq.conversion.fidelity import Fidelity
-from relpos_fairseq.inference.text import PieceText, read_text
-from relpos_fairseq.pictures.model import load
+from relpos_fairseq.conversion.report import Fidelity
+from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.text.assets import SentencePieceText, read_text
 
 LINES = [
     f"the {a} {b} sees a {c}"
@@ -96,7 +96,7 @@ def marian(folder, own_vocabularies: bool = False, **values):
 @torch.no_grad()
 def ours(folder, source, target):
     """Logits of a converted checkpoint."""
-    model, _ = load(folder / "model.pt", folder)
+    model, _ = load_checkpoint(folder / "model.pt", folder)
     return model.double()(source, None, target)[0]
 
 
@@ -143,7 +143,7 @@ def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     lines = ["the old cat sees a house", ">>fra<< the dog sees", "a tree <unk> xyz"]
     text = read_text(tmp_path / "out", "en")
-    assert isinstance(text, PieceText)
+    assert isinstance(text, SentencePieceText)
     for line in lines:
         symbols = tokenizer.tokenize(line)
         assert text.encode(line) == symbols or "<unk>" in line

@@ -9,9 +9,9 @@ import torch
 
 from helpers import released_xl
 from helpers.commands import load, relpos
-from relpos_fairseq.conversion.released_xl import job
-from relpos_fairseq.conversion.released_xl.inert import Inert, read_inert
-from relpos_fairseq.conversion.released_xl.model import is_released
+from relpos_fairseq.conversion import job
+from relpos_fairseq.conversion.transformer_xl_original import is_original_xl
+from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle
 
 SYMBOLS = ["<eos>", "the", "of", "<unk>", *(f"w{number}" for number in range(16))]
 CASES = [
@@ -112,7 +112,7 @@ def test_nothing_of_a_file_is_run(tmp_path, monkeypatch, capsys, zipped):
     released_xl.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
     released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt")
     assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
-    assert isinstance(read_inert(tmp_path / "model.pt").harm, Inert)
+    assert isinstance(safe_unpickle(tmp_path / "model.pt").harm, UnknownObject)
     assert not (tmp_path / "harmed").exists()
 
 
@@ -141,9 +141,9 @@ def test_nan_is_not_exact(tmp_path, monkeypatch, capsys):
 def test_a_path_makes_no_released_model(tmp_path):
     """One of the names may stand in the options of any checkpoint."""
     torch.save({"cfg": {"encoder_embed_path": "word_embeddings.vec"}}, tmp_path / "model.pt")
-    assert not is_released(tmp_path / "model.pt")
+    assert not is_original_xl(tmp_path / "model.pt")
     released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
-    assert is_released(tmp_path / "model.pt")
+    assert is_original_xl(tmp_path / "model.pt")
 
 
 def test_other_errors_are_one_line(tmp_path, capsys):

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from helpers.models import batch, small_model, small_task
 from relpos_fairseq.criterions import cross_entropy
-from relpos_fairseq.criterions import smoothed_loss as from_logits
+from relpos_fairseq.criterions import cross_entropy as from_logits
 from relpos_fairseq.criterions.cross_entropy import (
     RelPosCrossEntropyCriterion,
     RelPosLabelSmoothedCrossEntropyCriterion,
     has_plain_softmax,
+    smoothed_loss,
 )
-from relpos_fairseq.criterions.smoothed_loss import smoothed_loss
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 
 ROWS, WORDS, PAD = 13, 11, 1

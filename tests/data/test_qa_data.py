@@ -17,13 +17,22 @@ from hypothesis import strategies as st
 from helpers import ROOT
 from helpers.questions import make_file, question, squad
 from relpos_fairseq.criterions.question_answering import predictions, read_table, score_sums
-from relpos_fairseq.data.question_answering.encoding import QuestionEncoder, Shape
-from relpos_fairseq.data.question_answering.prediction import PredictionOptions, predict
-from relpos_fairseq.data.question_answering.reading import read_questions
-from relpos_fairseq.data.question_answering.windows import IGNORED, Context, Window, best_window, targets, windows
-from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
-from relpos_fairseq.metrics.question_answering import best_scores, best_thresholds, normalise
-from relpos_fairseq.tasks.question_answering_dataset import QuestionDataset
+from relpos_fairseq.data.answer_spans import (
+    IGNORED,
+    Context,
+    PredictionOptions,
+    QuestionEncoder,
+    Shape,
+    Window,
+    best_window,
+    predict,
+    targets,
+    windows,
+)
+from relpos_fairseq.data.squad import read_questions
+from relpos_fairseq.metrics.answer_scores import best_scores, best_thresholds, normalise
+from relpos_fairseq.tasks.question_answering import QuestionDataset
+from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 SHARED = ROOT.parent / "shared" / "data" / "squad"

@@ -12,13 +12,18 @@ from fairseq.logging import metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_fairseq.data.streams.carried import StreamMemory
-from relpos_fairseq.data.streams.dataset import StreamDataset, find_documents
-from relpos_fairseq.data.streams.iterator import StreamBatchIterator
-from relpos_fairseq.data.streams.plan import StreamPlan, check_document_starts, read_block
+from relpos_fairseq.data.streams.dataset import (
+    StreamBatchIterator,
+    StreamDataset,
+    StreamMemory,
+    StreamPlan,
+    check_document_starts,
+    find_documents,
+    read_block,
+)
 from relpos_fairseq.data.streams.text_level import refuse_unknown_characters, text_level, word_ends
 from relpos_fairseq.modules.memory import Memory
-from relpos_fairseq.tasks.segment_language_modeling_steps import log_units
+from relpos_fairseq.tasks.segment_language_modeling import log_units
 
 PAD = 1
 CHEAP = settings(max_examples=40, deadline=None)

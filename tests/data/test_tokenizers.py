@@ -13,9 +13,9 @@ from fairseq.data import Dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
-from relpos_fairseq.data.tokenizers.base import UNKNOWN, exact_offsets
-from relpos_fairseq.data.word_starts import word_starts
+from relpos_fairseq.text import load_tokenizer, train_tokenizer
+from relpos_fairseq.text.assets import word_starts
+from relpos_fairseq.text.tokenizer import UNKNOWN, exact_offsets
 
 TEXTS = [
     "The Panthers defense gave up just 308 points, ranking sixth in the league.",

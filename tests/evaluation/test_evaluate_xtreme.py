@@ -15,10 +15,8 @@ from helpers import ROOT
 from helpers.commands import call, load, relpos, relpos_job
 from helpers.glue_data import write_tokenizer, write_xnli
 from helpers.roberta import ARCH, OPTIMIZE
-from relpos_fairseq.evaluation import questions
-from relpos_fairseq.evaluation.xtreme import xnli
-from relpos_fairseq.evaluation.xtreme.files import NAMES, question_files
-from relpos_fairseq.evaluation.xtreme.languages import average, by_language, trials_of
+from relpos_fairseq.evaluation import classification, questions
+from relpos_fairseq.evaluation.xtreme import QA_FILES, by_language, mean_of_means, question_files, trials_of
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +229,7 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
     given = [str(tmp_path / "theirs"), "--to", "same", "--out", str(tmp_path / "ours")]
     assert relpos("convert", *given) == 0
     path = tmp_path / "ours" / "model.pt"
-    ours = xnli.Classifier(path, data, cpu=True)
+    ours = classification.Classifier(path, data, cpu=True)
     predicted, right = ours.predict("test_de")
     rows = load(path)["conversion"]["rows"]
     first, second = (data_utils.load_indexed_dataset(str(data / part / "test_de")) for part in ("input0", "input1"))
@@ -248,7 +246,7 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
         assert answer == labels[int(logits.argmax())].lower()
     assert len(set(predicted)) > 1 and set(right) <= set(ours.names)
     # The folder is enough for fairseq's tools.
-    alone = xnli.Classifier(path, tmp_path / "ours", cpu=True)
+    alone = classification.Classifier(path, tmp_path / "ours", cpu=True)
     assert alone.names == labels
 
 
@@ -261,13 +259,13 @@ def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model):
     given[-2:] = ["same"]
     assert relpos("convert", *[*given, "--out", str(tmp_path / "same")]) == 0
     paths = (tmp_path / "same" / "model.pt", model)
-    found, wanted = (xnli.Classifier(one, data).predict("test_de") for one in paths)
+    found, wanted = (classification.Classifier(one, data).predict("test_de") for one in paths)
     assert found == wanted
 
 
 def test_a_converted_classifier_of_other_classes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="predicts yes, no, and the data's labels are a, b"):
-        xnli.in_order(["yes", "no"], ["a", "b"], tmp_path)
+        classification.in_order(["yes", "no"], ["a", "b"], tmp_path)
 
 
 WRONG = {
@@ -296,14 +294,14 @@ def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
     state["cfg"]["task"] = {"_name": "masked_lm", "data": "."}
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="is no fine-tuned classifier.*masked_lm"):
-        xnli.Classifier(tmp_path / "model.pt", data)
+        classification.Classifier(tmp_path / "model.pt", data)
 
 
 def test_average_is_the_papers():
     """004's first rows of Table 5: means of seven numbers."""
-    assert f"{average([67.0, [66.0, 49.9], [56.2, 41.0], [59.0, 47.9]]):.1f}" == "55.3"
-    assert f"{average([68.4, [69.2, 54.4], [58.8, 43.6], [62.9, 49.9]]):.1f}" == "58.2"
-    assert average([67.0, None, [56.2, 41.0], [59.0, 47.9]]) is None
-    everything = {"XNLI": {"en": 60.0}} | dict.fromkeys(NAMES, {"en": [50.0, 40.0]})
+    assert f"{mean_of_means([67.0, [66.0, 49.9], [56.2, 41.0], [59.0, 47.9]]):.1f}" == "55.3"
+    assert f"{mean_of_means([68.4, [69.2, 54.4], [58.8, 43.6], [62.9, 49.9]]):.1f}" == "58.2"
+    assert mean_of_means([67.0, None, [56.2, 41.0], [59.0, 47.9]]) is None
+    everything = {"XNLI": {"en": 60.0}} | dict.fromkeys(QA_FILES, {"en": [50.0, 40.0]})
     last = by_language(trials_of(everything)).splitlines()[3]
     assert [part.strip() for part in last.split("|")][2:-1] == ["60.00", *["50.00 / 40.00"] * 3, "47.14"]

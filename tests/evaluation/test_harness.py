@@ -18,9 +18,8 @@ from helpers.segment_corpus import character_model
 from relpos_fairseq.evaluation import harness
 from relpos_fairseq.evaluation.language_model import load_subject
 from relpos_fairseq.evaluation.perplexity import Reading
-from relpos_fairseq.inference.checkpoints.sampling import open_model
-from relpos_fairseq.inference.checkpoints.scoring import Scorer
-from relpos_fairseq.inference.text import SymbolText
+from relpos_fairseq.inference.checkpoints.causal_lm import Scorer, open_model
+from relpos_fairseq.text.assets import SymbolText
 
 
 @pytest.fixture(scope="module")

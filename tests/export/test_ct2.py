@@ -14,9 +14,9 @@ import torch
 
 from helpers.commands import relpos, train, write_corpus
 from helpers.models import small_model, small_task
-from relpos_fairseq.engine.files import read_json
 from relpos_fairseq.export import ct2
-from relpos_fairseq.export.extras import ExportError, require
+from relpos_fairseq.export.optional_imports import ExportError, require
+from relpos_fairseq.io.files import read_json
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi kerple".split()

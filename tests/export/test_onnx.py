@@ -16,11 +16,10 @@ from helpers.commands import relpos, train, write_corpus
 from helpers.lm_models import RELATIVE, lm_config
 from helpers.models import small_config, small_model, small_task
 from relpos_fairseq.conversion.writer import Rows
-from relpos_fairseq.engine.files import read_json
-from relpos_fairseq.export import kinds, onnx
-from relpos_fairseq.export.extras import ExportError
-from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
-from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
+from relpos_fairseq.export import model_adapters, onnx
+from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.io.files import read_json
+from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
@@ -59,7 +58,7 @@ def build(kind: str, scheme: str, **values) -> torch.nn.Module:
 @torch.no_grad()
 def difference(model, folder) -> float:
     """Largest difference of an output of onnxruntime's."""
-    kind = kinds.kind_of(model)
+    kind = model_adapters.adapter_of(model)
     runs = {}
     for graph in kind.graphs():
         onnx.write(graph, folder / f"{graph.name}.onnx")
@@ -124,7 +123,7 @@ def test_every_scheme(kind, scheme, values, tmp_path):
 def test_torch_export_takes_any_size():
     """Without ONNX: the program is the model at other sizes, and on either side of padding."""
     model = build("roberta", "m4+tupe", position_scale="2")
-    graph = kinds.kind_of(model).graphs()[0]
+    graph = model_adapters.adapter_of(model).graphs()[0]
     program = graph.exported().module()
     tokens = roberta.tokens(4, 23)
     for one in (tokens, tokens.flip(1), tokens[:1, :2]):
@@ -137,11 +136,11 @@ def test_torch_export_takes_any_size():
 def test_a_skipped_end_in_a_graph():
     """A source that is </s> alone keeps it, beside those that lose theirs."""
     model = build("translation", "shaw", encoder_skips_end=True)
-    graph = kinds.kind_of(model).graphs()[0]
+    graph = model_adapters.adapter_of(model).graphs()[0]
     sources = torch.tensor([[1, 1, 5, 6, 2], [1, 1, 1, 1, 2], [1, 7, 8, 9, 2]])
     with torch.no_grad():
         ours, theirs = graph.module(sources), graph.exported().module()(sources)
-    kept = dict(zip(kinds.Encoder.OUTPUTS, ours, strict=True))
+    kept = dict(zip(model_adapters.Encoder.OUTPUTS, ours, strict=True))
     assert not kept["source_padding"].all(1).any()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
@@ -164,7 +163,7 @@ def test_closed_gates_are_the_same_in_a_graph(tmp_path):
             return scheme.log_gates(x)
 
     x = torch.linspace(-40, 40, 161)[:, None, None]
-    sizes = {"x": {0: kinds.free("length")}}
+    sizes = {"x": {0: model_adapters.free("length")}}
     graph = onnx.Graph("gates", Gates(), {"x": x[:7]}, sizes, ("log_gates",))
     onnx.write(graph, tmp_path / "gates.onnx")
     [found] = onnx.runner(tmp_path / "gates.onnx")(x=x)
@@ -178,7 +177,7 @@ def test_a_source_has_a_dictionary_of_its_own(tmp_path):
     task = small_task()
     task.source_dictionary = Rows(9)
     model = RelPosTransformerModel.build_model(small_config(position_scheme="none"), task).eval()
-    kind = kinds.kind_of(model)
+    kind = model_adapters.adapter_of(model)
     assert kind.facts()["source_vocabulary"] == 9 and kind.facts()["vocabulary"] > 9
     assert int(kind.padded(3, 50).max()) == 8
     assert len(kind.graphs()) == 2
@@ -199,9 +198,9 @@ def test_t5s_buckets_are_the_same_in_a_graph(monkeypatch):
 
 def test_other_models_are_refused():
     with pytest.raises(ExportError, match="a Linear has no graphs"):
-        kinds.kind_of(torch.nn.Linear(2, 2))
+        model_adapters.adapter_of(torch.nn.Linear(2, 2))
     with pytest.raises(ExportError, match="without memory"):
-        kinds.kind_of(build("xl", "m4", eval_mem_len=0)).graphs()
+        model_adapters.adapter_of(build("xl", "m4", eval_mem_len=0)).graphs()
 
 
 @pytest.mark.slow

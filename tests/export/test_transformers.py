@@ -9,7 +9,7 @@ import transformers
 from helpers import roberta
 from helpers.commands import relpos
 from helpers.conversion import config, random_state
-from relpos_fairseq.conversion.writer import build, checkpoint_of
+from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of
 from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
@@ -20,7 +20,7 @@ def exported(folder, scheme, **values):
     state = {name: part.float() if part.is_floating_point() else part for name, part in random_state(source).items()}
     torch.save(checkpoint_of(source, state, {}), folder / "model.pt")
     assert relpos("export", "transformers", folder / "model.pt", folder / "out") == 0
-    return build(source, state), folder / "out"
+    return build_roberta(source, state), folder / "out"
 
 
 @pytest.mark.parametrize("scheme", [n for n in scheme_names() if not REGISTER[n].causal_only])

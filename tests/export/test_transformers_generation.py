@@ -13,21 +13,21 @@ from helpers.commands import relpos, train, write_corpus
 from helpers.exported import fairseqs
 from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
-from relpos_fairseq.conversion.translation.generating import KINDS, Generating, build
-from relpos_fairseq.export import transformers_decoders as decoders
-from relpos_fairseq.export.extras import ExportError
-from relpos_fairseq.export.transformers_generation import (
+from relpos_fairseq.conversion.writer import GENERATING_KINDS, GeneratingModel, build_generating
+from relpos_fairseq.export import transformers_folder as decoders
+from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.export.transformers import (
     RelPosForCausalLM,
     RelPosForSeq2SeqLM,
     RelPosLanguageConfig,
+    RelPosMemoryConfig,
     RelPosTranslationConfig,
+    RelPosWithMemoryForCausalLM,
 )
-from relpos_fairseq.export.transformers_memory import RelPosMemoryConfig, RelPosWithMemoryForCausalLM
-from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
-from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
+from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
-from relpos_fairseq.pictures.model import load
+from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 LONGEST = 30
@@ -204,7 +204,7 @@ def test_a_checkpoint_becomes_a_folder(trained, tmp_path):
     assert "decoder: position scheme" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATING_KINDS)
 @torch.no_grad()
 def test_the_way_back(kind, trained, tmp_path):
     """What transformers saved again is a checkpoint of the same model, with its text."""
@@ -216,9 +216,9 @@ def test_the_way_back(kind, trained, tmp_path):
         values |= {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2}
         values |= {"decoder_attention_heads": 2, "tokens_per_sample": 20}
         values |= {"mem_len": 8} if kind.startswith("segment") else {}
-        model = randomized(build(kind, values, (24, 24))).float()
+        model = randomized(build_generating(kind, values, (24, 24))).float()
         task = {"_name": kind, "tokens_per_sample": 20}
-        made = Generating(kind, values, (24, 24), model.state_dict(), task)
+        made = GeneratingModel(kind, values, (24, 24), model.state_dict(), task)
         (tmp_path / "text").mkdir()
         text = "".join(f"w{number} 1\n" for number in range(20))
         (tmp_path / "text" / "dict.txt").write_text(text)
@@ -230,8 +230,8 @@ def test_the_way_back(kind, trained, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     shutil.copytree(tmp_path / "out" / "text", tmp_path / "saved" / "text")
     assert relpos("convert", tmp_path / "saved", "--to", "same", "--out", tmp_path / "back") == 0
-    loaded, task = load(tmp_path / "back" / "model.pt", tmp_path / "back" / "text")
-    before, _ = load(checkpoint, None)
+    loaded, task = load_checkpoint(tmp_path / "back" / "model.pt", tmp_path / "back" / "text")
+    before, _ = load_checkpoint(checkpoint, None)
     tokens = torch.tensor([[2, 5, 6, 7], [2, 9, 4, 8]])
     given = {"input_ids": tokens, "decoder_input_ids": tokens} if len(sides) > 1 else {"input_ids": tokens}
     ours = loaded(*((tokens, None, tokens) if len(sides) > 1 else (tokens,)))[0]
@@ -246,7 +246,7 @@ def test_other_models_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(decoders, "load", lambda *unused: (torch.nn.Linear(1, 1), None))
     monkeypatch.setattr(decoders, "read_trusted", lambda path: {"cfg": None})
     with pytest.raises(ExportError, match="a Linear: give a translation or language model"):
-        decoders.export(tmp_path / "xl.pt", tmp_path / "out", None)
+        decoders.export_generating(tmp_path / "xl.pt", tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from helpers.commands import relpos
 from helpers.exported import hub_of, write_checkpoint
-from relpos_fairseq.conversion.reading import read_source
-from relpos_fairseq.conversion.writer import build
+from relpos_fairseq.conversion.job import read_source
+from relpos_fairseq.conversion.writer import build_roberta
 
 PAIR = ("the old house hears, née Zoë 北", "a  mouse makes horses\u0301 x")
 KINDS = ("bpe", "wordpiece", "sentencepiece", "gpt2", "symbols")
@@ -94,7 +94,7 @@ def test_heads_go_along_and_come_back(tmp_path):
     assert relpos("convert", tmp_path / "trained", "--to", "same", "--out", tmp_path / "back") == 0
     back = read_source(tmp_path / "back")
     assert back.task["_name"] == "sentence_prediction" and back.task["separator_token"] == 2
-    ours = build(back.values, back.state)
+    ours = build_roberta(back.values, back.state)
     found = ours(tokens, classification_head_name="sentence_classification_head")[0]
     torch.testing.assert_close(found, expected + 1.0, rtol=0, atol=1e-4)
     assert (tmp_path / "back" / "label" / "dict.txt").read_text() == "yes 1\nno 1\nperhaps 1\n"
@@ -118,7 +118,7 @@ def test_span_heads_go_along(tmp_path):
     assert relpos("convert", tmp_path / "out", "--to", "same", "--out", tmp_path / "back") == 0
     back = read_source(tmp_path / "back")
     assert back.task["_name"] == "question_answering"
-    found = build(back.values, back.state)(tokens, span_head_name="question_answering")[0]
+    found = build_roberta(back.values, back.state)(tokens, span_head_name="question_answering")[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 

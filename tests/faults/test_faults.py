@@ -31,7 +31,7 @@ from helpers.commands import relpos
 from helpers.fault_jobs import JOBS, UPDATES, Inputs, ended, finished, started, write_inputs
 from helpers.folders import contents
 from helpers.questions import make_file
-from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.io.command import run_command
 
 pytestmark = pytest.mark.slow
 SIZE = os.environ.get("RELPOS_FAULTS", "")
@@ -323,9 +323,8 @@ def test_malformed_json(inputs, tmp_path, capsys):
 
 
 def test_malformed_tables_and_dictionaries(inputs, tmp_path, capsys):
-    from relpos_fairseq.preparation.glue.reading import TableFile, read_examples
-    from relpos_fairseq.preparation.glue.tasks import GLUE
-    from relpos_fairseq.preparation.mlm.vocabulary import Vocabulary
+    from relpos_fairseq.preparation.glue_tasks import GLUE, TableFile, read_examples
+    from relpos_fairseq.text.assets import Vocabulary
 
     def one_line(job: Callable[[], object], name: str) -> None:
         assert_one_line(capsys, run_command(lambda argv: job() and None), name)

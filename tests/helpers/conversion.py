@@ -11,8 +11,8 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
-from relpos_fairseq.conversion import Conversion, convert, writer
-from relpos_fairseq.conversion.fidelity import Probe, compare, outputs_of
+from relpos_fairseq.conversion import Conversion, algebra, writer
+from relpos_fairseq.conversion.report import Probe, compare, outputs_of
 from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
@@ -52,7 +52,7 @@ def _random_state(values: str) -> dict[str, Tensor]:
 @functools.cache
 def _random_outputs(values: str, longest: int, segments: bool) -> dict[str, Tensor]:
     probe = Probe.draw(ROWS, longest, segments)
-    model = writer.build(json.loads(values), _random_state(values))
+    model = writer.build_roberta(json.loads(values), _random_state(values))
     return outputs_of(model, probe.tokens, probe.segments)
 
 
@@ -73,7 +73,7 @@ def shake(model: nn.Module, seed: int = 1, size: float = 0.3) -> None:
 
 def converted(source: dict[str, Any], target: dict[str, Any], **options: Any) -> tuple[Conversion, float]:
     """Convert a random model; returns the conversion and the largest difference of its logits."""
-    done = convert(random_state(source), plan_of(source), plan_of(target), **options)
+    done = algebra(random_state(source), plan_of(source), plan_of(target), **options)
     return done, difference(source, target, done.state)
 
 
@@ -85,7 +85,7 @@ def difference(
     segments = "segment_encoding" in source
     probe = Probe.draw(ROWS, longest, segments)
     before = _random_outputs(json.dumps(source), longest, segments)
-    outputs = outputs_of(writer.build(target, after), probe.tokens, probe.segments)
+    outputs = outputs_of(writer.build_roberta(target, after), probe.tokens, probe.segments)
     return compare(before, outputs, probe).largest["logits"]
 
 

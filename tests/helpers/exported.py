@@ -9,10 +9,10 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.conversion import config, random_state
-from relpos_fairseq.conversion.writer import build, checkpoint_of
-from relpos_fairseq.data.tokenizers import load_tokenizer, train_tokenizer
-from relpos_fairseq.models.roberta.hub import RelPosRobertaHub
-from relpos_fairseq.pictures.model import load
+from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of
+from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
+from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
 TEXTS = [
     f"the {a} {b}s a {c}, née Zoë."
@@ -62,7 +62,7 @@ def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, ta
         state["span_heads.spans.out_proj.bias"] = torch.randn(2, generator=draw)
     checkpoint = checkpoint_of(source, state, {}, task)
     torch.save(checkpoint, folder / "model.pt")
-    return build(source, state), folder / "model.pt"
+    return build_roberta(source, state), folder / "model.pt"
 
 
 def hub_of(folder, model, kind):
@@ -76,7 +76,7 @@ def hub_of(folder, model, kind):
 
 def fairseqs(checkpoint, source) -> list[str]:
     """What fairseq's beam search makes of source tokens, as far as eight symbols go."""
-    loaded, task = load(checkpoint, checkpoint.parent / "text")
+    loaded, task = load_checkpoint(checkpoint, checkpoint.parent / "text")
     words = task.target_dictionary
     search = SequenceGenerator([loaded], words, beam_size=3, max_len_b=8)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}}

@@ -18,7 +18,7 @@ from helpers.commands import relpos
 from helpers.glue_data import write_glue, write_tokenizer
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.engine.command import run_command
+from relpos_fairseq.io.command import run_command
 
 UPDATES = 8
 TRAINING = ("--save-interval-updates", "2", "--no-epoch-checkpoints", "--disable-validation")

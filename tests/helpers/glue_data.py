@@ -6,7 +6,7 @@ import gzip
 import random
 from pathlib import Path
 
-from relpos_fairseq.data.tokenizers import train_tokenizer
+from relpos_fairseq.text import train_tokenizer
 
 WORDS = ["red", "blue", "old", "new", "cat", "dog", "sees", "likes", "a", "the", "house", "tree"]
 NONE = [""]

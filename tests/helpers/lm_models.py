@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cases import randomize
 from helpers.models import small_task
-from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
-from relpos_fairseq.models.config.transformer_xl import RelPosTransformerXLConfig
+from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.schemes import REGISTER

@@ -10,8 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 
-from relpos_fairseq.models.config.encoder_decoder import RelPosTransformerConfig, nested
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel, nested
 
 SMALL = {
     "encoder_embed_dim": 16,

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from relpos_fairseq.data.tokenizers import train_tokenizer
+from relpos_fairseq.text import train_tokenizer
 
 COLOURS = ["red", "blue", "green", "white", "black"]
 THINGS = ["cat", "dog", "house", "train", "river", "piano", "lamp", "coat"]

@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from helpers.commands import QUIET, USER_DIR, call
-from relpos_fairseq.models.config.roberta import RelPosRobertaConfig
+from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 SMALL = {

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.commands import call
 from helpers.folders import prepare
-from relpos_fairseq.preparation.wmt import stages
+from relpos_fairseq.preparation import wmt
 
 
 @pytest.fixture(scope="package")
@@ -19,5 +19,5 @@ def prepare_wmt():
         prepare("wmt", ["en-de", "--from-dir", raw, "--out", out, *options])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "preprocess", preprocess)
+        patch.setattr(wmt, "preprocess", preprocess)
         yield run

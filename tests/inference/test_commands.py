@@ -16,10 +16,10 @@ from helpers.commands import train as train_translation
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.segment_corpus import character_model
 from helpers.wmt_text import write_texts
-from relpos_fairseq.export.engines import open_translator
-from relpos_fairseq.inference.checkpoints import sampling
-from relpos_fairseq.inference.text import SymbolText
+from relpos_fairseq.export.translators import open_translator
+from relpos_fairseq.inference.checkpoints import causal_lm
 from relpos_fairseq.inference.translator import Batching, Search, batches
+from relpos_fairseq.text.assets import SymbolText
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_memory_is_that_of_evaluation(prompt) -> None:
         memory = extra["memory"]
     expected = torch.cat(expected).float()
     expected[:, :2] = -torch.inf
-    reader = sampling.Continuation(trained_like(model, 4), rows=2)
+    reader = causal_lm.Continuation(trained_like(model, 4), rows=2)
     found = [reader.read(ids[:prompt].tolist())]
     found += [reader.add(ids[n].expand(2)) for n in range(prompt, 17)]
     for number, scores in enumerate(found, start=prompt - 1):
@@ -181,7 +181,7 @@ def test_memory_is_that_of_evaluation(prompt) -> None:
 def test_without_memory_the_newer_half_stays() -> None:
     model = randomized(small_lm(position_scheme="m4"))
     ids = torch.randint(4, 24, (9,), generator=torch.Generator().manual_seed(2))
-    reader = sampling.Continuation(trained_like(model, 6))
+    reader = causal_lm.Continuation(trained_like(model, 6))
     found = [reader.read(ids[:1].tolist())] + [reader.add(ids[n : n + 1]) for n in range(1, 9)]
     for end, scores in enumerate(found, start=1):
         seen = ids[0 if end <= 6 else 3 : end]  # full at 6: the newer 3 stay
@@ -194,11 +194,11 @@ def test_draws_are_among_the_likeliest() -> None:
     probs = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
     scores = probs.log().expand(4000, -1)
     cases = (
-        (sampling.Choice(top_k=2), {1: 4 / 7, 3: 3 / 7}),
-        (sampling.Choice(top_p=0.7), {1: 4 / 7, 3: 3 / 7}),  # 0.4 + 0.3 reach it
-        (sampling.Choice(top_p=0.71), {1: 0.4 / 0.85, 3: 0.3 / 0.85, 2: 0.15 / 0.85}),
-        (sampling.Choice(top_k=3, top_p=0.6, temperature=0.5), {1: 0.64, 3: 0.36}),
-        (sampling.Choice(temperature=0), {1: 1.0}),
+        (causal_lm.Choice(top_k=2), {1: 4 / 7, 3: 3 / 7}),
+        (causal_lm.Choice(top_p=0.7), {1: 4 / 7, 3: 3 / 7}),  # 0.4 + 0.3 reach it
+        (causal_lm.Choice(top_p=0.71), {1: 0.4 / 0.85, 3: 0.3 / 0.85, 2: 0.15 / 0.85}),
+        (causal_lm.Choice(top_k=3, top_p=0.6, temperature=0.5), {1: 0.64, 3: 0.36}),
+        (causal_lm.Choice(temperature=0), {1: 1.0}),
     )
     for choice, shares in cases:
         drawn = choice.draw(scores, generator).bincount(minlength=5) / 4000
@@ -224,7 +224,7 @@ def test_a_character_model_continues_text(characters, capsys) -> None:
     [one] = map(json.loads, lines_of(capsys, "sample", characters, *options, "--jsonl"))
     assert streamed.rstrip("\n") == (one["prompt"] + one["text"]).rstrip("\n")
     assert one["symbols"] == len(one["text"]) == 30
-    trained = sampling.open_model(characters, None, True)
+    trained = causal_lm.open_model(characters, None, True)
     words, model = trained.task.source_dictionary, trained.model.double()
     symbols = trained.source.encode(one["prompt"] + one["text"])
     ids = torch.tensor([words.eos(), *map(words.index, symbols)])
@@ -270,7 +270,7 @@ def test_the_hub_is_prompted_with_characters_and_memory(characters) -> None:
 
 
 def test_interactive_takes_raw_characters(characters) -> None:
-    from relpos_fairseq.inference.checkpoints.fairseq_bpe import FolderText
+    from relpos_fairseq.inference.checkpoints.hooks import FolderText
 
     bpe = FolderText(SimpleNamespace(tokenizer_folder=str(characters.parent / "text")))
     assert bpe.encode("a b_c") == "a ▁ b _ c" and bpe.decode("a ▁ b") == "a b"
@@ -282,12 +282,12 @@ def test_interactive_takes_raw_characters(characters) -> None:
 
 def test_training_says_what_it_could_not_copy(translation, monkeypatch, tmp_path) -> None:
     """A checkpoint that was saved is worth more than its text: training goes on."""
-    from relpos_fairseq.inference.checkpoints import saving
+    from relpos_fairseq.inference.checkpoints import hooks
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "copy_text", refuse)
+    monkeypatch.setattr(hooks, "copy_text", refuse)
     data = translation[0].parent.parent / "moved" / "data-bin"
     said = train_translation(SimpleNamespace(binary=data), tmp_path, "--max-update", "1")
     assert (tmp_path / "checkpoint_last.pt").is_file()
@@ -322,7 +322,7 @@ def test_an_averages_folder_is_enough(translation, capsys, tmp_path) -> None:
 
 
 def test_an_exports_card_holds_the_checkpoints(translation, tmp_path) -> None:
-    from relpos_fairseq.inference.card import write_export_card
+    from relpos_fairseq.inference.model_card import write_export_card
 
     write_export_card(translation[0], tmp_path, "CTranslate2", {"quantization": "a|b"})
     card = (tmp_path / "MODEL_CARD.md").read_text()

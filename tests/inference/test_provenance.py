@@ -14,9 +14,9 @@ from fairseq.data import Dictionary
 
 from helpers.commands import QUIET, CommandError, call, relpos, train
 from helpers.wmt_text import write_texts
-from relpos_fairseq.engine.errors import PreparationError
 from relpos_fairseq.evaluation.averaging import average, write_average
-from relpos_fairseq.inference import beside, provenance
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.text import assets, provenance
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_two_models_of_one_folder_keep_their_own_text(trained, tmp_path, capsys)
     write_average([trained.a.checkpoint], tmp_path / "a.pt")
     first = translated(capsys, tmp_path / "a.pt", text)
     write_average([trained.b.checkpoint], tmp_path / "b.pt")
-    assert len(beside.text_folders(tmp_path)) == 2
+    assert len(assets.text_folders(tmp_path)) == 2
     assert translated(capsys, tmp_path / "a.pt", text) == first == translated(capsys, trained.a.checkpoint, text)
     second = translated(capsys, tmp_path / "b.pt", text)
     assert second == translated(capsys, trained.b.checkpoint, text)
@@ -83,7 +83,7 @@ def test_another_dictionary_is_refused_everywhere(trained, tmp_path, capsys) -> 
     with pytest.raises((CommandError, ValueError), match=said):
         train(SimpleNamespace(binary=b.data), tmp_path / "resumed", "--max-update", "9", "--store-ema")
     train(SimpleNamespace(binary=a.data), tmp_path / "resumed", "--max-update", "9", "--store-ema")
-    with pytest.raises(PreparationError, match="trained with different dictionaries: source, target"):
+    with pytest.raises(UserError, match="trained with different dictionaries: source, target"):
         average([a.checkpoint, b.checkpoint])
     begun = ("--finetune-from-model", a.checkpoint, "--max-update", "1")
     assert said in train(SimpleNamespace(binary=b.data), tmp_path / "begun", *begun)  # a warning: it may be meant
@@ -130,7 +130,7 @@ def test_a_hash_is_of_symbols_in_their_order(tmp_path: Path) -> None:
     for other in ({}, {provenance.KEY: 3}, {provenance.KEY: {"dictionaries": [1]}}, {provenance.KEY: {"files": None}}):
         provenance.check_task(other, task, "a.pt")
     words.symbols[-1], words.symbols[-2] = words.symbols[-2], words.symbols[-1]
-    with pytest.raises(PreparationError, match="a.pt was trained with another source dictionary than that of x"):
+    with pytest.raises(UserError, match="a.pt was trained with another source dictionary than that of x"):
         provenance.check_task(state, task, "a.pt")
     counted, less, other = (tmp_path / f"dict.{name}.txt" for name in "abc")
     counted.write_text("the 3\nä 2\na 1 #fairseq:overwrite\n")

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from helpers.folders import contents, prepare
 from helpers.wmt_text import write_texts
-from relpos_fairseq.data.dictionary import read_dictionary
-from relpos_fairseq.data.tokenizers import train_tokenizer
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.files import write_json
-from relpos_fairseq.inference import beside
-from relpos_fairseq.inference.text import LevelText, SymbolText, TokenizerText, read_text
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import write_json
+from relpos_fairseq.text import assets, train_tokenizer
+from relpos_fairseq.text.assets import LevelText, SymbolText, TokenizerText, read_text
+from relpos_fairseq.text.dictionary import read_dictionary
 
 LINES = ["the house , a tree", "an old man  sees", "x«y» 5 % über", "a child & a dog\tsee it"]
 
@@ -102,7 +101,7 @@ def parallel(request, tmp_path_factory, prepare_wmt):
 def test_sentences_are_cut_as_the_test_set_was(parallel, tmp_path) -> None:
     """From the folder that training copies, after the data is gone; and they come back."""
     out, raw = parallel
-    copied = beside.copy_text(out / "data-bin", tmp_path)
+    copied = assets.copy_assets(out / "data-bin", tmp_path)
     moved = out.rename(tmp_path / "moved")
     try:
         for language in ("en", "de"):
@@ -112,7 +111,7 @@ def test_sentences_are_cut_as_the_test_set_was(parallel, tmp_path) -> None:
             assert [" ".join(given.encode(line)) for line in lines] == wanted
             plain = [line.replace("“", '"').replace("”", '"') for line in lines]
             assert [given.decode(units.split()) for units in wanted] == plain
-        with pytest.raises(PreparationError, match=r"is of en and de, and the model asks for cs"):
+        with pytest.raises(UserError, match=r"is of en and de, and the model asks for cs"):
             read_text(copied, "cs")
     finally:
         moved.rename(out)
@@ -120,21 +119,21 @@ def test_sentences_are_cut_as_the_test_set_was(parallel, tmp_path) -> None:
 
 def test_what_is_copied_is_whole_and_new(parallel, tmp_path) -> None:
     out, _ = parallel
-    copied = beside.copy_text(out / "data-bin", tmp_path)
+    copied = assets.copy_assets(out / "data-bin", tmp_path)
     assert copied == tmp_path / "text" and {"manifest.json", "dict.en.txt", "dict.de.txt"} < set(contents(copied))
     inode = copied.stat().st_ino
-    assert beside.copy_text(out / "data-bin", tmp_path) == copied
+    assert assets.copy_assets(out / "data-bin", tmp_path) == copied
     assert copied.stat().st_ino == inode  # the same is left alone
-    assert beside.copy_text(copied, tmp_path) == copied  # a training on its own text/
+    assert assets.copy_assets(copied, tmp_path) == copied  # a training on its own text/
     before = contents(copied)
     (copied / "dict.cs.txt").write_text("left by another training 1\n")
-    other = beside.copy_text(out / "data-bin", tmp_path)
-    assert beside.HASHED.fullmatch(other.name) and contents(other) == before
-    assert beside.copy_text(out / "data-bin", tmp_path) == other == beside.copy_text(other, tmp_path)
+    other = assets.copy_assets(out / "data-bin", tmp_path)
+    assert assets.HASHED.fullmatch(other.name) and contents(other) == before
+    assert assets.copy_assets(out / "data-bin", tmp_path) == other == assets.copy_assets(other, tmp_path)
     assert contents(copied).keys() == {*before, "dict.cs.txt"}
     (other / "dict.en.txt").write_text("changed 1\n")
-    with pytest.raises(PreparationError, match=rf"{other.name} does not hold what its name says"):
-        beside.copy_text(out / "data-bin", tmp_path)
+    with pytest.raises(UserError, match=rf"{other.name} does not hold what its name says"):
+        assets.copy_assets(out / "data-bin", tmp_path)
 
 
 def test_a_users_text_is_not_touched(parallel, tmp_path) -> None:
@@ -142,9 +141,9 @@ def test_a_users_text_is_not_touched(parallel, tmp_path) -> None:
     out, _ = parallel
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "thesis.tex").write_text("years")
-    copied = beside.copy_text(out / "data-bin", tmp_path)
+    copied = assets.copy_assets(out / "data-bin", tmp_path)
     assert copied != tmp_path / "text" and contents(tmp_path / "text") == {"thesis.tex": b"years"}
-    assert beside.text_folder(tmp_path / "a.pt", None) == copied
+    assert assets.find_assets(tmp_path / "a.pt", None) == copied
 
 
 def test_a_tokenizer_that_lies_there_is_taken(tmp_path) -> None:
@@ -152,12 +151,12 @@ def test_a_tokenizer_that_lies_there_is_taken(tmp_path) -> None:
     (tmp_path / "data" / "input0").mkdir()
     for path in (tmp_path / "data").glob("*.*"):
         shutil.copy(path, tmp_path / "data" / "input0")
-    copied = beside.copy_text(tmp_path / "data" / "input0", tmp_path)
+    copied = assets.copy_assets(tmp_path / "data" / "input0", tmp_path)
     given = read_text(copied)
     assert isinstance(given, TokenizerText)
     assert given.decode(given.encode(LINES[1])) == "an old man sees"
     assert set(given.encode(LINES[0])) <= set(read_dictionary(copied / "dict.txt"))
-    assert "input0/dict.txt" in contents(beside.copy_text(tmp_path / "data", tmp_path / "glue"))
+    assert "input0/dict.txt" in contents(assets.copy_assets(tmp_path / "data", tmp_path / "glue"))
 
 
 def test_without_a_word_about_it_text_is_symbols(tmp_path) -> None:
@@ -168,8 +167,8 @@ def test_without_a_word_about_it_text_is_symbols(tmp_path) -> None:
     write_json(tmp_path / "manifest.json", {"level": "byte", "outputs": {"data": {}}})
     assert read_text(tmp_path / "data").encode("ab") == ["97", "98"]
     checkpoint = tmp_path / "checkpoints" / "checkpoint_best.pt"
-    with pytest.raises(PreparationError, match=r"no text/ beside .* with --data \(it was data/x\)"):
-        beside.text_folder(checkpoint, None, "data/x")
-    with pytest.raises(PreparationError, match=r"--data .* has no dict.txt"):
-        beside.text_folder(checkpoint, tmp_path, "")
-    assert beside.text_folder(checkpoint, tmp_path / "data", "") == tmp_path / "data"
+    with pytest.raises(UserError, match=r"no text/ beside .* with --data \(it was data/x\)"):
+        assets.find_assets(checkpoint, None, "data/x")
+    with pytest.raises(UserError, match=r"--data .* has no dict.txt"):
+        assets.find_assets(checkpoint, tmp_path, "")
+    assert assets.find_assets(checkpoint, tmp_path / "data", "") == tmp_path / "data"

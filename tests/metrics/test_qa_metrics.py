@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_fairseq.metrics.question_answering import (
+from relpos_fairseq.metrics.answer_scores import (
     Scored,
     best_scores,
     best_thresholds,
@@ -160,7 +160,7 @@ def test_best_threshold_is_reached_and_never_beaten(rows):
 
 def test_missing_predictions():
     """SQuAD v1.1 counts them as wrong, v2.0 leaves them out."""
-    from relpos_fairseq.data.question_answering.reading import Question
+    from relpos_fairseq.data.squad import Question
 
     asked = [Question("q1", "?", 0, (), ("cat",)), Question("q2", "?", 0, (), ("dog",))]
     scored, missing = score_file({"q1": "the cat"}, asked)

@@ -89,7 +89,7 @@ def write_data() -> None:
 
 def write_questions(folder: Path) -> None:
     """Write questions whose answer is a word of their context, and a tokenizer."""
-    from relpos_fairseq.data.tokenizers import train_tokenizer
+    from relpos_fairseq.text import train_tokenizer
 
     folder.mkdir(parents=True)
     draw = random.Random(2)

@@ -13,7 +13,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
 from helpers.models import assert_same_start, small_model, small_task
 from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
-from relpos_fairseq.models.config.language_model import RelPosTransformerLMConfig
+from relpos_fairseq.models.configs import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
 from relpos_fairseq.placement import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class, scheme_names
@@ -130,7 +130,7 @@ def test_a_layered_scheme_is_remembered_and_checked() -> None:
             small_lm(position_scheme=scheme)
 
 
-PLACED = [name for name in SCHEMES if scheme_class(name.split("+")[0]).reads_places]
+PLACED = [name for name in SCHEMES if scheme_class(name.split("+")[0]).uses_positions]
 
 
 @pytest.mark.parametrize("scheme", PLACED)

@@ -20,7 +20,7 @@ from helpers.roberta import small_roberta, small_task, tokens
 from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
 from relpos_fairseq.export.onnx import export_program
 from relpos_fairseq.models import relpos_roberta
-from relpos_fairseq.models.config.roberta import namespace
+from relpos_fairseq.models.configs import namespace
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.placement import Placement, PositionMismatchError
 

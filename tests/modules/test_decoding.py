@@ -12,7 +12,7 @@ from properties.test_properties import BATCH, EXACT, WITHOUT_SEGMENTS, Layer, to
 from torch import Tensor
 
 from cases import Case, build
-from relpos_fairseq import stack
+from relpos_fairseq import placement as stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
 from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.modules.multihead_attention import SPARES
@@ -147,7 +147,7 @@ def test_kept_tables_serve_shorter_and_later_steps(case: Case) -> None:
                 replace(kept, static_factors=term.static_factors)
                 for kept, term in zip(tables.terms, terms, strict=True)
             )
-        if not step.serves(terms, positions):
+        if not step.supports_step(terms, positions):
             pytest.skip("a reset is no decoder's")
         q, k, v = (torch.randn(2, 2, n, 4, dtype=torch.float64) for n in (1, length, length))
         inputs = AttentionInputs(q, k, v, terms, positions, 0.3, causal=True)

@@ -17,12 +17,13 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from helpers.folders import contents, prepare, prepare_status
 from helpers.glue_data import LABELS, LAYOUTS, write_glue, write_tokenizer, write_xnli
-from relpos_fairseq.comparison.glue.majority import majority
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.evaluation.xtreme import xnli
-from relpos_fairseq.preparation.glue import binarise, reading, stages
-from relpos_fairseq.preparation.glue.layout import sources_of
-from relpos_fairseq.preparation.glue.tasks import GLUE, XNLI, chosen_tasks
+from relpos_fairseq.comparison.protocols import majority
+from relpos_fairseq.evaluation import classification
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.preparation import glue as binarise
+from relpos_fairseq.preparation import glue as stages
+from relpos_fairseq.preparation import glue_tasks
+from relpos_fairseq.preparation.glue_tasks import GLUE, XNLI, chosen_tasks, sources_of
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_fairseq_reads_what_the_files_say(glue, prepared, name):
     for split in ("valid", "valid1") if name == "MNLI" else ("valid",):
         path = sources_of(task, glue)[split].path
         loaded, dataset = load(prepared / name, split, task.classes)
-        rows = list(reading.read_lines(path))[1 if header else 0 :]
+        rows = list(glue_tasks.read_lines(path))[1 if header else 0 :]
         assert len(dataset) == len(rows)
         for number, line in enumerate(rows):
             fields = line.split("\t")
@@ -129,7 +130,10 @@ def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path
     prepare("glue", arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli"))
     found = tmp_path / "out" / "XNLI"
     assert {path.stem for path in (found / "input1").glob("test_*.idx")} == {"test_en", "test_de"}
-    assert xnli.languages(found) == {"de": xnli.Splits(None, "test_de"), "en": xnli.Splits("valid_en", "test_en")}
+    assert classification.xnli_splits(found) == {
+        "de": classification.Splits(None, "test_de"),
+        "en": classification.Splits("valid_en", "test_en"),
+    }
 
 
 @pytest.mark.parametrize("row", ['"a cat\tb\tneutral', '"a" cat\tb\tneutral'])
@@ -225,8 +229,8 @@ def test_bad_rows_are_named_or_dropped(tmp_path, glue, tokenizer, capsys, kind):
 
 @pytest.mark.parametrize("score", ["7.0", "-1", "nan", "good"])
 def test_scores_are_checked(score):
-    with pytest.raises(PreparationError, match="a number from 0 to 5"):
-        reading._checked_label(score, GLUE["STS-B"])
+    with pytest.raises(UserError, match="a number from 0 to 5"):
+        glue_tasks._checked_label(score, GLUE["STS-B"])
 
 
 WRONG = {
@@ -305,5 +309,5 @@ def test_real_files_are_read_whole(tmp_path, shared_data, tokenizer):
     rows = {"CoLA": (8551, 1043), "MRPC": (3667, 408), "RTE": (2490, 277), "STS-B": (5749, 1500)}
     for name, expected in rows.items():
         sources = sources_of(GLUE[name], shared_data / "glue")
-        found = [sum(1 for _ in reading.read_examples(sources[split], GLUE[name])) for split in ("train", "valid")]
+        found = [sum(1 for _ in glue_tasks.read_examples(sources[split], GLUE[name])) for split in ("train", "valid")]
         assert tuple(found) == expected

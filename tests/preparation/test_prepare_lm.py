@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from helpers import folders
 from helpers.faulty_server import serve
 from helpers.folders import contents, prepare_status
-from relpos_fairseq.data.dictionary import SPECIAL, read_dictionary
-from relpos_fairseq.engine import files
-from relpos_fairseq.engine import lines as text_lines
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.engine.lines import Part
-from relpos_fairseq.engine.remote import RemoteFile
-from relpos_fairseq.preparation.lm import corpora, reading
-from relpos_fairseq.preparation.lm.splitting import parse_fractions
-from relpos_fairseq.preparation.lm.units import char_symbol
-from relpos_fairseq.preparation.lm.vocabulary import choose, sample_lines
+from relpos_fairseq.io import files
+from relpos_fairseq.io import lines as text_lines
+from relpos_fairseq.io.downloads import RemoteFile
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.lines import Part
+from relpos_fairseq.preparation import corpora, lm_encoding
+from relpos_fairseq.preparation.lm import parse_fractions
+from relpos_fairseq.preparation.lm_encoding import choose_symbols, sample_lines
+from relpos_fairseq.text.dictionary import SPECIAL, read_dictionary
+from relpos_fairseq.text.levels import char_symbol
 
 WORDS = ["the", "cat", "sat", "on", "mat", "ähnlich", "日本", "don't", "a", "<unk>"]
 
@@ -170,8 +170,8 @@ def test_pieces_are_the_text_wherever_they_are_cut(tmp_path_factory, text, size)
     path.write_bytes(text.encode())
     before, text_lines.PART = text_lines.PART, size
     try:
-        pieces = list(reading.read_text([path], "char", "fail"))
-        raw = list(reading.read_text([path], "byte", "fail"))
+        pieces = list(lm_encoding.read_text([path], "char", "fail"))
+        raw = list(lm_encoding.read_text([path], "byte", "fail"))
     finally:
         text_lines.PART = before
     joined = "".join(piece.text + "\n" * piece.ends for piece in pieces)
@@ -212,7 +212,7 @@ def test_sentencepiece_with_bytes_knows_every_character(text, tmp_path):
 
 @pytest.mark.parametrize("level", ["word", "sentencepiece", "char", "byte"])
 def test_any_number_of_workers_makes_the_same(text, tmp_path, level, monkeypatch):
-    monkeypatch.setattr(reading, "CHUNK", 500)
+    monkeypatch.setattr(lm_encoding, "CHUNK", 500)
     text.write_text("\n\n".join(sentences(5, seed) for seed in range(20)))
     options = ["--text", text, "--split", "0.8,0.1,0.1", "--level", level, "--vocab-size", 25]
     options += ["--shards", 2, "--documents", "blank"]
@@ -220,7 +220,7 @@ def test_any_number_of_workers_makes_the_same(text, tmp_path, level, monkeypatch
     for workers in (1, 3):
         prepare(tmp_path / str(workers), *options, "--workers", workers)
         made.append(contents(tmp_path / str(workers), ".stages"))
-    monkeypatch.setattr(reading, "CHUNK", 1 << 19)
+    monkeypatch.setattr(lm_encoding, "CHUNK", 1 << 19)
     prepare(tmp_path / "large", *options, "--workers", 1)
     assert made[0] == made[1] == contents(tmp_path / "large", ".stages")
     assert {"manifest.json", "shard0/train.bin", "shard1/dict.txt"} <= set(made[0])
@@ -282,7 +282,7 @@ def test_documents_start_where_they_start(tmp_path, level, documents):
 
 
 def test_shards_are_the_whole(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "CHUNK", 300)
+    monkeypatch.setattr(lm_encoding, "CHUNK", 300)
     text.write_text("\n\n".join(sentences(5, seed) for seed in range(40)))
     options = ["--train", text, "--valid", text, "--documents", "blank"]
     whole = prepare(tmp_path / "one", *options)["splits"]
@@ -388,19 +388,19 @@ def test_bad_input_is_one_line(text, tmp_path, capsys, message):
 
 @pytest.mark.parametrize("text", ["1", "0.5,0.6", "a,b", "0.5,0.5,0,0", "1.5,-0.5", "1/0,1", ""])
 def test_bad_fractions(text):
-    with pytest.raises(PreparationError, match="numbers with the sum 1"):
+    with pytest.raises(UserError, match="numbers with the sum 1"):
         parse_fractions(text)
 
 
 def test_the_vocabularys_order_and_a_bad_dictionary(tmp_path):
     counts = {"b": 2, "a": 2, "c": 3, "d": 1, "<pad>": 9}
-    assert choose(counts, 2, None) == [("c", 3), ("a", 2), ("b", 2)]
-    assert choose(counts, 0, 2, factor=4)[2:] == [("madeupword0000", 0), ("madeupword0001", 0)]
+    assert choose_symbols(counts, 2, None) == [("c", 3), ("a", 2), ("b", 2)]
+    assert choose_symbols(counts, 0, 2, factor=4)[2:] == [("madeupword0000", 0), ("madeupword0001", 0)]
     path = tmp_path / "dict.txt"
     path.write_text("a 1\nb 2 #fairseq:overwrite\n\u2581 3\n")
     assert read_dictionary(path) == ["a", "b", "\u2581"]
     path.write_text("a 1\na 2\n")
-    with pytest.raises(PreparationError, match="line 2: 'a' is there twice"):
+    with pytest.raises(UserError, match="line 2: 'a' is there twice"):
         read_dictionary(path)
 
 

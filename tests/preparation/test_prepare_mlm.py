@@ -19,12 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.folders import contents, parsed, prepare, prepare_status
-from relpos_fairseq.data.dictionary import EOS
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.preparation.mlm import documents, encoded, sampling, stages, vocabulary
-from relpos_fairseq.preparation.mlm.documents import Reading
-from relpos_fairseq.preparation.mlm.packing import document_spans, pack
-from relpos_fairseq.preparation.mlm.settings import check
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.preparation import documents as encoded
+from relpos_fairseq.preparation import documents as sampling
+from relpos_fairseq.preparation import mlm
+from relpos_fairseq.preparation import settings as documents
+from relpos_fairseq.preparation.documents import document_spans, pack
+from relpos_fairseq.preparation.settings import Reading, check_mlm
+from relpos_fairseq.text import assets
+from relpos_fairseq.text.dictionary import EOS
 
 SYLLABLES = ["ka", "lo", "mi", "ne", "tu", "ra", "si", "po", "ge", "du"]
 DOCUMENTS = {"aa": 40, "bb": 10}
@@ -33,7 +36,7 @@ DOCUMENTS = {"aa": 40, "bb": 10}
 def checked(arguments):
     """The settings of a command line."""
     args = parsed("prepare mlm", arguments)
-    check(args)
+    check_mlm(args)
     return args
 
 
@@ -84,7 +87,7 @@ def items(folder: Path, split: str) -> list[list[str]]:
 
 def sentences(folder: Path, split: str) -> list[list[str]]:
     """Text of the sentences of every item."""
-    tokenizer = vocabulary.Vocabulary(folder).tokenizer
+    tokenizer = assets.Vocabulary(folder).tokenizer
     found = []
     for item in items(folder, split):
         groups = itertools.groupby(item, key=lambda symbol: symbol == "</s>")
@@ -137,13 +140,13 @@ def test_copies_average_the_factor_and_depend_on_the_document_alone(factor, seed
 
 
 def test_word_starts_mark_the_words_of_the_text(prepared):
-    from relpos_fairseq.data.word_starts import word_starts
+    from relpos_fairseq.text.assets import word_starts
 
     folder = prepared / "data-bin"
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     flags = word_starts(folder, dictionary).tolist()
     assert len((folder / "word_starts.txt").read_text().splitlines()) == len(dictionary)
-    tokenizer = vocabulary.Vocabulary(folder).tokenizer
+    tokenizer = assets.Vocabulary(folder).tokenizer
     for item, block in zip(items(folder, "valid"), sentences(folder, "valid"), strict=True):
         words, current = [], None
         for symbol in item:
@@ -170,10 +173,8 @@ def test_shards_share_the_documents(tmp_path, text, prepared):
 def test_copies_of_a_document_lie_in_different_shards(tmp_path):
     (tmp_path / "text").write_text("a\n")
     args = checked(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
-    chosen = [
-        stages.MlmPreparation(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0}) for shard in range(2)
-    ]
-    held_out = stages.MlmPreparation(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
+    chosen = [mlm.MlmPreparation(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0}) for shard in range(2)]
+    held_out = mlm.MlmPreparation(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
     assert [sorted(set(some)) for some in chosen] == [[n for n in range(50) if n not in held_out]] * 2
     assert all(len(set(some)) == len(some) for some in chosen)
 
@@ -232,7 +233,7 @@ def test_workers_change_nothing(tmp_path, text, monkeypatch):
 
 @pytest.mark.parametrize("stage", ["count", "sample", "train_tokenizer", "encode", "assemble"])
 def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, monkeypatch, stage):
-    original = getattr(stages.MlmPreparation, stage)
+    original = getattr(mlm.MlmPreparation, stage)
 
     def interrupted(self, *given):
         original(self, *given)
@@ -240,7 +241,7 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(stages.MlmPreparation, stage, interrupted)
+        patch.setattr(mlm.MlmPreparation, stage, interrupted)
         assert prepare_status("mlm", arguments(out, text)) == 130
     assert not (out / "manifest.json").exists()
     assert prepare_status("mlm", arguments(out, text)) == 0
@@ -317,7 +318,7 @@ def test_json_lines_of_c4(tmp_path):
 def test_a_line_that_is_no_document_is_named(tmp_path, line):
     path = tmp_path / "c4.json"
     path.write_text(f'{{"text": "x"}}\n{line}\n')
-    with pytest.raises(PreparationError, match=f"{path}, line 2 is no JSON object with a text"):
+    with pytest.raises(UserError, match=f"{path}, line 2 is no JSON object with a text"):
         list(documents.read_stream(path, Reading("json")))
 
 
@@ -344,7 +345,7 @@ def test_sentences_are_split_and_nothing_is_lost(tmp_path):
 def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
     path = tmp_path / "text"
     path.write_text("kalo\n\u200b\nmine\n\n")
-    words = vocabulary.Vocabulary(prepared / "tokenizer")
+    words = assets.Vocabulary(prepared / "tokenizer")
     words.encode = lambda texts: [np.array([9] * ("\u200b" not in text)) for text in texts]
     counts = encoded.encode_file(path, tmp_path / "out", words, Reading(), 1)
     assert counts == {"items": 3, "tokens": 5, "unknown": 0}
@@ -354,7 +355,7 @@ def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
 def test_dictionary_is_fairseqs(prepared):
     path = prepared / "data-bin" / "dict.txt"
     dictionary = Dictionary.load(str(path))
-    assert vocabulary.Vocabulary(path.parent).ids == dictionary.indices
+    assert assets.Vocabulary(path.parent).ids == dictionary.indices
 
 
 def test_sentencepiece_of_several_languages(tmp_path, text):

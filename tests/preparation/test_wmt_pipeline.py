@@ -20,13 +20,15 @@ import pytest
 from helpers import wmt_text
 from helpers.faulty_server import serve
 from helpers.folders import prepare_status
-from relpos_fairseq.engine import files
-from relpos_fairseq.engine import manifest as manifests
-from relpos_fairseq.engine.download import fetch
-from relpos_fairseq.engine.files import atomic_folder
-from relpos_fairseq.engine.progress import LogProgress
-from relpos_fairseq.engine.remote import RemoteFile
-from relpos_fairseq.preparation.wmt import duplicates, obtain, parallel, shards, sources, stages
+from relpos_fairseq.io import files
+from relpos_fairseq.io import stages as manifests
+from relpos_fairseq.io.downloads import RemoteFile, fetch
+from relpos_fairseq.io.files import atomic_folder
+from relpos_fairseq.io.progress import LogProgress
+from relpos_fairseq.preparation import cleaning, parallel_text
+from relpos_fairseq.preparation import corpora as sources
+from relpos_fairseq.preparation import wmt as shards
+from relpos_fairseq.preparation import wmt as stages
 
 UNSEEN = (".stages",)
 REAL_PREPROCESS = stages.preprocess
@@ -53,8 +55,8 @@ def quick():
                         (folder / f"{split}.{pair}.{language}.bin").write_bytes(b"\3\0" * 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "LINES", 20)
-        patch.setattr(duplicates, "LINES", 20)
+        patch.setattr(parallel_text, "LINES", 20)
+        patch.setattr(cleaning, "LINES", 20)
         patch.setattr(stages, "preprocess", preprocess)
         yield
 
@@ -273,7 +275,7 @@ def test_czeng_by_a_folder(tmp_path, monkeypatch):
     with gzip.open(folder / "00train.gz", "wt", encoding="utf-8") as file:
         file.write("".join(f"{row}\n" for row in rows))
     (folder / "convert_czeng16_to_17.pl").write_text("my @bad = qw{2\n 7};\n")
-    (only,) = obtain.czeng(folder, "en", "cs")
+    (only,) = parallel_text.czeng(folder, "en", "cs")
     assert only.skipped == {2, 7} and only.count() == 3
     assert list(only.rows()) == [(b"good day to you", "dobrý den vám".encode()), None, (b"", b"")]
 
@@ -532,7 +534,7 @@ def wmt(text, monkeypatch):
         monkeypatch.setitem(sources.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"))
         monkeypatch.setitem(sources.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm"))
         quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20, progress=False)
-        monkeypatch.setattr(obtain, "fetch", quick)
+        monkeypatch.setattr(parallel_text, "fetch", quick)
         yield server
 
 
@@ -665,7 +667,7 @@ def test_multi30k(shared_data, tmp_path, monkeypatch, capsys, pair, bpe):
     from fairseq.data import Dictionary, data_utils
 
     monkeypatch.setattr(stages, "preprocess", REAL_PREPROCESS)
-    monkeypatch.setattr(parallel, "LINES", 2000)
+    monkeypatch.setattr(parallel_text, "LINES", 2000)
     out, target = tmp_path / "out", pair[3:]
     options = ["--sample", "800", "--bpe", bpe, "--vocab-size", "400", "--workers", "2"]
     assert prepare(shared_data / "multi30k", out, *options, pair=pair) == 0, capsys.readouterr().err

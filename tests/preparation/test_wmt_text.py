@@ -16,17 +16,14 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from relpos_fairseq.comparison.tasks import parallel as quickstart_corpus
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.preparation import pieces
-from relpos_fairseq.preparation.wmt import clean as cleaning
-from relpos_fairseq.preparation.wmt import duplicates, subwords
-from relpos_fairseq.preparation.wmt.clean import Cleaner, sampled
-from relpos_fairseq.preparation.wmt.detokenise import Detokeniser, join_units
-from relpos_fairseq.preparation.wmt.filters import Filter, Limits
-from relpos_fairseq.preparation.wmt.normalise import Normaliser
-from relpos_fairseq.preparation.wmt.parallel import LONGEST_SIDE, Chunk, Text, map_lines
-from relpos_fairseq.preparation.wmt.tokenise import FastMoses
+from relpos_fairseq.comparison.tasks import parallel_text as quickstart_corpus
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.preparation import cleaning, subwords
+from relpos_fairseq.preparation import cleaning as duplicates
+from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled
+from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text, map_lines
+from relpos_fairseq.text import training
+from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser, join_subwords
 
 LANGUAGES = ("en", "de", "cs", "fr")
 FEW = settings(max_examples=40, deadline=None)
@@ -93,7 +90,7 @@ def test_runs_depend_on_what_follows_them(tokenisers):
 
 
 def test_forgetting_changes_nothing(monkeypatch):
-    monkeypatch.setattr("relpos_fairseq.preparation.wmt.tokenise.REMEMBERED", 2)
+    monkeypatch.setattr("relpos_fairseq.text.moses.REMEMBERED", 2)
     small, library = FastMoses("en"), MosesTokenizer("en")
     for line in ("a, b. c; d! e?", "No. 5, a-b", "(f) 'g' \"h\"", "a, b. c; d! e?"):
         assert small(line) == " ".join(library.tokenize(line, aggressive_dash_splits=True))
@@ -118,7 +115,7 @@ def test_units_are_subword_nmts_and_join_again(codes, normalisers, line):
     units = subwords.SubwordNmt(codes)(line)
     assert units == library.process_line(line)
     if "@@" not in line:
-        assert join_units(units, "subword-nmt") == line == join_units(units, "auto")
+        assert join_subwords(units, "subword-nmt") == line == join_subwords(units, "auto")
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +151,14 @@ def test_sentencepieces_model_does_not_depend_on_where_it_is_made(model, tmp_pat
 def test_sentencepieces_error_says_which_way_the_size_must_go(kind, lines, size, limit, said):
     options = {"model_type": kind, "num_threads": 1, "hard_vocab_limit": limit}
     if said is None:
-        assert pieces.train_pieces(lines, size, "--size", **options)
+        assert training.train_sentencepiece_model(lines, size, "--size", **options)
         return
-    with pytest.raises(PreparationError, match=said):
-        pieces.train_pieces(lines, size, "--size", **options)
+    with pytest.raises(UserError, match=said):
+        training.train_sentencepiece_model(lines, size, "--size", **options)
 
 
 def test_sentencepieces_error_comes_from_its_own_process(model, tmp_path):
-    with pytest.raises(PreparationError, match="--vocab-size must be larger: at least"):
+    with pytest.raises(UserError, match="--vocab-size must be larger: at least"):
         subwords.learn_sentencepiece(model.with_name("text"), 9, "bpe", tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
@@ -183,7 +180,7 @@ def test_sentencepiece_joins_again(model, words):
     line = " ".join(words)
     units = subwords.SentencePiece(model)(line)
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    assert join_units(units, "sentencepiece") == library.decode(library.encode(line)) == line
+    assert join_subwords(units, "sentencepiece") == library.decode(library.encode(line)) == line
 
 
 @FEW
@@ -244,7 +241,7 @@ def chunk(source: bytes, target: bytes, numbers=(7, 8, 9)):
 
 
 def test_invalid_utf8_names_file_and_line():
-    with pytest.raises(PreparationError, match=r"t\.de, line 8: invalid UTF-8 at byte 3 \(ff\)"):
+    with pytest.raises(UserError, match=r"t\.de, line 8: invalid UTF-8 at byte 3 \(ff\)"):
         cleaner()(chunk(b"a\nb\nc", b"x\nyy\xff\nz"))
 
 
@@ -292,9 +289,9 @@ def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
         patch.setattr(duplicates, "SORTED", 4)  # in several goes
         keep = duplicates.first_occurrences(paths, folder)
     assert sorted(folder.iterdir()) == sorted(paths)
-    assert list(map(bool, islice(duplicates.bits(keep), len(hashes)))) == expected
+    assert list(map(bool, islice(duplicates.unpack_bits(keep), len(hashes)))) == expected
     kept, dropped = sum(expected), len(expected) - sum(expected)
-    counts = duplicates.count(keep, paths)
+    counts = duplicates.count_kept(keep, paths)
     assert counts == {"kept": [kept, kept, 2 * kept], "duplicate": [dropped, dropped, 2 * dropped]}
 
 

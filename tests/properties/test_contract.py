@@ -12,7 +12,7 @@ import torch
 
 from cases import CASES
 from helpers import ROOT
-from relpos_fairseq.benchmarks import scheme_table
+from relpos_fairseq import scheme_table
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text

@@ -15,9 +15,8 @@ from torch import Tensor
 from cases import CASES, INPUT, Case, build, plan_of, randomize, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import Placement
+from relpos_fairseq.placement import DecodingTerms, Placement
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
-from relpos_fairseq.stack import DecodingTerms
 
 BATCH, HEADS, DIM = 3, 2, 4
 WIDTH = HEADS * DIM

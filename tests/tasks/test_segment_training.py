@@ -21,8 +21,7 @@ from helpers.segment_corpus import (
     write_corpus,
     write_lines,
 )
-from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingTask
-from relpos_fairseq.tasks.segment_language_modeling_steps import check_memory_flags
+from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingTask, check_memory_flags
 
 
 @pytest.fixture(scope="module")

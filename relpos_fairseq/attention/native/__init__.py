@@ -13,10 +13,10 @@ from torch import Tensor
 
 from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build, function, step
-from relpos_fairseq.attention.native.operation import DROPS
-from relpos_fairseq.attention.native.operation import attend as by_kernel
-from relpos_fairseq.attention.step import attend_step, serves
+from relpos_fairseq.attention.native import build, step
+from relpos_fairseq.attention.native.call import DROPS
+from relpos_fairseq.attention.native.call import attend as by_kernel
+from relpos_fairseq.attention.step import attend_step, supports_step
 
 name = "native"
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -28,14 +28,14 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
     if serves_step(inputs):
         return step.attend(inputs)
-    if serves(inputs.terms, inputs.positions):
+    if supports_step(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
     return by_kernel(inputs)
 
 
 def serves_step(inputs: AttentionInputs) -> bool:
     """Tell whether the inputs are a step of decoding that the kernel evaluates on this machine."""
-    return serves(inputs.terms, inputs.positions) and step.serves(inputs)
+    return supports_step(inputs.terms, inputs.positions) and step.serves(inputs)
 
 
 def refusal(inputs: AttentionInputs) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.step import attend_step, serves
+from relpos_fairseq.attention.step import attend_step, supports_step
 from relpos_fairseq.attention.triton.refusal import interpreted, reasons, refusal, refusal_anywhere, unproved
 
 name = "triton"
@@ -24,9 +24,9 @@ __all__ = ["attend", "interpreted", "name", "reasons", "refusal", "refusal_anywh
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
-    if serves(inputs.terms, inputs.positions):
+    if supports_step(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
     # Triton is an import of its own weight, and optional.
-    from relpos_fairseq.attention.triton.function import attend as fused
+    from relpos_fairseq.attention.triton.fused_attention import attend as fused
 
     return fused(inputs)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos_fairseq.attention.triton.logits import head_of, logits, store_cells, sum_tails, to_head
-from relpos_fairseq.attention.triton.records import VARYING, Sizes
+from relpos_fairseq.attention.triton.kernel_args import VARYING, Sizes
+from relpos_fairseq.attention.triton.logits import (
+    move_to_head,
+    split_head_index,
+    store_near_cells,
+    sum_clipped_ends,
+    tile_logits,
+)
 from relpos_fairseq.attention.triton.tile import (
     LOG2E,
-    cells_of,
-    hide,
-    kept,
-    keys_of,
-    keys_seen,
-    product,
-    rows_of,
+    dropout_mask,
+    load_keys,
+    load_queries,
+    load_values,
+    locate_cells,
+    mask_cells,
+    matmul,
     store_block,
-    values_of,
+    visible_keys,
 )
 
 
@@ -67,12 +73,12 @@ def forward_kernel(
     n = tl.program_id(0) // blocks
     # The last rows of a causal call see most keys: they begin first.
     first_row = (blocks - 1 - tl.program_id(0) % blocks) * F.ROWS
-    given, reset = to_head(n, given, strides, sizes, F)
+    given, reset = move_to_head(n, given, strides, sizes, F)
     # queries (ROWS, DP)
-    rows = rows_of(first_row, given, strides, sizes, F)
-    b, h, n64 = head_of(n, heads)
+    rows = load_queries(first_row, given, strides, sizes, F)
+    b, h, n64 = split_head_index(n, heads)
     value_ptr += n64 * tgt_len * width
-    bounds = keys_seen(first_row + start, sizes, F)
+    bounds = visible_keys(first_row + start, sizes, F)
     top = tl.full((F.ROWS,), float("-inf"), F.ACC)  # the largest logit so far
     mass = tl.zeros((F.ROWS,), F.ACC)  # sum of exp(logit - top)
     left_mass, right_mass = mass, mass  # the tails', after dropout
@@ -81,11 +87,11 @@ def forward_kernel(
         if PHASE == 1 or (PHASE == 0 and F.FAR_LEFT) or (PHASE == 2 and F.FAR_RIGHT):
             for first_key in range(bounds[PHASE], bounds[PHASE + 1], F.KEYS):
                 # keys (KEYS, DP)
-                keys = keys_of(first_key, given, strides, sizes, F)
-                at = cells_of(rows, keys, start, False)
+                keys = load_keys(first_key, given, strides, sizes, F)
+                at = locate_cells(rows, keys, start, False)
                 # logits s (ROWS, KEYS)
-                tile = logits(rows, keys, at, given, reset, strides, sizes, PHASE, False, F)
-                s = hide(tile.s, float("-inf"), at, given, sizes, PHASE, F)
+                tile = tile_logits(rows, keys, at, given, reset, strides, sizes, PHASE, False, F)
+                s = mask_cells(tile.s, float("-inf"), at, given, sizes, PHASE, F)
                 # exponentials p (ROWS, KEYS) against the largest logit so far; earlier sums shrink
                 new_top = tl.maximum(top, tl.max(s, 1))
                 # A row without a key so far has top -inf, and -inf - -inf is NaN.
@@ -94,20 +100,20 @@ def forward_kernel(
                 shrink = tl.exp2((top - against) * LOG2E)
                 mass = mass * shrink + tl.sum(p, 1)
                 if F.DROP:
-                    keep = kept(seed, n, rows, keys, False, F)
+                    keep = dropout_mask(seed, n, rows, keys, False, F)
                     p = tl.where(keep, p, 0.0)
                     s = tl.where(keep, s, float("-inf"))
                 if F.VALUES:
                     # the band's logits, which become probabilities at the end; the tails' sums
                     left_mass *= shrink
                     right_mass *= shrink
-                    left_mass, right_mass = sum_tails(p, left_mass, right_mass, at, sizes, PHASE, True, True)
+                    left_mass, right_mass = sum_clipped_ends(p, left_mass, right_mass, at, sizes, PHASE, True, True)
                     if PHASE == 1:
-                        store_cells(value_ptr, s, at.i, width, at, sizes)
+                        store_near_cells(value_ptr, s, at.i, width, at, sizes)
                 # acc += p v: (ROWS, KEYS) (KEYS, DP)
-                v = values_of(first_key, given, strides, sizes, F)
+                v = load_values(first_key, given, strides, sizes, F)
                 acc = acc * shrink[:, None]
-                acc += product(p.to(v.dtype), v, F.PRECISION)
+                acc += matmul(p.to(v.dtype), v, F.PRECISION)
                 top = new_top
     # the output (ROWS, DP), and what the backward pass needs (ROWS,)
     i, inside = rows.index, rows.inside

@@ -18,12 +18,21 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.lowering import Lowered, Reach, Window, lower, over_window
-from relpos_fairseq.attention.lowering.tables import SAME_EVERYWHERE, SCALARS, needs_offset_table, relations_of_vectors
+from relpos_fairseq.attention.lowering import (
+    SAME_EVERYWHERE,
+    SCALARS,
+    DistanceRange,
+    Lowered,
+    Window,
+    lower,
+    needs_offset_table,
+    relations_of_vectors,
+    table_by_distance,
+)
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
-NARROW = 256  # distances up to which products with each vector are kept
+STORED_DISTANCES = 256  # distances up to which products with each vector are kept
 
 
 @dataclass
@@ -45,7 +54,7 @@ class Operands:
         reset_kinds: bits 1, 2, 4: the reset replaces what vectors, scalars, factors add.
     """
 
-    reach: Reach
+    reach: DistanceRange
     vectors: Window
     scalars: Window
     tensors: dict[str, Tensor]
@@ -54,18 +63,18 @@ class Operands:
     reset_kinds: int
 
 
-def is_wide(term: PositionTerms, reach: Reach) -> bool:
+def has_long_table(term: PositionTerms, reach: DistanceRange) -> bool:
     """Return whether a term adds vectors of so many distances that the kernels form products."""
     if term.product or (term.query_vectors is None and term.key_vectors is None):
         return False
     highest = min(term.relation.highest, reach.highest)
-    return highest - max(term.relation.lowest, reach.lowest) >= NARROW
+    return highest - max(term.relation.lowest, reach.lowest) >= STORED_DISTANCES
 
 
-def windows_of(inputs: AttentionInputs) -> tuple[Reach, Window, Window]:
+def windows_of(inputs: AttentionInputs) -> tuple[DistanceRange, Window, Window]:
     """Return visible distances, and the windows of vectors that are not wide and of scalars."""
-    reach = Reach.of(inputs)
-    relations = relations_of_vectors(inputs, lambda term: is_wide(term, reach))
+    reach = DistanceRange.of(inputs)
+    relations = relations_of_vectors(inputs, lambda term: has_long_table(term, reach))
     if relations or not needs_offset_table(inputs):
         vectors = Window.over(relations, reach)
     else:
@@ -76,7 +85,7 @@ def windows_of(inputs: AttentionInputs) -> tuple[Reach, Window, Window]:
 def operands_of(inputs: AttentionInputs) -> Operands:
     """Return the operands of a call that `refusal` does not refuse."""
     reach, vectors, scalars = windows_of(inputs)
-    low = lower(inputs, vectors, scalars, inputs.q.dtype, lambda term: is_wide(term, reach))
+    low = lower(inputs, vectors, scalars, inputs.q.dtype, lambda term: has_long_table(term, reach))
     tensors = low.tensors
     tensors["q"] = inputs.content_q if inputs.rotated else inputs.q
     tensors["k"] = inputs.content_k if inputs.rotated else inputs.k
@@ -85,7 +94,7 @@ def operands_of(inputs: AttentionInputs) -> Operands:
         tensors["q"] = _plus(tensors["q"], tensors.pop("content_offset"))
     _multiply_band(low, inputs)
     for term in inputs.terms:
-        if is_wide(term, reach):
+        if has_long_table(term, reach):
             _add_wide(low, term, inputs, Window(reach.lowest, reach.highest))
     value_vectors = tensors.pop("value_vectors", None)
     return Operands(reach, vectors, scalars, tensors, value_vectors, low.first, low.reset_kinds)
@@ -107,7 +116,7 @@ def multiply(x: Tensor, table: Tensor) -> Tensor:
     return products.permute(order).permute(0, 2, 1, 3)
 
 
-def _relations_of_scalars(inputs: AttentionInputs, reach: Reach) -> list[DistanceRelation]:
+def _relations_of_scalars(inputs: AttentionInputs, reach: DistanceRange) -> list[DistanceRelation]:
     """Return the relations of static, gate, and of the scalars v.a_d that a query_offset makes."""
     return [
         term.relation
@@ -115,7 +124,7 @@ def _relations_of_scalars(inputs: AttentionInputs, reach: Reach) -> list[Distanc
         if isinstance(term.relation, DistanceRelation)
         and (
             any(getattr(term, name) is not None for name in SCALARS)
-            or (term.query_offset is not None and not is_wide(term, reach))
+            or (term.query_offset is not None and not has_long_table(term, reach))
         )
     ]
 
@@ -147,11 +156,11 @@ def _add_wide(low: Lowered, term: PositionTerms, inputs: AttentionInputs, window
     if term.query_vectors is not None:
         q = inputs.q if term.query_offset is None else _plus(inputs.q, term.query_offset)
         tensors["wide_q"] = q
-        table = over_window(term.query_vectors, term.relation, window, inputs.positions)
+        table = table_by_distance(term.query_vectors, term.relation, window, inputs.positions)
         low.add("query_vectors", table.to(q.dtype))
     if term.key_vectors is not None:
         tensors["wide_k"] = inputs.k
-        table = over_window(term.key_vectors, term.relation, window, inputs.positions)
+        table = table_by_distance(term.key_vectors, term.relation, window, inputs.positions)
         low.add("key_vectors", table.to(inputs.k.dtype))
 
 

@@ -9,13 +9,10 @@ import torch
 
 from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.lowering import Reach
-from relpos_fairseq.attention.lowering.factors import rank_of
-from relpos_fairseq.attention.lowering.resets import Resets
-from relpos_fairseq.attention.lowering.tables import needs_offset_table, relations_of_vectors
-from relpos_fairseq.attention.triton import proof
-from relpos_fairseq.attention.triton.forms import trial_of
-from relpos_fairseq.attention.triton.operands import NARROW, is_wide, windows_of
+from relpos_fairseq.attention.lowering import DistanceRange, Resets, needs_offset_table, rank_of, relations_of_vectors
+from relpos_fairseq.attention.triton import selftest_cache
+from relpos_fairseq.attention.triton.call_signature import signature_of
+from relpos_fairseq.attention.triton.operands import STORED_DISTANCES, has_long_table, windows_of
 
 WIDEST = 128  # head_dim, and rank of static factors
 MOST_DISTANCES = 1024  # with vectors of their own: products with all of them are kept
@@ -51,12 +48,12 @@ def reasons_anywhere(inputs: AttentionInputs) -> list[str]:
 
 def unproved(inputs: AttentionInputs) -> str | None:
     """Return why `auto` does not take the kernels for what they do not refuse, or None."""
-    said = proof.switch()
+    said = selftest_cache.switch()
     if said:
         return None if said == "on" else "anything (RELPOS_TRITON=off)"
-    reach = Reach.of(inputs)
-    wide = tuple(is_wide(term, reach) for term in inputs.terms)
-    return proof.problem(trial_of(inputs, wide, torch.backends.cuda.matmul.allow_tf32))
+    reach = DistanceRange.of(inputs)
+    wide = tuple(has_long_table(term, reach) for term in inputs.terms)
+    return selftest_cache.problem(signature_of(inputs, wide, torch.backends.cuda.matmul.allow_tf32))
 
 
 def _machine(inputs: AttentionInputs) -> list[str]:
@@ -89,11 +86,11 @@ def _shape(inputs: AttentionInputs) -> list[str]:
 def _tables(inputs: AttentionInputs) -> list[str]:
     found = []
     reach, vectors, _ = windows_of(inputs)
-    wide = [t for t in inputs.terms if t.query_vectors is not None and is_wide(t, reach)]
+    wide = [t for t in inputs.terms if t.query_vectors is not None and has_long_table(t, reach)]
     if len(wide) > 1 and any(term.query_offset is not None for term in wide):
         # Their queries differ, and a kernel multiplies one matrix of queries with their sum.
-        found.append(f"{len(wide)} terms of query_vectors over more than {NARROW} distances with an offset")
-    given = relations_of_vectors(inputs, lambda term: is_wide(term, reach))
+        found.append(f"{len(wide)} terms of query_vectors over more than {STORED_DISTANCES} distances with an offset")
+    given = relations_of_vectors(inputs, lambda term: has_long_table(term, reach))
     if (given or needs_offset_table(inputs)) and vectors.width > MOST_DISTANCES:
         found.append(f"vectors of {vectors.width} distances (it keeps products with each, at most {MOST_DISTANCES})")
     rank = sum(rank_of(term, inputs.q.dtype) for term in inputs.terms)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos_fairseq.attention.triton.records import Cells, Side
+from relpos_fairseq.attention.triton.kernel_args import TileCells, TileSide
 from relpos_fairseq.attention.triton.refusal import interpreted
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -21,7 +21,7 @@ INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
+def matmul(a, b, PRECISION: tl.constexpr):
     """A matrix product, summed in fp32 at least."""
     if INTERPRETED:  # its products of bf16 are those of the bits as integers
         if a.dtype == tl.bfloat16:
@@ -32,7 +32,7 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def block_of(ptr, index, stride, inside, D: tl.constexpr, DP: tl.constexpr):
+def load_block(ptr, index, stride, inside, D: tl.constexpr, DP: tl.constexpr):
     """Rows of (length, D), 0 where they or their channels end."""
     channel = tl.arange(0, DP)
     mask = inside[:, None]
@@ -52,54 +52,54 @@ def store_block(ptr, values, index, stride, inside, D: tl.constexpr, DP: tl.cons
 
 
 @triton.jit
-def rows_of(first, given, strides, sizes, F: tl.constexpr):
+def load_queries(first, given, strides, sizes, F: tl.constexpr):
     """Load ROWS queries of a head from `first` on."""
     i = first + tl.arange(0, F.ROWS)
     inside = i < sizes.tgt_len
-    q = block_of(given.q, i, strides.q_t, inside, F.D, F.DP)
+    q = load_block(given.q, i, strides.q_t, inside, F.D, F.DP)
     right_q, wide_q, factors = q, q, q
     if F.REPLACED:
-        right_q = block_of(given.right_q, i, strides.q_t, inside, F.D, F.DP)
+        right_q = load_block(given.right_q, i, strides.q_t, inside, F.D, F.DP)
     if F.WIDE_Q:
-        wide_q = block_of(given.wide_q, i, strides.q_t, inside, F.D, F.DP)
+        wide_q = load_block(given.wide_q, i, strides.q_t, inside, F.D, F.DP)
     if F.FACTORS:
-        factors = block_of(given.query_factors, i, strides.qf_t, inside, F.RANK, F.RP)
-    return Side(first, i, inside, q, right_q, wide_q, factors)
+        factors = load_block(given.query_factors, i, strides.qf_t, inside, F.RANK, F.RP)
+    return TileSide(first, i, inside, q, right_q, wide_q, factors)
 
 
 @triton.jit
-def keys_of(first, given, strides, sizes, F: tl.constexpr):
+def load_keys(first, given, strides, sizes, F: tl.constexpr):
     """Load KEYS keys of a head from `first` on."""
     j = first + tl.arange(0, F.KEYS)
     there = j < sizes.src_len
-    k = block_of(given.k, j, strides.k_t, there, F.D, F.DP)
+    k = load_block(given.k, j, strides.k_t, there, F.D, F.DP)
     wide_k, factors = k, k
     if F.WIDE_K:
-        wide_k = block_of(given.wide_k, j, strides.k_t, there, F.D, F.DP)
+        wide_k = load_block(given.wide_k, j, strides.k_t, there, F.D, F.DP)
     if F.FACTORS:
-        factors = block_of(given.key_factors, j, strides.kf_t, there, F.RANK, F.RP)
-    return Side(first, j, there, k, k, wide_k, factors)
+        factors = load_block(given.key_factors, j, strides.kf_t, there, F.RANK, F.RP)
+    return TileSide(first, j, there, k, k, wide_k, factors)
 
 
 @triton.jit
-def values_of(first, given, strides, sizes, F: tl.constexpr):
+def load_values(first, given, strides, sizes, F: tl.constexpr):
     """Load the values of KEYS keys of a head from `first` on: (KEYS, DP)."""
     j = first + tl.arange(0, F.KEYS)
-    return block_of(given.v, j, strides.v_t, j < sizes.src_len, F.D, F.DP)
+    return load_block(given.v, j, strides.v_t, j < sizes.src_len, F.D, F.DP)
 
 
 @triton.jit
-def cells_of(rows, keys, start, BY_KEY: tl.constexpr):
+def locate_cells(rows, keys, start, BY_KEY: tl.constexpr):
     """Return where the cells of a tile stand."""
     if BY_KEY:
         i, j, inside, there = (rows.index[None, :], keys.index[:, None], rows.inside[None, :], keys.inside[:, None])
     else:
         i, j, inside, there = (rows.index[:, None], keys.index[None, :], rows.inside[:, None], keys.inside[None, :])
-    return Cells(i, j, j - (start + i), inside, there)
+    return TileCells(i, j, j - (start + i), inside, there)
 
 
 @triton.jit
-def over_distances(ptr, d, sizes, PHASE: tl.constexpr):
+def read_scalars(ptr, d, sizes, PHASE: tl.constexpr):
     """A vector over the scalars' distances, read for every cell; a scalar in the tails."""
     if PHASE == 0:
         values = tl.load(ptr)
@@ -112,7 +112,7 @@ def over_distances(ptr, d, sizes, PHASE: tl.constexpr):
 
 
 @triton.jit
-def table_of(ptr, index, stride, inside, d, sizes, PHASE: tl.constexpr):
+def read_products(ptr, index, stride, inside, d, sizes, PHASE: tl.constexpr):
     """A (length, width) table read by query or key and distance; by query or key in the tails."""
     place = ptr + index * stride
     if PHASE == 2:
@@ -123,46 +123,46 @@ def table_of(ptr, index, stride, inside, d, sizes, PHASE: tl.constexpr):
 
 
 @triton.jit
-def meet(rows, keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
+def dot_products(rows, keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
     """Products of queries' and keys' vectors."""
     if BY_KEY:
-        values = product(keys, tl.trans(rows), PRECISION)
+        values = matmul(keys, tl.trans(rows), PRECISION)
     else:
-        values = product(rows, tl.trans(keys), PRECISION)
+        values = matmul(rows, tl.trans(keys), PRECISION)
     return values
 
 
 @triton.jit
-def in_band(at, sizes):
+def in_near_table(at, sizes):
     """Return which cells of a tile lie between the tails."""
     low, width = sizes.vector_low, sizes.width
     return (at.d > low) & (at.d < low + width - 1) & at.inside & at.there
 
 
 @triton.jit
-def content_of(rows, keys, at, given, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr):
+def content_products(rows, keys, at, given, sizes, PHASE: tl.constexpr, BY_KEY: tl.constexpr, F: tl.constexpr):
     """q.k, or a band's own products between tails that meet other queries."""
     low, width = sizes.vector_low, sizes.width
     if not F.REPLACED:
-        values = meet(rows.content, keys.content, BY_KEY, F.PRECISION)
+        values = dot_products(rows.content, keys.content, BY_KEY, F.PRECISION)
     elif PHASE == 0:
-        values = meet(rows.content, keys.content, BY_KEY, F.PRECISION)
+        values = dot_products(rows.content, keys.content, BY_KEY, F.PRECISION)
     elif PHASE == 2:
-        values = meet(rows.right, keys.content, BY_KEY, F.PRECISION)
+        values = dot_products(rows.right, keys.content, BY_KEY, F.PRECISION)
     else:
         place = given.content_band + at.i * width + (at.d - low)
-        values = tl.load(place, mask=in_band(at, sizes), other=0.0)
+        values = tl.load(place, mask=in_near_table(at, sizes), other=0.0)
         if F.LEFT:
-            tail = meet(rows.content, keys.content, BY_KEY, F.PRECISION)
+            tail = dot_products(rows.content, keys.content, BY_KEY, F.PRECISION)
             values = tl.where(at.d <= low, tail, values)
         if F.RIGHT:
-            tail = meet(rows.right, keys.content, BY_KEY, F.PRECISION)
+            tail = dot_products(rows.right, keys.content, BY_KEY, F.PRECISION)
             values = tl.where(at.d >= low + width - 1, tail, values)
     return values
 
 
 @triton.jit
-def hide(values, fill, at, given, sizes, PHASE: tl.constexpr, F: tl.constexpr):
+def mask_cells(values, fill, at, given, sizes, PHASE: tl.constexpr, F: tl.constexpr):
     """Put `fill` into the cells of a tile that masks exclude."""
     if PHASE != 0 or F.PADDING or F.WINDOW or F.DOCUMENTS:
         seen = at.there & (at.d == at.d)
@@ -181,7 +181,7 @@ def hide(values, fill, at, given, sizes, PHASE: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def kept(seed, n, rows, keys, BY_KEY: tl.constexpr, F: tl.constexpr):
+def dropout_mask(seed, n, rows, keys, BY_KEY: tl.constexpr, F: tl.constexpr):
     """Cells that dropout keeps: 16 bits of Philox-4x32-7 a cell, counted by (key // 8, row, n).
 
     Cell t of eight keys takes the lower (t even) or upper half of word t // 4 + 2 (t // 2 % 2).
@@ -203,7 +203,7 @@ def kept(seed, n, rows, keys, BY_KEY: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def diagonals(values, X: tl.constexpr):
+def sum_diagonals(values, X: tl.constexpr):
     """Sums along the diagonals of an (X, X) tile: distances -X..-1, and 0..X-1, each (X,)."""
     i = tl.arange(0, X)[:, None]
     c = tl.arange(0, X)[None, :]
@@ -215,7 +215,7 @@ def diagonals(values, X: tl.constexpr):
 
 
 @triton.jit
-def keys_seen(slot, sizes, F: tl.constexpr):
+def visible_keys(slot, sizes, F: tl.constexpr):
     """Keys that ROWS queries from `slot` on see: begin..middle..after..end.
 
     Tiles of the left tail, of the band, of the right tail.
@@ -235,7 +235,7 @@ def keys_seen(slot, sizes, F: tl.constexpr):
 
 
 @triton.jit
-def rows_seeing(first_key, sizes, F: tl.constexpr):
+def visible_rows(first_key, sizes, F: tl.constexpr):
     """Rows that see KEYS keys from `first_key` on: begin..middle..after..end.
 
     Tiles of the right tail, of the band, of the left tail.

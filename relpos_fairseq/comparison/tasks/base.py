@@ -1,10 +1,14 @@
-"""What a task is, and a run of it."""
+"""Define what a task of a comparison is: data, fairseq's commands that train on them, and scores of every example."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +16,70 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relpos_fairseq.comparison.commands import as_arguments, computing, device, fairseq
-from relpos_fairseq.engine.files import atomic_folder, read_json, remove, sha256_of, write_json
-from relpos_fairseq.engine.forks import in_fork
-from relpos_fairseq.engine.stages import locked
-from relpos_fairseq.engine.tools import USER_DIR, key_of
+from relpos_fairseq.io.files import atomic_folder, read_json, remove, sha256_of, write_json
+from relpos_fairseq.io.processes import USER_DIR, Fork, in_fork, key_of
+from relpos_fairseq.io.stages import locked
+
+# ---- fairseq's own commands, each in a fork of this process: fairseq is imported once.
+
+
+def as_arguments(flags: dict[str, object]) -> list[str]:
+    """Return flags, with `--` or without, as a command line's arguments.
+
+    True or None: a flag without a value; False: none.
+    """
+    arguments = []
+    for name, value in flags.items():
+        if value is not False:
+            arguments.append(f"--{name.removeprefix('--')}")
+            if value is not None and value is not True:
+                arguments.append(str(value))
+    return arguments
+
+
+def prepare_process() -> None:
+    """Import what every command needs, with one thread: others would not survive a fork."""
+    # Asking for a GPU must not start CUDA here: it would not survive a fork either.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    torch.set_num_threads(1)
+    # As fairseq-train sets it, where nothing that was imported before it has set another.
+    form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+    logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout, force=True)
+    for tool in ("train", "generate", "preprocess"):
+        importlib.import_module(f"fairseq_cli.{tool}")
+
+
+def fairseq(tool: str, arguments: Sequence[object], log: Path, threads: int = 1) -> Fork:
+    """Run a command of fairseq (`train`, `generate`, ...) to its end; ToolError if it fails."""
+    given = [f"fairseq-{tool}", *map(str, arguments)]
+
+    def run() -> None:
+        computing(threads)
+        sys.argv = given
+        print("+", " ".join(given), flush=True)
+        importlib.import_module(f"fairseq_cli.{tool}").cli_main()
+
+    return in_fork(run, log, given[0])
+
+
+def computing(threads: int) -> None:
+    """Set the threads of this process, in a child that computes."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def device() -> list[str]:
+    """Return --cpu where there is no GPU, as an argument."""
+    import torch
+
+    return [] if torch.cuda.is_available() else ["--cpu"]
+
+
+# ---- What a task is, and a run of it.
+
 
 KINDS: dict[str, type[Task]] = {}
 # Of every training; a resumed one sees the same batches as one that never stopped.
@@ -83,7 +146,7 @@ class Task:
         """Write text to `folder/raw` and what fairseq reads to `folder/bin`."""
         raise NotImplementedError
 
-    def score(self, name: str, run: Run) -> Scored:
+    def score(self, name: str, run: Workspace) -> Scored:
         """Score a trained run on a test set, and write its outputs into the run's folder."""
         raise NotImplementedError
 
@@ -139,7 +202,7 @@ class Task:
 
 
 @dataclass
-class Run:
+class Workspace:
     """A cell at work."""
 
     task: Task  # what it runs

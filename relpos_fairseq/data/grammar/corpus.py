@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from relpos_fairseq.engine.files import open_together
-from relpos_fairseq.engine.tables import table
+from relpos_fairseq.io.files import open_together
+from relpos_fairseq.io.progress import table
 
 from . import english, german
 from .sampler import Sampler

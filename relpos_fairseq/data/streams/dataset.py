@@ -1,17 +1,146 @@
-"""fairseq's datasets over streams: a split as it lies on disk, and its blocks as batches."""
+"""Cut a long text into contiguous rows and blocks, read them in order, and carry memory from block to block."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq.data import ConcatDataset, Dictionary, FairseqDataset, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
+from fairseq.data.iterators import EpochBatchIterator
 from torch import Tensor
 
-from relpos_fairseq.data.streams.plan import StreamPlan, check_document_starts, read_block
+from relpos_fairseq.modules.memory import Memory, MemoryCarrier
+
+# ---- Contiguous streams: how a long text is cut into rows and blocks without losing a token.
+# A split is one stream of N tokens.  Token t > 0 is predicted from what stands before it, so there
+# are N - 1 predictions; they are dealt to R rows as evenly as possible (the first rows have one
+# more), each row a contiguous piece.  A row is read in blocks of T tokens: the block at p has inputs
+# [p, p + T) and targets [p + 1, p + T + 1).  A row's first input is the token that the row before
+# predicted last: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows
+# that have ended are padding.  (fairseq's truncated_bptt trims the remainder, and so counts
+# other tokens at every batch size.)
+#
+# With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows:
+# W processes with B rows see what one process with B W rows sees.
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Which tokens of a stream each row and each block reads."""
+
+    tokens: int  # tokens of the stream, N
+    rows: int  # rows of all processes together, R
+    block: int  # tokens a row and step, T
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ValueError(f"tokens_per_sample must be >= 1, got {self.block}")
+        if self.rows < 1:
+            raise ValueError(f"batch size must be >= 1, got {self.rows} rows")
+        if self.tokens < 2:
+            raise ValueError(
+                f"a stream needs two tokens or more, one to be predicted from the other; it has "
+                f"{self.tokens}: give more text"
+            )
+        if self.block > self.predictions:
+            raise ValueError(
+                f"tokens_per_sample {self.block} is longer than the data, which has "
+                f"{self.predictions} tokens to predict: give a smaller --tokens-per-sample"
+            )
+
+    @property
+    def predictions(self) -> int:
+        """Targets of the whole stream: every token but the first."""
+        return self.tokens - 1
+
+    @property
+    def seams(self) -> int:
+        """Places where a row begins inside the stream, without the context before it."""
+        return min(self.rows, self.predictions) - 1
+
+    @property
+    def steps(self) -> int:
+        """Blocks a row, padding included."""
+        return -(-self.row_length(0) // self.block)
+
+    def row_start(self, row: int) -> int:
+        """Position of a row's first input."""
+        return row * (self.predictions // self.rows) + min(row, self.predictions % self.rows)
+
+    def row_length(self, row: int) -> int:
+        """Predictions of a row; 0 where there are more rows than predictions."""
+        return self.predictions // self.rows + (row < self.predictions % self.rows)
+
+    def width(self, step: int) -> int:
+        """Tokens of the longest row at a step: T, but for the last."""
+        return min(self.block, self.row_length(0) - step * self.block)
+
+    def span(self, step: int, row: int) -> tuple[int, int]:
+        """First input and end of a row's block; targets are one further."""
+        start, length = self.row_start(row), self.row_length(row)
+        first = min(step * self.block, length)
+        return start + first, start + min(first + self.block, length)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One step of some rows."""
+
+    inputs: Tensor  # (B, width) token ids, right-padded
+    targets: Tensor  # (B, width), `pad` where nothing is predicted
+    lengths: Tensor  # (B,) tokens a row
+    starts: Tensor | None  # (B, width) bool, inputs that begin a document; None without documents
+
+
+def read_block(
+    tokens: np.ndarray, plan: StreamPlan, step: int, rows: range, pad: int, document_starts: np.ndarray | None = None
+) -> Block:
+    """The block of some rows at one step.
+
+    `tokens` (N,) are the stream; `document_starts` sorted positions of documents' first tokens.
+    """
+    shape = (len(rows), plan.width(step))
+    inputs, targets = np.full(shape, pad, np.int64), np.full(shape, pad, np.int64)
+    starts = None if document_starts is None else np.zeros(shape, bool)
+    lengths = np.zeros(len(rows), np.int64)
+    for number, row in enumerate(rows):
+        first, end = plan.span(step, row)
+        lengths[number] = end - first
+        inputs[number, : end - first] = tokens[first:end]
+        targets[number, : end - first] = tokens[first + 1 : end + 1]
+        if starts is not None:
+            low, high = np.searchsorted(document_starts, (first, end))
+            starts[number, document_starts[low:high] - first] = True
+    return Block(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        torch.from_numpy(lengths),
+        None if starts is None else torch.from_numpy(starts),
+    )
+
+
+def check_document_starts(starts: np.ndarray, tokens: int, source: str) -> np.ndarray:
+    """Document starts as int64 positions, which must increase within a stream.
+
+    `source` is where they come from, for errors.
+    """
+    if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer):
+        raise ValueError(f"{source}: not a list of positions ({starts.dtype}, {starts.shape})")
+    starts = starts.astype(np.int64)
+    if len(starts) and (starts[0] < 0 or starts[-1] >= tokens or (np.diff(starts) <= 0).any()):
+        raise ValueError(
+            f"{source}: positions must increase within 0..{tokens - 1}; they run from {starts[0]} "
+            f"to {starts[-1]}: it belongs to other data, prepare it again"
+        )
+    return starts
+
+
+# ---- fairseq's datasets over streams: a split as it lies on disk, and its blocks as batches.
 
 
 class StreamDataset(FairseqDataset):
@@ -172,3 +301,120 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, co
         )
     starts = np.load(sidecar, allow_pickle=False)
     return check_document_starts(starts, len(tokens), str(sidecar))
+
+
+# ---- fairseq's epoch iterator over blocks in order, which knows what it can be resumed with.
+
+
+class StreamBatchIterator(EpochBatchIterator):
+    """Blocks of a stream in their order: never shuffled, dropped or dealt out of turn.
+
+    Its saved state holds how the stream was cut: the memory of a row is of use to that row only.
+    `rank` says which process's batches to give; options are fairseq's (seed, num_workers, epoch,
+    buffer_size).
+    """
+
+    def __init__(self, blocks: StreamBlocks, rank: int, **options) -> None:
+        super().__init__(
+            blocks,
+            collate_fn=blocks.collater,
+            batch_sampler=[[number] for number in range(len(blocks))],
+            num_shards=blocks.processes,
+            shard_id=rank,
+            disable_shuffling=True,
+            **options,
+        )
+
+    def _cut(self) -> dict[str, int]:
+        return {
+            "batch size": self.dataset.batch_size,
+            "processes": self.dataset.processes,
+            "tokens per sample": self.dataset.plan.block,
+            "tokens of the stream": self.dataset.plan.tokens,
+        }
+
+    def state_dict(self) -> dict:
+        """Position, and the cut that it refers to."""
+        return {**super().state_dict(), "streams": self._cut()}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Continue at a saved position of a stream that is cut in the same way."""
+        saved, here = state_dict.get("streams"), self._cut()
+        if saved is None:
+            raise ValueError(
+                "the checkpoint was not written by segment_language_modeling, and has no position "
+                "in a stream: give --reset-dataloader (or --finetune-from-model) to start at its "
+                "beginning"
+            )
+        if state_dict.get("iterations_in_epoch", 0) == 0:
+            here["tokens of the stream"] = saved.get("tokens of the stream")  # the next shard's
+        if saved != here:
+            differ = [f"{name} ({saved.get(name)}, now {here[name]})" for name in here if saved.get(name) != here[name]]
+            raise ValueError(
+                f"cannot resume: the checkpoint's stream was cut with another {', '.join(differ)}; "
+                f"its memory and position fit the saved rows only. Give the saved values, or "
+                f"--reset-dataloader to start at the beginning of the stream"
+            )
+        super().load_state_dict(state_dict)
+
+
+# ---- The memory of one reading of a stream: what a model remembers, and which block comes next.
+
+
+class StreamMemory:
+    """Carries memory from block to block, and refuses a block out of turn.
+
+    Block 0 starts with none: an epoch, a validation and a shard each begin so.
+    """
+
+    def __init__(self) -> None:
+        self.next_step = 0
+        self.memory: Memory | None = None
+        self._attempt: Hashable = None
+        self._before: dict[int, Memory | None] = {}
+
+    @contextmanager
+    def block(self, step: int, attempt: Hashable, device: torch.device) -> Iterator[MemoryCarrier]:
+        """Lend the memory for one forward pass, and keep what comes back.
+
+        A pass that is repeated within one attempt (an update after an overflow, a batch after
+        running out of memory) starts from the memory of its first time.
+
+        Args:
+            step: the block's number, which must follow the last one.
+            attempt: what the pass belongs to: the number of the update, or the block itself.
+            device: of the model.
+        """
+        if attempt != self._attempt or step == 0:  # overflows may last longer than an epoch
+            self._attempt, self._before = attempt, {}
+        if step == 0:
+            memory = None
+        elif step in self._before:
+            memory = self._before[step]
+        elif step == self.next_step:
+            memory = self.memory
+        else:
+            raise ValueError(
+                f"block {step} of the stream came where block {self.next_step} follows: memory "
+                f"needs blocks in their order (a checkpoint of another data position?)"
+            )
+        memory = None if memory is None else memory.on(device)
+        self._before[step] = memory
+        carrier = MemoryCarrier(memory)
+        yield carrier
+        self.memory, self.next_step = carrier.memory, step + 1
+
+    def state_dict(self) -> dict:
+        """Position and memory as plain values, on the CPU."""
+        memory = None
+        if self.memory is not None:
+            memory = {name: part.cpu() for name, part in self.memory.state_dict().items()}
+        return {"next_step": self.next_step, "memory": memory}
+
+    @classmethod
+    def from_state_dict(cls, state: dict) -> StreamMemory:
+        restored = cls()
+        restored.next_step = state["next_step"]
+        if state["memory"] is not None:
+            restored.memory = Memory.from_state_dict(state["memory"])
+        return restored

@@ -1,21 +1,30 @@
-"""A checkpoint with its task, dictionaries and text, from its own folder or a data folder."""
+"""Load a checkpoint with its task and text; translate, fill masks and answer questions with it."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
+from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.utils import overwrite_args_by_name
 
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.inference.beside import text_folder
+from relpos_fairseq.criterions.question_answering import predictions, span_logits
+from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.checkpoints.trusted import read_trusted
-from relpos_fairseq.inference.text import SymbolText, Text, read_text
+from relpos_fairseq.inference.translator import Hypothesis, Search
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
+from relpos_fairseq.tasks.question_answering import QuestionDataset
+from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, find_assets, read_text
+
+# ---- A checkpoint with its task, dictionaries and text, from its own folder or a data folder.
+
 
 logger = logging.getLogger(__name__)
 JOBS = {
@@ -63,17 +72,17 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
         command: `relpos translate`, ...
 
     Raises:
-        PreparationError: no file, another command's model, or no dictionaries.
+        UserError: no file, another command's model, or no dictionaries.
     """
     if not path.is_file():
-        raise PreparationError(f"{path} is not a file")
+        raise UserError(f"{path} is not a file")
     state = read_trusted(path)
     task_cfg = state["cfg"]["task"] if state.get("cfg") else None
     name = getattr(task_cfg, "_name", None)
     if JOBS.get(name) != command:
         instead = f": use {JOBS[name]}" if name in JOBS else ""
-        raise PreparationError(f"{path} is of task {name}, which {command} does not run{instead}")
-    folder = text_folder(path, data, getattr(task_cfg, "data", ""), state)
+        raise UserError(f"{path} is of task {name}, which {command} does not run{instead}")
+    folder = find_assets(path, data, getattr(task_cfg, "data", ""), state)
     overrides = {"data": str(folder), "tokenizer_folder": "", "eval_bleu": False}
     overwrite_args_by_name(state["cfg"], overrides)  # fairseq forgets them where it gets a state
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
@@ -92,3 +101,103 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
 def longest(limit: Any) -> int | None:
     """Return fairseq's limit of positions, or None where there is none."""
     return None if limit is None or limit >= ENDLESS or math.isinf(limit) else int(limit)
+
+
+# ---- A checkpoint as a translator: fairseq's own beam search over sentences in symbols.
+
+
+def load_translator(path: Path, data: Path | None, cpu: bool) -> BeamSearch:
+    return BeamSearch(load(path, data, cpu, "relpos translate"))
+
+
+class BeamSearch:
+    """fairseq's SequenceGenerator, as fairseq-generate runs it.
+
+    Args:
+        trained: an encoder-decoder.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained, self.source, self.target = trained, trained.source, trained.target
+        trained.model.prepare_for_inference_(trained.cfg)
+        limit = longest(trained.model.encoder.max_positions())
+        self.longest = None if limit is None else limit - 1
+        self._generator = (None, None)
+
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
+        task = self.trained.task
+        words = task.source_dictionary
+        rows = [torch.tensor([*map(words.index, symbols), words.eos()]) for symbols in batch]
+        sample = {
+            "net_input": {
+                "src_tokens": collate_tokens(
+                    rows, words.pad(), words.eos(), left_pad=self.trained.cfg.task.left_pad_source
+                ),
+                "src_lengths": torch.tensor([len(row) for row in rows]),
+            }
+        }
+        sample = utils.move_to_cuda(sample) if self.trained.device.type == "cuda" else sample
+        found = task.inference_step(self._generate_by(search), [self.trained.model], sample)
+        return [[self._hypothesis(one) for one in row[: search.nbest]] for row in found]
+
+    def _generate_by(self, search: Search):
+        """The generator of a search, made once."""
+        if self._generator[0] != search:
+            generator = self.trained.task.build_generator([self.trained.model], search)
+            self._generator = (search, generator)
+        return self._generator[1]
+
+    def _hypothesis(self, found: dict) -> Hypothesis:
+        words = self.trained.task.target_dictionary
+        never = (words.bos(), words.eos())  # what fairseq-generate leaves out
+        ids = [number for number in found["tokens"].tolist() if number not in never]
+        return Hypothesis([words[number] for number in ids], float(found["score"]))
+
+
+# ---- RoBERTa on raw text: masks are filled, questions answered.
+
+
+def open_masked(path: Path, data: Path | None, cpu: bool) -> RelPosRobertaHub:
+    """Return a masked language model's hub."""
+    trained = load(path, data, cpu, "relpos fill")
+    text = trained.source
+    tokenizer = text.tokenizer if isinstance(text, TokenizerText) else None
+    return RelPosRobertaHub(trained.cfg, trained.task, trained.model, tokenizer)
+
+
+def fill(hub: RelPosRobertaHub, line: str, number: int, count: int) -> list[dict]:
+    """Return the likeliest pieces for the one <mask> of a line, best first.
+
+    Raises:
+        UserError: not one <mask>, or too long a line; the message has its number.
+    """
+    try:
+        found = hub.fill_mask(line, count)
+    except ValueError as error:
+        raise UserError(f"line {number}: {error}") from None
+    return [{"text": t, "probability": round(p, 6), "piece": piece} for t, p, piece in found]
+
+
+@torch.no_grad()
+def answer(trained: Trained, context: str, questions: Sequence[str], none: bool, count: int) -> Iterator[dict]:
+    """Answer questions about a context.
+
+    Args:
+        trained: the model.
+        context: a text of any length: it is read in windows, as in training.
+        questions: about it.
+        none: whether "no answer" may win, as a model of SQuAD v2.0 has learned.
+        count: answers of each question, at most.
+    """
+    asked = [Question(str(n), text, 0, (), ()) for n, text in enumerate(questions, start=1)]
+    encoded = trained.task.encoder.encode(QuestionFile(Path("questions"), [context], asked), False)
+    unanswerable = none or trained.cfg.task.unanswerable == "yes"
+    dataset = QuestionDataset(encoded, trained.task.dictionary, False, unanswerable)
+    for number, text in enumerate(questions):
+        sample = dataset.collater([dataset[number]])
+        sample = utils.move_to_cuda(sample) if trained.device.type == "cuda" else sample
+        logits = span_logits(trained.model, sample, trained.cfg.task.span_head_name)
+        [found] = predictions(sample, logits, trained.task.options)
+        best = sorted(found.n_best, key=lambda one: one.text != found.text)  # the prediction first
+        answers = [{"text": one.text, "probability": round(one.probability, 6)} for one in best]
+        yield {"question": text, "answers": answers[:count]}

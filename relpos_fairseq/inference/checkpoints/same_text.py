@@ -11,10 +11,10 @@ from typing import Any
 from fairseq import checkpoint_utils, utils
 from fairseq.trainer import Trainer
 
-from relpos_fairseq.engine.errors import PreparationError
-from relpos_fairseq.inference import provenance
-from relpos_fairseq.inference.beside import files_of
-from relpos_fairseq.mends.replacing import replaces
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.patches.table import replaces
+from relpos_fairseq.text import provenance
+from relpos_fairseq.text.assets import asset_files
 
 logger = logging.getLogger(__name__)
 # What is done with each checkpoint that fairseq reads within a call; None outside of such calls.
@@ -59,7 +59,7 @@ def compare_text_on_load() -> None:
         def compare(state: dict[str, Any], path: str) -> None:
             try:
                 provenance.check_task(state, self.task, path)
-            except PreparationError as error:
+            except UserError as error:
                 if not reset_optimizer:
                     raise
                 logger.warning("%s; a training that begins with its parameters goes on", error)
@@ -82,7 +82,7 @@ def _record(trainer: Trainer) -> dict[str, dict[str, str]]:
         try:
             files = data_files(trainer.cfg.task)
             known = provenance.record(trainer.task, files)
-        except (OSError, PreparationError) as error:
+        except (OSError, UserError) as error:
             logger.warning("checkpoints keep no hashes of the data's units: %s", error)
             known = provenance.record(trainer.task, {})
         trainer._text_record = known
@@ -93,4 +93,4 @@ def data_files(task: Any) -> dict[str, Path]:
     """Return the files of the text of a task's config, as they lie beside its data."""
     paths = utils.split_paths(getattr(task, "data", None) or "")
     tokenizer = getattr(task, "tokenizer_folder", "")
-    return files_of(Path(paths[0]), Path(tokenizer) if tokenizer else None) if paths else {}
+    return asset_files(Path(paths[0]), Path(tokenizer) if tokenizer else None) if paths else {}

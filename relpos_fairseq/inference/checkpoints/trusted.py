@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
-from relpos_fairseq.engine.errors import PreparationError
+from relpos_fairseq.io.errors import UserError
 
 PACKAGE = "relpos_fairseq."
 # Of fairseq's, those whose options are plain values: they run no program and evaluate no text.
@@ -38,7 +38,7 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
         overrides: options that take the place of the checkpoint's.
 
     Raises:
-        PreparationError: it names a model or a task that is neither ours nor one of MODELS and TASKS.
+        UserError: it names a model or a task that is neither ours nor one of MODELS and TASKS.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     check_trusted(state, path)
@@ -49,22 +49,22 @@ def check_trusted(state: dict[str, Any], path: Path | str) -> None:
     """Check the names of a loaded checkpoint's model and task.
 
     Raises:
-        PreparationError: as `read_trusted`.
+        UserError: as `read_trusted`.
     """
     cfg = state.get("cfg")
     if not cfg:
-        raise PreparationError(f"{path} holds no options of a model: it is no checkpoint of fairseq-train")
+        raise UserError(f"{path} holds no options of a model: it is no checkpoint of fairseq-train")
     state["args"] = None  # fairseq prefers them to the config, which it has made from them
     model, task = cfg.get("model"), cfg.get("task")
     name = getattr(model, "_name", None) or getattr(model, "arch", None)
     if not _is_known(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name), MODELS, MODEL_REGISTRY):
-        raise PreparationError(
+        raise UserError(
             f"{path} holds a model {name!r}: only relpos_fairseq's own and fairseq's {', '.join(MODELS)} are loaded"
         )
     name = getattr(task, "task", None)
     name = name if isinstance(name, str) else getattr(task, "_name", None)
     if not _is_known(TASK_REGISTRY.get(name), TASKS, TASK_REGISTRY):
-        raise PreparationError(
+        raise UserError(
             f"{path} is of task {name!r}: only relpos_fairseq's own and fairseq's {', '.join(TASKS)} are loaded"
         )
 

@@ -1,0 +1,581 @@
+"""Sum the terms of all schemes into one table a kind, which is what the kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.positions import Positions, is_captured
+from relpos_fairseq.relations import Clipped, DistanceRelation, Segments
+from relpos_fairseq.terms import PositionTerms
+
+# ---- Windows of distances, and tables read over one: a row of a table a distance, ends for all beyond.
+# A window's first and last distance stand for everything below and above.  Where a relation has no
+# such tail among the distances that occur, the window reaches one further than they do, so that no
+# cell counts as a tail.
+
+
+@dataclass(frozen=True)
+class DistanceRange:
+    """The distances of visible pairs."""
+
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> DistanceRange:
+        """Those of a call."""
+        positions = inputs.positions
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        if inputs.causal:
+            highest = min(highest, 0)
+        if inputs.window is not None:
+            lowest = max(lowest, 1 - inputs.window)
+        return cls(lowest, highest)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Distances low..high; `low` stands for all below, `high` for all above."""
+
+    low: int
+    high: int
+
+    @property
+    def width(self) -> int:
+        """How many distances."""
+        return self.high - self.low + 1
+
+    def equals(self, other: Window) -> bool:
+        """Compare numbers, which a compiler may know by symbols alone."""
+        return self.low == other.low and self.high == other.high
+
+    @classmethod
+    def over(cls, relations: Sequence[DistanceRelation], reach: DistanceRange) -> Window:
+        """The window outside of which none of the relations changes."""
+        lows = [relation.lowest for relation in relations]
+        highs = [relation.highest for relation in relations]
+        low = min(lows) if lows else reach.lowest
+        high = max(highs) if highs else reach.highest
+        low = low if low > reach.lowest else reach.lowest - 1
+        high = high if high < reach.highest else reach.highest + 1
+        return cls(low, max(high, low + 1))
+
+
+def table_by_distance(table: Tensor, relation: DistanceRelation, window: Window, positions: Positions) -> Tensor:
+    """A table (H|1, R, ...) as one row a distance of the window: (H|1, width, ...)."""
+    if isinstance(relation, Clipped):
+        return _slice(table, relation, window)
+    if is_captured():  # only on a CPU, where an index's own gradient has an order
+        ids = relation.window(window.low, window.high, positions.device)
+        return table.index_select(1, ids)
+    ids, sources = positions.once(("rows", relation, window), lambda: _ids_of(relation, window, positions.device))
+    return _Rows.apply(table, ids, sources)
+
+
+def _slice(table: Tensor, relation: Clipped, window: Window) -> Tensor:
+    """Rows of a clipped relation follow one another: a slice, its ends repeated."""
+    first, last = window.low + relation.past, window.high + relation.past
+    top = table.size(1) - 1
+    begin, end = min(max(first, 0), top), max(min(last, top), 0) + 1
+    before, after = max(-first, 0), max(last - top, 0)
+    if begin > 0 or end <= top:
+        table = table[:, begin:end]
+    return _Extended.apply(table, before, after) if before or after else table
+
+
+class _Extended(torch.autograd.Function):
+    """A table (H|1, R, ...) whose ends are repeated `before` and `after` times.
+
+    Torch's own padding sums a gradient's repeated cells one after another.
+    """
+
+    @staticmethod
+    def forward(ctx, table: Tensor, before: int, after: int) -> Tensor:
+        ctx.ends = before, after
+        sides = (before, after) if table.dim() == 2 else (0, 0, before, after)
+        return functional.pad(table, sides, mode="replicate")
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        before, after = ctx.ends
+        last = grad.size(1) - after - 1  # the table's last row
+        if last == before:
+            return grad.sum(1, keepdim=True), None, None
+        parts = (
+            grad[:, : before + 1].sum(1, keepdim=True),
+            grad[:, before + 1 : last],
+            grad[:, last:].sum(1, keepdim=True),
+        )
+        return torch.cat(parts, dim=1), None, None
+
+
+def _ids_of(relation: DistanceRelation, window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(width,) ids of the window's distances; (R, m) the distances of each id, `width` for none."""
+    ids = relation.window(window.low, window.high, torch.device("cpu"))
+    counts = torch.bincount(ids, minlength=relation.size)
+    sources = torch.full((relation.size, int(counts.max())), window.width)
+    order = torch.argsort(ids, stable=True)
+    rank = torch.arange(window.width) - (counts.cumsum(0) - counts)[ids[order]]
+    sources[ids[order], rank] = order
+    return ids.to(device), sources.to(device)
+
+
+class _Rows(torch.autograd.Function):
+    """table[:, ids], whose gradient sums in a fixed order: an index's own has atomics."""
+
+    @staticmethod
+    def forward(ctx, table: Tensor, ids: Tensor, sources: Tensor) -> Tensor:
+        ctx.save_for_backward(sources)
+        return table.index_select(1, ids)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (sources,) = ctx.saved_tensors
+        nothing = grad.new_zeros(grad.size(0), 1, *grad.shape[2:])
+        return torch.cat([grad, nothing], dim=1)[:, sources].sum(2), None, None
+
+
+# ---- Logits that are products of two factors, f_i.g_j: TUPE's, Chen's, segment pairs', and decays.
+# A causal decay past_i - past_j is (past_i, 1) . (1, -past_j).  In half precision its sums are split
+# into parts whose total is as exact as single precision: a product with 1 rounds nothing, and kernels
+# add in single precision.
+
+
+HALF_PARTS = 3  # of 8 bits or more, for the 24 of single precision
+Factors = tuple[Tensor, Tensor]  # (B|1, H|1, T, r) of queries, (B|1, H|1, S, r) of keys
+
+
+def is_segments(term: PositionTerms) -> bool:
+    """Return whether a term's scalars belong to pairs of segments: factors of rank `count`."""
+    return isinstance(term.relation, Segments) and term.static is not None
+
+
+def rank_of(term: PositionTerms, dtype: torch.dtype) -> int:
+    """Return the rank r of a term's factors in a type, 0 without any."""
+    rank = 0 if term.static_factors is None else term.static_factors[0].size(-1)
+    if term.decay is not None:
+        rank += 2 * _parts(dtype)
+    return rank + (term.relation.count if is_segments(term) else 0)
+
+
+def factors_of(term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype) -> list[Factors]:
+    """Return a term's pairs of factors, those of pairs of segments among them."""
+    pairs = [] if term.static_factors is None else [term.static_factors]
+    if is_segments(term):
+        pairs.append(_segment_factors(term, inputs))
+    if term.decay is not None:
+        pairs.append(_decay_factors(term.decay.past, inputs, dtype))
+    return [(of_queries.to(dtype), of_keys.to(dtype)) for of_queries, of_keys in pairs]
+
+
+def concatenate_ranks(one: Tensor, other: Tensor) -> Tensor:
+    """Concatenate factors (B|1, H|1, L, r) and (B|1, H|1, L, r') to (B|1, H|1, L, r + r')."""
+    common = torch.broadcast_shapes(one.shape[:2], other.shape[:2])
+    return torch.cat([part.expand(*common, -1, -1) for part in (one, other)], dim=-1)
+
+
+def _parts(dtype: torch.dtype) -> int:
+    """Return how many numbers of a type hold a sum of log gates."""
+    return HALF_PARTS if dtype.itemsize < 4 else 1
+
+
+def _decay_factors(sums: Tensor, inputs: AttentionInputs, dtype: torch.dtype) -> Factors:
+    """Split sums of log gates (B, H|1, S) of a causal call: factors of rank 2 or 6."""
+    parts, rest = [], sums
+    for _ in range(_parts(dtype)):
+        parts.append(rest.to(dtype))
+        rest = (rest - parts[-1]).detach()  # the first part has the gradient
+    of_key = torch.stack(parts, dim=-1)  # (B, H|1, S, n)
+    one = torch.ones_like(of_key)
+    of_query = inputs.positions.query_rows(of_key, axis=2)
+    of_query = torch.cat([of_query, inputs.positions.query_rows(one, axis=2)], dim=-1)
+    return of_query, torch.cat([one, -of_key], dim=-1)
+
+
+def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> Factors:
+    """Split a table of segment pairs (H|1, n^2): rows for queries, unit vectors for keys."""
+    positions, count = inputs.positions, term.relation.count
+    of_key = functional.one_hot(positions.segments, count).to(inputs.exact)  # (B, S, n)
+    of_query = positions.query_rows(of_key)  # (B, T, n)
+    table = term.static.to(inputs.exact).view(1, -1, count, count)
+    return of_query[:, None] @ table, of_key[:, None]
+
+
+# ---- A reset: the position logits of the first token's row and column are two numbers a head.
+# A kernel sums what terms add by kind (vectors, scalars, factors) and replaces whole kinds.  Where
+# one term of a kind is reset and another is not, the kind is replaced for both, and what the other
+# one adds in that row and that column comes back as factors of rank 2:
+#
+#     f_i.g_j = [i is first] row_j + [i is not first] column_i [j is first]
+
+
+OF_VECTORS, OF_SCALARS, OF_FACTORS = 1, 2, 4  # kinds of what terms add to the logits, as bits
+NOTHING = 8  # the reset's numbers are added, and no kind is replaced
+
+
+def folds_offset(inputs: AttentionInputs) -> bool:
+    """Return whether u in u.k may be added to the content's query: nothing comes between them."""
+    multiplied = any(term.gate is not None or term.product or term.trilinear is not None for term in inputs.terms)
+    return not multiplied and not inputs.rotated
+
+
+def kinds_of(term: PositionTerms) -> int:
+    """Return the bits of what a term adds, where v.a_r of a query_offset v is a scalar."""
+    vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
+    factors = term.static_factors is not None or is_segments(term) or term.decay is not None
+    scalars = term.static is not None and not is_segments(term) or term.query_offset is not None
+    return OF_VECTORS * vectors + OF_SCALARS * scalars + OF_FACTORS * factors
+
+
+class Resets:
+    """The resets of a call as one.
+
+    Args:
+        inputs: a call of which at least one term is reset.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        """Find which kinds are replaced."""
+        self.inputs = inputs
+        self.held = [t for t in inputs.terms if t.reset is not None and kinds_of(t)]
+        replaced = free = 0
+        for term in inputs.terms:
+            if term.reset is None:
+                free |= kinds_of(term)
+            else:
+                replaced |= kinds_of(term)
+        if not folds_offset(inputs) and any(t.content_offset is not None for t in inputs.terms):
+            free |= OF_VECTORS  # u goes into the table of key_vectors
+        shared = replaced & free
+        self.mixes_tables = bool(shared & ~OF_FACTORS)
+        if self.mixes_tables:
+            replaced |= OF_VECTORS | OF_SCALARS
+        # Factors that come back, or are not reset, share one product with those that are.
+        self.clears_factors = bool(replaced & OF_FACTORS and shared)
+        if self.clears_factors:
+            replaced &= ~OF_FACTORS
+        self.kinds = replaced or (NOTHING if self.held else 0)
+        self.first = next((term.reset.first for term in self.held), None)  # (B|1,)
+
+    def numbers(self) -> Tensor:
+        """Return the logits of row and column, summed over terms: (H|1, 2)."""
+        total = None
+        for term in self.held:
+            both = torch.broadcast_tensors(term.reset.row, term.reset.column)
+            logits = torch.stack(both, dim=-1).to(self.inputs.exact)
+            total = logits if total is None else total + logits
+        return total
+
+    def cleared(self, factors: Factors) -> Factors:
+        """Return factors whose product is 0 in the first token's row and column."""
+        of_queries, of_keys = factors
+        positions = self.inputs.positions
+        other = (~self._is_first()).to(of_queries.dtype)  # (B|1, S)
+        return (of_queries * positions.query_rows(other)[:, None, :, None], of_keys * other[:, None, :, None])
+
+    def kept(self, dtype: torch.dtype) -> Factors:
+        """Return the factors that bring back what terms without a reset add."""
+        inputs = self.inputs
+        of_key = self._is_first()[:, None].to(inputs.exact)  # (B|1, 1, S)
+        of_query = inputs.positions.query_rows(of_key.transpose(1, 2)).transpose(1, 2)
+        row, column = self._row_and_column()  # (B|1, H|1, S) and (B|1, H|1, T)
+        of_queries = torch.stack(torch.broadcast_tensors(of_query, (1 - of_query) * column), -1)
+        of_keys = torch.stack(torch.broadcast_tensors(row, of_key), -1)
+        return of_queries.to(dtype), of_keys.to(dtype)
+
+    def _is_first(self) -> Tensor:
+        """Return (B|1, S), True at the first token."""
+        positions = self.inputs.positions
+        slots = torch.arange(positions.src_len, device=positions.device)
+        return slots == self.first[:, None]
+
+    def _row_and_column(self) -> tuple[Tensor, Tensor]:
+        """Return what terms without a reset add for (first, j) and for (i, first)."""
+        inputs, positions, first = self.inputs, self.inputs.positions, self.first[:, None]
+        slots = torch.arange(positions.src_len, device=positions.device)
+        queries = slots[positions.query_start : positions.query_stop]
+        q, k, _, _ = inputs.exact_pairs()
+        first_q = _at(q, self.first - positions.query_start)  # (B, H, 1, D)
+        first_k = _at(k, self.first)
+        row = self._added(first_q, k, slots - first)
+        column = self._added(q, first_k, first - queries)
+        return row, column
+
+    def _added(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        """Return the logits of pairs of a query and a key.
+
+        Args:
+            q: (B, H, L, D) queries, or one.
+            k: (B, H, L, D) keys, or one.
+            distance: (B|1, L) of each pair.
+        """
+        inputs, exact, scale = self.inputs, self.inputs.exact, self.inputs.scale
+        total = q.new_zeros(1, 1, distance.size(-1))
+        for term in inputs.terms:
+            if term.content_offset is not None and not folds_offset(inputs):
+                total = total + scale * (term.content_offset.to(exact)[None, :, None] * k).sum(-1)
+            if term.reset is not None or term.relation is None or is_segments(term):
+                continue
+            read = _reader(term, distance, exact)
+            if term.query_vectors is not None and not term.product:
+                query = q
+                if term.query_offset is not None:
+                    query = q + term.query_offset.to(exact)[None, :, None]
+                total = total + scale * (query * read("query_vectors")).sum(-1)
+            if term.key_vectors is not None and not term.product:
+                total = total + scale * (k * read("key_vectors")).sum(-1)
+            if term.static is not None:
+                total = total + read("static")
+        return total
+
+
+def _reader(term: PositionTerms, distance: Tensor, dtype: torch.dtype) -> Callable[[str], Tensor]:
+    """Return what reads a term's table (H|1, R, ...) by distances (B|1, L): (B|1, H|1, L, ...)."""
+    ids = term.relation.of_distance(distance)
+    return lambda name: getattr(term, name).to(dtype)[:, ids].transpose(0, 1)
+
+
+def _at(x: Tensor, place: Tensor) -> Tensor:
+    """Return row place[b] (B|1,) of each x[b] of (B, H, L, D), an end's where there is none."""
+    index = place.clamp(0, x.size(2) - 1).expand(x.size(0))
+    return x[torch.arange(x.size(0), device=x.device), :, index][:, :, None]
+
+
+# ---- Terms summed by kind, over windows of distances.
+
+
+VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
+SCALARS = ("static", "gate")
+SAME_EVERYWHERE = Window(0, 1)  # of a vector that is read at any distance
+
+
+@dataclass
+class Lowered:
+    """The terms of one call, summed by kind.
+
+    Args:
+        vectors: window of tables of vectors.
+        scalars: window of `static` and `gate`.
+        tensors: by the names of `PositionTerms`.
+            Over `vectors`: query_vectors, key_vectors, trilinear (H|1, W, D), value_vectors
+            (H|1, W, Dv), and the two tables of a product term, product_query and product_key.
+            Over `scalars`: static, gate (H|1, W').
+            content_offset (H|1, D), which is added to the content's queries.
+            The two static_factors: query_factors (B|1, H|1, T, r), key_factors (B|1, H|1, S, r).
+            reset (H|1, 2): the logits of the first token's row and of its column.
+        first: (B|1,) slot of the reset's first token, or None.
+        reset_kinds: bits of the kinds that the reset replaces (see `resets`), 0 without one.
+    """
+
+    vectors: Window
+    scalars: Window
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    first: Tensor | None = None
+    reset_kinds: int = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add to a tensor that may not be there yet."""
+        known = self.tensors.get(name)
+        self.tensors[name] = tensor if known is None else known + tensor
+
+    def add_factors(self, of_queries: Tensor, of_keys: Tensor) -> None:
+        """Put factors beside those that are there."""
+        for name, factors in (("query_factors", of_queries), ("key_factors", of_keys)):
+            known = self.tensors.get(name)
+            self.tensors[name] = factors if known is None else concatenate_ranks(known, factors)
+
+
+def nothing_apart(term: PositionTerms) -> bool:
+    """Return False: all tables of vectors lie over one window."""
+    return False
+
+
+def lower(
+    inputs: AttentionInputs,
+    vectors: Window,
+    scalars: Window,
+    dtype: torch.dtype,
+    apart: Callable[[PositionTerms], bool] = nothing_apart,
+) -> Lowered:
+    """Lower the terms of a call that `refusal` does not refuse.
+
+    Args:
+        inputs: the call.
+        vectors: window of tables of vectors.
+        scalars: window of tables of scalars.
+        dtype: type of vectors and factors; scalars, and what multiplies, are as exact as logits.
+        apart: terms whose query_vectors and key_vectors the caller lowers itself.
+    """
+    low = Lowered(vectors, scalars)
+    resets = None
+    if any(term.reset is not None for term in inputs.terms):
+        resets = Resets(inputs)
+    for term in inputs.terms:
+        _add_vectors(low, term, inputs, dtype, apart(term))
+        _add_scalars(low, term, inputs)
+        for factors in factors_of(term, inputs, dtype):
+            if term.reset is not None and resets.clears_factors:
+                factors = resets.cleared(factors)
+            low.add_factors(*factors)
+    if resets is not None and resets.held:
+        low.tensors["reset"] = resets.numbers()
+        low.first, low.reset_kinds = resets.first, resets.kinds
+        if resets.mixes_tables:
+            low.add_factors(*resets.kept(dtype))
+    return low
+
+
+def relations_of_vectors(
+    inputs: AttentionInputs, apart: Callable[[PositionTerms], bool] = nothing_apart
+) -> list[DistanceRelation]:
+    """Return the relations of tables of vectors, but for those that are lowered apart."""
+    found = []
+    for term in inputs.terms:
+        names = VECTORS[2:] if apart(term) else VECTORS
+        if any(getattr(term, name) is not None for name in names):
+            found.append(term.relation)
+    return found
+
+
+def needs_offset_table(inputs: AttentionInputs) -> bool:
+    """Return whether some u of u.k goes into the table of key_vectors."""
+    given = any(term.content_offset is not None for term in inputs.terms)
+    return given and not folds_offset(inputs)
+
+
+def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype, apart: bool) -> None:
+    exact, known = inputs.exact, {}
+
+    def read(name: str, dtype: torch.dtype) -> Tensor:
+        given = getattr(term, name)
+        if (id(given), dtype) not in known:  # one table may serve queries and keys
+            # Its gradient is summed in the more exact of both types.
+            table = given.to(torch.promote_types(given.dtype, dtype))
+            table = table_by_distance(table, term.relation, low.vectors, inputs.positions).to(dtype)
+            known[id(given), dtype] = table
+        return known[id(given), dtype]
+
+    if term.product:
+        # A product of three passes what half precision holds.
+        low.tensors["product_query"] = read("query_vectors", exact)
+        low.tensors["product_key"] = read("key_vectors", exact)
+    elif not apart:
+        if term.query_vectors is not None:
+            table = read("query_vectors", dtype)
+            if term.query_offset is not None:
+                table = table.contiguous()  # once: this product and the kernel keep it
+                _add_query_offset(low, table.to(exact), term, inputs)
+            low.add("query_vectors", table)
+        if term.key_vectors is not None:
+            low.add("key_vectors", read("key_vectors", dtype))
+    if term.value_vectors is not None:
+        low.add("value_vectors", read("value_vectors", dtype))
+    if term.trilinear is not None:
+        low.add("trilinear", read("trilinear", exact))
+    if term.content_offset is not None:
+        if folds_offset(inputs):
+            low.add("content_offset", term.content_offset.to(exact))
+        else:
+            offset = term.content_offset.to(dtype)[:, None]  # (H|1, 1, D)
+            low.add("key_vectors", offset.expand(-1, low.vectors.width, -1))
+
+
+def _add_query_offset(low: Lowered, table: Tensor, term: PositionTerms, inputs: AttentionInputs) -> None:
+    """Add scale v.a_d, a number for each distance."""
+    offset = term.query_offset.to(inputs.exact)[..., None] * inputs.scale  # (H|1, D, 1)
+    products = (table @ offset)[..., 0]  # (H|1, W)
+    if not low.scalars.equals(low.vectors):
+        band = Clipped(-low.vectors.low, low.vectors.high)
+        products = table_by_distance(products, band, low.scalars, inputs.positions)
+    low.add("static", products)
+
+
+def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> None:
+    """Add a term's `static` over the window of scalars (H|1, W'), and multiply by its `gate`."""
+    if is_segments(term):
+        return
+    for name in SCALARS:
+        table = getattr(term, name)
+        if table is None:
+            continue
+        table = table_by_distance(table.to(inputs.exact), term.relation, low.scalars, inputs.positions)
+        known = low.tensors.get(name)
+        if known is not None:
+            table = known + table if name == "static" else known * table
+        low.tensors[name] = table
+
+
+# ---- The terms that no kernel has a form for: they remain for `blocked` and `reference`.
+# - Tables over a relation that is none of distances: a pair's row follows from no distance.  `static`
+#   over pairs of segments is served, as factors.
+# - Logits by row, which are no function of the distance.
+# - Content of another width than the queries and keys that vectors meet.
+# - Distances between positions drawn at random: they are not those of slots.
+# - Contextual positions: each needs the logits of all keys after it.
+# - Decays without a causal mask: one side's sums are no factors.
+# - Several product terms, or several trilinear ones: a kernel multiplies or replaces content once.
+# - Resets of several first tokens: a kernel replaces one row and one column.
+#
+# No scheme or hybrid of this package needs any of these.
+
+
+def refusal(inputs: AttentionInputs) -> str | None:
+    """Return what kernels over distances have no form for, or None."""
+    wider = inputs.rotated and inputs.content_q.size(-1) != inputs.q.size(-1)
+    if wider and any(term.uses_unrotated_qk for term in inputs.terms):
+        widths = inputs.content_q.size(-1), inputs.q.size(-1)
+        return "content of {} channels beside vectors of {}".format(*widths)
+    products = trilinear = 0
+    reset = None
+    for term in inputs.terms:
+        if term.contextual is not None:
+            return "contextual positions, which need all logits of a row first"
+        if term.decay is not None and not inputs.causal:
+            return "decay on both sides of a query"
+        products += term.product
+        trilinear += term.trilinear is not None
+        if term.reset is not None:
+            first = term.reset.first
+            if reset is not None and first is not reset:
+                if is_captured() or (first != reset).any():  # a graph cannot tell
+                    return "resets of several first tokens"
+            reset = first
+        if term.dense_bias is not None:
+            return "logits by row (dense_bias), which no table over distances holds"
+        if term.relation is None:
+            continue
+        if isinstance(term.relation, DistanceRelation):
+            if inputs.positions.drawn is not None:
+                return "distances between positions drawn at random (--position-random-range)"
+            continue
+        odd = [field for field in term.present if field not in ("static", "reset")]
+        if odd or not is_segments(term):
+            return f"{' and '.join(odd) or 'static'} over {term.relation}"
+    for name, count in (("product", products), ("trilinear", trilinear)):
+        if count > 1:
+            return f"{count} {name} terms"
+    return None
+
+
+# ---- From terms to what a kernel reads: once, for the kernel in C and for those in Triton.
+# A relation over distances is a *band* between two *tails*: within a window every distance has a row
+# of its own, and the window's first and last row stand for all distances beyond it.  `lower` reads
+# every table of every term over such a window and sums the terms kind by kind, so that a kernel sees
+# one table of a kind whatever the schemes are:
+#
+#     windows    distances, and tables read over a window of them
+#     factors    logits that are products of two factors: TUPE's, and pairs of segments
+#     resets     the first token's row and column, which a reset replaces
+#     tables     the sums: `Lowered`, with tensors by their names in `PositionTerms`
+#     refusal    the terms that have no such form, which remain for the backend `blocked`
+#
+# Everything is formed under autograd, and nothing has a size of T x S.
+
+
+__all__ = ["Lowered", "DistanceRange", "Window", "lower", "table_by_distance", "refusal"]

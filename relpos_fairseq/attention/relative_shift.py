@@ -1,0 +1,208 @@
+"""Products with tables over the distances of a slice of query rows: no (T, S) index, no gather.
+
+A slice of n rows and S keys has the distances low..low + L - 1, L = S + n - 1, where low is minus
+the slot of its last query.  A matrix X (n, L) whose column m belongs to distance low + m becomes
+logits (n, S) by shearing: entry (t, j) is X[t, j - t + n - 1].  On a contiguous X that is a view
+with strides (L - 1, 1) which starts at column n - 1, so shearing copies nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.lowering import Window, table_by_distance
+from relpos_fairseq.attention.reference import Products
+from relpos_fairseq.relations import DistanceRelation
+from relpos_fairseq.terms import PositionTerms
+
+LEAST_KEYS = 64  # of a chunk whose products with key vectors are formed at once
+
+
+class ShiftedProducts(Products):
+    """The products with tables, each formed over distances and sheared into place."""
+
+    def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
+        """Return (H|1, R, ...) as a row for each of the distances low..high: (H|1, W, ...)."""
+        return table_by_distance(table, relation, Window(low, high), self.inputs.positions)
+
+    def reach(self, term: PositionTerms) -> tuple[int, int, int, int]:
+        """Return the first and last distance with a row of its own, and how many lie beyond each.
+
+        Distances beyond the first read the first's row, those beyond the last the last's.
+        """
+        positions, relation = self.inputs.positions, term.relation
+        lowest, highest = positions.lowest_distance, positions.highest_distance
+        low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+        return low, high, low - lowest, highest - high
+
+    def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
+        """Return a number for each pair, along diagonals or by ids: (B|1, H|1, n, S)."""
+        positions = self.inputs.positions
+        if not isinstance(term.relation, DistanceRelation):
+            ids = term.relation.ids(positions)  # (B, n, S)
+            return table[:, ids].transpose(0, 1)  # (B, H|1, n, S)
+        low, high = positions.lowest_distance, positions.highest_distance
+        vector = self.rows_for(table, term.relation, low, high)  # (H|1, L)
+        return relative_shift(vector[None, :, None].expand(-1, -1, positions.tgt_len, -1))
+
+    def query(self, q: Tensor, term: PositionTerms) -> Tensor:
+        """Return q_i.a_r: (B, H, n, S)."""
+        low, high, before, after = self.reach(term)
+        vectors = self.rows_for(term.query_vectors, term.relation, low, high)  # (H|1, W, D)
+        products = q @ vectors.transpose(-1, -2)  # (B, H, n, W)
+        return relative_shift(repeat_ends(products, before, after))
+
+    def key(self, k: Tensor, term: PositionTerms) -> Tensor:
+        """Return k_j.b_r (B, H, n, S), by chunks of about as many keys as the slice has rows.
+
+        All pairs of a chunk beyond an end of the relation read one vector.
+        """
+        positions, relation, table = self.inputs.positions, term.relation, term.key_vectors
+        rows, start, columns = positions.tgt_len, 0, []
+        for keys in k.split(max(rows, LEAST_KEYS), dim=2):  # (B, H, c, D)
+            lowest = start - (positions.query_stop - 1)
+            start += keys.size(2)
+            highest = start - 1 - positions.query_start
+            low, high = max(lowest, relation.lowest), min(highest, relation.highest)
+            if low >= high:
+                end = min(low, relation.highest)
+                vector = self.rows_for(table, relation, end, end)  # (H|1, 1, D)
+                column = (vector @ keys.transpose(-1, -2)).expand(-1, -1, rows, -1)
+            else:
+                # Rows are keys here, and along a row distances fall.
+                vectors = self.rows_for(table, relation, low, high).flip(1)  # (H|1, W, D)
+                products = repeat_ends(keys @ vectors.transpose(-1, -2), highest - high, low - lowest)
+                column = relative_shift(products).transpose(-1, -2)
+            columns.append(column)  # (B, H, n, c)
+        return torch.cat(columns, dim=-1)
+
+    def content(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return q.k, or the trilinear term that replaces it: (B, H, n, S)."""
+        for term in self.inputs.terms:
+            if term.trilinear is not None:
+                return self._trilinear(q, k, term)
+        return q @ k.transpose(-1, -2)
+
+    def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
+        """Return sum_c q_ic k_jc w_rc; beyond an end of the relation, w_r is folded into q."""
+        positions, (low, high, before, after) = self.inputs.positions, self.reach(term)
+        weights = self.rows_for(term.trilinear, term.relation, low, high)  # (H|1, W, D)
+        band = trilinear_band(q, k, weights, positions.query_stop - 1 + low)  # (B, H, n, W)
+        result = relative_shift(repeat_ends(band, before, after))
+        distance = positions.distance()  # (n, S)
+        if before:
+            folded = q * weights[:, :1]  # (B, H, n, D)
+            result = torch.where(distance < low, folded @ k.transpose(-1, -2), result)
+        if after:
+            folded = q * weights[:, -1:]
+            result = torch.where(distance > high, folded @ k.transpose(-1, -2), result)
+        return result
+
+    def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
+        """Return value vectors weighed by probabilities (B, H, n, S): (B, H, n, Dv)."""
+        low, high, before, after = self.reach(term)
+        vectors = self.rows_for(term.value_vectors, term.relation, low, high)  # (H|1, W, Dv)
+        wide = undo_relative_shift(probs)  # (B, H, n, before + W + after)
+        stop = wide.size(-1) - after
+        result = wide[..., before:stop] @ vectors
+        if before:
+            result = result + wide[..., :before].sum(-1, keepdim=True) * vectors[:, :1]
+        if after:
+            result = result + wide[..., stop:].sum(-1, keepdim=True) * vectors[:, -1:]
+        return result
+
+
+def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
+    """Repeat the first column of (..., W) `before` times more, and the last `after` times."""
+    parts = (x[..., :1].expand(*x.shape[:-1], before), x, x[..., -1:].expand(*x.shape[:-1], after))
+    return torch.cat(parts, dim=-1) if before or after else x
+
+
+def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
+    """Return X[t, m] = sum_c q_tc k_jc w_mc for j = t + m - (n - 1) + first; 0 without key j.
+
+    Args:
+        q: (B, H, n, D).
+        k: (B, H, S, D).
+        w: (H|1, W, D).
+        first: slot of the key in row 0 and column n - 1.
+
+    Returns:
+        (B, H, n, W).
+    """
+    start, count = first - q.size(2) + 1, q.size(2) + w.size(1) - 1  # the keys in the band
+    there = k[:, :, max(start, 0) : max(start + count, 0)]
+    before = min(max(-start, 0), count)
+    padding = (0, 0, before, count - before - there.size(2))
+    return _TrilinearBand.apply(q, torch.nn.functional.pad(there, padding), w)
+
+
+class _TrilinearBand(torch.autograd.Function):
+    """Of keys (B, H, n + W - 1, D); one distance at a time: nothing has n x W x D elements."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, w)
+        rows, width = q.size(2), w.size(1)
+        columns = [(q * k[:, :, m : m + rows]) @ w[:, m, :, None] for m in range(width)]
+        return torch.cat(columns, dim=-1)  # of (B, H, n, 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, w = ctx.saved_tensors
+        dq, dk, dw = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(w)
+        for m in range(w.size(1)):
+            g, keys = grad[..., m, None], k[:, :, m : m + q.size(2)]  # (B, H, n, 1), (B, H, n, D)
+            of_w = (g.transpose(-1, -2) @ (q * keys)).sum(0)[:, 0]  # (H, D)
+            dw[:, m] = of_w if w.size(0) > 1 else of_w.sum(0)
+            product = g * w[:, m, None]
+            dq.addcmul_(product, keys)
+            dk[:, :, m : m + q.size(2)].addcmul_(product, q)
+        return dq, dk, dw
+
+
+def relative_shift(wide: Tensor) -> Tensor:
+    """Turn rows over distances (..., n, S + n - 1) into rows over keys (..., n, S)."""
+    return wide if wide.size(-2) == 1 else _RelativeShift.apply(wide)
+
+
+def undo_relative_shift(narrow: Tensor) -> Tensor:
+    """Turn rows over keys (..., n, S) into rows over distances (..., n, S + n - 1), elsewhere 0."""
+    return narrow if narrow.size(-2) == 1 else _UndoRelativeShift.apply(narrow)
+
+
+class _RelativeShift(torch.autograd.Function):
+    """A view; its gradient is unsheared."""
+
+    @staticmethod
+    def forward(ctx, wide: Tensor) -> Tensor:
+        rows = wide.size(-2)
+        return _shifted_view(wide.contiguous(), rows, wide.size(-1) - rows + 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return _UndoRelativeShift.apply(grad)
+
+
+class _UndoRelativeShift(torch.autograd.Function):
+    """A copy into zeros; its gradient is sheared."""
+
+    @staticmethod
+    def forward(ctx, narrow: Tensor) -> Tensor:
+        rows, width = narrow.shape[-2:]
+        wide = narrow.new_zeros(*narrow.shape[:-1], width + rows - 1)
+        _shifted_view(wide, rows, width).copy_(narrow)
+        return wide
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return _RelativeShift.apply(grad)
+
+
+def _shifted_view(wide: Tensor, rows: int, width: int) -> Tensor:
+    """Return a view (..., rows, width) of contiguous (..., rows, width + rows - 1)."""
+    span = width + rows - 1
+    return wide.as_strided(
+        (*wide.shape[:-2], rows, width), (*wide.stride()[:-2], max(span - 1, 1), 1), wide.storage_offset() + rows - 1
+    )

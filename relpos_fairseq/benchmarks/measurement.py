@@ -1,0 +1,498 @@
+"""Time candidates in turns, keep their rows in a CSV file, and show them as markdown and as a plot."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import datetime
+import gc
+import math
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import torch
+
+from relpos_fairseq.io.files import atomic_path, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# ---- Timing in turns on an idle machine, and peak memory.
+
+
+SAMPLE = 0.02  # seconds that one sample lasts at least
+WARM = 0.25  # runs that last longer than this fill the caches themselves
+MAPPED = -3  # mallopt's M_MMAP_THRESHOLD: bytes from which storage is the system's own
+WAITING = 30.0  # seconds that a column waits for an idle machine in all
+
+
+def busy_share(seconds: float = 0.05) -> float:
+    """Share of the machine's cores that anything used just now; nan where that is unknown."""
+    try:
+        before = _processor_time()
+        time.sleep(seconds)
+        after = _processor_time()
+    except OSError:
+        return math.nan
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)
+
+
+def _processor_time() -> tuple[int, int]:
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = [int(part) for part in file.readline().split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def wait_until_idle(patience: float = 1.5, limit: float = 0.2) -> bool:
+    """Wait for the machine to be idle; False where it was not within `patience` seconds."""
+    end = time.monotonic() + patience
+    while True:
+        if not busy_share() > limit:
+            return True
+        if time.monotonic() >= end:
+            return False
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the GPU's queue."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass
+class Times:
+    """Milliseconds of one candidate."""
+
+    samples: list[float]  # each the mean of some runs
+    noisy: int = 0  # how many of them were taken on a machine that was not idle
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def least(self) -> float:
+        return min(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between quartiles, relative to the median; 0 for one sample."""
+        if len(self.samples) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples, n=4)
+        return (high - low) / 2 / self.median
+
+
+def time_in_turns(
+    runs: dict[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    seconds: float,
+    tick: Callable[[], object] = lambda: None,
+) -> tuple[dict[str, Times], int]:
+    """Time every run once a round, for `rounds` rounds or until about `seconds` are over.
+
+    Three rounds are made (or `rounds`, if fewer) whatever they last. `tick` is called after each
+    run's sample, and after each run's first call.
+
+    Returns:
+        Times by name, and how many samples were taken on a machine that was not idle.
+    """
+    begun, waited = time.monotonic(), 0.0
+    lasts = {}
+    for name, run in runs.items():
+        lasts[name] = _first(run, device)
+        tick()
+    times = {name: Times([]) for name in runs}
+    for number in range(rounds):
+        for name, run in runs.items():
+            before = time.monotonic()
+            times[name].noisy += not wait_until_idle(1.5 if waited < WAITING else 0.0)
+            waited += time.monotonic() - before
+            repeats = max(1, min(200, int(SAMPLE / lasts[name])))
+            if lasts[name] < WARM:
+                _seconds(run, device)
+            times[name].samples.append(_seconds(run, device, repeats) * 1e3)
+            tick()
+        if number >= 2 and time.monotonic() - begun > seconds:
+            break
+    return times, sum(found.noisy for found in times.values())
+
+
+def _first(run: Callable[[], object], device: torch.device) -> float:
+    """About how long a run lasts; its first call may compile and allocate."""
+    lasted = _seconds(run, device)
+    return lasted if lasted > 2 else _seconds(run, device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Seconds a run, the mean of `repeats`."""
+    synchronise(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    synchronise(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
+    """Largest memory beyond what was there before a run, in MiB; nan where that is unknown.
+
+    On a CPU it is resident memory, of a thread that begins for it: what a backend keeps for a
+    thread's next call counts as well.
+    """
+    run()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        synchronise(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    found: list[float | Exception] = []
+    thread = threading.Thread(target=_resident_peak, args=(run, found))
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _resident_peak(run: Callable[[], object], found: list[float | Exception]) -> None:
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = _status("VmRSS")
+    except OSError:  # not Linux
+        found.append(math.nan)
+        return
+    # What was freed into a thread's heap stays there, and would serve the run unseen.
+    libc.mallopt(MAPPED, 1 << 16)
+    try:
+        run()
+        found.append((_status("VmHWM") - before) / 1024)
+    except Exception as error:  # for the thread that waits
+        found.append(error)
+    finally:
+        libc.mallopt(MAPPED, 32 << 20)  # what it has become by then in any process
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(key):
+            return int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {key}")
+
+
+# ---- The machine in words, and results as markdown.
+
+
+HOW = "Median relative to {}'s (in brackets: minimum to minimum) ± half the quartile distance."
+
+
+def machine(device: torch.device, threads: int) -> str:
+    """Return the machine and the versions, in one line."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{_processor_name()}, {threads} threads"
+    today = datetime.date.today().isoformat()
+    return f"{name}; Python {platform.python_version()}, torch {torch.__version__}; {today}"
+
+
+def _processor_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return next(ln.split(":")[1].strip() for ln in text.splitlines() if "model name" in ln)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def versions(names: Sequence[str]) -> str:
+    """Return the versions of the packages that are installed."""
+    found = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a markdown table."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def time_cell(row: dict, baseline: str, digits: int = 1) -> str:
+    """Return a row's time as a cell: milliseconds of the baseline, ratios of all others."""
+    if row["name"] == baseline:
+        least = f" ({row['least_ms']:.{digits}f})" if digits > 1 else ""
+        return f"{row['ms']:.{digits}f}{least} ms ±{row['spread']:.0%}"
+    return f"{row['ratio']:.2f} ({row['least_ratio']:.2f}) ±{row['spread']:.0%}"
+
+
+def verdict(found: float, limit: float | None) -> str:
+    """Return PASS or OVER with the ratio that should not be exceeded; "" where none is known."""
+    if limit is None:
+        return ""
+    return f" {'PASS' if found <= limit else 'OVER'} {limit:.2f}"
+
+
+def write_section(path: Path, key: str, text: str) -> None:
+    """Put a text between a file's marks of this key, or append it with marks; whole or not."""
+    begin, end = f"<!-- {key}: begin -->", f"<!-- {key}: end -->"
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    section = f"{begin}\n{text.strip()}\n{end}"
+    if begin in old and end in old:
+        new = old[: old.index(begin)] + section + old[old.index(end) + len(end) :]
+    else:
+        new = f"{old.rstrip()}\n\n{section}\n".lstrip()
+    write_text(path, new)
+
+
+def progress(total: int, description: str) -> AbstractContextManager:
+    """Return a context whose `update()` counts one more of `total`; shown where tqdm is."""
+    try:
+        from relpos_fairseq.io.progress import progress as shown
+    except ModuleNotFoundError:
+        return nullcontext(SimpleNamespace(update=lambda: None))
+    return shown(total=total, description=description, unit="sample")
+
+
+# ---- Rows of results: candidates timed in turns, relative to one of them, and kept in a CSV file.
+
+
+class RowLog:
+    """Rows of results, kept in a CSV file as they come, so that a run may be continued.
+
+    Without a path rows are in memory only; a file that is there is continued or refused.
+    """
+
+    def __init__(self, path: Path | None, resume: bool = False) -> None:
+        self.path, self.rows = path, []
+        if path is None:
+            return
+        if not path.parent.is_dir():
+            raise ValueError(f"--csv {path}: there is no folder {path.parent}")
+        if path.exists() and not resume:
+            raise ValueError(f"--csv {path} has an earlier run's rows: --resume continues it; or name another")
+        if path.exists():
+            self.rows = read_csv(path)
+
+    def those(self, where: dict) -> list[dict]:
+        """Return the rows whose columns say the same as `where`."""
+        return [row for row in self.rows if _is_of(row, where)]
+
+    def lacks(self, where: dict, names: Iterable[str]) -> bool:
+        """Tell whether any of these candidates has no row yet."""
+        return not {row["name"] for row in self.those(where)}.issuperset(names)
+
+    def add(self, where: dict, rows: Iterable[dict]) -> None:
+        """Append rows of candidates that have none; the file has them when this returns."""
+        had = {row["name"] for row in self.those(where)}
+        self.rows += [{**where, **row} for row in rows if row["name"] not in had]
+        if self.path is not None:
+            write_csv(self.path, self.rows)
+
+    def replace(self, where: dict, rows: Iterable[dict]) -> None:
+        """Put rows in the place of those that were there."""
+        self.rows = [row for row in self.rows if not _is_of(row, where)]
+        self.add(where, rows)
+
+
+def _is_of(row: dict, where: dict) -> bool:
+    return all(str(row.get(name, "")) == str(value) for name, value in where.items())
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Write all rows, whole or not at all."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_csv(path: Path) -> list[dict]:
+    """Return the rows of a CSV file; numbers are numbers, empty cells are left out."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: _value(text) for name, text in row.items() if text} for row in rows]
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def add_times(
+    log: RowLog,
+    column: dict,
+    baseline: str,
+    others: Sequence[str],
+    together: int,
+    make: Callable[[str], Callable[[], object]],
+    args: argparse.Namespace,
+) -> None:
+    """Time what a log lacks, `together` others at a time, and the baseline anew with each handful.
+
+    A run is made by its name when its handful's turn comes, as models fill the memory.
+    """
+    for start in range(0, max(len(others), 1), together):
+        names = [baseline, *others[start : start + together]]
+        if log.lacks(column, names):
+            runs = {name: make(name) for name in names}
+            device, how = torch.device(args.device), (args.rounds, args.seconds)
+            log.add(column, timed_rows(column["column"], baseline, runs, device, *how))
+
+
+def timed_rows(
+    column: str, baseline: str, runs: dict[str, Callable[[], object]], device: torch.device, rounds: int, seconds: float
+) -> list[dict]:
+    """Time candidates in turns; ratios are to the baseline's.
+
+    Returns:
+        A row each: name, ms, least_ms, spread, ratio of medians, least_ratio of minima, samples,
+        noisy.
+    """
+    with progress(len(runs) * (rounds + 1), column) as bar:
+        times, noisy = time_in_turns(runs, device, rounds, seconds, bar.update)
+    base = times[baseline]
+    samples = sum(len(found.samples) for found in times.values())
+    print(
+        f"{column}: {len(runs)} candidates, {len(base.samples)} rounds, {noisy} of {samples} "
+        f"samples on a machine that was not idle",
+        flush=True,
+    )
+    return [
+        {
+            "name": name,
+            "ms": round(found.median, 4),
+            "least_ms": round(found.least, 4),
+            "spread": round(found.spread, 4),
+            "ratio": round(found.median / base.median, 4),
+            "least_ratio": round(found.least / base.least, 4),
+            "samples": len(found.samples),
+            "noisy": found.noisy,
+        }
+        for name, found in times.items()
+    ]
+
+
+# ---- Pictures of ratios: bars of whole models, lines over length of attention.
+
+
+KINDS = (".png", ".svg", ".pdf")
+BLUE, ORANGE = "#0072B2", "#D55E00"
+STYLES = {"": "-", "naive": "--", "FlexAttention": ":"}  # others: a backend by name
+BACKEND_STYLE = "-."
+MARKERS = "os^vDxPh"
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse before anything is measured what could not be drawn after."""
+    if path is None:
+        return
+    if path.suffix not in KINDS:
+        raise ValueError(f"--plot must end in {', '.join(KINDS)}, got {path}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
+
+
+def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> None:
+    """Draw a panel a measurement, a bar a row with its ratio, and a line at 1."""
+    from matplotlib.figure import Figure
+
+    tallest = max(len(rows) for rows in panels.values())
+    figure = Figure((3.6 * len(panels) + 1.4, 0.22 * tallest + 1.4), layout="tight")
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (heading, rows) in zip(grid, panels.items(), strict=True):
+        names, values = list(rows), list(rows.values())
+        colours = [BLUE if " " not in name and name != "fairseq" else ORANGE for name in names]
+        axis.barh(names, values, color=colours)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.invert_yaxis()
+        axis.set_title(heading, fontsize=9)
+        axis.tick_params(labelsize=7)
+        for name, value in rows.items():
+            axis.text(value, name, f" {value:.2f}", va="center", fontsize=6)
+        axis.margins(x=0.15)
+    figure.suptitle(title, fontsize=9)
+    _save(figure, path)
+
+
+def draw_lengths(path: Path, modes: dict[str, list[dict]], baseline: str, title: str) -> None:
+    """Draw a panel a mode, a colour a scheme: median ratio over length, without the baseline."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((3 + 5 * len(modes), 6.5), layout="constrained")
+    grid = figure.subplots(1, len(modes), squeeze=False)[0]
+    found = [row for rows in modes.values() for row in rows if row["name"] != baseline]
+    names = list(dict.fromkeys(row["name"] for row in found))
+    for axes, (heading, rows) in zip(grid, modes.items(), strict=True):
+        _draw_mode(axes, rows, names)
+        axes.set_title(heading)
+    lines = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
+    shown = [scheme for scheme in _schemes(names) if scheme in lines]
+    figure.legend([lines[n] for n in shown], shown, loc="outside right upper", fontsize="small")
+    figure.suptitle(f"{title}\ndashed: the papers' formula; dotted: FlexAttention", fontsize="small")
+    _save(figure, path)
+
+
+def _schemes(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(name.split(", ")[0] for name in names))
+
+
+def _draw_mode(axes: Axes, rows: list[dict], names: list[str]) -> None:
+    from matplotlib import colormaps
+    from matplotlib.ticker import FuncFormatter
+
+    schemes = _schemes(names)
+    for name in names:
+        scheme, *way = name.split(", ")
+        number = schemes.index(scheme)
+        found = [row for row in rows if row["name"] == name and "ratio" in row]
+        found.sort(key=lambda row: row["length"])
+        axes.plot(
+            [row["length"] for row in found],
+            [row["ratio"] for row in found],
+            STYLES.get(way[0] if way else "", BACKEND_STYLE),
+            marker=MARKERS[number % len(MARKERS)],
+            color=colormaps["tab20"](number % 20),
+            label=name,
+        )
+    lengths = sorted({row["length"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length}" for length in lengths])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("length")
+    axes.set_ylabel("ratio to attention without positions")
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.grid(alpha=0.3)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with atomic_path(path) as partial:
+        figure.savefig(partial, dpi=150)

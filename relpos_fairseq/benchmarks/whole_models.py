@@ -1,0 +1,151 @@
+"""Whole translation models as benchmarks run them: fairseq's own, and this project's by scheme.
+
+Both sides have the same sizes, random sentences and beam search, and both train with fairseq's own
+`adam` and `label_smoothed_cross_entropy`.  What this project's optimizer and loss gain is measured
+by itself, on fairseq's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.data.language_pair_dataset import collate
+from fairseq.models.transformer import TransformerModelBase
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from fairseq.sequence_generator import SequenceGenerator
+from torch import nn
+
+from relpos_fairseq.benchmarks.workload import scheme_and_backend
+from relpos_fairseq.criterions.cross_entropy import RelPosLabelSmoothedCrossEntropyCriterion
+from relpos_fairseq.models.relpos_transformer import SIZES, RelPosTransformerConfig, RelPosTransformerModel, nested
+from relpos_fairseq.optim.adam import RelPosAdam
+
+FAIRSEQ = "fairseq"  # the candidate that is fairseq's own transformer
+FAIRSEQS_OWN = (FairseqAdam, LabelSmoothedCrossEntropyCriterion)
+# Rows of training alone: fairseq's transformer with one part of this project's, or both.
+GAINS = {
+    f"{FAIRSEQ}, relpos_adam": (FAIRSEQ, RelPosAdam, FAIRSEQS_OWN[1]),
+    f"{FAIRSEQ}, relpos_label_smoothed_cross_entropy": (
+        FAIRSEQ,
+        FAIRSEQS_OWN[0],
+        RelPosLabelSmoothedCrossEntropyCriterion,
+    ),
+    f"{FAIRSEQ}, both": (FAIRSEQ, RelPosAdam, RelPosLabelSmoothedCrossEntropyCriterion),
+}
+PREFIX = "relpos_transformer"
+
+
+def _multi30k() -> dict[str, Any]:
+    """Return the model of examples/translation/config/multi30k.yaml."""
+    one = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}
+    return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in one.items()}
+
+
+MODEL_SIZES = {
+    "multi30k": _multi30k(),
+    "base": {},
+    **{name.removeprefix(PREFIX + "_"): values for name, values in SIZES.items() if values},
+}
+
+
+@dataclass(frozen=True)
+class TranslationSetting:
+    """A model's size and a batch of sentences."""
+
+    size: str  # a name of MODEL_SIZES
+    vocabulary: int  # words of the joint vocabulary
+    rows: int  # sentences of a batch
+    length: int  # tokens of the longest sentence; the shortest has three quarters of it
+    beam: int  # of the search
+    dropout: float  # in training
+    dtype: torch.dtype  # of parameters
+    device: torch.device  # where it runs
+
+
+def small_task(words: int) -> SimpleNamespace:
+    """Return a task with one dictionary of `words` words for both languages."""
+    dictionary = Dictionary()
+    for number in range(words):
+        dictionary.add_symbol(f"w{number}")
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def translation_model(name: str, setting: TranslationSetting) -> nn.Module:
+    """Build a scheme's model (and backend: `label_of`), or fairseq's own, with seeded values."""
+    config = RelPosTransformerConfig()
+    values = MODEL_SIZES[setting.size] | {"share_all_embeddings": True, "dropout": setting.dropout}
+    if name != FAIRSEQ:
+        values["position_scheme"], values["attention_backend"] = scheme_and_backend(name)
+    for key, value in values.items():
+        setattr(config, key, value)
+    torch.manual_seed(1)
+    task = small_task(setting.vocabulary)
+    if name == FAIRSEQ:
+        own = nested(config)
+        own.no_token_positional_embeddings = False
+        model = TransformerModelBase.build_model(own, task)
+    else:
+        model = RelPosTransformerModel.build_model(config, task)
+    return model.to(setting.device, setting.dtype)
+
+
+def sentences(setting: TranslationSetting) -> dict:
+    """Return a batch as fairseq collates it, the same in every run."""
+    generator = torch.Generator().manual_seed(2)
+    shortest = max(1, setting.length * 3 // 4)
+
+    def sentence() -> torch.Tensor:
+        count = int(torch.randint(shortest, setting.length + 1, (), generator=generator))
+        words = torch.randint(4, setting.vocabulary + 4, (count,), generator=generator)
+        words[-1] = 2
+        return words
+
+    samples = [{"id": row, "source": sentence(), "target": sentence()} for row in range(setting.rows)]
+    batch = collate(samples, pad_idx=1, eos_idx=2, left_pad_source=True)
+    return utils.move_to_cuda(batch) if setting.device.type == "cuda" else batch
+
+
+def make_optimizer(kind: type[FairseqAdam], model: nn.Module) -> FairseqAdam:
+    """Return a kind of Adam with a learning rate that hardly moves the weights."""
+    config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
+    config.tpu = False
+    return kind(config, [part for part in model.parameters() if part.requires_grad])
+
+
+def translation_training_step(name: str, setting: TranslationSetting) -> Callable[[], object]:
+    """Return a step of training: forward, loss, backward, optimizer; it returns the loss.
+
+    Optimizer and loss are fairseq's own on both sides; rows of `GAINS` replace one of them.
+    """
+    model_name, optimizer_kind, criterion_kind = GAINS.get(name, (name, *FAIRSEQS_OWN))
+    model = translation_model(model_name, setting).train()
+    task = small_task(setting.vocabulary)
+    criterion = criterion_kind(task, False, label_smoothing=0.1)
+    optimizer = make_optimizer(optimizer_kind, model)
+    batch = sentences(setting)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss, size, _ = criterion(model, batch)
+        (loss / size).backward()
+        optimizer.step()
+        return loss.detach() / size
+
+    return step
+
+
+def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
+    """Return beam search for exactly `length` tokens a sentence, which gives hypotheses."""
+    model = translation_model(name, setting).eval()
+    model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+    words = small_task(setting.vocabulary).target_dictionary
+    search = SequenceGenerator([model], words, beam_size=setting.beam, max_len_b=setting.length, min_len=setting.length)
+    batch = sentences(setting)
+    return lambda: search.generate([model], batch)

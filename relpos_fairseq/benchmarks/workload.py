@@ -1,0 +1,245 @@
+"""Describe what is measured: shapes, types, device, instruction set; and check the command line that says so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention import BACKENDS
+from relpos_fairseq.attention.native.build import X86
+from relpos_fairseq.options import CLIP_DISTANCE
+from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
+
+# ---- The call of attention that is measured: shape, type, device; its queries, keys and values.
+
+
+EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
+PLAIN = "none"  # attention without positions, evaluated by this package
+Setting = TypeVar("Setting")
+
+
+def label_of(scheme: str, backend: str) -> str:
+    """Return a row's name: `m4`, or `m4, blocked` where it is not `auto` that chooses."""
+    return scheme if backend == "auto" else f"{scheme}, {backend}"
+
+
+def scheme_and_backend(label: str) -> tuple[str, str]:
+    """Return what `label_of` put together."""
+    scheme, _, backend = label.partition(", ")
+    return scheme, backend or "auto"
+
+
+def in_attention(name: str) -> bool:
+    """Tell whether a scheme is evaluated in attention; others act on the input alone."""
+    return any(member.own_scale is not None for member in parse_hybrid(name))
+
+
+def has_formula(name: str) -> bool:
+    """Tell whether attention with a scheme is more than torch's own."""
+    return in_attention(name) and name != PLAIN
+
+
+def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
+    """Return the schemes that `all` stands for.
+
+    Those that are defined for decoders alone only with `causal`; with `attention` none that acts
+    on the input alone.
+    """
+    names = [name for name in scheme_names() if causal or not scheme_class(name).causal_only]
+    return [name for name in names if in_attention(name) or not attention]
+
+
+def takes_clip(name: str) -> bool:
+    """Tell whether a scheme has a clip distance."""
+    return any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name))
+
+
+def setting_of(kind: type[Setting], args: argparse.Namespace, **own: object) -> Setting:
+    """Return a setting: its fields are options of the same names, but for those given here."""
+    own |= {"dtype": getattr(torch, args.dtype), "device": torch.device(args.device)}
+    names = [one.name for one in fields(kind) if one.name not in own]
+    return kind(**own, **{name: getattr(args, name) for name in names})
+
+
+@dataclass(frozen=True)
+class AttentionSetting:
+    """The call of attention that is measured."""
+
+    batch: int  # b
+    heads: int  # h
+    length: int  # t = S; of a decoding step, S
+    head_dim: int  # d
+    clip: int  # clip distance of tables that take one; 0: as long as the input
+    causal: bool  # keys in a query's future are excluded
+    dtype: torch.dtype  # of queries, keys, values and parameters
+    device: torch.device  # where
+
+    @property
+    def embed_dim(self) -> int:
+        """Width E of the model."""
+        return self.heads * self.head_dim
+
+    def columns(self) -> dict:
+        """Return the setting as columns of a row of results."""
+        return {
+            "device": self.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "causal": self.causal,
+            "clip": self.clip,
+            "batch": self.batch,
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "length": self.length,
+        }
+
+
+@lru_cache(maxsize=8)
+def draw(setting: AttentionSetting, *shape: int, seed: int = 1) -> Tensor:
+    """Draw a unit normal in the setting's type and on its device; the same in every run."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator)
+    return drawn.to(setting.device, setting.dtype)
+
+
+def draw_heads(setting: AttentionSetting, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw queries (B, H, T, D), keys and values (B, H, S, D)."""
+    lengths = (queries or setting.length, setting.length, setting.length)
+    q, k, v = (
+        draw(setting, setting.batch, setting.heads, length, setting.head_dim, seed=seed)
+        for seed, length in enumerate(lengths, 1)
+    )
+    return q, k, v
+
+
+# ---- Checks of what the benchmarks' command lines have in common.
+
+
+def chosen_of(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    """Return words separated by commas; an unknown one is refused."""
+    for word in text.split(","):
+        if word not in known:
+            raise ValueError(f"--{flag} must be of {', '.join(known)}, got {word}")
+    return text.split(",")
+
+
+def lengths_of(text: str, more: str = "") -> list[int]:
+    """Return lengths separated by commas; `more` is what else they may be, for the message."""
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--lengths must be whole numbers separated by commas{more}, got {text}") from None
+    if min(lengths) < 1:
+        raise ValueError(f"--lengths must be >= 1, got {text}")
+    return lengths
+
+
+def check_least(args: argparse.Namespace, least: int, names: str) -> None:
+    """Refuse numbers that are too small, by flag and value; None stands for a default."""
+    for name in names.split():
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {value}")
+
+
+def schemes_of(text: str, every: Sequence[str]) -> list[str]:
+    """Return schemes separated by commas, or `every` for `all`; an unknown one is refused."""
+    names = list(every) if text == "all" else text.split(",")
+    for name in names:
+        parse_hybrid(name)
+    return names
+
+
+def set_labels(args: argparse.Namespace) -> None:
+    """Make lists of `schemes` and `backends`, and `labels` of the rows that they have together."""
+    args.schemes = schemes_of(args.schemes, schemes_for())
+    args.backends = chosen_of("backends", args.backends, BACKENDS)
+    args.labels = [label_of(name, backend) for name in args.schemes for backend in args.backends]
+
+
+def prepare_run(args: argparse.Namespace) -> torch.device:
+    """Check device, threads and the file to continue; return the device."""
+    check_least(args, 1, "rounds threads")
+    if args.resume and args.csv is None:
+        raise ValueError("--resume continues a file: add --csv FILE")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
+    args.threads = args.threads or torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    return torch.device(args.device)
+
+
+# ---- A smaller instruction set than the machine's own, for the kernel in C and for torch alike.
+# Torch chooses when its first operation runs, MKL and oneDNN at their first product.  A command
+# therefore runs again, in a process whose environment says which set.
+
+
+VARIABLES = ("RELPOS_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+# Of VARIABLES, then what /proc/cpuinfo calls the abilities that each needs.
+SETS = {
+    "native": ((None,) * len(VARIABLES), ()),
+    "avx2": (("x86-64-v3", "avx2", "AVX2", "AVX2"), ("avx2", "fma", "bmi2")),
+    "sse2": (("x86-64-v2", "default", "SSE4_2", "SSE41"), ("sse4_2",)),
+}
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def of_environment(name: str) -> dict[str, str | None]:
+    """Return what each variable is for a set; None: not there."""
+    return dict(zip(VARIABLES, SETS[name][0], strict=True))
+
+
+def run_under_instruction_set(name: str | None, command: str, argv: Sequence[str]) -> int | None:
+    """Run a command of `relpos` again under a set of SETS, unless it is under it already.
+
+    Returns:
+        The status of the other process, or None where this one is to go on.
+    """
+    wanted = {} if name is None else of_environment(name)
+    if all(os.environ.get(variable) == value for variable, value in wanted.items()):
+        return None
+    check_instruction_set(name)
+    paths = filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **wanted}
+    environment = {key: value for key, value in environment.items() if value is not None}
+    words = [sys.executable, "-m", "relpos_fairseq.cli", *command.split(), *argv]
+    status = subprocess.run(words, env=environment, check=False).returncode
+    return status if status >= 0 else 128 - status  # ended by a signal
+
+
+def check_instruction_set(name: str) -> None:
+    """Refuse a set that this processor lacks: its first instruction would end the process."""
+    needed = SETS[name][1]
+    if needed and platform.machine().lower() not in X86:
+        raise ValueError(f"--isa {name} is a set of x86 processors, this is {platform.machine()}")
+    lacking = [ability for ability in needed if ability not in abilities()]
+    if lacking:
+        raise ValueError(
+            f"--isa {name} needs {', '.join(lacking)}, which this processor has not: use --isa "
+            f"{'sse2' if name == 'avx2' else 'native'}"
+        )
+
+
+def abilities() -> set[str]:
+    """Return what Linux says that this processor can do."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return {word for line in text.splitlines() if line.startswith("flags") for word in line.split()}
+
+
+def instruction_sets_in_use() -> str:
+    """Return which sets this process computes with."""
+    kernel = os.environ.get("RELPOS_ISA") or "native"
+    return f"kernel for {kernel} and torch for {torch.backends.cpu.get_cpu_capability()}"

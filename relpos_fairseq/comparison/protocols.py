@@ -1,0 +1,232 @@
+"""Define the published ways to fine-tune, choose which run of a protocol is reported, and print its table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from relpos_fairseq.io.progress import table
+from relpos_fairseq.preparation.documents import Encoded
+from relpos_fairseq.preparation.glue_tasks import GlueTask
+from relpos_fairseq.text.dictionary import NSPECIAL
+
+# ---- The published ways to fine-tune on GLUE, and what they report.
+# - `huang` (Huang et al. 2020, section 4.2): batches of 32, 3 epochs, learning rate 3e-5.
+# - `multiplicative` (Multiplicative Position-aware Transformer Models, section 3.2): the same, and
+#   the best of the learning rates 2e-5, 3e-5 and 4e-5.
+# - `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to
+#   4e-5, warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the
+#   median of each run's best checkpoint.
+# - `xtreme` (the same, section 4.2 and Table 7): 3 epochs, 1e-5 to 4e-5, five trials, for which
+#   `relpos finetune xtreme` reports medians; learning rates are chosen on English.
+#
+# All but `chen` count a run's last checkpoint.  What a paper does not say is BERT's (Devlin et al.
+# 2018): Adam with betas 0.9 and 0.999, weight decay 0.01, linear decay to zero; and Chen's warm-up.
+
+
+BATCH_SIZE = 32
+WARMUP = 0.1
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Which runs there are and which number they give."""
+
+    name: str
+    learning_rates: tuple[float, ...]  # learning rates to choose from
+    epochs: tuple[int, ...]  # numbers of epochs to choose from
+    seeds: tuple[int, ...]  # the runs of each learning rate and number of epochs
+    checkpoint: str  # `last` or `best`: which of a run's validations counts
+    interval: int = 0  # updates between checkpoints, beside each epoch's end; 0: none
+
+
+PROTOCOLS = {
+    "huang": Protocol("huang", (3e-5,), (3,), (1,), "last"),
+    "multiplicative": Protocol("multiplicative", (2e-5, 3e-5, 4e-5), (3,), (1,), "last"),
+    "chen": Protocol("chen", (1e-5, 2e-5, 3e-5, 4e-5), (5, 10), (1, 2, 3, 4, 5), "best", 3500),
+    "xtreme": Protocol("xtreme", (1e-5, 2e-5, 3e-5, 4e-5), (3,), (1, 2, 3, 4, 5), "last"),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run that has ended."""
+
+    learning_rate: float  # its learning rate
+    epochs: int  # its number of epochs
+    seed: int
+    # metric to value of each validation, in their order; of a second validation set (MNLI's
+    # mismatched) the name of the metric begins with `valid1_`
+    validations: tuple[dict[str, float], ...]
+    folder: Path | None = None  # what the run left
+
+    def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
+        """The validation that counts, of a deciding metric; the first of equals."""
+        if not self.validations:
+            raise ValueError("a run without a validation has no result")
+        if checkpoint == "last":
+            return self.validations[-1]
+        return max(self.validations, key=lambda values: _comparable(values[metric]))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a table prints of a model on a task."""
+
+    # metric to value of the run that is reported: the only one, or the median one
+    values: dict[str, float]
+    learning_rate: float  # the chosen learning rate
+    epochs: int  # the chosen number of epochs
+    runs: int  # how many runs were chosen from; with that learning rate and number of epochs
+    lowest: float  # the lowest of those runs' deciding values
+    highest: float  # the highest of them
+    folder: Path | None = None  # what the run that is reported left
+
+
+def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
+    """The median run of the best learning rate and number of epochs, by the deciding metric.
+
+    Of an even number of runs the lower of the two in the middle: what is reported is a run that was
+    made, with all its metrics.
+    """
+    if not results:
+        raise ValueError("there is nothing to summarise: no run has ended")
+    groups = defaultdict(list)
+    for result in results:
+        key = (result.learning_rate, result.epochs)
+        groups[key].append((result.counted(metric, checkpoint), result.folder))
+    summaries = []
+    for (learning_rate, epochs), found in sorted(groups.items()):
+        scores = [_comparable(values[metric]) for values, _ in found]
+        middle = statistics.median_low(scores)
+        values, folder = found[scores.index(middle)]
+        summaries.append(Summary(values, learning_rate, epochs, len(found), min(scores), max(scores), folder))
+    return max(summaries, key=lambda summary: _comparable(summary.values[metric]))
+
+
+def updates_of(examples: int, epochs: int, batch_size: int = BATCH_SIZE) -> int:
+    """Updates of a fine-tuning; the last batch of an epoch may be smaller."""
+    return math.ceil(examples / batch_size) * epochs
+
+
+def _comparable(value: float) -> float:
+    """A correlation is no number where all predictions are the same: as good as none."""
+    return -math.inf if math.isnan(value) else value
+
+
+# ---- What a classifier scores that knows nothing but the training labels.
+
+
+def majority(task: GlueTask, train: list[str], valid: list[str]) -> dict[str, float]:
+    """The metrics of always answering the most frequent training label, in per cent.
+
+    For a number it is its mean, which correlates with nothing: 0, as is Matthews' correlation of a
+    constant (its denominator vanishes; sklearn's convention).
+    """
+    if not train or not valid:
+        raise ValueError(f"{task.name} has no labels: {len(train)} in train, {len(valid)} in valid")
+    scores = dict.fromkeys(task.metrics, 0.0)
+    if task.regression:
+        return scores
+    counts = Counter(train)
+    answer = min(counts, key=lambda label: (-counts[label], task.labels.index(label)))
+    share = valid.count(answer) / len(valid)
+    values = {"accuracy": share, "mcc": 0.0}
+    # Precision is the share of ones, recall is 1; without an answer of one there is neither.
+    values["f1"] = 2 * share / (1 + share) if answer == task.labels[-1] else 0.0
+    return {metric: 100 * values[metric] for metric in task.metrics}
+
+
+# ---- The table that a comparison prints, and the numbers beside the majority class.
+
+
+METRIC_TITLES = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "spearman": "Spearman", "pearson": "Pearson"}
+MISSING_SCORE = "-"
+# The columns of 004's Tables 1, 4, 8 and 10.  The paper names no metric: QQP's are accuracies by
+# their size, CoLA's and STS-B's are taken to be GLUE's first.
+AVERAGED = (
+    ("MNLI", "accuracy"),
+    ("MNLI", "valid1_accuracy"),
+    ("QQP", "accuracy"),
+    ("QNLI", "accuracy"),
+    ("SST-2", "accuracy"),
+    ("CoLA", "mcc"),
+    ("STS-B", "spearman"),
+)
+
+
+def read_labels(task: GlueTask, data: Path, split: str) -> list[str]:
+    """The labels of a split of relpos prepare glue."""
+    prefix = data / task.name / "label" / split
+    if task.regression:
+        return Path(f"{prefix}.label").read_text().split()
+    encoded = Encoded(prefix)
+    return [task.labels[int(number) - NSPECIAL] for number in encoded.ids[encoded.starts[:-1]]]
+
+
+def majority_summary(task: GlueTask, data: Path) -> dict[str, float]:
+    """The scores of the most frequent training label on every validation set."""
+    train, values = read_labels(task, data, "train"), {}
+    for split in task.valid_splits:
+        for metric, value in majority(task, train, read_labels(task, data, split)).items():
+            values[metric if split == "valid" else f"{split}_{metric}"] = value
+    return values
+
+
+def metrics_cell(task: GlueTask, values: dict[str, float] | None) -> str:
+    """A task's metrics as GLUE writes them: `F1 / accuracy`, `matched / mismatched`."""
+    if values is None:
+        return MISSING_SCORE
+    keys = list(task.metrics)
+    keys += [f"{split}_{keys[0]}" for split in task.valid_splits[1:]]
+    return " / ".join(f"{values[key]:.2f}" if np.isfinite(values[key]) else MISSING_SCORE for key in keys)
+
+
+def average_score(found: dict[str, dict[str, float]]) -> str:
+    """Return 004's Avg, of a task's metrics: the mean of its seven numbers, where all are there."""
+    values = [found.get(task, {}).get(metric) for task, metric in AVERAGED]
+    return MISSING_SCORE if None in values else f"{np.mean(values):.2f}"
+
+
+def column_title(task: GlueTask) -> str:
+    names = [METRIC_TITLES[metric] for metric in task.metrics]
+    if len(task.valid_splits) > 1:
+        names = ["accuracy m", "mm"]
+    return f"{task.name} ({' / '.join(names)})"
+
+
+def scores_table(tasks: list[GlueTask], data: Path, found: dict[tuple[str, str], Summary], models: list[str]) -> str:
+    """One row a model under the majority class's, one column a task, and 004's mean."""
+    by_model = {"majority class": {task.name: majority_summary(task, data) for task in tasks}}
+    for model in models:
+        summaries = {task.name: found.get((model, task.name)) for task in tasks}
+        by_model[model] = {name: one.values for name, one in summaries.items() if one}
+    averaged = {name for name, _ in AVERAGED} <= {task.name for task in tasks}
+    rows = [
+        [model, *(metrics_cell(task, values.get(task.name)) for task in tasks)] + [average_score(values)] * averaged
+        for model, values in by_model.items()
+    ]
+    return table(rows, ["model", *map(column_title, tasks)] + ["mean of 004's seven"] * averaged)
+
+
+def choices_table(found: dict[tuple[str, str], Summary], max_update: int = 0) -> str:
+    """What was chosen for each cell, and how far its runs lie apart."""
+    limited = f", at most {max_update} updates" * bool(max_update)
+    rows = [
+        (
+            model,
+            task,
+            f"learning rate {one.learning_rate:g}, {one.epochs} epochs{limited}",  # bare: 0.00
+            one.runs,
+            one.lowest,
+            one.highest,
+        )
+        for (model, task), one in found.items()
+    ]
+    headers = ("model", "task", "chosen", "runs", "lowest", "highest")
+    return table(rows, headers)

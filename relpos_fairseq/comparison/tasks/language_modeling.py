@@ -1,0 +1,244 @@
+"""Define decoder-only tasks: perplexity of characters by context, and answers to prompts by length."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from relpos_fairseq.comparison import scores
+from relpos_fairseq.comparison.scores import pack, unpack
+from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
+from relpos_fairseq.data import grammar
+from relpos_fairseq.io.files import read_json, write_json, write_text
+from relpos_fairseq.io.lines import read_lines
+
+# ---- A language model of characters: perplexity at 1 to 8 times the context of its training.
+
+
+BLOCK = 32  # predictions that are an example: neighbours are alike
+SPACE = "▁"
+
+
+@kind("characters")
+@dataclass(frozen=True, kw_only=True)
+class Characters(Task):
+    """Plain text, character by character; its last twentieths validate and test."""
+
+    unit: ClassVar[str] = "characters of context"
+    checkpoint: ClassVar[str] = "best"
+    default: ClassVar[dict] = {
+        "task": "language_modeling",
+        "arch": "relpos_transformer_lm_tiny",
+        "dropout": 0.1,
+        "share-decoder-input-output-embed": True,
+        "criterion": "relpos_cross_entropy",
+        "sample-break-mode": "none",
+        "lr": 2e-3,
+    }
+
+    # a file of lines, plain or compressed; None: the English of the built-in corpus
+    text: Path | None = None
+    context: int = 64  # characters of a sample in training
+    times: tuple = (1, 2, 4, 8)  # contexts in the test, as multiples of that
+    predictions: int = 4096  # scored of the test, the same ones in every context
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text and Path(self.text))
+        object.__setattr__(self, "times", tuple(self.times))
+        if self.context < 2 or self.predictions < BLOCK or min(self.times) < 1:
+            raise ValueError(
+                f"context must be >= 2, predictions >= {BLOCK}, times >= 1, got {self.context}, "
+                f"{self.predictions}, {self.times}"
+            )
+
+    def sets(self) -> tuple[str, ...]:
+        return tuple(f"{times}x" for times in self.times)
+
+    def inputs(self) -> list[Path]:
+        return [self.text] if self.text else sorted(Path(grammar.__file__).parent.glob("*.py"))
+
+    def make(self, folder: Path) -> None:
+        """Write characters as words, and binarise them."""
+        if self.text:
+            lines = list(read_lines(self.text))
+        else:
+            lines = [english for english, _ in grammar.build()["train"]]
+            random.Random(1).shuffle(lines)
+        held = max(1, len(lines) // 20)
+        raw, parts = folder / "raw", (lines[: -2 * held], lines[-2 * held : -held], lines[-held:])
+        for name, part in zip(("train", "valid", "test"), parts, strict=True):
+            write_lines(raw / name, [" ".join(line.replace(" ", SPACE)) for line in part])
+        binarise(folder, {split: raw / split for split in ("train", "valid", "test")})
+
+    def flags(self, scheme: dict, seed: int) -> dict:
+        """Return fairseq-train's flags; tables of positions reach as far as the test."""
+        most = self.context * max(self.times)
+        lengths = {"tokens-per-sample": self.context, "max-target-positions": most}
+        return lengths | super().flags(scheme, seed)
+
+    def score(self, name: str, run: Workspace) -> Scored:
+        """Score the last predictions of the test with windows of a length."""
+        place = run.folder / f"{name}.json"
+        context = self.context * int(name.removesuffix("x"))
+        run.apart(name, lambda: write_json(place, pack(self.nats(run, context))))
+        nats = unpack(read_json(place))
+        starts = np.arange(0, len(nats), BLOCK)
+        counts = np.diff([*starts, len(nats)])
+        rows = np.stack([np.add.reduceat(nats, starts), counts], 1)
+        return Scored(np.full(len(starts), context), {"perplexity": rows})
+
+    def nats(self, run: Workspace, context: int) -> np.ndarray:
+        """Return the negative log-likelihood of every prediction."""
+        from relpos_fairseq.evaluation import language_model
+
+        subject = language_model.load_subject(run.model, run.data / "bin", "test")
+        targets = language_model.last_targets(subject, min(self.predictions, len(subject.tokens) - 1))
+        stride = max(1, self.context // 2)
+        return language_model.score_with_windows(subject, targets, context, stride, 4).each
+
+
+# ---- Decoder-only tasks: a prompt, `>`, an answer; trained on some lengths, tested beyond them.
+# Kazemnejad et al. 2023 (arXiv:2305.19466): n symbols in the prompt, n uniform up to `longest` in
+# training, test lengths up to twice that.  The model is a language model of the whole line.
+#
+# An answer counts if every one of its tokens, the end of the sentence included, is the model's first
+# choice after the true tokens before it.  That is exact match under greedy decoding: a decoder that
+# has made no error so far reads the true tokens.
+
+
+MARK = ">"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts(Task):
+    """Prompts and answers."""
+
+    unit: ClassVar[str] = "symbols"
+    test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
+    default: ClassVar[dict] = {
+        "task": "language_modeling",
+        "arch": "relpos_transformer_lm_tiny",
+        "dropout": 0.0,
+        "share-decoder-input-output-embed": True,
+        "criterion": "relpos_cross_entropy",
+        "sample-break-mode": "eos",
+        "max-tokens": 4096,
+    }
+
+    symbols: int = 20  # how many different ones there are
+    longest: int = 20  # the longest prompt in training
+    beyond: int = 40  # the longest prompt in the test
+    examples: int = 20000  # of training
+    each: int = 20  # test prompts of every length
+
+    def __post_init__(self) -> None:
+        for name in ("symbols", "longest", "examples", "each"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.beyond <= self.longest:
+            raise ValueError(f"beyond must be above longest, {self.longest}, got {self.beyond}")
+
+    def prompt(self, length: int, generator: random.Random) -> list[str]:
+        """Return a prompt of a length."""
+        return generator.choices([f"s{number}" for number in range(self.symbols)], k=length)
+
+    def answer(self, prompt: list[str]) -> list[str]:
+        """Return the answer to a prompt."""
+        raise NotImplementedError
+
+    def lines(self) -> dict[str, list[str]]:
+        """Return `train`, `valid` and the test sets."""
+        generator, found = random.Random(1), {}
+        some = [generator.randint(1, self.longest) for _ in range(self.examples)]
+        within, after = range(1, self.longest + 1), range(self.longest + 1, self.beyond + 1)
+        for name, lengths in {
+            "train": some,
+            "valid": [n for n in within for _ in range(self.each)],
+            "inside": [n for n in within for _ in range(self.each)],
+            "longer": [n for n in after for _ in range(self.each)],
+        }.items():
+            prompts = [self.prompt(length, generator) for length in lengths]
+            found[name] = [" ".join([*one, MARK, *self.answer(one)]) for one in prompts]
+        return found
+
+    def make(self, folder: Path) -> None:
+        for name, lines in self.lines().items():
+            write_lines(folder / "raw" / f"{name}.txt", lines)
+        binarise(folder, {split: folder / "raw" / f"{split}.txt" for split in ("train", "valid")})
+
+    def flags(self, scheme: dict, seed: int) -> dict:
+        """Return fairseq-train's flags; tables of positions reach as far as the test."""
+        most = 1 << (3 * self.beyond + 8).bit_length()
+        lengths = {"tokens-per-sample": most, "max-target-positions": most}
+        return lengths | super().flags(scheme, seed)
+
+    def score(self, name: str, run: Workspace) -> Scored:
+        lines = list(read_lines(run.data / "raw" / f"{name}.txt"))
+        outputs = run.folder / f"{name}.txt"
+        run.apart(name, lambda: write_text(outputs, "\n".join([*first_choices(run, lines), ""])))
+        wanted = [line.split(f" {MARK} ", 1) for line in lines]
+        found = list(read_lines(outputs))
+        right = [answer == line for (_, answer), line in zip(wanted, found, strict=True)]
+        lengths = np.array([len(prompt.split()) for prompt, _ in wanted])
+        return Scored(lengths, {"exact match": scores.matches(right)})
+
+
+def first_choices(run: Workspace, lines: list[str]) -> list[str]:
+    """Return the first choices for every token of the answers; a right end is not written."""
+    import torch
+
+    model, task = run.load()
+    words, where = task.source_dictionary, "cpu" if device() else "cuda"
+    mark, found = words.index(MARK), [""] * len(lines)
+    ids = [words.encode_line(line, add_if_not_exist=False).long() for line in lines]
+    groups: dict[int, list[int]] = {}
+    for number, one in enumerate(ids):
+        groups.setdefault(len(one), []).append(number)
+    with torch.no_grad():
+        for numbers in groups.values():
+            target = torch.stack([ids[number] for number in numbers]).to(where)
+            source = target.roll(1, 1)
+            source[:, 0] = words.eos()  # as fairseq's blocks begin
+            choice = model(source)[0].argmax(-1).cpu()
+            for number, row in zip(numbers, choice, strict=True):
+                begin = int((ids[number] == mark).nonzero()[0]) + 1
+                end = [words[token] for token in row[begin:].tolist()]
+                found[number] = " ".join(end[:-1] + [end[-1]] * (end[-1] != words[words.eos()]))
+    return found
+
+
+@kind("copy")
+@dataclass(frozen=True, kw_only=True)
+class Copy(Prompts):
+    """Repeat the prompt."""
+
+    def answer(self, prompt: list[str]) -> list[str]:
+        return prompt
+
+
+@kind("reverse")
+@dataclass(frozen=True, kw_only=True)
+class Reverse(Prompts):
+    """Repeat the prompt from its end."""
+
+    def answer(self, prompt: list[str]) -> list[str]:
+        return prompt[::-1]
+
+
+@kind("power")
+@dataclass(frozen=True, kw_only=True)
+class Power(Prompts):
+    """a^n to a^n, b^n, or a^2n."""
+
+    # the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`
+    first_choices: str = "a"
+
+    def prompt(self, length: int, generator: random.Random) -> list[str]:
+        return ["a"] * length
+
+    def answer(self, prompt: list[str]) -> list[str]:
+        return self.answers.split() * len(prompt)

@@ -1,0 +1,355 @@
+"""Convert tensors from one position scheme to another: exactly where a rule exists, else with losses named."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.conversion import reshaping
+from relpos_fairseq.conversion.layouts import (
+    ENCODER,
+    Params,
+    Place,
+    State,
+    Tables,
+    count_layers,
+    join,
+    places,
+    places_of,
+    split,
+)
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
+from relpos_fairseq.placement import PositionPlan
+from relpos_fairseq.scheme import ConversionSource, PositionScheme
+
+# ---- What one scheme's tables can say in another's, exactly.
+# The rules stand in the schemes' own files (`convert_from`, `tables`); together they are:
+#
+# Everything is written for one layer's parameters.  With q, k the projections, r = clip(j - i) and
+# C the constant of the target's scale 1/sqrt(C d) (`scales` has brought the source to it):
+#
+#     same scheme      tables are read again by the target's relation (`reread`): a larger clip
+#                      repeats the ends, which is what clipping does; heads or layers that shared a
+#                      table get copies of it
+#     shaw_keys -> shaw        a^V = 0
+#     m1 -> m2                 w_r = w_|r|
+#     m1, m2 -> m3             w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r
+#     t5 -> rel_scalar         s'_r = s_bucket(r) / sqrt(C d)
+#     shaw_keys -> deberta     W^R = 1, W^T = 0
+#     m4 -> deberta            W^R = W^T = 1 (where both read the same row)
+#     tupe_a -> tupe           s = 0
+#     rel_scalar -> tupe       U^Q = 0 (without reset, unless both reset)
+#     abs_scalar -> tupe_a, tupe    p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d
+#     sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
+#     alibi -> fox             w = 0, b = -log(e^m - 1)
+#     rope -> rope             other angles by length: exact up to the trained length
+#     rope -> xpos             s = 0: no decay
+#     anything -> anything+X   X at its neutral values (`Table.neutral`): it adds 0 or multiplies by 1
+#
+# Neutral values are chosen so that gradients still reach every table that should learn: DeBERTa's a
+# and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, xPos, PoPE, ALiBi, KERPLE and others
+# (`never_neutral`) change the logits whatever their parameters; abs_scalar's P = 0 is neutral but a
+# point from which it never moves.
+#
+# BERT's relative_key and relative_key_query are shaw_keys and m4 with the table read over i - j:
+# `huggingface` flips it.
+
+
+def neutral_parameters(scheme: PositionScheme) -> Params | None:
+    """Return parameters at which `scheme` changes nothing, or None where there are none."""
+    if scheme.never_neutral:
+        return None
+    scheme.start_neutral()
+    return {name: value.detach().clone() for name, value in scheme.named_parameters()}
+
+
+def is_neutral(scheme: PositionScheme, params: Params) -> bool:
+    """Tell whether `params` change nothing, so that a scheme may be left out."""
+    wanted = ((value, scheme.table_of(name).neutral) for name, value in params.items())
+    return not scheme.never_neutral and all(
+        neutral is None or bool((value == neutral).all()) for value, neutral in wanted
+    )
+
+
+def apply_rule(source: ConversionSource) -> Params:
+    """Return the source's parameters in the target's tables, as far as a rule goes."""
+    old, new = source.old, source.new
+    if old.name != new.name:
+        return new.convert_from[old.name](source)
+    made = dict(source.params)
+    for name in source.params:
+        if old.table_of(name).rows == "distance":
+            made[name] = source.remap_table(name)
+        if set(old.table_of(name).copies) <= new._parameters.keys():
+            made |= {copy: made[name] for copy in old.table_of(name).copies}
+            if old.table_of(name).copies:
+                del made[name]
+    return made
+
+
+def match_members(sources: list[Place], targets: list[Place]) -> dict[str, str]:
+    """Decide which member of the target takes over which of the source (target -> source).
+
+    A member of the same name comes first, then what the members of the target take over.
+    """
+    names = [place.name for place in sources]
+    taken = {place.name: place.name for place in targets if place.name in names}
+    for place in sorted(targets, key=_row):
+        for source in place.scheme.convert_from:
+            if source in names and source not in taken.values() and place.name not in taken:
+                taken[place.name] = source
+    return taken
+
+
+def _row(place: Place) -> int:
+    card = getattr(place.scheme, "card", None)
+    return 0 if card is None else card.row
+
+
+# ---- What is left of a conversion where the algebra does not nest, and what is lost by it.
+# - a parameter that the target's options drop or add (`complete`);
+# - a member that the target has no words for (`dropped`): `learned -> m4`, the papers' near drop-in,
+#   drops the absolute table.
+#
+# How far the logits move is measured afterwards (`fidelity`).
+
+
+def fit_to_target(params: Params, source: ConversionSource) -> Params:
+    """Return what the target's options make of what a rule made of the source's parameters.
+
+    Parameters that they add start at zero; those that they drop are left out.
+    """
+    old, new, report = source.old, source.new, source.report
+    wanted = dict(new.named_parameters())
+    silent = is_neutral(old, source.params)
+    for name in wanted.keys() - params.keys():
+        if name == "theta" and not silent:
+            report.lose(f"{new.name}: the reset takes the first token's row and column")
+    added = {name: torch.zeros_like(wanted[name]) for name in wanted if name not in params}
+    for name, value in params.items():
+        if name not in wanted and (bool(value.any()) or (name == "theta" and not silent)):
+            meaning = old.table_of(name).meaning or name
+            report.lose(f"{new.name}: {meaning} of {old.name} is dropped")
+    result = {name: value for name, value in params.items() if name in wanted} | added
+    if old.name == new.name and new.name in new.convert_from:
+        result = new.convert_from[new.name](replace(source, params=result))
+    return result
+
+
+def describe_dropped(name: str, layers: list[Params]) -> str:
+    """Say in words which member is left out: its tables and how large they are."""
+    tables = [value for params in layers for value in params.values()]
+    if not tables:
+        return f"{name} is dropped (it has no parameters, and acts all the same)"
+    numbers = sum(value.numel() for value in tables)
+    rms = (sum(float(v.double().square().sum()) for v in tables) / numbers) ** 0.5
+    return f"{name} is dropped ({numbers:,} numbers of root mean square {rms:.3g})"
+
+
+# ---- One model's tensors under another position scheme.
+#     state (fairseq's names) -> split -> fold the scale -> for each member of the target: what it
+#     takes over from a member of the source, or its start -> spread over heads and layers -> join
+#
+# Every rule says what it loses; a conversion is exact when nothing was lost.
+
+
+STARTS = ("neutral", "own")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted state, and what happened to it."""
+
+    state: State
+    report: ConversionReport
+
+
+@torch.no_grad()
+def convert(
+    state: State,
+    source: PositionPlan,
+    target: PositionPlan,
+    *,
+    allow_loss: bool = False,
+    start: str = "neutral",
+    fill: str | None = None,
+) -> Conversion:
+    """Say what a model knows of positions in another scheme's tables.
+
+    Args:
+        state: the model, under fairseq's names, with our positions (`layouts`).
+        source: the positions that it was trained with.
+        target: the positions that it shall have.
+        allow_loss: whether what the target cannot express may be dropped.
+        start: where tables that the source has nothing for begin: `neutral` (they change nothing,
+            where the scheme can) or `own` (the scheme's initial values).
+        fill: `tile` or `interpolate`: how absolute positions beyond the source's are filled.
+
+    Raises:
+        NotExactError: something would be lost and `allow_loss` is off; names all of it.
+        ConversionError: the state does not fit `source`.
+        ValueError: unknown `start` or `fill`, or more positions are wanted and `fill` is None.
+    """
+    if start not in STARTS:
+        raise ValueError(f"tables start at one of {', '.join(STARTS)}, got {start}")
+    report = ConversionReport(source.describe(), target.describe())
+    content, tables = split(state, source)
+    content, tables = reshaping.fold(content, tables, source, target, report)
+    work = _Work(source, target, tables, report, start, fill, count_layers(content))
+    made, fresh = work.members()
+    work.report_unused()
+    if report.losses and not allow_loss:
+        raise NotExactError(
+            f"{source.name} -> {target.name} is not exact: {'; '.join(report.lost)}. Convert "
+            f"approximately (--approximate) or choose a target that keeps it",
+            "; ".join(report.lost),
+        )
+    content = _shift_projections(content, fresh, report)
+    content = _mean_into_tokens(content, work.dropped_positions(), report)
+    dtype = next(value.dtype for value in content.values() if value.is_floating_point())
+    for params in itertools.chain(*made.values()):
+        params.update({name: value.to(dtype) for name, value in params.items()})
+    return Conversion(join(content, made, target), report)
+
+
+class _Work:
+    """One conversion under way."""
+
+    def __init__(
+        self,
+        source: PositionPlan,
+        target: PositionPlan,
+        tables: Tables,
+        report: ConversionReport,
+        start: str,
+        fill: str | None,
+        layers: int,
+    ) -> None:
+        self.source, self.target, self.tables = source, target, tables
+        self.report, self.start, self.fill, self.layers = report, start, fill, layers
+        self.old = {place.name: place for place in places(source)}
+        self.new = places(target)
+        self.taken = [match_members(places_of(source, layer), places_of(target, layer)) for layer in range(layers)]
+
+    def members(self) -> tuple[Tables, list[tuple[int, PositionScheme]]]:
+        """Make the tables of every member of the target.
+
+        Returns:
+            The tables, and (layer, scheme) of those that the source had nothing for.
+        """
+        made: Tables = {}
+        fresh = []
+        for place in self.new:
+            rows = []
+            for layer in range(1 if place.on_input else self.layers):
+                if place.index(layer) is None:
+                    rows.append({})
+                    continue
+                scheme = place.build(self.target, layer)
+                if place.name in self.taken[layer]:
+                    params = self._taken_over(place, scheme, layer)
+                else:
+                    params = self._started(scheme)
+                    fresh.append((layer, scheme))
+                rows.append(_checked(spread_heads(params, scheme, self.report), scheme))
+            if not place.on_input:
+                names = tuple(name for name, _ in scheme.named_parameters())
+                alike = names if place.shared else scheme.common_parameters
+                rows = merge_layers(rows, alike, place.name, self.report)
+            made[place.name] = rows
+        return made, fresh
+
+    def _taken_over(self, place: Place, new: PositionScheme, layer: int) -> Params:
+        name = self.taken[layer][place.name]
+        old = self.old[name].build(self.source, layer)
+        params = self._resized(old, self.tables[name][layer])
+        if name != place.name:
+            self.report.step(f"{name} as {place.name}")
+        source = ConversionSource(params, old, new, self.report)
+        return fit_to_target(apply_rule(source), source)
+
+    def _resized(self, scheme: PositionScheme, params: Params) -> Params:
+        """Give tables of absolute positions the target's length."""
+        length = self.target.shape.max_positions
+        resized = {
+            name: resize(params[name], length, self.fill, self.report, table.axis)
+            for name, table in scheme.tables.items()
+            if table.rows == "position"
+        }
+        return params | resized
+
+    def _started(self, scheme: PositionScheme) -> Params:
+        values = neutral_parameters(scheme)
+        if values is not None and self.start == "neutral":
+            if values:
+                self.report.step(f"{scheme.name} added at neutral values")
+            return values
+        reason = scheme.never_neutral or "--init own"
+        self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
+        return {name: value.detach().clone() for name, value in scheme.named_parameters()}
+
+    def dropped_positions(self) -> list[Tensor]:
+        """Return the mean (E,) of every table that was added to the input and is left out."""
+        return [
+            self.tables[name][0][table].mean(0)
+            for name, place in self.old.items()
+            if place.on_input and name not in self.taken[0].values()
+            for table, told in place.scheme.tables.items()
+            if told.rows == "position"
+        ]
+
+    def report_unused(self) -> None:
+        """Say which members of the source the target leaves out."""
+        for name, place in self.old.items():
+            unused = [
+                (place.build(self.source, layer), params)
+                for layer, params in enumerate(self.tables[name])
+                if place.index(layer) is not None and name not in self.taken[layer].values()
+            ]
+            if all(is_neutral(scheme, params) for scheme, params in unused):
+                if any(params for _, params in unused):
+                    self.report.step(f"{name} left out (its tables are neutral)")
+                continue
+            self.report.lose(describe_dropped(name, [params for _, params in unused]))
+
+
+def _checked(params: Params, scheme: PositionScheme) -> Params:
+    for name, parameter in scheme.named_parameters():
+        if params[name].shape != parameter.shape:
+            raise ConversionError(
+                f"{scheme.name}: {name} came out as {tuple(params[name].shape)}, and the target "
+                f"needs {tuple(parameter.shape)}: the models' sizes differ"
+            )
+    return params
+
+
+def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionReport) -> State:
+    """Add the mean of what positions added to every token; each logit then grows alike."""
+    if not means:
+        return content
+    tokens, output = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
+    added = content[tokens] + sum(means).to(content[tokens])
+    report.step("the mean of the dropped positions is added to every token (softmax cancels it)")
+    tied = output in content and torch.equal(content[output], content[tokens])
+    return content | {tokens: added} | ({output: added} if tied else {})
+
+
+def _shift_projections(content: State, fresh: list[tuple[int, PositionScheme]], report: ConversionReport) -> State:
+    """Add what a new scheme wants in the biases of q and k (M4M) to those that there are."""
+    content = dict(content)
+    for layer, scheme in fresh:
+        width = scheme.shape.embed_dim
+        wanted = {"q_proj": nn.Linear(1, width), "k_proj": nn.Linear(1, width)}
+        for projection in wanted.values():
+            projection.bias.zero_()
+        scheme.initialize_projections(*wanted.values())
+        for name, projection in wanted.items():
+            if projection.bias.any():
+                key = f"{ENCODER}.layers.{layer}.self_attn.{name}.bias"
+                content[key] = content[key] + projection.bias.to(content[key])
+                report.step(f"biases of q and k shifted as {scheme.name} starts")
+    return content

@@ -1,0 +1,165 @@
+"""BERT and RoBERTa as Hugging Face's library computes them, from its own tensors.
+
+What a conversion is measured against: it shares nothing with our model, knows no table of names,
+and outlives the releases of transformers that have relative positions.  Devlin et al. 2018; the
+relative kinds as in `BertSelfAttention.forward` of transformers 4.44.2:
+
+    relative_key          (q_i.k_j + q_i.E_{i-j}) / sqrt(d)
+    relative_key_query    (q_i.k_j + q_i.E_{i-j} + k_j.E_{i-j}) / sqrt(d)
+
+and DeBERTa's `disentangled_attention_bias`, whose tensors `disentangled.as_bert` has renamed:
+
+    (q_i.k_j + q_i.(W_K E_r) + k_j.(W_Q E_r + b)) / sqrt(C d),  r = clamp(bucket(i - j) + K)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from relpos_fairseq.conversion.hf_deberta import KIND, reach
+
+_ACTIVATIONS = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Reference:
+    """A model of a folder.
+
+    Args:
+        config: its config.json.
+        weights: its tensors by the library's names, the encoder's with `prefix`.
+        prefix: `bert.` or `roberta.`.
+    """
+
+    def __init__(self, config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> None:
+        self.config, self.prefix = config, prefix
+        self.weights = {name: value.double() for name, value in weights.items()}
+        self.kind = config.get("position_embedding_type") or "absolute"
+        self.padded = "roberta" in config["model_type"]
+        self.act = _ACTIVATIONS[config.get("hidden_act", "gelu")]
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        eps = self.config.get("layer_norm_eps", 1e-12)
+        return F.layer_norm(x, (x.size(-1),), weight, bias, eps)
+
+    def features(self, tokens: Tensor, padding: Tensor, types: Tensor) -> Tensor:
+        """Last hidden states (B, T, E) of (B, T) tokens and types; padding stands on the right."""
+        base = f"{self.prefix}embeddings."
+        x = self.weights[f"{base}word_embeddings.weight"][tokens]
+        x = x + self.weights[f"{base}token_type_embeddings.weight"][types]
+        biased = self.kind == KIND and self.config.get("position_biased_input", True)
+        if self.kind == "absolute" or biased:
+            offset = self.config.get("pad_token_id", 1) + 1 if self.padded else 0
+            index = torch.arange(tokens.size(1)) + offset
+            x = x + self.weights[f"{base}position_embeddings.weight"][index]
+        x = self._norm(x, f"{base}LayerNorm")
+        for layer in range(self.config["num_hidden_layers"]):
+            x = self._layer(x, padding, f"{self.prefix}encoder.layer.{layer}.")
+        return x
+
+    def _layer(self, x: Tensor, padding: Tensor, name: str) -> Tensor:
+        attended = self._attention(x, padding, f"{name}attention.self.")
+        attended = self._linear(attended, f"{name}attention.output.dense")
+        x = self._norm(attended + x, f"{name}attention.output.LayerNorm")
+        inner = self.act(self._linear(x, f"{name}intermediate.dense"))
+        return self._norm(self._linear(inner, f"{name}output.dense") + x, f"{name}output.LayerNorm")
+
+    def _attention(self, x: Tensor, padding: Tensor, name: str) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.config["num_attention_heads"]
+        q, k, v = (
+            self._linear(x, name + part).view(batch, length, heads, -1).transpose(1, 2)
+            for part in ("query", "key", "value")
+        )
+        scores = q @ k.transpose(-1, -2)
+        if self.kind == KIND:
+            scores = self._disentangled(scores, q, k, name)
+        elif self.kind != "absolute":
+            slot = torch.arange(length)
+            distance = slot[:, None] - slot[None, :] + self.config["max_position_embeddings"] - 1
+            vectors = self.weights[f"{name}distance_embedding.weight"][distance]  # (T, T, D)
+            scores = scores + torch.einsum("bhld,lrd->bhlr", q, vectors)
+            if self.kind == "relative_key_query":
+                scores = scores + torch.einsum("bhrd,lrd->bhlr", k, vectors)
+        scores = scores / math.sqrt(width // heads)
+        scores = scores.masked_fill(padding[:, None, None], -math.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width)
+
+    def _disentangled(self, scores: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
+        """Add DeBERTa's terms to (B, H, T, T); further divided so that sqrt(d) makes sqrt(C d)."""
+        config, encoder = self.config, f"{self.prefix}encoder."
+        table = self.weights[f"{encoder}rel_embeddings.weight"]
+        if config.get("norm_rel_ebd", "none") == "layer_norm":
+            table = self._norm(table, f"{encoder}LayerNorm")
+        content = config.get("share_att_key")
+        slot = torch.arange(q.size(2))
+        offset = slot[:, None] - slot[None, :]
+        if config.get("position_buckets", -1) > 0:
+            offset = _log_bucket(offset, config["position_buckets"], reach(config))
+        half = len(table) // 2
+        row = (offset + half).clamp(0, 2 * half - 1)  # (T, T)
+        terms = config["pos_att_type"]
+        for term, part, x in (("c2p", "key", q), ("p2c", "query", k)):
+            if term not in terms:
+                continue
+            full = name + (part if content else f"pos_{part}_proj")
+            bias = self.weights.get(f"{full}.bias")
+            vectors = F.linear(table, self.weights[f"{full}.weight"], bias)
+            vectors = vectors.unflatten(1, (q.size(1), -1))[row]  # (T, T, H, D)
+            form = "bhid,ijhd->bhij" if term == "c2p" else "bhjd,ijhd->bhij"
+            scores = scores + torch.einsum(form, x, vectors)
+        return scores / math.sqrt(1 + sum(term in terms for term in ("c2p", "p2c")))
+
+    def outputs(self, tokens: Tensor, padding: Tensor, types: Tensor) -> dict[str, Tensor]:
+        """Features, and the logits of every head that there is."""
+        x = self.features(tokens, padding, types)
+        found = {"features": x}
+        bert = not self.padded
+        head = "cls.predictions.transform.dense" if bert else "lm_head.dense"
+        if f"{head}.weight" in self.weights:
+            found["logits"] = self._lm(x, bert)
+        if "classifier.weight" in self.weights:
+            act = _ACTIVATIONS[self.config.get("pooler_hidden_act", "tanh")]
+            pooled = act(self._linear(x[:, 0], f"{self.prefix}pooler.dense"))
+            found["classification"] = self._linear(pooled, "classifier")
+        elif "classifier.dense.weight" in self.weights:
+            pooled = torch.tanh(self._linear(x[:, 0], "classifier.dense"))
+            found["classification"] = self._linear(pooled, "classifier.out_proj")
+        if "qa_outputs.weight" in self.weights:
+            found["spans"] = self._linear(x, "qa_outputs")
+        return found
+
+    def _lm(self, x: Tensor, bert: bool) -> Tensor:
+        if bert:
+            x = self.act(self._linear(x, "cls.predictions.transform.dense"))
+            x = self._norm(x, "cls.predictions.transform.LayerNorm")
+        else:
+            x = self._norm(F.gelu(self._linear(x, "lm_head.dense")), "lm_head.layer_norm")
+        tied = self.weights[f"{self.prefix}embeddings.word_embeddings.weight"]
+        name = "cls.predictions" if bert else "lm_head"
+        weight = self.weights.get(f"{name}.decoder.weight", tied)
+        bias = self.weights.get(f"{name}.bias", self.weights.get(f"{name}.decoder.bias"))
+        return F.linear(x, weight, bias)
+
+
+def _log_bucket(offset: Tensor, buckets: int, farthest: int) -> Tensor:
+    """DeBERTa's buckets of i - j: exact up to buckets / 2, then logarithmic, signed."""
+    middle = buckets // 2
+    away = offset.abs().clamp(min=middle - 1)
+    far = torch.log(away / middle) / torch.log(torch.tensor((farthest - 1) / middle))
+    coarse = (torch.ceil(far * (middle - 1)) + middle) * offset.sign()
+    return torch.where(away <= middle, offset, coarse.long())

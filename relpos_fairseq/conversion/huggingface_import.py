@@ -1,0 +1,483 @@
+"""Read BERT, RoBERTa, XLM-R and DeBERTa folders of Hugging Face's library as relpos models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion import hf_deberta
+from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
+from relpos_fairseq.conversion.weight_files import read_json, read_weights
+from relpos_fairseq.schemes import named_elsewhere, scheme_class
+
+# ---- Names of BERT's and RoBERTa's tensors: Hugging Face's beside fairseq's, for both directions.
+
+
+_LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What tells BERT from RoBERTa in Hugging Face's library.
+
+    Args:
+        name: `model_type` of its config.
+        prefix: what the encoder's names begin with in a model with a head.
+        padded: positions count from the row after padding's, as fairseq's do.
+        lm_head: Hugging Face's names of fairseq's `encoder.lm_head.*`.
+        classes: classes of a masked LM, a classifier and a span head.
+    """
+
+    name: str
+    prefix: str
+    padded: bool
+    lm_head: dict[str, str]
+    classes: tuple[str, str, str]
+
+
+def _classes(stem: str) -> tuple[str, str, str]:
+    kinds = ("MaskedLM", "SequenceClassification", "QuestionAnswering")
+    return tuple(f"{stem}For{kind}" for kind in kinds)
+
+
+_ROBERTA_HEAD = {
+    "lm_head.dense": "dense",
+    "lm_head.layer_norm": "layer_norm",
+    "lm_head.decoder.weight": "weight",
+    "lm_head.bias": "bias",
+}
+FAMILIES = {
+    "bert": Family(
+        "bert",
+        "bert.",
+        False,
+        {
+            "cls.predictions.transform.dense": "dense",
+            "cls.predictions.transform.LayerNorm": "layer_norm",
+            "cls.predictions.decoder.weight": "weight",
+            "cls.predictions.bias": "bias",
+        },
+        _classes("Bert"),
+    ),
+    "roberta": Family("roberta", "roberta.", True, _ROBERTA_HEAD, _classes("Roberta")),
+    "xlm-roberta": Family("xlm-roberta", "roberta.", True, _ROBERTA_HEAD, _classes("XLMRoberta")),
+}
+# DeBERTa, whose heads are BERT's (`disentangled`); v2 and v3 have names of their own.
+(DISENTANGLED,) = named_elsewhere("transformers' model_type")
+for _name in (DISENTANGLED, f"{DISENTANGLED}-v2"):
+    FAMILIES[_name] = replace(FAMILIES["bert"], name=_name, prefix=f"{DISENTANGLED}.")
+TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
+POSITIONS = "embeddings.position_embeddings.weight"
+# Biases that repeat another tensor, buffers, and BERT's next-sentence head, which nothing reads.
+IGNORED = (
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+    "cls.predictions.decoder.bias",
+    "lm_head.decoder.bias",
+    "cls.seq_relationship.weight",
+    "cls.seq_relationship.bias",
+)
+
+
+def distances(layer: int) -> str:
+    """Return Hugging Face's table over distances of a layer, without the family's prefix."""
+    return f"encoder.layer.{layer}.attention.self.distance_embedding.weight"
+
+
+def encoder_names(layers: int) -> dict[str, str]:
+    """Return Hugging Face's names of the encoder, without the prefix, beside fairseq's."""
+    modules = {"embeddings.LayerNorm": f"{ENCODER}.layernorm_embedding"}
+    for layer in range(layers):
+        for theirs, ours in _LAYER.items():
+            modules[f"encoder.layer.{layer}.{theirs}"] = f"{ENCODER}.layers.{layer}.{ours}"
+    words = {"embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight"}
+    return words | _parameters(modules)
+
+
+def head_names(family: Family) -> dict[str, str]:
+    """Return Hugging Face's names of the masked LM's head beside fairseq's."""
+    return _parameters({name: f"encoder.lm_head.{ours}" for name, ours in family.lm_head.items()})
+
+
+def classifier_names(family: Family, head: str) -> dict[str, str]:
+    """Hugging Face's names of a classifier beside fairseq's: a dense layer, tanh, a projection.
+
+    BERT's dense layer is its pooler.
+    """
+    dense, out = ("classifier.dense", "classifier.out_proj")
+    if not family.padded:
+        dense, out = (f"{family.prefix}pooler.dense", "classifier")
+    ours = f"classification_heads.{head}"
+    return _parameters({dense: f"{ours}.dense", out: f"{ours}.out_proj"})
+
+
+def span_names(head: str) -> dict[str, str]:
+    """Return Hugging Face's names of a span head beside ours."""
+    return _parameters({"qa_outputs": f"span_heads.{head}.out_proj"})
+
+
+def _parameters(modules: dict[str, str]) -> dict[str, str]:
+    """Return the names of modules' weights and biases; what is a parameter already stays."""
+    found = {}
+    for theirs, ours in modules.items():
+        alone = theirs.endswith((".weight", ".bias"))
+        ends = ("",) if alone else (".weight", ".bias")
+        found |= {theirs + end: ours + end for end in ends}
+    return found
+
+
+# ---- Reads a Hugging Face folder of BERT or RoBERTa, and checks that its parts belong together.
+
+
+SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
+KINDS = SCHEMES | dict.fromkeys([hf_deberta.KIND], named_elsewhere("transformers' model_type")[DISENTANGLED])
+# fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "tanh": "tanh",
+    "gelu_new": "gelu_accurate",
+    "gelu_pytorch_tanh": "gelu_accurate",
+}
+HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
+SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
+
+
+@dataclass
+class HuggingFaceModel:
+    """A folder, read and checked.
+
+    Args:
+        family: BERT or RoBERTa.
+        config: its config.json.
+        weights: its tensors under its own names, with the family's prefix.
+        vocabulary: the order of its rows in fairseq's dictionary.
+        notes: what should be said of it.
+    """
+
+    family: Family
+    config: dict[str, Any]
+    weights: dict[str, Tensor]
+    vocabulary: Vocabulary
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """`absolute`, `relative_key` or `relative_key_query`."""
+        return self.config.get("position_embedding_type") or "absolute"
+
+    @property
+    def layers(self) -> int:
+        return self.config["num_hidden_layers"]
+
+    @property
+    def max_positions(self) -> int:
+        """Positions of an input that its tables cover."""
+        reserved = self.offset if self.kind == "absolute" else 0
+        return self.config["max_position_embeddings"] - reserved
+
+    @property
+    def offset(self) -> int:
+        """Rows of the position table before position 0."""
+        return self.config.get("pad_token_id", 1) + 1 if self.family.padded else 0
+
+    def encoder(self, name: str) -> Tensor:
+        """Return a tensor of the encoder, by its name without the prefix."""
+        return self.weights[self.family.prefix + name]
+
+
+def read_folder(folder: Path) -> HuggingFaceModel:
+    """Read and check a folder.
+
+    Raises:
+        ConversionError: a file is missing or truncated, the model is no BERT or RoBERTa encoder,
+            or config, weights and vocabulary contradict each other.
+    """
+    config = read_json(folder / "config.json")
+    family, notes, weights = _family(config, folder), [], None
+    if family.name.startswith(DISENTANGLED):
+        weights = _named(read_weights(folder), family)
+        notes = hf_deberta.as_bert(config, weights, family.prefix)
+    _check_config(config, folder)
+    weights = weights or _named(read_weights(folder), family)
+    model = HuggingFaceModel(family, config, weights, Vocabulary([], []), notes)
+    _check_shapes(model, folder)
+    model.vocabulary = of_folder(folder, config, model.notes)
+    return model
+
+
+def _family(config: dict[str, Any], folder: Path) -> Family:
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise ConversionError(
+            f"{folder}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted"
+        )
+    return FAMILIES[kind]
+
+
+_NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+
+
+def _check_config(config: dict[str, Any], folder: Path) -> None:
+    config.setdefault("type_vocab_size", 1 if FAMILIES[config["model_type"]].padded else 2)
+    for key in _NEEDED:
+        if not isinstance(config.get(key), int) or config[key] < 1:
+            raise ConversionError(f"{folder}/config.json has {key} {config.get(key)!r}: a whole number is needed")
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise ConversionError(
+            f"{folder}/config.json: hidden_size {config['hidden_size']} is no multiple of "
+            f"num_attention_heads {config['num_attention_heads']}"
+        )
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise ConversionError(f"{folder} is a decoder: only encoders are converted")
+    if config.get("pruned_heads"):
+        raise ConversionError(f"{folder} has pruned heads, which fairseq's layers cannot express")
+    kind = config.get("position_embedding_type") or "absolute"
+    for value, known, key in (
+        (kind, KINDS if "special_ids" in config else SCHEMES, "position_embedding_type"),
+        (config.get("hidden_act", "gelu"), ACTIVATIONS, "hidden_act"),
+    ):
+        if value not in known:
+            raise ConversionError(f"{folder}/config.json: {key} {value!r} is none of {', '.join(known)}")
+    if FAMILIES[config["model_type"]].padded and config.get("hidden_act", "gelu") != "gelu":
+        raise ConversionError(
+            f"{folder}/config.json: hidden_act {config['hidden_act']!r}: RoBERTa's LM head keeps "
+            f"gelu, and fairseq has one activation for layers and head"
+        )
+
+
+def _named(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Rename tensors as today's library does, those of the encoder with the family's prefix."""
+    result = {}
+    for name, value in weights.items():
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+        if name.startswith(("embeddings.", "encoder.", "pooler.")):
+            name = family.prefix + name
+        result[name] = value
+    return result
+
+
+def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
+    """Check that every tensor is there, of the config's shape, and none unknown."""
+    config, prefix = model.config, model.family.prefix
+    width, length = config["hidden_size"], config["max_position_embeddings"]
+    shapes = {
+        prefix + "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        prefix + TOKEN_TYPES: (config["type_vocab_size"], width),
+    }
+    if model.kind == "absolute":
+        shapes[prefix + POSITIONS] = (length, width)
+    elif model.kind == hf_deberta.KIND:
+        shapes |= {prefix + name: shape for name, shape in hf_deberta.names(config).items()}
+    else:
+        head = width // config["num_attention_heads"]
+        for layer in range(model.layers):
+            shapes[prefix + distances(layer)] = (2 * length - 1, head)
+    needed = {prefix + name for name in encoder_names(model.layers)} | set(shapes)
+    missing = sorted(needed - set(model.weights))
+    if missing:
+        raise ConversionError(
+            f"{folder} lacks {len(missing)} tensors of a {model.family.name} of {model.layers} "
+            f"layers ({missing[0]}): its config and weights do not belong together"
+        )
+    for name, shape in shapes.items():
+        if tuple(model.weights[name].shape) != shape:
+            raise ConversionError(
+                f"{folder}: {name} is {tuple(model.weights[name].shape)}, and its config says {shape}"
+            )
+    known = needed | set(head_names(model.family))
+    for heads in (classifier_names(model.family, HEAD), span_names(SPAN_HEAD)):
+        known |= set(heads)
+    known |= {prefix + POSITIONS, prefix + "pooler.dense.weight"}
+    known |= {prefix + "pooler.dense.bias"}
+    known |= {prefix + name for name in hf_deberta.unread(config)}
+    known |= {*IGNORED, *(prefix + name for name in IGNORED)}
+    unknown = sorted(set(model.weights) - known)
+    if unknown:
+        raise ConversionError(
+            f"{folder} holds {len(unknown)} tensors that no {model.family.name} has here "
+            f"({unknown[0]}): another head or architecture than is converted"
+        )
+
+
+# ---- BERT and RoBERTa of Hugging Face's library as models of ours.
+#     absolute              learned (RoBERTa's table begins after its padding row)
+#     relative_key          shaw_keys, a_r = E_{-r}: transformers reads its table over i - j
+#     relative_key_query    m4, the same table in both terms
+#     token types           --segment-encoding input; a single type, the same for every token, joins
+#                           the position table (or stays a segment where positions are relative)
+#     layer_norm_eps        --layer-norm-eps
+#     DeBERTa               `disentangled`
+#
+# transformers 4 (tested: 4.44.2 and 4.46.3) has the relative kinds, 5 no more.  Rows of the
+# embedding are put in fairseq's order (`vocabulary`).
+
+
+def from_hf(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
+    """Return the model under our names, and the values of our config that it needs."""
+    weights, family, config = model.weights, model.family, model.config
+    state: State = {}
+    for theirs, ours in encoder_names(model.layers).items():
+        state[ours] = model.encoder(theirs)
+    key = f"{ENCODER}.embed_tokens.weight"
+    state[key] = model.vocabulary.take(state[key])
+    untied = _lm_head(model, state)
+    _heads(model, state)
+    types, more = model.encoder(TOKEN_TYPES), {}
+    if model.kind == hf_deberta.KIND:
+        more = hf_deberta.positions(model, state, KINDS[model.kind], KINDS["absolute"])
+    segments = _positions(model, state)
+    values = {
+        "position_scheme": KINDS[model.kind],
+        "segment_encoding": segments,
+        "encoder_layers": model.layers,
+        "encoder_embed_dim": config["hidden_size"],
+        "encoder_ffn_embed_dim": config["intermediate_size"],
+        "encoder_attention_heads": config["num_attention_heads"],
+        "activation_fn": ACTIVATIONS[config.get("hidden_act", "gelu")],
+        "layer_norm_eps": config.get("layer_norm_eps", 1e-12),
+        "dropout": config.get("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.get("attention_probs_dropout_prob", 0.1),
+        "num_segments": None if segments == "none" else str(max(len(types), 2)),
+        "max_positions": model.max_positions,
+        "untie_weights_roberta": untied,
+    } | more
+    unused = [name for name in weights if "seq_relationship" in name]
+    pooled = family.prefix + "pooler.dense.weight" in weights
+    if unused:
+        model.notes.append("the next-sentence head is left out: nothing here reads it")
+    if pooled and f"classification_heads.{HEAD}.dense.weight" not in state:
+        model.notes.append("the pooler is left out: no classifier stands on it")
+    return state, values
+
+
+def hf_task(model: HuggingFaceModel) -> dict[str, Any]:
+    """Return options of the task that gives the model's head the input that it was trained on.
+
+    RoBERTa's pairs are `<s> A </s> </s> B </s>`, BERT's `<s> A </s> B </s>`: fairseq's
+    sentence_prediction writes the first with a separator token and the second without one.
+    """
+    if classes_of(model) == 0:
+        return {}
+    bert = not model.family.padded
+    if bert:
+        model.notes.append(
+            "pairs have BERT's one </s> between them: sentence_prediction without "
+            "--separator-token; with --separator-token 2, RoBERTa's two, inputs would differ"
+        )
+    return {
+        "_name": "sentence_prediction",
+        "init_token": 0,
+        "separator_token": None if bert else 2,
+        "classification_head_name": HEAD,
+        "regression_target": classes_of(model) == 1 or model.config.get("problem_type") == "regression",
+    }
+
+
+def labels_of(config: dict[str, Any], classes: int) -> list[str]:
+    """Return names of so many classes, where config.json gives every one its own."""
+    named = config.get("id2label")
+    named = named if isinstance(named, dict) else {}
+    labels = [str(named.get(str(number), "")).strip() for number in range(classes)]
+    own = all(labels) and len(set(labels)) == len(labels)
+    return labels if own and not any(name.startswith("LABEL_") for name in labels) else []
+
+
+def classes_of(model: HuggingFaceModel) -> int:
+    """Return outputs of the classifier; 0: there is none."""
+    names = classifier_names(model.family, HEAD)
+    key = next(theirs for theirs, ours in names.items() if ours.endswith("out_proj.weight"))
+    return len(model.weights.get(key, ()))
+
+
+def _lm_head(model: HuggingFaceModel, state: State) -> bool:
+    """Take the masked LM's head over; returns whether its projection is its own."""
+    names = head_names(model.family)
+    have = {theirs: ours for theirs, ours in names.items() if theirs in model.weights}
+    bias = next(theirs for theirs, ours in names.items() if ours.endswith("lm_head.bias"))
+    if bias not in have and bias.replace(".bias", ".decoder.bias") in model.weights:
+        model.weights[bias] = model.weights[bias.replace(".bias", ".decoder.bias")]
+        have[bias] = names[bias]
+    embedding = state[f"{ENCODER}.embed_tokens.weight"]
+    output = "encoder.lm_head.weight"
+    if bias not in have:
+        model.notes.append("no masked LM head: one is added, untrained (identity, no bias)")
+        _fresh_head(state, embedding)
+        return False
+    for theirs, ours in have.items():
+        value = model.weights[theirs]
+        by_row = ours in (output, "encoder.lm_head.bias")
+        state[ours] = model.vocabulary.take(value) if by_row else value
+    state.setdefault(output, embedding)
+    return not torch.equal(state[output], embedding)
+
+
+def _fresh_head(state: State, embedding: Tensor) -> None:
+    width = embedding.size(1)
+    state["encoder.lm_head.dense.weight"] = torch.eye(width, dtype=embedding.dtype)
+    state["encoder.lm_head.layer_norm.weight"] = embedding.new_ones(width)
+    for name in ("dense", "layer_norm"):
+        state[f"encoder.lm_head.{name}.bias"] = embedding.new_zeros(width)
+    state["encoder.lm_head.weight"] = embedding
+    state["encoder.lm_head.bias"] = embedding.new_zeros(len(embedding))
+
+
+def _heads(model: HuggingFaceModel, state: State) -> None:
+    """Take a classifier and a span head over, where they are."""
+    for names in (classifier_names(model.family, HEAD), span_names(SPAN_HEAD)):
+        own = [theirs for theirs in names if "pooler" not in theirs]
+        if not all(theirs in model.weights for theirs in own):
+            continue
+        lost = [theirs for theirs in names if theirs not in model.weights]
+        if lost:
+            raise ConversionError(f"the classifier lacks {lost[0]}: its file is incomplete")
+        for theirs, ours in names.items():
+            state[ours] = model.weights[theirs]
+
+
+def _positions(model: HuggingFaceModel, state: State) -> str:
+    """Write the position tables; returns the segment encoding that the token types are."""
+    types, shared = model.encoder(TOKEN_TYPES), f"{ENCODER}.positions.shared"
+    single, index = len(types) == 1, 0
+    if model.kind == "absolute":
+        table = model.encoder(POSITIONS)[model.offset :]
+        if single:
+            if types.any():
+                model.notes.append("the only token type is added to the position table")
+            table = table + types
+        state[f"{shared}.0.table"], index = table, 1
+    elif model.kind == hf_deberta.KIND:
+        index = int(f"{shared}.0.table" in state)
+    else:
+        (name,) = scheme_class(KINDS[model.kind]).tables
+        for layer in range(model.layers):
+            table = model.encoder(distances(layer)).flip(0)[None]  # i - j to j - i
+            state[f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}"] = table
+    if single and (model.kind == "absolute" or not types.any()):
+        return "none"
+    state[f"{shared}.{index}.table"] = types.expand(max(len(types), 2), -1)
+    return "input"

@@ -1,0 +1,198 @@
+"""OpenNMT-py's transformer (version 3), from its checkpoint.
+
+Layer norm comes before each block, with eps 1e-6, and after the last layer.
+--max_relative_positions k > 0 is Shaw's scheme with one table for keys and values;
+--position_encoding adds interleaved sinusoids and multiplies embeddings by sqrt(E), which nothing
+does without it.  A source has neither <s> nor </s>; a target begins with <s>.
+Klein et al. 2017 (arXiv:1701.02810); Shaw et al. 2018.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion.external_model import Architecture, ExternalModel, words_of
+from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.weight_files import import_safetensors
+
+SPECIAL = {"<s>": "<s>", "<pad>": "<blank>", "</s>": "</s>", "<unk>": "<unk>"}
+ATTENTION = {"query": "q", "keys": "k", "values": "v"}
+EMBEDDING = "embeddings.make_embedding.emb_luts.0.weight"
+# Options that must have one of these values; an option that is absent has its first.
+EXPRESSED = {
+    "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",),
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "copy_attn": (False,),
+    "layer_norm": ("standard",),
+    "parallel_residual": (False,),
+    "relative_positions_buckets": (0,),
+    "num_kv": (0,),
+    "num_experts": (0,),
+    "generator_function": ("softmax",),
+    "aan_useffn": (False,),
+    "pos_ffn_activation_fn": ("relu", "gelu"),
+    "position_encoding_type": ("SinusoidalInterleaved",),
+}
+
+
+def is_opennmt(checkpoint: dict[str, Any]) -> bool:
+    return "vocab" in checkpoint and "opt" in checkpoint
+
+
+def read(path: Path, checkpoint: dict[str, Any], length: int) -> ExternalModel:
+    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors.
+
+    Raises:
+        ConversionError: another architecture, or a part that fairseq's layers cannot express.
+    """
+    options = dict(vars(checkpoint["opt"]))
+    for name, values in EXPRESSED.items():
+        if options.get(name, values[0]) not in values:
+            raise ConversionError(
+                f"{path}: --{name} {options[name]} of OpenNMT-py has no counterpart in "
+                f"relpos_transformer, only {' and '.join(map(str, values))}"
+            )
+    reach = int(options.get("max_relative_positions", 0))
+    if reach < 0:
+        raise ConversionError(
+            f"{path}: --max_relative_positions {reach} of OpenNMT-py is not converted: only Shaw's "
+            f"(> 0) and --position_encoding are"
+        )
+    symbols = checkpoint["vocab"]
+    if not isinstance(symbols, dict) or not all(isinstance(symbols.get(side), list) for side in ("src", "tgt")):
+        raise ConversionError(
+            f"{path}: its vocabulary is no list of symbols (OpenNMT-py 2 and older): run its "
+            f"tools/convertv2_v3.py first"
+        )
+    if symbols.get("src_feats"):
+        raise ConversionError(f"{path}: features of the source have no counterpart")
+    weights = _named(_tensors(path, checkpoint), path)
+    layers = tuple(
+        1 + max(int(name.split(".")[2]) for name in weights if name.startswith(f"{side}.layers."))
+        for side in ("encoder", "decoder")
+    )
+    width = weights["encoder.embed_tokens.weight"].size(1)
+    absolute = bool(options.get("position_encoding"))
+    if not absolute and not reach:
+        raise ConversionError(f"{path}: the model has no positions at all: nothing to convert")
+    if absolute:
+        for side in ("encoder", "decoder"):
+            weights[f"{side}.positions"] = sinusoids(length, width)
+    start = symbols.get("decoder_start_token", "<s>")
+    source, target = (words_of(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt"))
+    if start not in symbols["tgt"]:
+        raise ConversionError(f"{path}: a target begins with {start!r}, which is no symbol of it")
+    form = Architecture(
+        heads=(options["heads"],) * 2,
+        layers=layers,
+        pre_norm=True,
+        activation=options.get("pos_ffn_activation_fn", "relu"),
+        scale=width**0.5 if absolute else 1.0,
+        eps=float(options.get("norm_eps", 1e-6)),
+        start=symbols["tgt"].index(start),
+        pad=source.rows[1],
+        source_ends=False,
+        dropout=tuple(_first(options.get(f"{name}dropout", 0.0)) for name in ("", "attention_", "")),
+    )
+    found = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
+    languages = found if found[0] != found[1] else ("src", "tgt")
+    model = ExternalModel("OpenNMT-py", path, weights, form, source, target, languages)
+    _add_text(model, options)
+    return model
+
+
+def sinusoids(count: int, width: int) -> Tensor:
+    """(count, width) sines and cosines in turn."""
+    frequency = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10000.0) / width))
+    angle = torch.arange(count).float()[:, None] * frequency
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
+    """The model's tensors, those of the generator under its name."""
+    if "model" in checkpoint:
+        generator = checkpoint.get("generator") or {}
+        return checkpoint["model"] | {f"generator.{name}": v for name, v in generator.items()}
+    beside = path.with_suffix(".safetensors")
+    if not beside.is_file():
+        raise ConversionError(f"{path} holds no tensors, and {beside.name} is not beside it")
+    return import_safetensors().load_file(str(beside))
+
+
+def _named(weights: State, path: Path) -> State:
+    result = {}
+    for name, value in weights.items():
+        if name.endswith((".pe.pe", ".mask")):  # buffers
+            continue
+        found = _rename(name)
+        if found is None:
+            raise ConversionError(f"{path}: tensor {name} has no counterpart in relpos_transformer")
+        result[found] = value
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        if name not in result:
+            raise ConversionError(f"{path} has no {name.split('.')[0]}.{EMBEDDING}")
+    result.setdefault("output.weight", result["decoder.embed_tokens.weight"])
+    return result
+
+
+def _rename(name: str) -> str | None:
+    """Return fairseq's name of a tensor, None if it has none."""
+    side, _, rest = name.partition(".")
+    if side == "generator":
+        part = rest.rpartition(".")[2]
+        return f"output.{part}" if rest in (part, f"0.{part}") else None
+    if rest == EMBEDDING:
+        return f"{side}.embed_tokens.weight"
+    if rest.startswith("layer_norm."):
+        return name
+    match = re.fullmatch(r"(?:transformer|transformer_layers)\.(\d+)\.(.+)\.(weight|bias)", rest)
+    if match is None:
+        return None
+    layer, part, kind = match.groups()
+    place = f"{side}.layers.{layer}"
+    plain = {
+        "layer_norm": "self_attn_layer_norm",
+        "layer_norm_1": "self_attn_layer_norm",
+        "layer_norm_2": "encoder_attn_layer_norm",
+        "feed_forward.layer_norm": "final_layer_norm",
+        "feed_forward.w_1": "fc1",
+        "feed_forward.w_2": "fc2",
+        "self_attn.final_linear": "self_attn.out_proj",
+        "context_attn.final_linear": "encoder_attn.out_proj",
+    }
+    if part in plain:
+        return f"{place}.{plain[part]}.{kind}"
+    if part == "self_attn.relative_positions_embeddings":
+        return f"{place}.table"
+    block, _, linear = part.partition(".linear_")
+    theirs = {"self_attn": "self_attn", "context_attn": "encoder_attn"}
+    if block in theirs and linear in ATTENTION:
+        return f"{place}.{theirs[block]}.{ATTENTION[linear]}_proj.{kind}"
+    return None
+
+
+def _first(value: Any) -> float:
+    return float(value[0] if isinstance(value, list) else value)
+
+
+def _add_text(model: ExternalModel, options: dict[str, Any]) -> None:
+    """Add sentencepiece's models, where its transform cut the text and they lie beside the file."""
+    used = options.get("transforms") or []
+    if "sentencepiece" in used:
+        for side, language in zip(("src", "tgt"), model.languages, strict=True):
+            given = Path(str(options.get(f"{side}_subword_model") or ""))
+            places = (given, model.path.parent / given.name)
+            found = next((path for path in places if path.is_file()), None)
+            if found is not None:
+                model.files[f"sentencepiece.{language}.model"] = found
+    if len(model.files) < 2:
+        model.files.clear()
+        model.notes.append("no sentencepiece models of both sides: text is symbols between spaces")

@@ -1,0 +1,451 @@
+"""Import a `model.pt` of Transformer-XL's original PyTorch code (Dai2019) as a `relpos_transformer_xl`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.vocabulary import Vocabulary, take_rows
+from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle, tensors_of
+from relpos_fairseq.models.memory_positions import KINDS
+from relpos_fairseq.schemes import named_elsewhere
+from relpos_fairseq.text.dictionary import SPECIAL
+
+# ---- What a released `model.pt` holds: the whole module as torch.save pickles it, or its state_dict.
+#     word_emb.emb_layers.i.weight, emb_projs.i         bands of the (adaptive) embedding
+#     layers.n.dec_attn.{qkv_net, o_net, layer_norm}    r_net too where attn_type is 0; q_net and
+#                                                       kv_net for qkv_net where it is 2 or 3
+#     layers.n.pos_ff.{CoreNet.0, CoreNet.3, layer_norm}
+#     r_w_bias, r_r_bias (0);  r_emb, r_w_bias, r_bias (1);  r_emb (3)
+#     crit.out_layers.i, out_projs.i, cluster_{weight, bias}
+#
+# `attn_type` 0 is the paper's attention, 1 learns vectors and scalars of distances instead; 2 and 3
+# add absolute positions to layers' inputs and, anew in every segment, to memory
+# (`models/memory_positions.py`).
+
+
+MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either kind
+HEAD = 1 << 22  # bytes that hold names; numbers follow them
+
+
+@dataclass(frozen=True)
+class OriginalXL:
+    """A released model.
+
+    Attributes:
+        path: its file.
+        state: tensors under the names above.
+        heads: attention heads.
+        attn_type: 0 to 3.
+        cutoffs: of the adaptive softmax, without the number of types; empty: a plain one.
+        mem_len: most states that it remembers; None: the file does not say.
+        segment: tokens of a segment; None: the file does not say.
+        clamp_len: distances beyond it read the same row or sinusoid; 0: none.
+        same_length: every token sees mem_len tokens.
+        pre_norm: layer norm before blocks (pre_lnorm).
+        dropout: probability, of attention's probabilities dropatt.
+        notes: what a state_dict does not say, and is taken to be.
+    """
+
+    path: Path
+    state: dict[str, Tensor]
+    heads: int
+    attn_type: int
+    cutoffs: tuple[int, ...] = ()
+    mem_len: int | None = None
+    segment: int | None = None
+    clamp_len: int = 0
+    same_length: bool = False
+    pre_norm: bool = False
+    dropout: tuple[float, float] = (0.1, 0.0)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it adds absolute positions to memory and segment."""
+        return self.attn_type > 1
+
+    @property
+    def layers(self) -> int:
+        return 1 + max(int(name.split(".")[1]) for name in self.state if name[:7] == "layers.")
+
+    @property
+    def reach(self) -> int:
+        """Tokens of segment and memory together."""
+        return (self.segment or 0) + (self.mem_len or 0)
+
+    @property
+    def width(self) -> int:
+        return len(self.state["layers.0.dec_attn.o_net.weight"])
+
+    @property
+    def bands(self) -> list[tuple[int, int]]:
+        """First type and the one after the last of each band of the softmax."""
+        ends = [0, *self.cutoffs, self.types]
+        return list(zip(ends, ends[1:], strict=False))
+
+    def band_width(self, number: int) -> int:
+        tables = embeddings(self.state)
+        return tables[number if len(tables) > 1 else 0].size(1)
+
+    @property
+    def types(self) -> int:
+        return sum(map(len, embeddings(self.state)))
+
+
+def embeddings(state: dict[str, Tensor]) -> list[Tensor]:
+    """Return the embeddings of all bands, or the one that they have in common."""
+    names = (f"word_emb.emb_layers.{number}.weight" for number in range(len(state)))
+    return [state[name] for name in names if name in state]
+
+
+def projections(released: OriginalXL, layer: int) -> list[Tensor]:
+    """Return the weights (width, width) of a layer's queries, keys and values."""
+    names = ("q_net", "kv_net") if released.absolute else ("qkv_net",)
+    weights = [released.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]
+    return list(torch.cat(weights).chunk(3))
+
+
+def is_original_xl(path: Path) -> bool:
+    """Tell whether a file's pickle names the released model's tensors; nothing is unpickled."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:  # torch compresses no file of its archives
+        head = file.read(HEAD)
+    return all(mark in head for mark in MARKS)
+
+
+def read_original_xl(path: Path) -> OriginalXL:
+    """Read a released model without running its code.
+
+    Raises:
+        ConversionError: it is truncated, or of a kind that is not converted.
+    """
+    found = safe_unpickle(path)
+    while not isinstance(found, dict) and "module" in getattr(found, "_modules", {}):
+        found = found._modules["module"]  # as FP16_Module and DataParallel wrap it
+    try:
+        if isinstance(found, dict):
+            found = {name.removeprefix("module."): value for name, value in found.items()}
+            released = _of_state(path, found)
+        else:
+            released = _of_module(path, found)
+        _check(released)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise ConversionError(
+            f"{path} is no whole released Transformer-XL ({error}): give the model.pt of its train.py"
+        ) from None
+    return released
+
+
+def _of_module(path: Path, module: Any) -> OriginalXL:
+    state, said = tensors_of(module), vars(module)
+    crit, layers = module._modules.get("crit"), module._modules["layers"]._modules
+    attention = layers["0"]._modules["dec_attn"]
+    return OriginalXL(
+        path=path,
+        state=state,
+        heads=int(said["n_head"]),
+        attn_type=int(said.get("attn_type", 0)),
+        cutoffs=tuple(getattr(crit, "cutoffs", ()))[:-1],
+        mem_len=int(said.get("mem_len") or 0),
+        segment=int(said.get("tgt_len") or 0) or None,
+        clamp_len=max(int(said.get("clamp_len") or 0), 0),
+        same_length=bool(said.get("same_length")),
+        pre_norm=bool(getattr(attention, "pre_lnorm", False)),
+        dropout=(float(module._modules["drop"].p), float(attention._modules["dropatt"].p)),
+    )
+
+
+def _of_state(path: Path, state: dict[str, Any]) -> OriginalXL:
+    kind = 0 if "r_r_bias" in state else 1 if "r_bias" in state else 3 if "r_emb" in state else 2
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    cutoffs = tuple(itertools.accumulate(map(len, embeddings(tensors))))[:-1]
+    if not cutoffs and "crit.cluster_weight" in tensors:
+        raise ConversionError(f"{path}: a state_dict does not say its cut-offs: {_WHOLE}")
+    note = "a state_dict says neither memory, clamp_len, same_length nor pre_lnorm: none is taken"
+    heads = tensors["r_w_bias"].size(-2) if "r_w_bias" in tensors else 1
+    return OriginalXL(path, tensors, heads, kind, cutoffs, notes=[f"{note} ({_WHOLE})"])
+
+
+_WHOLE = "give the whole module, as its train.py saves it"
+
+
+def _check(released: OriginalXL) -> None:
+    """Refuse what is not converted.
+
+    Raises:
+        ConversionError: names the file and why.
+    """
+    path, state = released.path, released.state
+    if not embeddings(state) or "crit.out_layers.0.bias" not in state:
+        raise KeyError("its embedding or crit.out_layers")
+    if released.absolute:
+        _check_absolute(released)
+    width, inner = state["layers.0.dec_attn.o_net.weight"].shape
+    if width != inner:
+        raise ConversionError(
+            f"{path}: {released.heads} heads of {inner // released.heads} are {inner} channels, "
+            f"and the model has {width}: ours divides the width among the heads"
+        )
+
+
+def _check_absolute(released: OriginalXL) -> None:
+    """Refuse absolute positions that ours do not say.
+
+    Raises:
+        ConversionError: names the file and why.
+    """
+    if not released.segment:
+        refused = f"does not say its segment and memory, which its positions need: {_WHOLE}"
+    elif released.pre_norm:
+        refused = (
+            "has pre_lnorm, under which its queries, unlike its keys and values, read the layer's "
+            "input without layer norm: give a model without"
+        )
+    elif released.attn_type == 2 and 0 < released.clamp_len < released.reach - 1:
+        refused = (
+            f"clamps positions at {released.clamp_len}, short of its segment and memory of "
+            f"{released.reach}: give a model without clamp_len"
+        )
+    else:
+        return
+    raise ConversionError(f"{released.path} has attn_type {released.attn_type} and {refused}")
+
+
+# ---- The released code's vocabulary as fairseq's dictionary.
+
+
+CACHE, TEXT = "cache.pt", "vocab.txt"
+TAKEN = {"</s>": ("<eos>",), "<unk>": ("<unk>", "<UNK>")}  # the first that there is
+
+
+def in_order(symbols: list[str], path: Path) -> Vocabulary:
+    """Put the end of a line and the unknown word where fairseq has them.
+
+    Raises:
+        ConversionError: a symbol occurs twice, or is one of fairseq's own.
+    """
+    known = {
+        special: next((symbols.index(name) for name in names if name in symbols), -1)
+        for special, names in TAKEN.items()
+    }
+    own = [(n, symbol) for n, symbol in enumerate(symbols) if n not in known.values()]
+    words = [symbol for _, symbol in own]
+    often = Counter([*SPECIAL, *words])
+    wrong = [word for word in words if often[word] > 1 or word.split() != [word]]
+    if wrong:
+        raise ConversionError(f"{path}: {wrong[0]!r} cannot be a word of fairseq's dictionary")
+    first = [known.get(special, -1) for special in SPECIAL]
+    return Vocabulary(words, first + [row for row, _ in own])
+
+
+def read_vocabulary(folder: Path, types: int) -> Vocabulary:
+    """Read `cache.pt`, the corpus that the released code keeps beside its data, or `vocab.txt`.
+
+    Raises:
+        ConversionError: there is none, or it has not as many types as the model.
+    """
+    path = next((folder / n for n in (CACHE, TEXT) if (folder / n).is_file()), None)
+    if path is None:
+        raise ConversionError(
+            f"{folder} has neither {CACHE} nor {TEXT}: give --data, the folder of the data that "
+            f"the model was trained on ({CACHE}: the released code's; {TEXT}: a type a line)"
+        )
+    if path.name == TEXT:
+        symbols = path.read_text(encoding="utf-8").split("\n")
+        symbols = symbols[:-1] if not symbols[-1] else symbols
+    else:
+        corpus = safe_unpickle(path, "corpus of the released code")
+        inner = getattr(corpus, "vocab", None)
+        symbols = getattr(inner, "idx2sym", None) if isinstance(inner, UnknownObject) else None
+        if not isinstance(symbols, list):
+            raise ConversionError(f"{path} holds no vocabulary of the released code")
+    if len(symbols) != types:
+        raise ConversionError(f"{path} has {len(symbols):,} types, and the model {types:,}")
+    return in_order([str(symbol) for symbol in symbols], path)
+
+
+# ---- A released model's tensors and options as those of `relpos_transformer_xl`.
+# Types that fairseq's dictionary adds have no embedding and so low a bias that they have no
+# probability.  Embedding and adaptive softmax are tied no longer: fairseq has no projection between
+# a tied first band and the outputs.
+
+
+NEVER = -1e4  # exp of it is 0 in fp32, and fp16 holds it
+SEGMENT, MEMORY = 128, 0  # where a state_dict does not say
+_LAYER = {
+    "dec_attn.o_net.weight": "self_attn.out_proj.weight",
+    "dec_attn.layer_norm.weight": "self_attn_layer_norm.weight",
+    "dec_attn.layer_norm.bias": "self_attn_layer_norm.bias",
+    "pos_ff.CoreNet.0.weight": "fc1.weight",
+    "pos_ff.CoreNet.0.bias": "fc1.bias",
+    "pos_ff.CoreNet.3.weight": "fc2.weight",
+    "pos_ff.CoreNet.3.bias": "fc2.bias",
+    "pos_ff.layer_norm.weight": "final_layer_norm.weight",
+    "pos_ff.layer_norm.bias": "final_layer_norm.bias",
+}
+
+
+def xl_values(released: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the options of our config and of the task (`tokens_per_sample`)."""
+    state, width = released.state, released.width
+    kind = f"attn_type {released.attn_type}"
+    values = {
+        "decoder_embed_dim": width,
+        "decoder_ffn_embed_dim": len(state["layers.0.pos_ff.CoreNet.0.weight"]),
+        "decoder_layers": released.layers,
+        "decoder_attention_heads": released.heads,
+        "decoder_normalize_before": released.pre_norm,
+        "no_decoder_final_norm": True,
+        "no_attention_bias": True,
+        "output_bias": True,
+        "dropout": released.dropout[0],
+        "activation_dropout": released.dropout[0],
+        "attention_dropout": released.dropout[1],
+        "mem_len": MEMORY if released.mem_len is None else released.mem_len,
+        "same_length": released.same_length,
+        "tokens_per_sample": released.segment or SEGMENT,
+    }
+    if released.absolute:
+        values |= {"position_scheme": "none", "window_positions": KINDS[released.attn_type - 1]}
+    else:
+        values["position_scheme"] = named_elsewhere("transformer-xl")[kind]
+    if released.attn_type == 0:
+        values |= {"position_query_bias": "shared", "clamp_len": str(released.clamp_len)}
+    elif released.attn_type == 1:
+        values["position_clip_distance"] = str(_clip_distance(released))
+    first = embeddings(state)[0].size(1)
+    if not released.cutoffs:
+        tied = torch.equal(embeddings(state)[0], state["crit.out_layers.0.weight"])
+        sizes = {"decoder_input_dim": first, "decoder_output_dim": first}
+        return values | sizes | {"share_decoder_input_output_embed": tied}
+    cutoffs = ",".join(str(end + vocabulary.rows.count(-1)) for end in released.cutoffs)
+    values |= {"adaptive_input": True, "decoder_input_dim": first}
+    values |= {f"adaptive_{side}_cutoff": cutoffs for side in ("input", "softmax")}
+    return values | {
+        "adaptive_input_factor": _factor(released, first),
+        "adaptive_softmax_factor": _factor(released, width),
+    }
+
+
+def _factor(released: OriginalXL, width: int) -> float:
+    """The largest by which widths may fall, from `width` on, and hold those of all bands.
+
+    Raises:
+        ConversionError: a band is wider than `width`.
+    """
+    bands = [released.band_width(number) for number in range(1, len(released.bands))]
+    for factor in range(width, 0, -1):
+        if all(width // factor ** (n + 1) >= band for n, band in enumerate(bands)):
+            return float(factor)
+    raise ConversionError(f"{released.path}: bands of its vocabulary are {bands} wide, and ours at most {width}")
+
+
+def _clip_distance(released: OriginalXL) -> int:
+    """Distance at and beyond which the learned table has one row."""
+    rows = released.state["r_emb"].size(1)
+    reach = (min(rows, released.clamp_len) if released.clamp_len else rows) - 1
+    if reach < 1:
+        raise ConversionError(f"{released.path}: its table has one distance alone")
+    return reach
+
+
+def xl_state(released: OriginalXL, vocabulary: Vocabulary) -> State:
+    """Return the tensors under our names; positions' buffers are missing.
+
+    Raises:
+        ConversionError: the end of a line or the unknown word stands behind the first band.
+    """
+    if any(row >= released.bands[0][1] for row in vocabulary.rows[:4]):
+        raise ConversionError(f"{released.path}: <eos> and <unk> must lie in the first band")
+    found = {}
+    for layer in range(released.layers):
+        prefix, target = f"layers.{layer}.", f"decoder.layers.{layer}."
+        found |= {target + new: released.state[prefix + old] for old, new in _LAYER.items()}
+        parts = projections(released, layer)
+        found |= {f"{target}self_attn.{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
+        if released.absolute:
+            continue
+        place = f"{target}self_attn.position.0."
+        found |= {place + name: value for name, value in _positions(released, layer).items()}
+    if released.attn_type == 3:
+        rows = released.state["r_emb"].flatten(2)  # (layers, max_klen, width)
+        found["decoder.window.table"] = rows[:, rows.size(1) - released.reach :]
+    words = _adaptive if released.cutoffs else _plain
+    return {name: value.clone() for name, value in (found | words(released, vocabulary)).items()}
+
+
+def _positions(released: OriginalXL, layer: int) -> State:
+    state = released.state
+    if released.attn_type == 0:
+        return {
+            "projection": state[f"layers.{layer}.dec_attn.r_net.weight"],
+            "content_bias": state["r_w_bias"],
+            "position_bias": state["r_r_bias"],
+        }
+    reach = _clip_distance(released)  # distances reach .. 0; those of future keys are never read
+    vectors = state["r_emb"][layer, -reach - 1 :].transpose(0, 1)  # (H, reach + 1, D)
+    scalars = state["r_bias"][layer, -reach - 1 :].t()
+    return {
+        "key_table": pad(vectors, (0, 0, 0, reach)),
+        "content_bias": state["r_w_bias"][layer],
+        "bias_table": pad(scalars, (0, reach)),
+    }
+
+
+def _plain(released: OriginalXL, vocabulary: Vocabulary) -> State:
+    state, rows = released.state, vocabulary.rows
+    found = {
+        "decoder.embed_tokens.weight": take_rows(embeddings(state)[0], rows),
+        "decoder.output_projection.weight": take_rows(state["crit.out_layers.0.weight"], rows),
+        "decoder.output_projection.bias": take_rows(state["crit.out_layers.0.bias"], rows, NEVER),
+    }
+    if "word_emb.emb_projs.0" in state:
+        found["decoder.project_in_dim.weight"] = state["word_emb.emb_projs.0"]
+        found["decoder.project_out_dim.weight"] = state["crit.out_projs.0"].t()
+    return found
+
+
+def _adaptive(released: OriginalXL, vocabulary: Vocabulary) -> State:
+    state, found = released.state, {}
+    bands = [vocabulary.rows[: released.cutoffs[0] + vocabulary.rows.count(-1)]]
+    bands += [list(range(start, end)) for start, end in released.bands[1:]]
+    eye = torch.eye(released.width, dtype=state["crit.cluster_weight"].dtype)
+    first = embeddings(state)[0].size(1)
+    factors = [(width, int(_factor(released, width))) for width in (first, released.width)]
+    for number, (band, (start, end)) in enumerate(zip(bands, released.bands, strict=True)):
+        single = "crit.out_layers.1.weight" not in state
+        own, offset = (0, start) if single else (number, 0)
+        local = [row - start if row >= 0 else -1 for row in band]
+        take = slice(offset, offset + end - start)
+        # Channels that our bands have more than the released ones are 0.
+        entering, leaving = ((0, width // factor**number - released.band_width(number)) for width, factor in factors)
+        embedding = state[f"word_emb.emb_layers.{own}.weight"][take]
+        spread = state.get(f"word_emb.emb_projs.{own}", eye)  # (width, d)
+        place = f"decoder.embed_tokens.embeddings.{number}."
+        found[f"{place}0.weight"] = pad(take_rows(embedding, local), entering)
+        found[f"{place}1.weight"] = pad(spread, entering)
+        weight = take_rows(state[f"crit.out_layers.{own}.weight"][take], local)
+        bias = take_rows(state[f"crit.out_layers.{own}.bias"][take], local, NEVER)
+        inner = state.get(f"crit.out_projs.{number}", eye).t()  # (d, width)
+        if number == 0:
+            # The released code gives band i the i-th column from the end.
+            weight = torch.cat([weight, state["crit.cluster_weight"].flip(0)]) @ inner
+            bias = torch.cat([bias, state["crit.cluster_bias"].flip(0)])
+            found["decoder.adaptive_softmax.head.0.weight"] = weight
+            found["decoder.adaptive_softmax.head.1.bias"] = bias
+            continue
+        place = f"decoder.adaptive_softmax.tail.{number - 1}."
+        found[f"{place}0.weight"] = pad(inner, (0, 0, *leaving))
+        found |= {f"{place}2.weight": pad(weight, leaving), f"{place}3.bias": bias}
+    return found

@@ -1,0 +1,193 @@
+"""Read weights and configs of other libraries without running any code that a file names."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.io.errors import unreadable
+
+# ---- Reads a Hugging Face folder: its config, its weights in one file or several, nothing executed.
+
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object of a JSON file.
+
+    Raises:
+        ConversionError: the file is absent, truncated or no object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConversionError(f"{path} is missing: give a whole Hugging Face folder") from None
+    except ValueError as error:
+        raise ConversionError(f"{path} is truncated or no JSON ({error}): copy it again") from None
+    if not isinstance(value, dict):
+        raise ConversionError(f"{path} holds no object: it is not a model's {path.name}")
+    return value
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read every tensor of a folder.
+
+    Raises:
+        ConversionError: no file of weights, a part of several is missing, or one is truncated.
+    """
+    for name in _WEIGHTS:
+        path = folder / name
+        if not path.is_file():
+            continue
+        if path.suffix != ".json":
+            return _read(path)
+        parts = sorted(set(_weight_map(path).values()))
+        lost = [part for part in parts if not (folder / part).is_file()]
+        if lost:
+            raise ConversionError(
+                f"{folder} lacks {', '.join(lost)} of the {len(parts)} files of weights that "
+                f"{name} lists: copy the whole folder"
+            )
+        state: dict[str, Tensor] = {}
+        for part in parts:
+            state |= _read(folder / part)
+        absent = sorted(set(_weight_map(path)) - set(state))
+        if absent:
+            raise ConversionError(
+                f"{name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder mixes two models"
+            )
+        return state
+    raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    found = read_json(path).get("weight_map")
+    if not isinstance(found, dict) or not all("/" not in str(v) for v in found.values()):
+        raise ConversionError(f"{path} has no weight_map of file names: copy it again")
+    return found
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            state = import_safetensors().load_file(str(path))
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except ConversionError:
+        raise
+    except Exception as error:  # both libraries raise many types for a broken file
+        raise ConversionError(unreadable(path, error, "file of weights")) from None
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ConversionError(f"{path} holds something else than named tensors")
+    return state
+
+
+def import_safetensors() -> Any:
+    """Return the module safetensors.torch.
+
+    Raises:
+        ConversionError: it is not installed.
+    """
+    try:
+        import safetensors.torch as library
+    except ImportError:
+        raise ConversionError("this file needs the library safetensors: pip install safetensors") from None
+    return library
+
+
+# ---- Reads pickles that hold objects of unknown classes, without their code.
+# A class that a pickle names becomes an inert one, whose instances keep what was saved of them as
+# attributes and do nothing else; only what rebuilds tensors is called.
+
+
+_REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
+_CALLED = {("torch._utils", name): getattr(torch._utils, name) for name in _REBUILD}
+_CALLED |= {("collections", "OrderedDict"): OrderedDict}
+_CALLED |= {("torch.nn.parameter", "Parameter"): torch.nn.Parameter}  # as torch 0.4.0 saves it
+_CALLED |= {(module, "set"): set for module in ("builtins", "__builtin__")}
+
+
+class UnknownObject:
+    """What stands for an object of a class that was not loaded."""
+
+    dump_patches = False  # torch asks modules of old files
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> UnknownObject:
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take whatever the class took."""
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({str(name): value for name, value in state.items()})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Drop items of a dictionary's subclass."""
+
+    def append(self, item: Any) -> None:
+        """Drop items of a list's subclass."""
+
+    def extend(self, items: Any) -> None:
+        """Drop items of a list's subclass."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _CALLED:
+            return _CALLED[module, name]
+        return type(name, (UnknownObject,), {"__module__": module})
+
+
+def _load(file: Any, **options: Any) -> Any:
+    return _Unpickler(file, **options).load()
+
+
+def safe_unpickle(path: Path, kind: str = "checkpoint") -> Any:
+    """Read what torch.save wrote; nothing of it is run.
+
+    Raises:
+        ConversionError: the file is truncated, or of TorchScript or a tar, which are not read so.
+    """
+    reader = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="inert")
+    try:
+        if "archive" in (found := file_kind(path)):
+            raise ValueError(found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the classes' source is not compared
+            return torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
+    except Exception as error:  # torch and pickle raise many types for a broken file
+        raise ConversionError(unreadable(path, error, kind)) from None
+
+
+def file_kind(path: Path) -> str:
+    """Return how torch wrote a file: `zip`, `pickle`, or an archive that is not read here."""
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            return "pickle" if file.read(2) == b"\x80\x02" else "an archive of another kind"
+    with zipfile.ZipFile(path) as archive:
+        script = any(name.endswith("/constants.pkl") for name in archive.namelist())
+    return "a TorchScript archive" if script else "zip"
+
+
+def tensors_of(module: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Return parameters and buffers of an inert module under the names of its state_dict."""
+    found = {}
+    for kind in ("_parameters", "_buffers"):
+        for name, value in (getattr(module, kind, None) or {}).items():
+            if isinstance(value, Tensor):
+                found[prefix + name] = value.detach()
+    for name, child in (getattr(module, "_modules", None) or {}).items():
+        found |= tensors_of(child, f"{prefix}{name}.")
+    return found

@@ -1,0 +1,227 @@
+"""Read questions from SQuAD v1.1, SQuAD v2.0, XQuAD, MLQA and TyDiQA-GoldP files (one format)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relpos_fairseq.text.tokenizer import require_characters
+
+# ---- Read questions from SQuAD v1.1, SQuAD v2.0, XQuAD, MLQA and TyDiQA-GoldP files (one format).
+# Everything wrong is named with its file and id: what is not SQuAD's JSON at all is an error; an
+# answer whose text does not stand at its offset is counted and, by choice, kept, dropped or an error.
+
+
+logger = logging.getLogger(__name__)
+BAD_ANSWER = ("drop", "keep", "fail")
+_NAMED = 5  # how many ids a message names
+_TYDI_CODES = {
+    "arabic": "ar",
+    "bengali": "bn",
+    "english": "en",
+    "finnish": "fi",
+    "indonesian": "id",
+    "japanese": "ja",
+    "korean": "ko",
+    "russian": "ru",
+    "swahili": "sw",
+    "telugu": "te",
+    "thai": "th",
+}
+_TYDI = re.compile(f"({'|'.join(_TYDI_CODES)})-")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A gold answer: its text and the character of the context at which it begins."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context."""
+
+    id: str  # its id, unique in a file
+    text: str
+    context: int  # number of the context in its file
+    # gold answers that stand at their offsets; empty for an unanswerable question
+    answers: tuple[Answer, ...]
+    gold: tuple[str, ...]  # texts of all gold answers of the file, which the metric compares with
+    answerable: bool = True  # whether it has an answer
+    article: int = 0  # number of the article in its file
+    language: str = ""  # where the id says it (TyDiQA), else empty
+
+
+@dataclass
+class QuestionFile:
+    """A file's questions."""
+
+    path: Path
+    contexts: list[str] = field(default_factory=list)  # the contexts' texts
+    questions: list[Question] = field(default_factory=list)  # the questions in the file's order
+    # ids whose answer's text is not at its offset, and what stands there
+    bad_answers: list[str] = field(default_factory=list)
+
+    @property
+    def unanswerable(self) -> bool:
+        """Whether some question has no answer, as in SQuAD v2.0."""
+        return any(not question.answerable for question in self.questions)
+
+    @property
+    def articles(self) -> int:
+        return 1 + max((question.article for question in self.questions), default=-1)
+
+
+def split_name(path: str | Path) -> str:
+    """What a file of questions is called: its name without .json or .json.gz."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a file, plain or .gz; what cannot be read is a ValueError that names it."""
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        return json.loads(content.decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise ValueError(f"no such file of questions: {path}") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFile:
+    """Read a file of SQuAD's format.
+
+    Args:
+        path: the .json or .json.gz.
+        on_bad_answer: what to do with an answer whose text is not at its offset: `drop` the answer,
+            `keep` it at the nearest place where the text does stand (dropped where it stands
+            nowhere), or `fail`.  The metric always compares with the answer's text as given.
+
+    Raises:
+        ValueError: not SQuAD's format, a duplicated id, an answerable question without an answer,
+            or a bad answer and `fail`.
+    """
+    if on_bad_answer not in BAD_ANSWER:
+        raise ValueError(f"on_bad_answer must be one of {BAD_ANSWER}, got {on_bad_answer!r}")
+    path = Path(path)
+    found = QuestionFile(path)
+    seen: set[str] = set()
+    for article, paragraph, where in _paragraphs(read_json(path), path):
+        context = _field(paragraph, "context", str, path, where)
+        try:
+            require_characters(context)
+        except ValueError as error:
+            raise ValueError(f"{path}, context of {where}: {error}") from None
+        found.contexts.append(context)
+        for number, entry in enumerate(_field(paragraph, "qas", list, path, where)):
+            here = f"{where}.qas[{number}]"
+            question = _question(entry, found, article, here, on_bad_answer)
+            if question.id in seen:
+                raise ValueError(f"{path}: id {question.id!r} occurs twice: ids must be unique")
+            seen.add(question.id)
+            found.questions.append(question)
+    if not found.questions:
+        raise ValueError(f"{path} holds no question")
+    if found.bad_answers:
+        _report_bad(found, on_bad_answer)
+    return found
+
+
+def _report_bad(found: QuestionFile, on_bad_answer: str) -> None:
+    message = (
+        f"{found.path}: {len(found.bad_answers)} answers whose text is not at its offset "
+        f"({'; '.join(found.bad_answers[:_NAMED])}"
+        f"{'; ...' if len(found.bad_answers) > _NAMED else ''})"
+    )
+    if on_bad_answer == "fail":
+        raise ValueError(f"{message}: mend them, or choose --on-bad-answer drop or keep")
+    done = {"drop": "dropped", "keep": "kept at the nearest place where the text stands"}
+    logger.warning("%s: %s", message, done[on_bad_answer])
+
+
+def _paragraphs(content: Any, path: Path) -> Iterator[tuple[int, Any, str]]:
+    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
+        raise ValueError(
+            f"{path} is not SQuAD's format: expected "
+            f'{{"data": [{{"paragraphs": [{{"context": ..., "qas": [...]}}]}}]}}'
+        )
+    for number, article in enumerate(content["data"]):
+        paragraphs = _field(article, "paragraphs", list, path, f"data[{number}]")
+        for position, paragraph in enumerate(paragraphs):
+            yield number, paragraph, f"data[{number}].paragraphs[{position}]"
+
+
+def _field(entry: Any, name: str, kind: type, path: Path, where: str) -> Any:
+    if not isinstance(entry, dict) or name not in entry:
+        raise ValueError(f"{path} is not SQuAD's format: {where} has no {name!r}")
+    if not isinstance(entry[name], kind):
+        raise ValueError(
+            f"{path} is not SQuAD's format: {where}.{name} must be {_SAID[kind]}, got {type(entry[name]).__name__}"
+        )
+    return entry[name]
+
+
+_SAID = {str: "text", list: "a list", int: "a whole number", bool: "true or false"}
+
+
+def _question(entry: Any, found: QuestionFile, article: int, where: str, on_bad_answer: str) -> Question:
+    path = found.path
+    name = _field(entry, "id", str, path, where)
+    where = f"id {name!r}"
+    text = _field(entry, "question", str, path, where)
+    try:
+        require_characters(text)
+    except ValueError as error:
+        raise ValueError(f"{path}, question of {where}: {error}") from None
+    answerable = not entry.get("is_impossible", False)
+    given = _field(entry, "answers", list, path, where) if answerable or "answers" in entry else []
+    answers, gold = [], []
+    for number, one in enumerate(given if answerable else []):
+        here = f"{where}, answers[{number}]"
+        answer = Answer(_field(one, "text", str, path, here), _field(one, "answer_start", int, path, here))
+        gold.append(answer.text)
+        placed = _placed(answer, found, name, on_bad_answer)
+        if placed is not None:
+            answers.append(placed)
+    if answerable and not gold:
+        raise ValueError(
+            f"{path}: {where} has no answer and is not marked is_impossible (a test set without "
+            f"answers cannot be scored)"
+        )
+    said = _TYDI.match(name)
+    return Question(
+        id=name,
+        text=text,
+        context=len(found.contexts) - 1,
+        answers=tuple(answers),
+        gold=tuple(gold),
+        answerable=answerable,
+        article=article,
+        language=_TYDI_CODES[said.group(1)] if said else "",
+    )
+
+
+def _placed(answer: Answer, found: QuestionFile, name: str, on_bad_answer: str) -> Answer | None:
+    """The answer where its text stands; None where it is dropped."""
+    context = found.contexts[-1]
+    start, end = answer.start, answer.start + len(answer.text)
+    if start >= 0 and answer.text.strip() and context[start:end] == answer.text:
+        return answer
+    stands = context[max(start, 0) : max(end, 0)]
+    found.bad_answers.append(f"id {name!r}: {answer.text!r} at {start}, where {stands!r} stands")
+    if on_bad_answer != "keep" or not answer.text.strip():
+        return None
+    places = [match.start() for match in re.finditer(re.escape(answer.text), context)]
+    if not places:
+        return None
+    return Answer(answer.text, min(places, key=lambda place: abs(place - start)))

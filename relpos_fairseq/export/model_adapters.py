@@ -1,0 +1,506 @@
+"""Adapt each kind of model to graphs of plain tensors, and compare the graphs with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.modules.cross_attention import CrossAttention
+from relpos_fairseq.modules.memory import Memory
+from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.placement import SchemeStack
+from relpos_fairseq.positions import Positions
+
+# ---- What of a model becomes a graph: its inputs, its outputs, and which sizes are free.
+# A graph is plain tensors in, plain tensors out.  Attention is evaluated by the reference, which
+# torch.export reads with sizes as symbols; the model itself is the code, so a graph has every scheme.
+
+
+LIMIT = 1 << 15  # of a free size
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A module that torch.export reads.
+
+    Args:
+        name: of its file.
+        module: takes and returns tensors.
+        inputs: an example of each input, by name.
+        free: by input, which of its axes have which free size.
+        outputs: names of what it returns.
+        about: what it is, for the manifest.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    free: dict[str, dict[int, Any]]
+    outputs: tuple[str, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def exported(self) -> Any:
+        shapes: tuple = tuple(self.free.get(name, {}) for name in self.inputs)
+        if isinstance(self.module, Step):  # its arguments after the first are one, to torch
+            shapes = (shapes[0], shapes[1:])
+        with torch.no_grad():
+            return torch.export.export(self.module, tuple(self.inputs.values()), dynamic_shapes=shapes, strict=False)
+
+
+def free(name: str, least: int = 1, most: int | None = None) -> Any:
+    """Return a size that the graph does not fix."""
+    return Dim(name, min=least, max=most or LIMIT)
+
+
+class _Bare(nn.Module):
+    """A model in evaluation mode whose attention chooses its backend itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.eval()
+        for module in model.modules():
+            if isinstance(module, RelPosMultiheadAttention):
+                module.backend = "auto"
+
+
+class WholeModel(_Bare):
+    """RoBERTa with all its heads."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.heads = ("lm", *model.classification_heads, *model.span_heads)
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Features (B, L, E), logits (B, L, V), and those of every other head.
+
+        Args:
+            tokens: (B, L), padded on either side.
+            segments: (B, L) numbers, where the model has segments.
+        """
+        model = self.model
+        features = model.encoder.extract_features(tokens, segments=segments)[0]
+        heads = (*model.classification_heads.values(), *model.span_heads.values())
+        logits = model.encoder.output_layer(features)
+        return features, logits, *(head(features) for head in heads)
+
+
+class Encoder(_Bare):
+    """A translation model's encoder, and what each layer of the decoder reads of it."""
+
+    OUTPUTS = ("source_keys", "source_values", "source_padding")
+
+    def forward(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values (layers, B, H, S, D), and padding (B, S), of tokens (B, S)."""
+        found = self.model.encoder(source)
+        states, padding = found["encoder_out"][0], found["encoder_padding_mask"][0]
+        keys, values = [], []
+        for layer in self.model.decoder.layers:
+            cross = layer.encoder_attn
+            length, batch, _ = states.shape
+            for kept, projection in ((keys, cross.k_proj), (values, cross.v_proj)):
+                heads = projection(states).view(length, batch, cross.num_heads, cross.head_dim)
+                kept.append(heads.permute(1, 2, 0, 3))
+        return torch.stack(keys), torch.stack(values), padding
+
+
+class _Terms:
+    """Stands for what decoding keeps of terms: they are formed anew."""
+
+    def evaluate(self, schemes: SchemeStack, positions: Positions) -> tuple:
+        return schemes.evaluate(positions)
+
+
+class _Past:
+    """Stands for a layer's decoding cache: keys and values come in and go out as tensors."""
+
+    def __init__(self, past: dict[str, Tensor]) -> None:
+        self.position, self.padding, self.past = _Terms(), None, past
+        self.length = next(iter(past.values())).size(2)
+        self.present: dict[str, Tensor] = {}
+
+    def append(self, new: dict[str, Tensor | None], padding: Tensor | None) -> dict:
+        self.present = {
+            name: torch.cat([self.past[name], part], dim=2) if name in self.past else part
+            for name, part in new.items()
+            if part is not None
+        }
+        return dict.fromkeys(new) | self.present
+
+    def tables(self, *unused: Any) -> None:
+        return None
+
+    def clipped_key_products(self, *unused: Any) -> None:
+        return None  # a graph forms them of the keys
+
+
+def scores_of(decoder: nn.Module, output: Tensor) -> Tensor:
+    """Return the scores (B, T, V) of a decoder's output: logits, or log-probabilities."""
+    softmax = decoder.adaptive_softmax
+    return output if softmax is None else softmax.get_log_prob(output, None)
+
+
+class _Scored(_Bare):
+    """A decoder whose scores are logits, or log-probabilities with an adaptive softmax."""
+
+    @property
+    def scores(self) -> str:
+        adaptive = self.model.decoder.adaptive_softmax is not None
+        return "log-probabilities" if adaptive else "logits"
+
+
+class Kept(NamedTuple):
+    """What some layers keep of a token in tensors of one shape, which a graph has as one tensor.
+
+    Attributes:
+        name: the graph's, behind `past_` and `present_`.
+        part: the layers' own: `key`, `value`, or what a scheme needs beside them.
+        layers: numbers of the layers.
+    """
+
+    name: str
+    part: str
+    layers: tuple[int, ...]
+
+
+class Step(_Scored):
+    """One step of a decoder.
+
+    Args:
+        model: it, or one that has it as `decoder`.
+        kept: what layers keep a token.
+        reads_source: whether it attends to an encoder.
+    """
+
+    def __init__(self, model: nn.Module, kept: Sequence[Kept], reads_source: bool) -> None:
+        super().__init__(model)
+        self.kept, self.reads_source = tuple(kept), reads_source
+
+    def forward(self, tokens: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Scores (B, V) of the next token, and what is kept of all tokens so far.
+
+        Args:
+            tokens: (B, P + 1) all tokens so far; none is padding.
+            given: keys, values and padding of the source, as `Encoder` returns them (where there is
+                one); then of all that is kept (layers, B, H, P, ...), of the first P tokens.
+        """
+        decoder = self.model.decoder
+        source, past = given[: 3 * self.reads_source], given[3 * self.reads_source :]
+        state: dict = {}
+        decoder.set_incremental_state(state, "positions", _Terms())
+        caches = []
+        for index, layer in enumerate(decoder.layers):
+            own = {
+                kept.part: tensor[kept.layers.index(index)]
+                for kept, tensor in zip(self.kept, past, strict=True)
+                if index in kept.layers
+            }
+            caches.append(_Past(own))
+            layer.self_attn.set_incremental_state(state, "attn_state", caches[-1])
+            if self.reads_source:
+                _give_source(layer.encoder_attn, state, index, *source)
+        # fairseq's layers leave out cross-attention where no source is given; it is in the cache.
+        named = {"encoder_out": [source[0]]} if self.reads_source else None
+        found = decoder(tokens, named, incremental_state=state)
+        scores = scores_of(decoder, found[0])[:, -1]
+        present = ([caches[layer].present[kept.part] for layer in kept.layers] for kept in self.kept)
+        return scores, *map(torch.stack, present)
+
+    @staticmethod
+    def of_all(model: nn.Module, tokens: Tensor, source: Any = None) -> Tensor:
+        """Return the scores (B, T, V) after each token, in one pass."""
+        return scores_of(model.decoder, model.decoder(tokens, source)[0])
+
+
+def _give_source(cross: CrossAttention, state: dict, layer: int, keys: Tensor, values: Tensor, padding: Tensor) -> None:
+    cache = {"prev_key": keys[layer], "prev_value": values[layer], "beams": 1}
+    cross.set_incremental_state(state, "attn_state", cache | {"prev_key_padding_mask": padding})
+
+
+class MemoryStep(_Scored):
+    """A segment of a model with memory."""
+
+    def forward(self, tokens: Tensor, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores (B, T, V) of what follows each token, and the new memory.
+
+        Args:
+            tokens: (B, T), none of them padding.
+            states: (layers, M, B, E) memory.
+            valid: (B, M) True at slots of it that there are; a row's stand last.
+        """
+        memory = Memory(tuple(states.unbind(0)), valid)
+        output, extra = self.model.decoder(tokens, memory=memory)
+        after = extra["memory"].state_dict()
+        return scores_of(self.model.decoder, output), after["states"], after["valid"]
+
+
+# ---- The kinds of model that have graphs: which, from which example, and how they are compared.
+
+
+EXAMPLE = (3, 7)  # rows and tokens that are traced
+SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
+SPECIALS = 4  # <s>, <pad>, </s>, <unk>
+Runs = dict[str, Callable[..., list[np.ndarray]]]
+Pairs = Iterator[tuple[Tensor, np.ndarray]]
+
+
+def adapter_of(model: nn.Module) -> ModelAdapter:
+    """Return a model's kind.
+
+    Raises:
+        ExportError: it is no model of this package.
+    """
+    if hasattr(model, "span_heads"):
+        return Roberta(model)
+    decoder = getattr(model, "decoder", None)
+    if not hasattr(decoder, "positions"):
+        raise ExportError(f"a {type(model).__name__} has no graphs: give a relpos model")
+    if hasattr(decoder, "mem_len"):
+        return WithMemory(model)
+    return Translation(model) if hasattr(model, "encoder") else LanguageModel(model)
+
+
+def random_tokens(words: int, rows: int, length: int, seed: int = 1) -> Tensor:
+    """Draw (rows, length) tokens, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(SPECIALS, words, (rows, length), generator=generator)
+
+
+class ModelAdapter:
+    """A kind of model: its graphs, and how they are compared with it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval()
+        stack = self.stack
+        self.words = len(stack.dictionary)
+        self.pad, self.eos = stack.dictionary.pad(), stack.dictionary.eos()
+        self.batch = free("batch")
+
+    def graphs(self) -> list[Graph]:
+        raise NotImplementedError(f"{type(self).__name__} must define graphs")
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Yield the model's outputs, and those of its graphs."""
+        raise NotImplementedError(f"{type(self).__name__} must define compared")
+
+    @property
+    def stack(self) -> Any:
+        return self.model.decoder
+
+    @property
+    def input_words(self) -> int:
+        return self.words
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens that positions reach, or None."""
+        return self.stack.positions.plan.longest
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Return those of SIZES that positions reach."""
+        return [size for size in SIZES if self.longest is None or size[1] <= self.longest]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what whoever runs the graphs must know: symbols' numbers and positions."""
+        return {
+            "positions": self.stack.positions.plan.describe(),
+            "longest": self.longest,
+            "vocabulary": self.words,
+            "pad": self.pad,
+            "eos": self.eos,
+        }
+
+    def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
+        """Tokens that end in eos; the second row has padding."""
+        tokens = random_tokens(self.input_words, rows, length)
+        tokens[:, -1] = self.eos
+        if rows > 1 and length > 2:
+            tokens[1, slice(2) if left else slice(-2, None)] = self.pad
+        return tokens
+
+
+class Roberta(ModelAdapter):
+    """One graph: features, logits of the LM head, and logits of every other head."""
+
+    @property
+    def stack(self) -> Any:
+        return self.model.encoder.sentence_encoder
+
+    def _inputs(self, rows: int, length: int) -> dict[str, Tensor]:
+        plan, tokens = self.stack.positions.plan, self.padded(rows, length)
+        if plan.segment_encoding == "none":
+            return {"tokens": tokens}
+        halves = (torch.arange(length) * plan.num_segments // length).expand(rows, -1)
+        return {"tokens": tokens, "segments": halves.contiguous()}
+
+    def graphs(self) -> list[Graph]:
+        module, inputs = WholeModel(self.model), self._inputs(*EXAMPLE)
+        sizes = {0: self.batch, 1: free("length", 1, self.longest)}
+        outputs = ("features", *(f"logits_{name}" for name in module.heads))
+        return [Graph("model", module, inputs, dict.fromkeys(inputs, sizes), outputs)]
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Every output; those at padding are nobody's."""
+        inputs = self._inputs(rows, length)
+        real = inputs["tokens"] != self.pad
+        every = zip(WholeModel(self.model)(**inputs), runs["model"](**inputs), strict=True)
+        for ours, theirs in every:
+            yield (ours[real], theirs[real.numpy()]) if ours.dim() == 3 else (ours, theirs)
+
+
+class _Stepping(ModelAdapter):
+    """What decodes a token at a time and keeps something of each."""
+
+    reads_source = False
+
+    @cached_property
+    def _kept(self) -> dict[Kept, Tensor]:
+        """What layers keep a token, as a first step leaves it in one of them: (B, H, 1, ...)."""
+        state: dict = {}
+        source = self.model.encoder(self.padded(1, 2)) if self.reads_source else None
+        self.stack(torch.tensor([[self.eos]]), source, incremental_state=state)
+        groups: dict[tuple, tuple[list[int], Tensor]] = {}
+        for number, layer in enumerate(self.stack.layers):
+            cache = layer.self_attn._get_input_buffer(state)  # noqa: SLF001
+            for part, buffer in cache.buffers().items():
+                first = buffer[:, :, :1]
+                groups.setdefault((part, first.shape), ([], first))[0].append(number)
+        kept: dict[Kept, Tensor] = {}
+        for (part, _), (layers, first) in groups.items():
+            another = any(part == known.part for known in kept)  # of another shape
+            kept[Kept(f"{part}_{layers[0]}" if another else part, part, tuple(layers))] = first
+        return kept
+
+    def past(self, rows: int, tokens: int) -> dict[str, Tensor]:
+        """What is kept of so many tokens (layers, B, H, P, ...), as zeros."""
+        return {
+            f"past_{kept.name}": part.new_zeros(len(kept.layers), rows, part.size(1), tokens, *part.shape[3:])
+            for kept, part in self._kept.items()
+        }
+
+    def step_graph(self, source: dict[str, Tensor], sizes: dict[str, dict]) -> Graph:
+        """Return the graph of a step, given what it reads of a source."""
+        rows, length = EXAMPLE
+        past, longest = self.past(rows, length), self.stack.positions.plan.longest
+        before = free("past", 0, longest and longest - 1)
+        inputs = {"tokens": random_tokens(self.words, rows, length + 1), **source, **past}
+        sizes = {"tokens": {0: self.batch, 1: before + 1}, **sizes}
+        sizes |= dict.fromkeys(past, {1: self.batch, 3: before})
+        module = Step(self.model, list(self._kept), self.reads_source)
+        outputs = ("scores", *(f"present_{kept.name}" for kept in self._kept))
+        return Graph("step", module, inputs, sizes, outputs, {"scores": module.scores})
+
+    def stepped(self, runs: Runs, tokens: Tensor, **source: Any) -> Iterator[np.ndarray]:
+        """Yield the scores (B, V) after each of the tokens (B, T)."""
+        past = self.past(len(tokens), 0)
+        for stop in range(1, tokens.size(1) + 1):
+            scores, *present = runs["step"](tokens=tokens[:, :stop], **source, **past)
+            past = dict(zip(past, present, strict=True))
+            yield scores
+
+    def prefix(self, rows: int, length: int) -> Tensor:
+        """Tokens that a decoder reads, the first of them eos."""
+        tokens = random_tokens(self.words, rows, length, seed=2)
+        tokens[:, 0] = self.eos
+        return tokens
+
+
+class LanguageModel(_Stepping):
+    """One graph, of a step."""
+
+    def graphs(self) -> list[Graph]:
+        return [self.step_graph({}, {})]
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """The scores after every token, ours in one pass."""
+        tokens = self.prefix(rows, length)
+        ours = Step.of_all(self.model, tokens).unbind(1)
+        yield from zip(ours, self.stepped(runs, tokens), strict=True)
+
+
+class Translation(_Stepping):
+    """Two graphs: an encoder, and a step of the decoder."""
+
+    reads_source = True
+
+    def graphs(self) -> list[Graph]:
+        tokens = self.padded(*EXAMPLE, left=True)
+        length = free("length", 1, self.model.encoder.positions.plan.longest)
+        encoder = Encoder(self.model)
+        kept = dict(zip(Encoder.OUTPUTS, encoder(tokens), strict=True))
+        sizes = {name: {1: self.batch, 3: length} for name in kept}
+        sizes["source_padding"] = {0: self.batch, 1: length}
+        first = {"source": {0: self.batch, 1: length}}
+        return [Graph("encoder", encoder, {"source": tokens}, first, Encoder.OUTPUTS), self.step_graph(kept, sizes)]
+
+    @property
+    def input_words(self) -> int:
+        return len(self.model.encoder.dictionary)
+
+    @property
+    def longest(self) -> int | None:
+        plans = (self.model.encoder.positions.plan, self.stack.positions.plan)
+        return min((plan.longest for plan in plans if plan.longest), default=None)
+
+    def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
+        """As for any model; so many tokens that the encoder reads."""
+        return super().padded(rows, length + self.model.encoder.skips_end, left)
+
+    def facts(self) -> dict[str, Any]:
+        encoder = self.model.encoder.positions.plan.describe()
+        words = {"source_vocabulary": self.input_words}
+        return super().facts() | {"encoder_positions": encoder} | words
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        source, tokens = self.padded(rows, length, left=True), self.prefix(rows, length + 3)
+        if self.longest is not None:
+            tokens = tokens[:, : self.longest]
+        kept = dict(zip(Encoder.OUTPUTS, runs["encoder"](source=source), strict=True))
+        ours = Step.of_all(self.model, tokens, self.model.encoder(source)).unbind(1)
+        yield from zip(ours, self.stepped(runs, tokens, **kept), strict=True)
+
+
+class WithMemory(ModelAdapter):
+    """One graph: a segment that reads memory and leaves one."""
+
+    @property
+    def longest(self) -> int | None:
+        return super().longest if self.stack.window is None else self.stack.window.segment
+
+    def _memory(self, rows: int) -> dict[str, Tensor]:
+        decoder = self.stack
+        states = torch.zeros(len(decoder.layers), decoder.mem_len, rows, decoder.embed_dim)
+        return {"states": states, "valid": torch.zeros(rows, decoder.mem_len, dtype=torch.bool)}
+
+    def graphs(self) -> list[Graph]:
+        """One.
+
+        Raises:
+            ExportError: the model has no memory.
+        """
+        if not self.stack.mem_len:
+            raise ExportError("this model evaluates without memory (--mem-len 0): it has no graph")
+        module, memory = MemoryStep(self.model), self._memory(EXAMPLE[0])
+        inputs = {"tokens": random_tokens(self.words, *EXAMPLE), **memory}
+        sizes = {"tokens": {0: self.batch, 1: free("length", 1, self.longest)}}
+        sizes |= {"states": {2: self.batch}, "valid": {0: self.batch}}
+        outputs = ("scores", "new_states", "new_valid")
+        return [Graph("segment", module, inputs, sizes, outputs, {"scores": module.scores})]
+
+    def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
+        """Three segments, each after the memory of the one before; ours with memory as it grows."""
+        tokens = random_tokens(self.words, rows, 2 * length + 1)
+        memory, ours = self._memory(rows), None
+        for segment in tokens.split([length, 1, length], dim=1):
+            output, extra = self.model.decoder(segment, memory=ours)
+            ours = extra["memory"]
+            scores, states, valid = runs["segment"](tokens=segment, **memory)
+            memory = {"states": states, "valid": valid}
+            yield scores_of(self.stack, output), scores

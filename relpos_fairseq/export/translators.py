@@ -1,0 +1,103 @@
+"""Open what translates: a checkpoint, or an exported folder that CTranslate2 runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from relpos_fairseq.export.optional_imports import require
+from relpos_fairseq.inference.translator import Hypothesis, Search, Translator
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import read_json
+from relpos_fairseq.text.assets import TEXT_FOLDER, read_text
+
+# ---- An exported folder as `relpos translate` runs it: text by us, search by CTranslate2.
+
+
+REPORT = "relpos.json"
+LEAST = "4.8.3"
+BLANK = "<blank>"  # the engine's name of padding, which fairseq's search never chooses
+
+
+def open_ct2_folder(folder: Path, cpu: bool) -> Ct2Translator:
+    """Open a folder that `relpos export ct2` wrote.
+
+    Raises:
+        UserError: it is older than text/, or another program's.
+    """
+    facts = read_json(folder / REPORT) or {}
+    if "languages" not in facts or not (folder / TEXT_FOLDER).is_dir():
+        raise UserError(f"{folder} has no {TEXT_FOLDER}/: export the checkpoint again")
+    return Ct2Translator(folder, facts, cpu)
+
+
+class Ct2Translator:
+    """CTranslate2's search over sentences in symbols.
+
+    Args:
+        folder: the engine's.
+        facts: what the export wrote about it.
+        cpu: use no GPU.
+    """
+
+    def __init__(self, folder: Path, facts: dict, cpu: bool) -> None:
+        library = require("ctranslate2", "ct2", LEAST)
+        device = "cuda" if not cpu and library.get_cuda_device_count() else "cpu"
+        self.engine = library.Translator(str(folder), device=device)
+        self.source, self.target = (read_text(folder / TEXT_FOLDER, one) for one in facts["languages"])
+        self.longest = facts["longest"]
+
+    def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
+        """Return the best translations of each sentence.
+
+        Scores are the engine's: its softmax leaves out what may not be chosen (padding, and </s>
+        before the least length), and the </s> that fairseq forces at the limit is not counted.
+        A trained model gives these next to no probability.
+
+        Raises:
+            UserError: an option that the engine has not.
+        """
+        if search.unkpen:
+            raise UserError(f"--unkpen {search.unkpen}: CTranslate2 has none; leave it out")
+        return decode(self.engine, batch, search)
+
+
+def decode(engine: Any, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
+    """Return the `search.nbest` best translations of each sentence, by CTranslate2's Translator."""
+    longest = 1 + max(map(len, batch))  # with </s>, as fairseq counts
+    results = engine.translate_batch(
+        list(batch),
+        beam_size=search.beam,
+        num_hypotheses=search.nbest,
+        length_penalty=search.lenpen,
+        min_decoding_length=search.min_len,
+        max_decoding_length=int(search.max_len_a * longest + search.max_len_b),
+        no_repeat_ngram_size=search.no_repeat_ngram_size,
+        return_scores=True,
+        suppress_sequences=[[BLANK]],
+    )
+    return [[Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)] for one in results]
+
+
+# ---- What translates: a checkpoint, or an export that another engine runs.
+
+
+def open_translator(path: Path, data: Path | None = None, cpu: bool = False) -> Translator:
+    """Return what translates: a checkpoint, or an exported folder.
+
+    Args:
+        path: a checkpoint's file, or the folder of an export.
+        data: data folder of a checkpoint that has no text/ beside it.
+        cpu: use no GPU.
+
+    Raises:
+        UserError: it is neither, or no translation model.
+    """
+    if (path / "model.bin").is_file():  # CTranslate2's
+        return open_ct2_folder(path, cpu)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the checkpoint in it")
+    from relpos_fairseq.inference.checkpoints import loading  # with fairseq, which exports do without
+
+    return loading.load_translator(path, data, cpu)

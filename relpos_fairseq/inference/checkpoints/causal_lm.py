@@ -1,0 +1,337 @@
+"""Continue and score texts with a causal language model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.inference.checkpoints.loading import Trained, load, longest
+from relpos_fairseq.text.assets import LevelText, Text
+
+# ---- Language models continue a text, symbol by symbol, with memory or a window of context.
+# A model with memory decodes a segment of its trained length from the memory before it; then the
+# whole segment is read once more, which leaves the next memory, exactly as evaluation would.  A model
+# without memory keeps its context until it is full, and then goes on from the newer half of it.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the next symbol is drawn.
+
+    Attributes:
+        top_k: among so many of the likeliest; 0: all.
+        top_p: among the likeliest that have this probability together (Holtzman et al. 2020).
+        temperature: divides the logits; 0 takes the likeliest.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    temperature: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.top_k < 0:
+            raise ValueError(f"--top-k must be >= 0, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p must be above 0 and at most 1, got {self.top_p}")
+        if self.temperature < 0:
+            raise ValueError(f"--temperature must be >= 0, got {self.temperature}")
+
+    def draw(self, log_probs: Tensor, generator: torch.Generator) -> Tensor:
+        """(B,) symbols of (B, V) log-probabilities."""
+        if self.temperature == 0:
+            return log_probs.argmax(dim=-1)
+        scores, order = (log_probs.double() / self.temperature).sort(dim=-1, descending=True)
+        probs = scores.softmax(dim=-1)
+        if self.top_k:
+            probs[:, self.top_k :] = 0.0
+        if self.top_p < 1:
+            probs = probs / probs.sum(dim=-1, keepdim=True)
+            before = probs.cumsum(dim=-1) - probs  # the first that reaches top_p is kept
+            probs = probs.masked_fill(before >= self.top_p, 0.0)
+        place = torch.multinomial(probs.cpu(), 1, generator=generator).to(order.device)
+        return order.gather(-1, place).squeeze(-1)
+
+
+class Continuation:
+    """A language model at the end of a text, B rows of it.
+
+    Args:
+        trained: the model and its task.
+        rows: B.
+        mem_len: slots of memory; None: as trained.
+        context: tokens that a model without memory sees; None: as trained.
+
+    Raises:
+        ValueError: a length that does not go with the model.
+    """
+
+    def __init__(self, trained: Trained, rows: int = 1, mem_len: int | None = None, context: int | None = None) -> None:
+        self.decoder, self.rows = trained.model.decoder, rows
+        self.words = trained.task.source_dictionary
+        self.device, self.memory = trained.device, None
+        self.segment = int(trained.cfg.task.tokens_per_sample)
+        self.recurrent = hasattr(trained.model, "mem_len")
+        if self.recurrent and mem_len is not None:
+            trained.model.mem_len = mem_len
+        if (context if self.recurrent else mem_len) is not None:
+            raise ValueError(
+                "--context is for models without memory: give --mem-len"
+                if self.recurrent
+                else "--mem-len: the model has no memory; leave it out, or give --context"
+            )
+        limit = longest(trained.model.max_positions())
+        if context is not None and not 2 <= context <= (limit or context):
+            most = f" and at most {limit}, the positions of its table" if limit else ""
+            raise ValueError(f"--context must be >= 2{most}, got {context}")
+        self.segment = context or min(self.segment, limit or self.segment)
+        self.state: dict = {}
+        self.tokens = torch.zeros(rows, 0, dtype=torch.long, device=self.device)
+
+    @torch.no_grad()
+    def read(self, ids: Sequence[int]) -> Tensor:
+        """(B, V) log-probabilities of what follows more symbols, the same in every row."""
+        row = torch.tensor(ids, device=self.device).expand(self.rows, -1)
+        scores = None
+        while row.size(1):
+            room = self._room()
+            part, row = row[:, :room], row[:, room:]
+            if self.recurrent and row.size(1):  # a segment that something follows
+                self.tokens = torch.cat([self.tokens, part], dim=1)
+            else:
+                scores = self._step(part)
+        return scores
+
+    @torch.no_grad()
+    def add(self, symbols: Tensor) -> Tensor:
+        """(B, V) log-probabilities of what follows one more symbol (B,) in each row."""
+        self._room()
+        return self._step(symbols[:, None])
+
+    def _room(self) -> int:
+        """How many symbols fit; a full segment is left for the next one."""
+        if self.tokens.size(1) >= self.segment:
+            if self.recurrent:
+                extra = self.decoder.extract_features(self.tokens, None, memory=self.memory)[1]
+                self.memory, self.tokens = extra["memory"], self.tokens[:, :0]
+                self.state = {}
+            else:
+                kept, self.tokens = self.tokens[:, -(self.segment // 2) :], self.tokens[:, :0]
+                self.state = {}
+                self._step(kept)
+        return self.segment - self.tokens.size(1)
+
+    def _step(self, new: Tensor) -> Tensor:
+        done = self.tokens.size(1)
+        self.tokens = torch.cat([self.tokens, new], dim=1)
+        if self.recurrent:
+            features = self._features(self.tokens, memory=self.memory)
+        else:  # this decoder's cache takes one token at a time
+            for end in range(done + 1, self.tokens.size(1) + 1):
+                features = self._features(self.tokens[:, :end])
+        output = self.decoder.output_layer(features[:, -1:])
+        scores = self.decoder.get_normalized_probs((output, None), True, None)[:, -1].float()
+        for never in (self.words.pad(), self.words.bos()):  # no text has them
+            scores[:, never] = -torch.inf
+        return scores
+
+    def _features(self, tokens: Tensor, **memory: Any) -> Tensor:
+        return self.decoder.extract_features(tokens, None, incremental_state=self.state, **memory)[0]
+
+
+def open_model(path: Path, data: Path | None, cpu: bool) -> Trained:
+    """Return a language model's checkpoint."""
+    return load(path, data, cpu, "relpos sample")
+
+
+def ids_of(trained: Trained, text: str) -> list[int]:
+    """Ids of a text, after the </s> that stands before every stream."""
+    words = trained.task.source_dictionary
+    return [words.eos(), *map(words.index, trained.source.encode(text))]
+
+
+def sample(start: Continuation, ids: Sequence[int], count: int, choice: Choice) -> Iterator[tuple[Tensor, Tensor]]:
+    """Continue a prompt; yields the symbols (B,) drawn, and the log-probability of each."""
+    generator = torch.Generator().manual_seed(choice.seed)
+    scores = start.read(ids)
+    for number in range(count):
+        drawn = choice.draw(scores, generator)
+        yield drawn, scores.gather(-1, drawn[:, None]).squeeze(-1)
+        if number + 1 < count:
+            scores = start.add(drawn)
+
+
+def texts(
+    trained: Trained, start: Continuation, prompt: str, count: int, lines: int | None, choice: Choice, streams: bool
+) -> list[dict]:
+    """Continue a prompt in every row.
+
+    Args:
+        trained: the model.
+        start: where it stands: at no text.
+        prompt: text.
+        count: symbols to draw, at most.
+        lines: ends of lines after which a row ends; None: none.
+        choice: how symbols are drawn.
+        streams: print the first row as it is drawn.
+
+    Returns:
+        A row's number, prompt, text, symbols drawn and their negative log-likelihood in nats.
+    """
+    words, rows = trained.task.source_dictionary, range(start.rows)
+    symbols: list[list[str]] = [[] for _ in rows]
+    nats, left = [0.0 for _ in rows], [lines for _ in rows]
+    show = streamer(trained.source, prompt)
+    for drawn, scores in sample(start, ids_of(trained, prompt), count, choice):
+        for row in rows:
+            if left[row] == 0:
+                continue
+            number = int(drawn[row])
+            symbols[row].append(words[number])
+            nats[row] -= float(scores[row])
+            if number == words.eos() and left[row]:
+                left[row] -= 1
+        if streams:
+            print(show(symbols[0][-1]), end="", flush=True)
+        if not any(left) and lines:
+            break
+    if streams:
+        print(show(None))
+    found = []
+    for row in rows:
+        show = streamer(trained.source, prompt)
+        text = "".join(map(show, symbols[row])) + show(None)
+        found.append(
+            {
+                "sample": row + 1,
+                "prompt": prompt,
+                "text": text,
+                "symbols": len(symbols[row]),
+                "nats": round(nats[row], 4),
+            }
+        )
+    return found
+
+
+def streamer(text: Text, prompt: str) -> Callable[[str | None], str]:
+    """Return a function from the next symbol to the text that it adds after a prompt."""
+    if not isinstance(text, LevelText):
+        return lambda symbol: "" if symbol is None else text.decode([symbol]) + " "
+    show = text.stream()
+    for symbol in text.encode(prompt):
+        show(symbol)
+    return show
+
+
+# ---- A language model scores texts: the log-probability of each symbol, and whether it is likeliest.
+# A text is read as `relpos evaluate lm` reads a stream that begins with it: by segments of the
+# trained length with memory, or by windows that move on by half of one.
+
+
+class Scorer:
+    """Scores of symbols after others.
+
+    Args:
+        trained: the model and its task.
+        mem_len: slots of memory; None: as trained.
+        context: tokens that a model without memory sees; None: as trained.
+        rows: texts that are read together, where they fit into one segment or window.
+
+    Raises:
+        ValueError: a length that does not go with the model.
+    """
+
+    def __init__(
+        self, trained: Trained, mem_len: int | None = None, context: int | None = None, rows: int = 16
+    ) -> None:
+        if mem_len is not None and mem_len < 0:
+            raise ValueError(f"mem_len must be >= 0, got {mem_len}")
+        if rows < 1:
+            raise ValueError(f"rows must be >= 1, got {rows}")
+        reading = Continuation(trained, 1, mem_len, context)
+        self.segment, self.recurrent = reading.segment, reading.recurrent
+        self.trained, self.rows = trained, rows
+        self.words, self.decoder = trained.task.source_dictionary, trained.model.decoder
+
+    def pair(self, context: str, continuation: str) -> tuple[list[int], int]:
+        """Return the ids of </s> and both texts, and the place of the first that is scored.
+
+        Both are cut into symbols as one text; a symbol that reaches over their border is scored.
+        """
+        before, whole = map(self.trained.source.encode, (context, context + continuation))
+        shared = 0
+        while shared < min(len(before), len(whole)) and before[shared] == whole[shared]:
+            shared += 1
+        return [self.words.eos(), *map(self.words.index, whole)], 1 + shared
+
+    @torch.no_grad()
+    def score(self, texts: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Score the ends of texts.
+
+        Args:
+            texts: ids, the first of which is </s>, and the place of the first that is scored.
+
+        Returns:
+            Of each text the log-probability of what is scored (0 of nothing), and whether greedy
+            decoding would have drawn it.
+        """
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(texts)
+        short = [n for n, (ids, _) in enumerate(texts) if len(ids) - 1 <= self.segment]
+        short.sort(key=lambda number: -len(texts[number][0]))
+        for start in range(0, len(short), self.rows):
+            group = short[start : start + self.rows]
+            tokens = torch.full((len(group), len(texts[group[0]][0])), self.words.pad())
+            for row, number in zip(tokens, group, strict=True):
+                row[: len(texts[number][0])] = torch.tensor(texts[number][0])
+            if tokens.size(1) < 2:  # none has anything to predict
+                continue
+            tokens = tokens.to(self.trained.device)
+            features = self.decoder.extract_features(tokens[:, :-1], None)[0]
+            scores, best = self._picked(features, tokens[:, 1:])
+            for row, number in enumerate(group):
+                ids, first = texts[number]
+                part = slice(first - 1, len(ids) - 1)
+                found[number] = float(scores[row, part].sum()), bool(best[row, part].all())
+        for number in set(range(len(texts))) - set(short):
+            ids, first = texts[number]
+            total, greedy = [], True
+            for start, scores, best in self._pieces(ids, first):
+                skipped = max(0, first - start)
+                total += scores[0, skipped:].tolist()
+                greedy = greedy and bool(best[0, skipped:].all())
+            found[number] = math.fsum(total), greedy
+        return found
+
+    def _pieces(self, ids: list[int], first: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Read one long text: the place of a piece's first target, and what `_picked` returns."""
+        tokens, memory = torch.tensor([ids], device=self.trained.device), None
+        if self.recurrent:
+            for start in range(0, len(ids) - 1, self.segment):
+                stop = min(start + self.segment, len(ids) - 1)
+                features, extra = self.decoder.extract_features(tokens[:, start:stop], None, memory=memory)
+                memory = extra["memory"]
+                yield start + 1, *self._picked(features, tokens[:, start + 1 : stop + 1])
+            return
+        stride = max(1, self.segment // 2)
+        for start in range(first, len(ids), stride):
+            stop = min(start + stride, len(ids))
+            window = tokens[:, max(0, stop - 1 - self.segment) : stop - 1]
+            features = self.decoder.extract_features(window, None)[0][:, start - stop :]
+            yield start, *self._picked(features, tokens[:, start:stop])
+
+    def _picked(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T) log-probabilities of targets, in fp64, and whether each is the likeliest."""
+        output = self.decoder.output_layer(features)
+        scores = self.decoder.get_normalized_probs((output, None), True, {"target": targets})
+        picked = scores.gather(-1, targets[..., None]).squeeze(-1).double()
+        return picked, scores.argmax(dim=-1) == targets

@@ -1,0 +1,112 @@
+"""How a command ends: its exit status and its last line."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from relpos_fairseq.io.errors import ToolError
+from relpos_fairseq.io.files import existing_folder
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CONTINUE = "interrupted; run the same command again to continue"
+AGAIN = "interrupted; nothing is kept: the same command starts over"
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception, so that temporary files are removed on the way out."""
+
+
+def run_command(main: Callable[[Sequence[str] | None], object], argv=None, interrupted: str = CONTINUE) -> int:
+    """Run a command's main function and turn what it raises into a line and an exit status.
+
+    Args:
+        main: takes the arguments (None: those of the process); may return an exit status.
+        argv: the arguments.
+        interrupted: what is said of Ctrl-C and SIGTERM.
+
+    Returns:
+        What `main` returns (None: 0); after a line `error: ...` 1 (a program that it started
+        failed) or 2 (bad input, a missing file, a full disk); 130 (Ctrl-C), 143 (SIGTERM), or
+        141 (standard output was closed).
+        Any other exception is a bug and passes with its traceback.
+    """
+    try:
+        with terminated_by_exception():
+            status = main(argv)
+    except ToolError as error:
+        return fail(str(error), 1)
+    except ValueError as error:
+        return fail(str(error))
+    except Terminated:
+        print(interrupted, file=sys.stderr, flush=True)
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `... | head`: nobody reads on; Python must not flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        message = describe_os_error(error)
+        if message is None:
+            raise
+        return fail(message)
+    return status if isinstance(status, int) else 0
+
+
+def fail(message: str, status: int = 2) -> int:
+    """Print an error's line; returns the exit status."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return status
+
+
+def error_line(lines: Iterable[str]) -> str:
+    """Return why a program failed: its output's last exception, else its last line, else ""."""
+    last = error = ""
+    for line in lines:
+        last = line.strip() or last
+        if EXCEPTION.match(line):
+            error = line.strip()
+    return error or last
+
+
+def describe_os_error(error: OSError) -> str | None:
+    """Say in words what the file system refused; None where no file is named."""
+    if error.errno in FULL:
+        where = Path(error.filename) if error.filename else Path.cwd()
+        folder = existing_folder(where)
+        free = shutil.disk_usage(folder).free / 1e6
+        return (
+            f"no space left on the disk of {folder} ({free:,.1f} MB free) while writing {where}; "
+            "make room and run the same command again"
+        )
+    return f"{error.filename}: {error.strerror}" if error.filename else None
+
+
+@contextmanager
+def terminated_by_exception() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    owner = os.getpid()
+
+    def raise_terminated(signum: int, frame: object) -> None:
+        if os.getpid() != owner:  # a forked child between fork and its own settings
+            os._exit(128 + signum)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

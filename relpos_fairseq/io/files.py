@@ -1,0 +1,319 @@
+"""Whole files: written under a temporary name, renamed when complete; hashes; free space."""
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from relpos_fairseq.io.errors import UserError
+
+TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
+# What commands write into folders that they replace as a whole: data-bin, tokenizers, text/, answers.
+WRITTEN = (
+    f"{TEMPORARY}*",
+    *("*.bin", "*.idx", "*.npy", "dict*.txt", "preprocess.log", "task.json", "manifest.json", "word_starts.txt"),
+    *("bpe.codes", "sentencepiece*.model", "sentencepiece*.vocab", "sentencepiece.bpe.model", "spiece.model"),
+    *("vocab.txt", "vocab.json", "vocab.bpe", "merges.txt", "encoder.json", "tokenizer.json", "tokenizer_config.json"),
+    *("dev-*.tsv", "test-*.tsv", "predictions*.json", "nbest*.json", "null_odds*.json", "results.json"),
+)
+BLOCK = 1 << 20
+TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`, which takes its place when the block succeeds.
+
+    After a failure the temporary file is removed and `path` is as it was. A temporary file that a
+    kill left behind has the same name, so the next run replaces it.
+
+    Raises:
+        UserError: `path` is a folder.
+        OSError: With `filename` set where the disk is full, so that the error can say which.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, and a file would take its place: name another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(TEMPORARY + path.name)
+    remove(temporary)
+    try:
+        with named_on_disk_full(path):
+            yield temporary
+            sync(temporary)
+            replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def named_on_disk_full(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError of a write, which has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)
+        raise
+    except RuntimeError as error:  # torch.save's stream says no more than that it failed
+        if not any(words in str(error) for words in ("iostream error", "inline_container")):
+            raise
+        full = shutil.disk_usage(path.parent).free < BLOCK
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Give an empty temporary folder, which takes the place of `path` when the block succeeds.
+
+    The temporary name is unique to this process: a child that outlives a killed parent writes
+    into a folder that nobody reads. What dead processes left is removed.
+
+    Raises:
+        UserError: `path` is a folder that holds a file that no command writes, and stays as it was.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    temporary.mkdir()
+    try:
+        with named_on_disk_full(path):
+            yield temporary
+            for file in temporary.rglob("*"):
+                sync(file)
+            replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Rename over whatever is at `path`; a folder cannot be replaced in one step, so it goes.
+
+    Raises:
+        UserError: the folder there is a user's, or holds a file of a user's; nothing has changed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        if not temporary.is_dir():
+            raise UserError(f"{path} is a folder, and a file would take its place: name another")
+        foreign = foreign_files(path, {file.relative_to(temporary) for file in files_below(temporary)})
+        if foreign:
+            raise UserError(
+                f"{path} would be replaced, and {foreign[0]} in it was not written by this command: move it, or "
+                f"name another folder; nothing was changed"
+            )
+        shutil.rmtree(path)
+    os.replace(temporary, path)
+
+
+def foreign_files(folder: Path, ours: Iterable[Path] = ()) -> list[Path]:
+    """Return the files in a folder that no command of this package or of fairseq's writes into a folder of its own.
+
+    Args:
+        folder: where to look, at any depth.
+        ours: names, relative to the folder, of files that are known to be written there.
+    """
+    names = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if not file.is_dir() or file.is_symlink()]
+    known = set(ours)
+    return [name for name in names if name not in known and not any(fnmatchcase(name.name, one) for one in WRITTEN)]
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file's bytes on the disk before its name is."""
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have a folder's names on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_text_out(path: str | Path) -> Iterator[TextIO]:
+    """Open a UTF-8 text file for writing, whole or not at all; `.gz` is compressed.
+
+    The compressed bytes depend on the text alone: no clock time, no name in the header.
+    """
+    path = Path(path)
+    with atomic_path(path) as temporary, temporary.open("wb") as raw:
+        if path.suffix == ".gz":
+            packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
+        else:
+            packed = raw
+        with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file:
+            yield file
+
+
+@contextmanager
+def open_together(*paths: Path) -> Iterator[list[BinaryIO]]:
+    """Open files for writing bytes that become visible together, when all are complete."""
+    with ExitStack() as stack:
+        temporary = [stack.enter_context(atomic_path(path)) for path in paths]
+        yield [stack.enter_context(path.open("wb")) for path in temporary]
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with open_together(Path(path)) as (file,):
+        file.write(content)
+
+
+def copy_file(source: Path, *targets: Path) -> None:
+    """Copy a file, whole or not at all; onto itself it stays."""
+    for target in targets:
+        if source.absolute() != target.absolute():
+            with atomic_path(target) as temporary:
+                shutil.copyfile(source, temporary)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 text file, whole or not at all."""
+    with open_text_out(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Write a value as indented JSON with sorted keys, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> dict | None:
+    """Read a JSON file; None where there is none, an error where it is not JSON."""
+    path = Path(path)
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): delete it") from error
+
+
+def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
+    """Return the SHA-256 of a file's bytes, or of a folder's names and files in order."""
+    path = Path(path)
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for file in files_below(path):
+            name = file.relative_to(path).as_posix()
+            digest.update(f"{name}\0{sha256_of(file, hashes)}\n".encode())
+        return digest.hexdigest()
+    return hash_file(path)["sha256"] if hashes is None else hashes.of_file(path)
+
+
+def hash_file(path: Path, algorithms: Iterable[str] = ("sha256",)) -> dict[str, str]:
+    """Read a file once; return its hash by each algorithm."""
+    digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            for digest in digests.values():
+                digest.update(block)
+    return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+class Hashes:
+    """Hashes of files, each file read once while it stays the same."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple, dict[str, str]] = {}
+
+    def of(self, path: str | Path) -> str:
+        """Return a file's or folder's SHA-256."""
+        return sha256_of(path, self)
+
+    def of_file(self, path: Path, algorithm: str = "sha256") -> str:
+        """Return a file's hash; its SHA-256 is computed on the way, as every stage asks for it."""
+        found = self.known.setdefault(self.state(path), {})
+        if algorithm not in found:
+            found |= hash_file(path, {"sha256", algorithm})
+        return found[algorithm]
+
+    def note(self, path: Path, sha256: str) -> None:
+        """Remember the hash of a file that was hashed while it was written."""
+        self.known[self.state(path)] = {"sha256": sha256}
+
+    def state(self, path: Path) -> tuple:
+        """Return what changes whenever a file does.
+
+        A write within the clock tick of the last one leaves the times as they are: after that tick
+        has passed, what is read for these times is what they end with.
+        """
+        path = Path(path).absolute()
+        status = path.stat()
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        if 0 <= (age := time.time_ns() - changed) < TICK:
+            time.sleep((TICK - age) / 1e9)
+        return (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def size_of(path: str | Path) -> int:
+    """Return the bytes of a file, or of all files of a folder."""
+    path = Path(path)
+    files = files_below(path) if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+def bytes_below(folder: Path) -> int:
+    """Return the bytes below a folder in which others may work: what vanishes is not counted."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(parent, name)).st_size
+    return size
+
+
+def describe_size(size: int | None) -> str:
+    """Write a number of bytes for the eye."""
+    return "unknown size" if size is None else f"{size / 1e6:,.1f} MB"
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Lists a folder's files at any depth, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def existing_folder(path: str | Path) -> Path:
+    """Return the nearest folder at or above a path that exists."""
+    path = Path(path).absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def require_space(folder: str | Path, bytes: int) -> None:
+    """Refuse to write so many bytes into a folder whose disk has not the room."""
+    free = shutil.disk_usage(existing_folder(folder)).free
+    if free < bytes:
+        raise UserError(
+            f"{folder} needs {bytes / 1e6:,.1f} MB, its disk has {free / 1e6:,.1f} MB free: "
+            "make room or choose another folder"
+        )

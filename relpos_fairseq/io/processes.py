@@ -1,0 +1,292 @@
+"""Run work in other processes: a pool with ordered results, a forked child, and other programs."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from relpos_fairseq.io.command import error_line
+from relpos_fairseq.io.errors import ToolError, UserError
+
+# ---- Several processes, one result: chunks in, results out in the same order.
+
+
+Chunk = TypeVar("Chunk")
+Result = TypeVar("Result")
+AHEAD = 2  # chunks per worker that are read ahead, so that no worker waits
+HELD = (signal.SIGINT, signal.SIGTERM)
+WATCH = 0.5  # seconds between two looks at the parent
+
+_function: Callable | None = None  # a worker's function: sent once, not with every chunk
+
+
+def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int) -> Iterator[Result]:
+    """Yield `function(chunk)` of every chunk, in order, whatever the number of workers.
+
+    At most `2 * workers` chunks and results exist at a time. Ctrl-C, an exception in a worker and a
+    caller that stops early end the workers at once; they also end when this process is killed.
+
+    Args:
+        function: Called in the workers; may be a closure (workers are forked), must not depend on
+            earlier chunks.
+        chunks: Read as the work proceeds; what is in them and in the results can be pickled.
+        workers: How many processes; 1 is this process.
+
+    Raises:
+        UserError: `workers` is below 1, or a worker was killed.
+    """
+    if workers < 1:
+        raise UserError(f"workers must be >= 1, got {workers}")
+    if workers == 1:
+        yield from map(function, chunks)
+        return
+    others = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_start_worker,
+        initargs=(function, os.getpid()),
+    )
+    done = False
+    try:
+        with _signals_held():
+            executor.submit(_do_nothing)  # forks all workers
+        yield from _stream(executor, chunks, AHEAD * workers)
+        done = True
+    except BrokenProcessPool as error:
+        raise UserError("a worker process was killed, perhaps for want of memory: use fewer --workers") from error
+    finally:
+        if not done:
+            _end_workers(set(multiprocessing.active_children()) - others)
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _stream(executor: ProcessPoolExecutor, chunks: Iterable, ahead: int) -> Iterator:
+    """Submit chunks a few ahead of the result that is yielded."""
+    pending: deque = deque()
+    for chunk in chunks:
+        pending.append(executor.submit(_call_function, chunk))
+        if len(pending) >= ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: in the middle of a fork Python would print and forget them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _do_nothing() -> None:
+    """Do nothing, in a worker."""
+
+
+def _end_workers(workers: Iterable) -> None:
+    """End worker processes that are in the middle of something."""
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join()
+
+
+def _start_worker(function: Callable, parent: int) -> None:
+    """Prepare a worker: Ctrl-C is the parent's to handle, and the parent's end is the worker's."""
+    global _function
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    end_with(parent)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended, however it did."""
+    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    """End this worker once its parent is gone (killed with SIGKILL, say)."""
+    while os.getppid() == parent:
+        time.sleep(WATCH)
+    os._exit(1)
+
+
+def _call_function(chunk: object) -> object:
+    return _function(chunk)
+
+
+# ---- Work in a child of this process: it begins with all that is imported, and leaves nothing here.
+
+
+POLL = 0.05  # seconds between two looks at a child
+
+
+@dataclass(eq=False)
+class Fork:
+    """A child that runs a function; this process must not have computed with several threads."""
+
+    # what it runs; an exception or `SystemExit` ends it as in a command
+    function: Callable[[], object]
+    log: Path  # file to which all that it prints is appended
+    status: int | None = None  # how it ended; None: it runs
+    # the most memory that it, and each child that it waited for, used at a time
+    megabytes: float = 0.0
+    seconds: float = 0.0  # from its start to its end
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.offset = self.log.stat().st_size if self.log.exists() else 0
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(parent)
+
+    def _run(self, parent: int) -> None:
+        """In the child: print to the log, run the function, end."""
+        status = 1
+        try:
+            end_with(parent)
+            redirect_output(self.log)
+            self.function()
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:  # whatever happens, say a full disk, it never goes on as its parent would
+            try:
+                sys.stdout.flush()
+            finally:
+                os._exit(status)
+
+    def poll(self) -> int | None:
+        """Return how it ended, negative where a signal ended it, or None."""
+        if self.status is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+                self.megabytes = usage.ru_maxrss / (1 << 10)
+                self.seconds = time.monotonic() - self.started
+        return self.status
+
+    def end(self) -> None:
+        """End it, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            while self.poll() is None:
+                time.sleep(POLL)
+
+    def reason(self) -> str:
+        """Return why it failed, in words."""
+        if self.status is not None and self.status < 0:
+            return f"killed by {signal.Signals(-self.status).name}"
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(self.offset)
+            return error_line(file) or f"status {self.status}"
+
+
+def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
+    """Run a function in a child to its end; where it fails, the ToolError calls it by its name."""
+    fork = Fork(function, log)
+    try:
+        while fork.poll() is None:
+            time.sleep(POLL)
+    finally:
+        fork.end()
+    if fork.status:
+        raise ToolError(f"{name}: {fork.reason()} (its whole output: {log})")
+    return fork
+
+
+def redirect_output(log: Path) -> None:
+    """Send what this process prints, by any way, to the end of a file; nothing is read."""
+    import logging
+
+    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, out), (2, out)):
+        os.dup2(source, target)
+    sys.stdin = open(0, encoding="utf-8")
+    sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", errors="replace", buffering=1)
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.stream = sys.stdout  # setStream would flush the parent's, which may be closed
+
+
+# ---- Run other programs, fairseq's commands above all, with a log.
+
+
+USER_DIR = Path(__file__).resolve().parents[1]
+
+
+def run_tool(command: list[str], log: Path, threads: int) -> None:
+    """Run a command to its end with some threads; its output is appended to a log, line by line.
+
+    Raises:
+        ToolError: The command did not end with status 0.
+    """
+    # Unbuffered, so that progress shows at once and no line is cut by another stream's.
+    settings = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    process = subprocess.Popen(
+        command,
+        env=os.environ | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        reason = copy_output(process, log)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status != 0:
+        reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
+        name = Path(command[1] if command[0] == sys.executable else command[0]).name
+        raise ToolError(f"{name}: {reason} (its whole output: {log})")
+
+
+def copy_output(process: subprocess.Popen, log: Path) -> str:
+    """Copy a command's output to its log; return its last words."""
+
+    def copied() -> Iterator[str]:
+        for line in process.stdout:
+            file.write(line)
+            yield line
+
+    with log.open("a", encoding="utf-8") as file:
+        return error_line(copied())
+
+
+def key_of(settings: object, files: Iterable[Path] = ()) -> str:
+    """Return a short hash of settings and of the contents of source files."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]

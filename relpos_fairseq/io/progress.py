@@ -1,0 +1,104 @@
+"""Show what a job does: a progress bar or sparse log lines, and Markdown tables."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TextIO
+
+from tqdm import tqdm
+
+# ---- Progress of long work: a bar on a terminal, sparse lines in a log.
+
+
+SECONDS = 30.0  # the longest silence in a log
+STEPS = 10  # lines of a log for work of known size
+SOON = 2.0  # seconds between two lines, at least
+
+
+class Bar(tqdm):
+    """tqdm's bar without its watching thread: workers are forked beside it."""
+
+    monitor_interval = 0
+
+
+def progress(
+    iterable: Iterable | None = None,
+    total: int | None = None,
+    description: str = "",
+    unit: str = "it",
+    file: TextIO | None = None,
+) -> "Bar | LogProgress":
+    """Wrap an iterable, or count by `update(n)`; also a context manager.
+
+    `total` is how many there are, where that is known; the unit "B" is printed in kB, MB, ...;
+    `file` is stderr by default.
+    """
+    file = file or sys.stderr
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    if file.isatty():
+        scale = {"unit_scale": True} if unit == "B" or (total or 0) > 100_000 else {}
+        return Bar(iterable, total=total, desc=description, unit=unit, file=file, miniters=1, **scale)
+    return LogProgress(iterable, total, description, unit, file)
+
+
+class LogProgress:
+    """Prints a line each tenth of the work, or each half minute; nothing of short work."""
+
+    def __init__(self, iterable: Iterable | None, total: int | None, description: str, unit: str, file: TextIO) -> None:
+        self.iterable, self.total, self.unit, self.file = iterable, total, unit, file
+        self.description = description or "progress"
+        self.n = self.printed = 0
+        self.start = self.last = time.monotonic()
+
+    def __iter__(self) -> Iterator:
+        with self:
+            for item in self.iterable:
+                yield item
+                self.update()
+
+    def __enter__(self) -> "LogProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def update(self, n: int = 1) -> None:
+        """Count n more."""
+        self.n += n
+        now = time.monotonic()
+        stepped = self.total and self.n - self.printed >= self.total / STEPS
+        if now - self.last >= (SOON if stepped else SECONDS):
+            self.print(now)
+
+    def close(self) -> None:
+        """Print where the work ended, if any line was printed before."""
+        if self.printed and self.printed != self.n:
+            self.print(time.monotonic())
+
+    def print(self, now: float) -> None:
+        seconds = now - self.start
+        of = f" of {self.amount(self.total)} ({self.n / self.total:.0%})" if self.total else ""
+        rate = self.amount(self.n / seconds) if seconds else "?"
+        print(f"{self.description}: {self.amount(self.n)}{of}, {seconds:.0f} s, {rate}/s", file=self.file, flush=True)
+        self.last, self.printed = now, self.n
+
+    def amount(self, n: float) -> str:
+        """Write a number with its unit."""
+        return f"{n / 1e6:,.1f} MB" if self.unit == "B" else f"{n:,.0f} {self.unit}"
+
+
+# ---- Tables for the eye.
+
+
+def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = False) -> str:
+    """Return a Markdown table; integers have thousands separators, `written` cells stay."""
+    import tabulate
+
+    formats = {"disable_numparse": True} if written else {"intfmt": ",", "floatfmt": ",.2f"}
+    return tabulate.tabulate(list(rows), headers, tablefmt="github", **formats)
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: `1 seed`, `2 seeds`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -1,0 +1,313 @@
+"""Run stages from files to files, each skipped while nothing it depends on has changed; write manifests."""
+
+import fcntl
+import importlib.metadata
+import json
+import platform
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from relpos_fairseq.io.errors import BusyError, UserError
+from relpos_fairseq.io.files import Hashes, files_below, read_json, remove, sha256_of, size_of, write_json
+
+# ---- What was made of what: a manifest that depends on the input alone.
+
+
+# They say how fast and where something is made, not what: places are named, their paths are not.
+NEUTRAL_OPTIONS = ("--workers",)
+PLACES = ("--out", "--destdir", "--from-dir", "--downloads")
+NEUTRAL_FLAGS = ("--force", "--no-progress")
+PACKAGES = (
+    "fairseq",
+    "fairseq-fixed",
+    "numpy",
+    "regex",
+    "requests",
+    "sacrebleu",
+    "sacremoses",
+    "sentencepiece",
+    "subword-nmt",
+    "tokenizers",
+)
+
+
+def write_manifest(
+    path: str | Path,
+    *,
+    command: Sequence[str] | str,
+    inputs: Mapping[str, Path] | Iterable[Path],
+    outputs: Mapping[str, Path] | Iterable[Path],
+    stages: Mapping[str, Mapping] | None = None,
+    extra: Mapping[str, object] | None = None,
+    hashes: Hashes | None = None,
+) -> dict:
+    """Write a manifest; the same input and options give the same bytes.
+
+    Args:
+        path: The file, JSON.
+        command: The program and its arguments; options that do not change the result are left out,
+            and a place is DIR.
+        inputs: Files read, by label or by their own names.
+        outputs: Files and folders made, by label or by their names seen from the manifest's folder.
+        stages: Each stage's counts, as `run_stages` returns them.
+        extra: More top-level entries.
+        hashes: Those of files that stages have read; None reads every file.
+
+    Returns:
+        What was written.
+    """
+    path = Path(path)
+    manifest = {
+        "command": command if isinstance(command, str) else shlex.join(neutral(command)),
+        "inputs": describe_files(labelled(inputs, None), hashes),
+        "outputs": describe_files(labelled(outputs, path.parent), hashes),
+        "stages": {name: dict(counts) for name, counts in (stages or {}).items()},
+        "versions": versions(),
+        **(extra or {}),
+    }
+    write_json(path, manifest)
+    return manifest
+
+
+def neutral(command: Sequence[str]) -> list[str]:
+    """Leave out options that say how fast, the paths of places, and the program's folder."""
+    kept: list[str] = []
+    skip = False
+    for index, part in enumerate(command):
+        if skip:
+            skip = False
+        elif part in (*NEUTRAL_OPTIONS, *PLACES):
+            kept += [part, "DIR"] if part in PLACES else []
+            skip = True
+        elif part.startswith(tuple(f"{option}=" for option in PLACES)):
+            kept += [part.split("=", 1)[0], "DIR"]
+        elif not (part in NEUTRAL_FLAGS or part.startswith(tuple(f"{o}=" for o in NEUTRAL_OPTIONS))):
+            kept.append(Path(part).name if index == 0 else part)
+    return kept
+
+
+def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) -> dict[str, Path]:
+    """Give every file a label that does not depend on where this machine keeps it."""
+    if isinstance(files, Mapping):
+        return {label: Path(path) for label, path in files.items()}
+    labels: dict[str, Path] = {}
+    for path in map(Path, files):
+        inside = folder is not None and path.is_relative_to(folder)
+        label, depth = path.relative_to(folder).as_posix() if inside else path.name, 1
+        path = path.absolute()
+        while labels.get(label, path) != path:  # two files of one name in different folders
+            depth += 1
+            label = "/".join(path.parts[-depth:])
+        labels[label] = path
+    return labels
+
+
+def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> dict[str, dict]:
+    """Return size and hash of each file or folder."""
+    return {label: {"bytes": size_of(path), "sha256": sha256_of(path, hashes)} for label, path in sorted(files.items())}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that may change a result."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # not installed, so it had no part in this
+    return found
+
+
+# ---- Stages of a preparation: each resumable, each skipped while nothing it depends on has changed.
+
+
+STAMPS = ".stages"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step from files to files."""
+
+    name: str  # unique in its pipeline; also the stamp's file name
+    # makes the outputs, each whole or not at all, and returns counts for the manifest
+    run: Callable[[], Mapping | None]
+    inputs: list[Path]  # files and folders that it reads
+    outputs: list[Path]  # files and folders that it makes
+    # all else that the outputs depend on, as JSON values
+    parameters: dict = field(default_factory=dict)
+    # whether outputs that are no longer asked for stay: downloads, a user's own files
+    keeps: bool = False
+    # the folder that keeps its stamp, where it is not that of `run_stages`
+    home: Path | None = None
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    folder: str | Path,
+    *,
+    force: bool = False,
+    prune: bool = False,
+    wait: bool = False,
+    hashes: Hashes | None = None,
+) -> dict[str, dict]:
+    """Run the stages whose inputs, parameters, versions or outputs are not their stamps'.
+
+    A stage's stamp is removed before it runs and written after its outputs are complete, so after
+    a kill at any moment the same call continues where it was.
+
+    Args:
+        stages: In order; a stage may read what earlier ones make.
+        folder: Where the stamps are kept, in `.stages`.
+        force: Whether to run all of them.
+        prune: Whether to remove what stages made that ran here before and are not among these.
+        wait: Whether to wait for another process at work in the folder, and not to refuse.
+        hashes: Those of files that were read before; None: of this call alone.
+
+    Returns:
+        Every stage's counts, by its name.
+
+    Raises:
+        UserError: An input is missing, another process is at work in the folder, or someone
+            has put files into a folder that has to be made anew.
+    """
+    folder = Path(folder)
+    names = [stage.name for stage in stages]
+    if len(set(names)) != len(names):
+        raise UserError(f"stages must have different names, got {', '.join(names)}")
+    hashes = Hashes() if hashes is None else hashes
+    counts = {}
+    for home, group in groupby(enumerate(stages, start=1), lambda item: item[1].home or folder):
+        with locked(home, wait):
+            if prune:
+                remove_others(stages, home)
+            for number, stage in group:
+                position = f"[{number}/{len(stages)}]"
+                counts[stage.name] = run_stage(stage, home, position, force, hashes)
+    return counts
+
+
+def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:
+    """Run a stage or finds it done; return its counts."""
+    missing = [str(path) for path in stage.inputs if not Path(path).exists()]
+    if missing:
+        raise UserError(f"stage {stage.name} needs what is not there: {', '.join(missing)}")
+    stamp = folder / STAMPS / f"{stage.name}.json"
+    key = {
+        "parameters": stage.parameters,
+        "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
+        "versions": versions(),  # the manifest says that they made it
+    }
+    old = read_stamp(stamp)
+    if not force and old and holds(old, key, stage, folder, hashes):
+        print(f"{position} {stage.name} ... unchanged", flush=True)
+        return old["counts"]
+    print(f"{position} {stage.name} ...", flush=True)
+    start = time.monotonic()
+    check_no_foreign_files(old, folder)
+    remove(stamp)
+    if not stage.keeps:
+        remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
+    counts = dict(stage.run() or {})
+    absent = [str(path) for path in stage.outputs if not Path(path).exists()]
+    if absent:
+        raise RuntimeError(f"stage {stage.name} did not make {', '.join(absent)}")
+    outputs = {label(path, folder): describe_output(path, hashes) for path in stage.outputs}
+    write_json(stamp, {**key, "outputs": outputs, "counts": counts})
+    print(f"{position} {stage.name} ... {time.monotonic() - start:.0f} s", flush=True)
+    return read_json(stamp)["counts"]  # as a later run will find them
+
+
+def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> bool:
+    """Return whether a stamp is of this key and its outputs are still there."""
+    if {name: old.get(name) for name in key} != as_json(key):
+        return False
+    outputs = old.get("outputs", {})
+    if set(outputs) != {label(path, folder) for path in stage.outputs}:
+        return False
+    return all(is_same(Path(path), outputs[label(path, folder)], hashes) for path in stage.outputs)
+
+
+def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
+    """Return whether an output is as it was; files that others put into a folder do not matter."""
+    if "files" in described:
+        files = described["files"].items()
+        return path.is_dir() and all(is_same(path / name, file, hashes) for name, file in files)
+    return path.is_file() and size_of(path) == described["bytes"] and hashes.of(path) == described["sha256"]
+
+
+def check_no_foreign_files(stamp: dict | None, folder: Path) -> None:
+    """Refuse, by name, files in a folder to be made anew which the stage did not put there."""
+    for name, described in (stamp or {}).get("outputs", {}).items():
+        path = folder / name
+        if "files" in described and path.is_dir():
+            found = {file.relative_to(path).as_posix() for file in files_below(path)}
+            if strangers := sorted(found - set(described["files"])):
+                raise UserError(
+                    f"{path} has to be made anew, which would remove files that were put there "
+                    f"since: move {', '.join(strangers)} elsewhere and run the same command again"
+                )
+
+
+def remove_others(stages: Sequence[Stage], folder: Path) -> None:
+    """Remove the stamps, and inside the folder the outputs, of stages that are not listed."""
+    kept = {label(path, folder) for stage in stages for path in stage.outputs}
+    names = {stage.name for stage in stages}
+    for stamp in (folder / STAMPS).glob("*.json"):
+        if stamp.stem not in names:
+            old = read_stamp(stamp)
+            check_no_foreign_files(old, folder)
+            remove_outputs(old, folder, kept)
+            remove(stamp)
+
+
+def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
+    """Remove a stamp's outputs that are inside the folder and not kept."""
+    for name in (stamp or {}).get("outputs", {}):
+        if name not in kept and not Path(name).is_absolute():
+            remove(folder / name)
+
+
+def describe_output(path: Path, hashes: Hashes) -> dict:
+    """Return a file's size and hash, or those of a folder's files."""
+    path = Path(path)
+    if path.is_dir():
+        files = files_below(path)
+        return {"files": {f.relative_to(path).as_posix(): describe_output(f, hashes) for f in files}}
+    return {"bytes": size_of(path), "sha256": hashes.of(path)}
+
+
+def read_stamp(path: Path) -> dict | None:
+    """Read a stamp; a damaged one is none."""
+    try:
+        return read_json(path)
+    except UserError:
+        return None
+
+
+def as_json(value: object) -> object:
+    """Return what a value is after being written and read."""
+    return json.loads(json.dumps(value))
+
+
+def label(path: str | Path, folder: Path) -> str:
+    """Name a file independently of where the folder lies, if it is inside."""
+    path = Path(path)
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+@contextmanager
+def locked(folder: Path, wait: bool) -> Iterator[None]:
+    """Keep a second process out of a folder; the lock ends with this process, however it ends."""
+    (folder / STAMPS).mkdir(parents=True, exist_ok=True)
+    with (folder / STAMPS / "lock").open("w") as file:
+        try:
+            # A record lock: unlike flock's, forked workers do not inherit it.
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
+        yield

@@ -1,1 +1,0 @@
-"""The flat configs of the models: the same fields on the command line and in hydra."""

@@ -1,0 +1,306 @@
+"""Load a checkpoint's stacks of layers, and record what their attention does on a sentence."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor, nn
+
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.modules import multihead_attention
+from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.text import MODEL_FILES, load_tokenizer, provenance
+
+# ---- A checkpoint's stacks of layers.
+# Importing relpos_fairseq registers its models and lets their checkpoints load safely.
+
+
+SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
+
+
+class PlotError(ValueError):
+    """What the user gave cannot be drawn; the message is one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An encoder or a decoder: its positions, and the self-attention of each of its layers."""
+
+    name: str
+    positions: Placement
+    attentions: tuple[RelPosMultiheadAttention, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.positions.plan.name}"
+
+    @property
+    def causal(self) -> bool:
+        """Whether queries never see the future."""
+        return self.positions.plan.shape.causal
+
+    def at(self, length: int, segments: int = 1) -> Positions:
+        """Positions of a run of tokens in segments of equal length, within the scheme's tables."""
+        length = min(length, self.positions.plan.longest or length)
+        number = torch.arange(length) * segments // length
+        return Positions(length, length, segments=number[None])
+
+    def terms(self, positions: Positions) -> Iterator[tuple[str, tuple[PositionTerms, ...]]]:
+        """What layers share, as layer `all`; then each layer's own, counted from 1.
+
+        Where layers have different schemes, all of a layer's terms stand under its number.
+        """
+        context = self.positions.context(positions)
+        yield "all", () if context.parts else context.shared
+        for layer, attention in enumerate(self.attentions):
+            shared = context.of_layer(layer).shared if context.parts else ()
+            yield str(layer + 1), shared + attention.position.evaluate(positions).terms
+
+
+def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
+    """Loads a checkpoint's model and task; without `data` dictionaries of the right size stand in.
+
+    Raises:
+        PlotError: either is not what it should be.
+    """
+    if not checkpoint.is_file():
+        raise PlotError(f"checkpoint {checkpoint} is not a file: give one that fairseq-train wrote")
+    if data is not None and not (data.is_dir() and any(data.rglob("dict*.txt"))):
+        raise PlotError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            state = read_trusted(checkpoint, {"data": folder if data is None else str(data)})
+        except ValueError as error:
+            raise PlotError(one_line(error)) from error
+        if data is None:
+            stand_in(Path(folder), state)
+            state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
+        try:
+            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+        except Exception as error:  # whatever fairseq finds wrong, of many types
+            remedy = f"--data {data} may be another model's" if data else "give its --data"
+            raise PlotError(f"checkpoint {checkpoint} does not load: {remedy} ({one_line(error)})") from error
+    return models[0].eval(), task
+
+
+def one_line(error: Exception) -> str:
+    """The first lines of an error's message, as one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__
+
+
+def stand_in(folder: Path, state: dict) -> None:
+    """Writes dictionaries as large as the checkpoint's embeddings."""
+    rows = {
+        key.partition(".")[0]: len(value)
+        for key, value in state["model"].items()
+        if key.endswith("embed_tokens.weight")
+    }
+    task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
+    source, target = task.get("source_lang") or "source", task.get("target_lang") or "target"
+    # fairseq infers languages that it was not told from the name of any such file.
+    (folder / f"languages.{source}-{target}.txt").touch()
+    names = {"encoder": source, "decoder": target}
+    for side, count in rows.items():
+        # Tasks that mask add <mask> themselves where the dictionary lacks it.
+        words = [f"word{i}" for i in range(count - SPECIALS - 1)] + ["<mask>"]
+        text = "".join(f"{word} 1\n" for word in words)
+        for name in ("dict.txt", f"dict.{names.get(side)}.txt"):
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
+    """Every stack of layers that has a position scheme.
+
+    Raises:
+        PlotError: there is none.
+    """
+    modules = dict(model.named_modules())
+    owners = {name.rpartition(".")[0]: module for name, module in modules.items() if isinstance(module, Placement)}
+    if not owners:
+        raise PlotError(
+            f"checkpoint {checkpoint} holds a {type(model).__name__}, which has no position "
+            f"scheme: give one of a relpos model"
+        )
+    layers: dict[str, list[RelPosMultiheadAttention]] = {name: [] for name in owners}
+    for name, module in modules.items():
+        if isinstance(module, RelPosMultiheadAttention):
+            inside = [owner for owner in owners if not owner or name.startswith(f"{owner}.")]
+            layers[max(inside, key=len)].append(module)
+    return [Stack(name.replace(".", "_") or "model", owners[name], tuple(layers[name])) for name in owners]
+
+
+# ---- What a checkpoint reads for pictures, and what its attention does with it.
+
+
+SPLITS = ("test", "valid", "train")
+LONGEST_SENTENCE = 256  # longer samples (blocks of a language model) are cut
+
+
+@dataclass(frozen=True)
+class SentenceInput:
+    """What the model reads for a picture of attention.
+
+    Args:
+        net_input: the arguments of the model's forward.
+        title: where it comes from.
+    """
+
+    net_input: dict[str, Any]
+    title: str
+
+
+@dataclass(frozen=True)
+class WatchedAttention:
+    """One call of a layer's attention: what it was given and the probabilities (H, T, S)."""
+
+    inputs: AttentionInputs
+    probs: Tensor
+
+
+def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int, data: Path | None) -> SentenceInput:
+    """The sentence given, else the data's first, else a synthetic run of tokens.
+
+    Raises:
+        PlotError: data that does not read.
+    """
+    if words is not None:
+        words = in_pieces(words, data)
+        line = task.source_dictionary.encode_line(words, add_if_not_exist=False).long()
+        unknown = int((line == task.source_dictionary.unk()).sum())
+        note = f", {unknown} of {len(line) - 1} tokens unknown" if unknown else ""
+        return SentenceInput(arguments(model, task, line[:-1]), f"the given sentence{note}")
+    for split in SPLITS if data else ():
+        sample, problem = sample_of(task, split)
+        if problem:
+            raise PlotError(f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})")
+        if sample is None:
+            continue
+        return SentenceInput(cut_sample(sample), f"first sentence of {split}")
+    generator = torch.Generator().manual_seed(1)
+    most = max(len(task.source_dictionary) - 1, SPECIALS + 1)
+    size = min(length, LONGEST_SENTENCE) - 1
+    tokens = torch.randint(SPECIALS, most, (size,), generator=generator)
+    return SentenceInput(arguments(model, task, tokens), "synthetic tokens")
+
+
+def further_sentences(task: Any, count: int) -> list[SentenceInput]:
+    """Return up to `count` sentences after the first of the split that has that.
+
+    Raises:
+        PlotError: the data's first sentence was not read.
+    """
+    split = next((name for name in SPLITS if name in task.datasets), None)
+    if split is None:
+        raise PlotError("--sentences: a batch of inputs is read from --data, without --sentence")
+    found = (sample_of(task, split, index)[0] for index in range(1, count + 1))
+    return [SentenceInput(cut_sample(one), f"more of {split}") for one in found if one is not None]
+
+
+def in_pieces(words: str, data: Path) -> str:
+    """The tokens of a sentence, by the tokenizer that lies beside the data, where there is one."""
+    for folder in (data, data / "input0"):
+        if any((folder / name).is_file() for name in MODEL_FILES):
+            return " ".join(load_tokenizer(folder).encode(words).pieces)
+    return words
+
+
+def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | None, str]:
+    """Return a split's sample, None where there is no such split or sample, or why it cannot."""
+    # A reader that was torn open half-way would complain again when it is collected.
+    with mock.patch.object(sys, "unraisablehook", lambda _: None):
+        try:
+            task.load_dataset(split)
+            dataset = task.dataset(split)
+            if index >= len(dataset):
+                return None, ""
+            return dataset.collater([dataset[index]])["net_input"], ""
+        except FileNotFoundError:
+            return None, ""
+        except Exception as error:  # whatever a broken binary file makes of fairseq's readers
+            return None, one_line(error)
+
+
+def cut_sample(net_input: dict[str, Any]) -> dict[str, Any]:
+    """The first tokens of a sample that is longer than a picture can show."""
+    short = {
+        name: part[:, :LONGEST_SENTENCE] if isinstance(part, Tensor) and part.dim() > 1 else part
+        for name, part in net_input.items()
+    }
+    if "src_lengths" in short:
+        short["src_lengths"] = short["src_lengths"].clamp(max=LONGEST_SENTENCE)
+    return short
+
+
+def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
+    """A model's arguments for words (L,): each kind of model has its own beginning and end."""
+    start = words.new_tensor([task.source_dictionary.bos()])
+    end = words.new_tensor([task.source_dictionary.eos()])
+    if not hasattr(model, "encoder"):
+        return {"src_tokens": torch.cat([end, words])[None]}
+    if not hasattr(model, "decoder"):
+        return {"src_tokens": torch.cat([start, words, end])[None]}
+    source = torch.cat([words, end])[None]
+    lengths = torch.tensor([source.size(1)])
+    previous = greedy_translation(model, source, lengths, task.target_dictionary.eos())
+    return {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
+
+
+@torch.no_grad()
+def greedy_translation(model: nn.Module, source: Tensor, lengths: Tensor, eos: int) -> Tensor:
+    """What a decoder reads: the model's own greedy translation, about as long as its source."""
+    encoded = model.encoder(source, lengths)
+    tokens = torch.full((1, 1), eos)
+    while tokens.size(1) < source.size(1):
+        best = model.decoder(tokens, encoder_out=encoded)[0][:, -1].argmax(-1)
+        if tokens.size(1) > 1 and int(best) == eos:
+            break
+        tokens = torch.cat([tokens, best[:, None]], dim=1)
+    return tokens
+
+
+def token_names(model: nn.Module, task: Any, stack: Stack, sentence: SentenceInput) -> list[str]:
+    """The tokens that a stack reads, as written in its dictionary."""
+    reads_target = stack.name.startswith("decoder") and hasattr(model, "encoder")
+    tokens = sentence.net_input["prev_output_tokens" if reads_target else "src_tokens"]
+    dictionary = task.target_dictionary if reads_target else task.source_dictionary
+    return [dictionary[int(token)] for token in tokens[0]]
+
+
+@torch.no_grad()
+def record_attention(
+    model: nn.Module, stacks: list[Stack], sentence: SentenceInput
+) -> dict[RelPosMultiheadAttention, WatchedAttention]:
+    """Runs the model on a sentence and keeps what every self-attention did."""
+    calls: dict[RelPosMultiheadAttention, WatchedAttention] = {}
+    current: list[RelPosMultiheadAttention] = []
+
+    def enter(module: nn.Module, _: tuple) -> None:
+        current[:] = [module]
+
+    def recorded(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = False):
+        out, probs = attend(inputs, "auto", need_weights=True)  # not every backend has them
+        calls[current[0]] = WatchedAttention(inputs, probs[0])
+        return out, probs if need_weights else None
+
+    layers = [attention for stack in stacks for attention in stack.attentions]
+    hooks = [attention.register_forward_pre_hook(enter) for attention in layers]
+    try:
+        with mock.patch.object(multihead_attention, "attend", recorded):
+            model(**sentence.net_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls

@@ -1,0 +1,218 @@
+"""Documents for masked language models: encoded, sampled by language, packed into blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.progress import progress
+from relpos_fairseq.preparation.binarise import CODES, MAGIC, count_unknown, write_blocks
+from relpos_fairseq.preparation.settings import LEAST_TOKENS, PACKING, Reading, in_chunks, read_stream
+from relpos_fairseq.text.assets import Vocabulary
+from relpos_fairseq.text.dictionary import EOS
+
+# ---- Packs sentences into blocks: full sentences, document boundaries kept.
+# A block has at most `tokens - 1` tokens, as fairseq puts <s> in front; </s> ends every sentence.
+#
+# - `document`: no block has two documents (RoBERTa's DOC-SENTENCES; Chen et al. 2021, section 4:
+#   full sentences from documents, packed up to the maximum length).
+# - `full`: blocks run on over the end of a document, with one more </s> there (RoBERTa's
+#   FULL-SENTENCES).
+#
+# Read with `--sample-break-mode eos`. Not packed (`none`), an item is a sentence and an item of </s>
+# alone ends a document: fairseq's `--sample-break-mode complete_doc` packs it on loading.
+
+
+def document_spans(sizes: np.ndarray) -> np.ndarray:
+    """First and past-the-last sentence of every document (D, 2), without the item that ends it.
+
+    `sizes` are the (N,) tokens of each item; an item of one token ends a document; empty documents
+    are left out.
+    """
+    ends = np.flatnonzero(sizes == 1)
+    starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+    spans = np.stack([starts, ends], axis=1)
+    return spans[spans[:, 0] < spans[:, 1]]
+
+
+def pack(
+    documents: Iterable[list[np.ndarray]], mode: str, tokens: int, eos: int, counts: Counter | None = None
+) -> Iterator[np.ndarray]:
+    """The items of a data set, (L,) tokens each, 1 <= L < tokens where packed.
+
+    Args:
+        documents: each the list of its sentences' tokens, every sentence ending with `eos`.
+        mode: `document`, `full` or `none`.
+        tokens: tokens of a block with <s>.
+        eos: the token that ends a sentence.
+        counts: counts `blocks`, `tokens`, and `split_sentences` (longer than a block).
+    """
+    counts = Counter() if counts is None else counts
+    if mode not in PACKING:
+        raise UserError(f"--pack must be one of {', '.join(PACKING)}, got {mode!r}")
+    if tokens < LEAST_TOKENS:
+        raise UserError(f"--tokens-per-sample must be at least {LEAST_TOKENS}, got {tokens}")
+    end = np.array([eos])
+    if mode == "none":
+        items = (item for document in documents for item in (*document, end))
+    elif mode == "document":
+        items = (block for document in documents for block in _blocks(document, tokens - 1, counts))
+    else:
+        items = _blocks(_run_on(documents, end), tokens - 1, counts)
+    for item in items:
+        counts["blocks"] += 1
+        counts["tokens"] += len(item)
+        yield item
+
+
+def _run_on(documents: Iterable[list[np.ndarray]], end: np.ndarray) -> Iterator[np.ndarray]:
+    """Sentences of all documents, each document's last with one more end."""
+    for document in documents:
+        yield from document[:-1]
+        yield np.concatenate([document[-1], end])
+
+
+def _blocks(sentences: Iterable[np.ndarray], room: int, counts: Counter) -> Iterator[np.ndarray]:
+    """Fill blocks with whole sentences in their order; a sentence without room begins the next.
+
+    A sentence longer than a block is cut into whole blocks; what is left of it begins the next.
+    """
+    block, used = [], 0
+    for sentence in sentences:
+        if len(sentence) > room - used and block:
+            yield np.concatenate(block)
+            block, used = [], 0
+        if len(sentence) > room:
+            counts["split_sentences"] += 1
+            while len(sentence) > room:
+                yield sentence[:room]
+                sentence = sentence[room:]
+        block.append(sentence)
+        used += len(sentence)
+    if block:
+        yield np.concatenate(block)
+
+
+# ---- How often each language is seen: shares raised to an exponent.
+# With n_l sentences of language l and p_l = n_l / Σ n, languages are drawn by q_l = p_l^α / Σ p^α
+# (Conneau and Lample 2019, section 3.1; mBERT: α = 0.7). Here nothing is drawn: a document of
+# language l occurs q_l / p_l times, scaled so that the language with the most sentences occurs once.
+# So no text is left out, rare languages repeat, and a document's own hash decides a fractional part.
+
+
+def shares(sentences: dict[str, int], alpha: float) -> dict[str, float]:
+    """q_l of every language, from its number of sentences.
+
+    `alpha` is the exponent: 1 keeps the shares, 0 makes them equal.
+    """
+    if not 0 <= alpha <= 1:
+        raise UserError(f"--alpha must be from 0 to 1, got {alpha}")
+    empty = [language for language, count in sentences.items() if count < 1]
+    if empty or not sentences:
+        raise UserError(f"there is no text in language {(empty or ['(none)'])[0]!r}")
+    total = sum(sentences.values())
+    weights = {language: (count / total) ** alpha for language, count in sentences.items()}
+    return {language: weight / sum(weights.values()) for language, weight in weights.items()}
+
+
+def repetitions(sentences: dict[str, int], alpha: float) -> dict[str, float]:
+    """How often a document of each language occurs; 1 for the largest language."""
+    wanted = shares(sentences, alpha)
+    factors = {language: wanted[language] / count for language, count in sentences.items()}
+    least = min(factors.values())
+    return {language: factor / least for language, factor in factors.items()}
+
+
+def uniform(seed: int, stream: str, indices: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) (N,) that depend on the arguments alone, one an index (N,).
+
+    SplitMix64's finaliser (Steele et al. 2014) over the index, a hash of the stream's name (what
+    the numbers are for) and the seed: any subset can be asked for, in any process.
+    """
+    digest = hashlib.blake2b(f"{seed}:{stream}".encode(), digest_size=8).digest()
+    start = np.uint64(int.from_bytes(digest, "little"))
+    with np.errstate(over="ignore"):
+        z = start + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def copies(factor: float, chance: np.ndarray) -> np.ndarray:
+    """How often each document occurs (N,): a factor, rounded up with its fraction's probability."""
+    whole = int(factor)
+    return whole + (chance < factor - whole).astype(np.int64)
+
+
+# ---- Encoded text: every sentence's ids and </s>, and </s> alone behind each document.
+
+
+HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
+
+
+def encode_file(source: Path, prefix: Path, vocabulary: Vocabulary, reading: Reading, workers: int) -> dict[str, int]:
+    """Encode a text file into `prefix.bin` and `prefix.idx`; the same for any number of workers.
+
+    Returns:
+        Numbers of `items`, `tokens` and `unknown` tokens.
+    """
+
+    def encode(chunk: list[str | None]) -> tuple[np.ndarray, np.ndarray]:
+        texts = [item for item in chunk if item is not None]
+        found = iter(vocabulary.encode(texts))
+        items = [np.empty(0, np.int64) if item is None else next(found) for item in chunk]
+        # A text of nothing that the tokenizer knows must not look like the end of a document.
+        kept = [ids for ids, item in zip(items, chunk, strict=True) if len(ids) or item is None]
+        sizes = np.array([len(ids) + 1 for ids in kept], dtype=np.int32)
+        flat = np.full(int(sizes.sum()), EOS, dtype=np.int64)
+        is_end = np.zeros(len(flat), dtype=bool)
+        is_end[np.cumsum(sizes) - 1] = True
+        if kept:
+            flat[~is_end] = np.concatenate(kept)
+        return flat, sizes
+
+    chunks = in_chunks(read_stream(source, reading))
+    blocks = progress(ordered_map(encode, chunks, workers), description=f"encode {source.name}", unit="chunks")
+    counts = write_blocks(prefix, iter(blocks), vocabulary.size)
+    unknown = count_unknown(prefix, vocabulary.size)
+    return {"items": counts["sequences"], "tokens": counts["tokens"], "unknown": unknown}
+
+
+class Encoded:
+    """An encoded file, mapped into memory.
+
+    Attributes:
+        sizes: (N,) tokens of each item.
+        spans: (D, 2) first and past-the-last sentence of each document.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        index = Path(f"{prefix}.idx")
+        header = np.fromfile(index, dtype=HEADER, count=1)
+        if not len(header) or header["magic"][0] != MAGIC.rstrip(b"\0"):
+            raise UserError(f"{index} is no index of encoded text: delete it")
+        kind = {code: kind for kind, code in CODES.items()}[int(header["code"][0])]
+        count = int(header["items"][0])
+        self.sizes = np.fromfile(index, np.int32, count, offset=HEADER.itemsize)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        data = f"{prefix}.bin"
+        self.ids = np.memmap(data, kind, "r") if os.path.getsize(data) else np.empty(0, kind)
+        self.spans = document_spans(self.sizes)
+
+    def document(self, number: int) -> list[np.ndarray]:
+        """The sentences of a document, each (L,) ids that end with </s>."""
+        first, last = self.spans[number]
+        return [self.ids[self.starts[i] : self.starts[i + 1]] for i in range(first, last)]
+
+    def documents(self, numbers: np.ndarray) -> Iterator[list[np.ndarray]]:
+        """Several documents, in the given order."""
+        for number in numbers:
+            yield self.document(int(number))

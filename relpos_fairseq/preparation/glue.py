@@ -1,0 +1,245 @@
+"""Prepare GLUE and XNLI for fairseq's sentence_prediction."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import atomic_folder, copy_file, open_text_out, write_json
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.progress import table
+from relpos_fairseq.io.stages import Stage, write_manifest
+from relpos_fairseq.preparation.binarise import warn_of_unknown, write_indexed
+from relpos_fairseq.preparation.glue_tasks import (
+    GLUE,
+    Example,
+    GlueTask,
+    TableFile,
+    chosen_tasks,
+    read_examples,
+    sources_of,
+)
+from relpos_fairseq.preparation.pipeline import Preparation
+from relpos_fairseq.preparation.settings import PAIR_EXTRA, SINGLE_EXTRA
+from relpos_fairseq.text.assets import Vocabulary, tokenizer_files
+from relpos_fairseq.text.dictionary import BOS, EOS, NSPECIAL, UNK, write_dictionary
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+
+# ---- Writes a task as fairseq's sentence_prediction reads it: input0, input1, label.
+# An input's item is its ids and </s>; the task puts <s> (--init-token 0) before the first and a
+# separator (--separator-token 2) before the second: `<s> A </s> </s> B </s>`. A class is one symbol
+# of label/dict.txt, in the task's order; a number is a line of label/SPLIT.label.
+
+
+CHUNK = 512  # rows that a worker is given at a time
+
+
+def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary, options: dict) -> dict[str, int]:
+    """Write all splits of a task; the folder appears whole or not at all.
+
+    Args:
+        task: the task.
+        root: the folder that has the task's folder.
+        folder: where to write.
+        vocabulary: of the model.
+        options: `max_length`, `on_bad_row`, `workers`.
+
+    Returns:
+        Numbers of rows, tokens, and so on, by split.
+    """
+    counts = Counter()
+    with atomic_folder(folder) as temporary:
+        for split, source in sources_of(task, root).items():
+            found = _write_split(task, split, source, temporary, vocabulary, options)
+            counts.update({f"{split}_{name}": value for name, value in found.items()})
+        for part in ("input0", "input1") if task.pairs else ("input0",):
+            copy_file(vocabulary.folder / DICTIONARY, temporary / part / DICTIONARY)
+        if not task.regression:
+            labels = ((label, 1) for label in task.labels)
+            write_dictionary(temporary / "label" / DICTIONARY, labels)
+        longest = max(value for name, value in counts.items() if name.endswith("_longest"))
+        write_json(
+            temporary / "task.json",
+            {
+                "task": task.name,
+                "max_length": longest,
+                "init_token": BOS,
+                "separator_token": EOS,
+                "train": counts["train_rows"],
+                "vocabulary": vocabulary.size,
+            },
+        )
+    return dict(counts)
+
+
+def _write_split(
+    task: GlueTask, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, options: dict
+) -> Counter:
+    counts = Counter()
+    # GLUE's server numbers the rows of a test set: none may be left out.
+    on_bad_row = options["on_bad_row"] if source.columns.label else "fail"
+    examples = list(read_examples(source, task, on_bad_row, counts))
+    if not examples:
+        raise UserError(f"{source.path} has no rows for split {split} of {task.name}")
+    pairs = list(_encode(examples, vocabulary, options["max_length"], options["workers"], counts))
+    for number in range(2 if task.pairs else 1):
+        prefix = folder / f"input{number}" / split
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        write_indexed(prefix, (pair[number] for pair in pairs), vocabulary.size)
+    if source.columns.label:
+        _write_labels(task, split, examples, folder)
+    lengths = [sum(map(len, pair)) + (2 if task.pairs else 1) for pair in pairs]
+    counts["longest"] = max(lengths)
+    counts["tokens"] = sum(lengths)
+    counts["unknown"] = sum(int((part == UNK).sum()) for pair in pairs for part in pair)
+    return counts
+
+
+def _write_labels(task: GlueTask, split: str, examples: list[Example], folder: Path) -> None:
+    path = folder / "label"
+    path.mkdir(exist_ok=True)
+    if task.regression:
+        with open_text_out(path / f"{split}.label") as file:
+            file.writelines(f"{float(example.label)}\n" for example in examples)
+        return
+    numbers = {label: NSPECIAL + number for number, label in enumerate(task.labels)}
+    items = ([numbers[example.label], EOS] for example in examples)
+    write_indexed(path / split, items, NSPECIAL + len(numbers))
+
+
+def _encode(
+    examples: list[Example], vocabulary: Vocabulary, max_length: int, workers: int, counts: Counter
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Ids of the one or two sentences of every example, each with </s>."""
+
+    def encode(chunk: list[Example]) -> tuple[list[tuple[np.ndarray, ...]], int]:
+        firsts = vocabulary.encode([example.first for example in chunk])
+        if not chunk[0].second:
+            parts = [(first,) for first in firsts]
+        else:
+            seconds = vocabulary.encode([example.second for example in chunk])
+            parts = list(zip(firsts, seconds, strict=True))
+        cut = [shorten(pair, max_length) for pair in parts]
+        shortened = sum(sum(map(len, new)) < sum(map(len, old)) for new, old in zip(cut, parts, strict=True))
+        return [tuple(np.append(part, EOS) for part in pair) for pair in cut], shortened
+
+    for pairs, shortened in ordered_map(encode, _chunks(examples), workers):
+        counts["shortened"] += shortened
+        yield from pairs
+
+
+def shorten(parts: tuple[np.ndarray, ...], max_length: int) -> tuple[np.ndarray, ...]:
+    """Take ids off the end of the longer of one or two parts until all fit, as BERT does.
+
+    `max_length` counts special tokens, which the parts have not; 0: as long as it is.
+    """
+    if not max_length:
+        return parts
+    if len(parts) == 1:
+        return (parts[0][: max_length - SINGLE_EXTRA],)
+    room = max_length - PAIR_EXTRA
+    first, second = map(len, parts)
+    over = max(0, first + second - room)
+    # The longer part falls to the shorter's length first; then both in turn, the second first.
+    gap = min(over, abs(first - second))
+    both = over - gap
+    off_first = (gap if first > second else 0) + both // 2
+    return parts[0][: first - off_first], parts[1][: second - (over - off_first)]
+
+
+def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    rows = iter(examples)
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk
+
+
+# ---- GLUE's tasks to data-bins: a stage for each task.
+
+
+COLUMNS = ("rows", "dropped", "tokens", "unknown", "longest", "shortened")
+
+
+class GluePreparation(Preparation):
+    """GLUE's and XNLI's files to data-bins for sentence_prediction."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args.out)
+        self.args = args
+        self.tasks = tasks_of(args)
+        self.folders = {task.name: args.out / task.name for task in self.tasks}
+        self.paths = {
+            task.name: sorted({source.path for source in sources_of(task, args.glue).values()}) for task in self.tasks
+        }
+
+    def stages(self) -> list[Stage]:
+        args, vocabulary = self.args, Vocabulary(self.args.tokenizer)
+        options = {"max_length": args.max_length, "on_bad_row": args.on_bad_row}
+        how = options | {"workers": args.workers}
+        stages = []
+        for task in self.tasks:
+            folder = self.folders[task.name]
+
+            def write(task=task, folder=folder) -> dict:
+                return write_task(task, args.glue, folder, vocabulary, how)
+
+            read = [*self.paths[task.name], *tokenizer_files(args.tokenizer)]
+            stages.append(Stage(task.name, write, read, [folder], options))
+        return stages
+
+    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
+        named = ((name, path) for name, paths in self.paths.items() for path in paths)
+        write_manifest(
+            self.out / "manifest.json",
+            command=command,
+            inputs={f"{name}/{path.name}": path for name, path in named},
+            outputs=list(self.folders.values()),
+            stages=counts,
+            hashes=self.hashes,
+        )
+        rows = []
+        for task in self.tasks:
+            found = counts[task.name]
+            for split in [name[: -len("_rows")] for name in found if name.endswith("_rows")]:
+                values = (found.get(f"{split}_{name}", 0) for name in COLUMNS)
+                rows.append((task.name, split, *values))
+        print(table(rows, ("task", "split", *COLUMNS)))
+        warn_of_unknown({f"{row[0]} {row[1]}": (row[5], row[4]) for row in rows})
+
+
+def tasks_of(args: argparse.Namespace) -> list[GlueTask]:
+    """Return the tasks that are asked for: GLUE's that are whole, where none is named."""
+    if args.tasks:
+        return chosen_tasks(args.tasks)
+    there, tasks = [task for task in GLUE.values() if (args.glue / task.name).is_dir()], []
+    if not there:
+        raise UserError(f"{args.glue} has none of the folders {', '.join(GLUE)}")
+    for task in there:
+        try:
+            sources_of(task, args.glue)
+            tasks.append(task)
+        except UserError as error:
+            print(f"warning: {task.name} is left out: {error}", file=sys.stderr)
+    if not tasks:
+        raise UserError(f"{args.glue}: no task is complete (see the warnings)")
+    return tasks
+
+
+def write_sentences(tasks: list[GlueTask], root: Path, path: Path, on_bad_row: str) -> None:
+    """Write the training sentences of some tasks, without their labels."""
+    rows = []
+    with open_text_out(path) as file:
+        for task in tasks:
+            counts = Counter()
+            source = sources_of(task, root)["train"]
+            for example in read_examples(source, task, on_bad_row, counts):
+                lines = filter(None, (example.first, example.second))
+                file.write("".join(f"{line}\n" for line in lines) + "\n")
+            rows.append((task.name, counts["rows"], counts["dropped"]))
+    print(table(rows, ("task", "rows", "dropped")))

@@ -1,1 +1,0 @@
-"""From plain text to what masked language models are pre-trained on."""

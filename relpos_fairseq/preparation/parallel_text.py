@@ -1,0 +1,387 @@
+"""Find or download parallel text, and stream it in chunks of pairs."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from relpos_fairseq.io.downloads import RemoteFile, extract, fetch
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import Hashes, write_text
+from relpos_fairseq.io.lines import COMPRESSED, count_lines, raw_lines, read_lines
+from relpos_fairseq.io.stages import Stage
+from relpos_fairseq.preparation.corpora import CZENG, TestSet, TrainingCorpus, segments, test_set, training_set
+from relpos_fairseq.preparation.settings import WmtSettings
+
+# ---- Streams parallel text in chunks of lines that workers take and give back as bytes.
+
+
+LINES = 2000  # of a chunk
+BYTES = 1 << 22  # of a chunk, so that long lines make short chunks
+LONGEST_SIDE = 1 << 18  # bytes of a training line; what is longer is cut, then dropped as too long
+MALFORMED = "wrong number of columns"
+CZENG_BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
+
+
+@dataclass(frozen=True)
+class Text:
+    """One corpus in two files, or in two columns of one."""
+
+    name: str  # what the table and the manifest call it
+    paths: tuple[Path, Path]  # the source's and the target's file; the same twice for columns
+    # the source's and the target's column of tab-separated lines; () for two files
+    columns: tuple[int, ...] = ()
+    skipped: frozenset[int] = frozenset()  # blocks of CzEng 1.6 that are not in CzEng 1.7
+
+    def count(self) -> int:
+        """Return the number of pairs; files with different numbers of lines are refused."""
+        counts = [count_lines(path) for path in dict.fromkeys(self.paths)]
+        if counts[0] != counts[-1]:
+            source, target = self.paths
+            raise UserError(
+                f"parallel files must have equally many lines: {source} has {counts[0]:,}, {target} has {counts[-1]:,}"
+            )
+        return counts[0]
+
+    def rows(self) -> Iterator[tuple[bytes, bytes] | None]:
+        """Stream the pairs; None where a line has not enough columns."""
+        if not self.columns:
+            yield from zip(*(raw_lines(path, LONGEST_SIDE) for path in self.paths), strict=True)
+            return
+        for line in raw_lines(self.paths[0], LONGEST_SIDE):
+            cells = line.split(b"\t")
+            if len(cells) <= max(self.columns):
+                yield None
+            elif self.is_skipped(cells[0]):
+                yield b"", b""
+            else:
+                yield cells[self.columns[0]], cells[self.columns[1]]
+
+    def is_skipped(self, number: bytes) -> bool:
+        """Return whether a sentence's number is of a block to leave out."""
+        block = CZENG_BLOCK.match(number) if self.skipped else None
+        return block is not None and int(block.group(1)) in self.skipped
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some pairs of a text; a line's text never has a line feed."""
+
+    text: Text  # where they are from
+    numbers: Sequence[int]  # their lines' numbers in the files, from 1
+    source: bytes  # the source's lines, joined by line feeds
+    target: bytes  # the target's
+
+
+def read_chunks(text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str) -> Iterator[Chunk]:
+    """Read the pairs of a text that are asked for, in `wanted` for each pair.
+
+    Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail".
+    """
+    numbers, source, target, size = [], [], [], 0
+    for number, (row, asked) in enumerate(zip(text.rows(), wanted, strict=False), start=1):
+        if not asked:
+            continue
+        if row is None:
+            if on_bad_line == "fail":
+                raise UserError(
+                    f"{text.paths[0]}, line {number}: needs {max(text.columns) + 1} tab-separated "
+                    "columns; mend it or use --on-bad-line drop"
+                )
+            counts[MALFORMED] += 1
+            continue
+        numbers.append(number)
+        source.append(row[0])
+        target.append(row[1])
+        size += len(row[0]) + len(row[1])
+        if len(numbers) == LINES or size > BYTES:
+            yield Chunk(text, numbers, b"\n".join(source), b"\n".join(target))
+            numbers, source, target, size = [], [], [], 0
+    if numbers:
+        yield Chunk(text, numbers, b"\n".join(source), b"\n".join(target))
+
+
+def read_blobs(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Stream whole files of ours, one after the other, as blocks of lines."""
+    for path in paths:
+        with path.open("rb") as file:
+            while lines := list(islice(file, LINES)):
+                yield b"".join(lines)
+
+
+def map_lines(function, blob: bytes) -> bytes:
+    """Apply a function to each line of a block; the result ends every line."""
+    lines = blob.decode("utf-8").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return "".join([f"{function(line)}\n" for line in lines]).encode("utf-8")
+
+
+# ---- Finds the user's own parallel files, and a folder of CzEng.
+
+
+VALID = ("valid", "val", "dev")
+CZENG_COLUMNS = {"cs": 2, "en": 3}  # number, score, Czech, English
+CZENG_BLOCKS = "convert_czeng16_to_17.pl"  # names the blocks of 1.6 that 1.7 leaves out
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a preparation reads."""
+
+    training: list[Text]  # the training corpora
+    held_out: dict[str, Text]  # "valid", "test", "test1", ... and the text
+    # what the held-out sets are called where they come from
+    names: dict[str, str] = field(default_factory=dict)
+
+    def paths(self, texts: list[Text] | None = None) -> list[Path]:
+        """Return all files, each once."""
+        texts = [*self.training, *self.held_out.values()] if texts is None else texts
+        return list(dict.fromkeys(path for text in texts for path in text.paths))
+
+
+def has_parallel_files(folder: Path, source: str, target: str) -> bool:
+    """Return whether a folder has a training set in two files."""
+    return all(find_parallel_file(folder, "train", language) for language in (source, target))
+
+
+def find_parallel_file(folder: Path, name: str, language: str) -> Path | None:
+    """Return NAME.LANGUAGE, plain or compressed."""
+    paths = [folder / f"{name}.{language}{suffix}" for suffix in COMPRESSED]
+    found = [path for path in paths if path.is_file()]
+    if len(found) > 1:
+        raise UserError(f"{found[0]} and {found[1]} are both there: remove one")
+    return found[0] if found else None
+
+
+def parallel_files(folder: Path, source: str, target: str) -> Texts:
+    """Find train, valid (or val, dev) and every test* of two languages; a missing file is named.
+
+    Without a test set it warns.
+    """
+    endings = [f".{language}{suffix}" for language in (source, target) for suffix in COMPRESSED]
+    names = sorted(
+        {path.name[: -len(ending)] for path in folder.glob("test*") for ending in endings if path.name.endswith(ending)}
+    )
+    valid = next((name for name in VALID if find_parallel_file(folder, name, source)), VALID[0])
+    if not names:
+        print(
+            f"warning: {folder} has no test set (test.{source} and test.{target}): nothing can be "
+            f"scored but the validation set",
+            file=sys.stderr,
+        )
+    texts = {}
+    for name in ("train", valid, *names):
+        paths = find_parallel_file(folder, name, source), find_parallel_file(folder, name, target)
+        for path, language in zip(paths, (source, target), strict=True):
+            if path is None:
+                other = target if language == source else source
+                instead = f", or take {name}.{other} away" if name in names else ""
+                raise UserError(f"{folder} has no {name}.{language} (nor .gz, .bz2, .xz): put it there{instead}")
+        texts[name] = Text(name, paths)
+    numbered = {f"test{index or ''}": name for index, name in enumerate(names)}
+    held_out = {"valid": texts[valid]} | {key: texts[name] for key, name in numbered.items()}
+    return Texts([texts["train"]], held_out, {"valid": valid} | numbered)
+
+
+def czeng(folder: Path, source: str, target: str) -> list[Text]:
+    """Find CzEng 1.6's plain text: gzipped tab-separated files of the training part.
+
+    With the list of blocks that CzEng 1.7 leaves out beside them (its authors' conversion script),
+    the result is CzEng 1.7.
+    """
+    paths = sorted(folder.rglob("*train.gz"), key=lambda path: (path.name, path))
+    if not paths:
+        raise UserError(
+            f"{folder} has no CzEng file (*train.gz of its plain-text format): "
+            "get CzEng 1.6 at ufal.mff.cuni.cz/czeng, after registration"
+        )
+    scripts = sorted(folder.rglob(CZENG_BLOCKS))
+    skipped = czeng_blocks(scripts[0]) if scripts else frozenset()
+    columns = CZENG_COLUMNS[source], CZENG_COLUMNS[target]
+    return [Text(f"czeng {path.name}", (path, path), columns, skipped) for path in paths]
+
+
+def czeng_blocks(script: Path) -> frozenset[int]:
+    """Read the numbers of the blocks that CzEng 1.7 leaves out."""
+    match = re.search(r"qw\{([\s\d]*)\}", "\n".join(read_lines(script)))
+    if match is None:
+        raise UserError(f"{script} has no list of blocks: get it again or remove it")
+    return frozenset(map(int, match.group(1).split()))
+
+
+# ---- Gets the texts of a WMT pair: downloads or finds archives, extracts, unwraps test sets.
+
+
+class RawText:
+    """What is read, and the stages that bring it here."""
+
+    def __init__(self, settings: WmtSettings):
+        self.settings = settings
+        self.corpora: list[TrainingCorpus] = []
+        self.tests: dict[str, TestSet] = {}
+        if uses_own_files(settings):
+            refuse_choices(settings)
+            self.texts = parallel_files(settings.from_dir, *settings.languages)
+            return
+        corpora = training_set(settings.year, *settings.languages)
+        known = [corpus.name for corpus in corpora]
+        if settings.czeng and CZENG not in corpora:
+            raise UserError(f"--czeng: the corpora are {', '.join(known)}: leave it out")
+        for name in settings.without:
+            if name not in known:
+                raise UserError(f"--without {name}: the corpora are {', '.join(known)}")
+        self.corpora = [c for c in corpora if c.name not in settings.without and c is not CZENG]
+        if not self.corpora and (settings.czeng is None or CZENG.name in settings.without):
+            left_out = " ".join(settings.without)
+            raise UserError(f"--without {left_out} leaves no training text: keep a corpus")
+        self.tests = {
+            f"{split}{index or ''}": test_set(name, *settings.languages)
+            for split, names in (("valid", settings.valid), ("test", settings.tests))
+            for index, name in enumerate(names)
+        }
+        self.texts = self.expected()
+
+    def lacks_czeng(self) -> bool:
+        """Return whether CzEng belongs to the training set and is neither given nor declined."""
+        settings = self.settings
+        return (
+            bool(self.corpora)
+            and CZENG in training_set(settings.year, *settings.languages)
+            and settings.czeng is None
+            and CZENG.name not in settings.without
+        )
+
+    def expected(self) -> Texts:
+        """Return the texts that the stages will have made."""
+        settings, raw = self.settings, self.settings.out / "raw"
+        training = [
+            Text(corpus.name, tuple(self.member(raw, corpus, lang) for lang in settings.languages))
+            for corpus in self.corpora
+        ]
+        if settings.czeng and CZENG.name not in settings.without:
+            training += czeng(settings.czeng, *settings.languages)
+        held_out = {
+            split: Text(test.name, settings.sides(settings.out / "raw", split)) for split, test in self.tests.items()
+        }
+        return Texts(training, held_out, {split: test.name for split, test in self.tests.items()})
+
+    @staticmethod
+    def member(raw: Path, corpus: TrainingCorpus, language: str) -> Path:
+        """Return where a member of a corpus' archive is put."""
+        return raw / corpus.name / PurePosixPath(corpus.members[language]).name
+
+    def archives(self) -> list[RemoteFile]:
+        """Return the archives, each once."""
+        archives = [corpus.archive for corpus in self.corpora]
+        archives += [test.archive for test in self.tests.values()]
+        return list({archive.name: archive for archive in archives}.values())
+
+    def stages(self, hashes: Hashes) -> list[Stage]:
+        """Return the stages download and extract; none for the user's own files."""
+        archives = self.archives()
+        if not archives:
+            return []
+        settings = self.settings
+        folder = settings.from_dir or settings.out / "downloads"
+        get = partial(fetch, archives, folder, from_dir=settings.from_dir, hashes=hashes)
+        if settings.from_dir:
+            paths = get()
+        else:
+            paths = {archive.name: folder / archive.filename for archive in archives}
+
+        def download() -> dict:
+            if not settings.from_dir:
+                get(workers=max(4, settings.workers))
+            return {
+                name: {"file": str(path.relative_to(folder)), "sha256": hashes.of(path)} for name, path in paths.items()
+            }
+
+        extracted = self.texts.training[: len(self.corpora)]  # not CzEng
+        made = self.texts.paths([*extracted, *self.texts.held_out.values()])
+        files = list(dict.fromkeys(paths.values()))
+        described = {a.filename: [list(a.urls), a.size, a.sha256] for a in archives}
+        chosen = {
+            "members": [corpus.members for corpus in self.corpora],
+            "tests": {split: test.members for split, test in self.tests.items()},
+        }
+        return [
+            Stage("download", download, [], files, {"sources": described}, keeps=True),
+            Stage("extract", lambda: self.extract(paths), files, made, chosen),
+        ]
+
+    def members(self, archives: dict[str, Path], part: TrainingCorpus | TestSet) -> list[Path]:
+        """Extract both languages' members; say what to do about a download that is of no use."""
+        wanted = [part.members[language] for language in self.settings.languages]
+        try:
+            folder = self.settings.out / "raw" / part.name
+            return extract_members(archives[part.archive.name], wanted, folder)
+        except UserError as error:
+            if self.settings.from_dir is not None:
+                raise
+            raise UserError(f"{error} (to download it anew, delete it)") from error
+
+    def extract(self, archives: dict[str, Path]) -> dict:
+        """Extract the members that are needed and unwrap the test sets."""
+        for corpus in self.corpora:
+            found = self.members(archives, corpus)
+            for path, language in zip(found, self.settings.languages, strict=True):
+                path.replace(self.member(self.settings.out / "raw", corpus, language))
+        counts = {}
+        for split, test in self.tests.items():
+            found = self.members(archives, test)
+            for sgml, path in zip(found, self.texts.held_out[split].paths, strict=True):
+                lines = segments(sgml.read_bytes().decode("utf-8-sig"))
+                if not lines:
+                    raise UserError(f"{sgml} has no <seg> lines: is it the right archive?")
+                write_text(path, "".join(f"{line}\n" for line in lines))
+                counts[path.name] = len(lines)
+        return counts
+
+
+def extract_members(archive: Path, wanted: list[str], folder: Path) -> list[Path]:
+    """Extract members, at whatever depth they lie in the archive; return them in order."""
+    found = extract(archive, folder, [f"*{PurePosixPath(member).name}" for member in wanted])
+    paths = []
+    for member in wanted:
+        name = PurePosixPath(member).name
+        named = [path for path in found if path.name == name]
+        exact = [path for path in named if path.as_posix().endswith(f"/{member}")]
+        if not named:
+            raise UserError(f"{archive} does not contain {member}")
+        paths.append((exact or named)[0])
+    return paths
+
+
+def refuse_choices(settings: WmtSettings) -> None:
+    """Refuse options that choose among published sets, where the user's own files are read."""
+    for option, chosen in (
+        ("--czeng", settings.czeng is not None),
+        ("--without", bool(settings.without)),
+        ("--valid", settings.valid != WmtSettings.valid),
+        ("--test", settings.tests != WmtSettings.tests),
+    ):
+        if chosen:
+            raise UserError(
+                f"{option} goes with published sets; {settings.from_dir} has text of your own: leave {option} out"
+            )
+
+
+def uses_own_files(settings: WmtSettings) -> bool:
+    """Return whether --from-dir names parallel files, and not archives."""
+    folder = settings.from_dir
+    if folder is None:
+        return False
+    if not folder.is_dir():
+        raise UserError(f"--from-dir {folder} is not a folder")
+    if settings.year and has_parallel_files(folder, *settings.languages):
+        raise UserError(
+            f"{settings.year} names published sets, and --from-dir {folder} has text of your own "
+            f"(train.{settings.source}, train.{settings.target}): leave {settings.year} out, or "
+            f"name a folder of its archives"
+        )
+    return not settings.year

@@ -1,0 +1,323 @@
+"""Check the command lines of the preparations: choices, defaults, and options that exclude each other."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.lines import read_lines
+
+# ---- What a preparation is asked to do.
+
+
+SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
+DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18", "fr": "wmt14"}
+DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest2015
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a pair must keep within."""
+
+    max_words: int = 250  # words of each side
+    max_ratio: float = 3.0  # words of the longer side to those of the shorter
+    min_script: float = 0.5  # the least share of a side's letters that are of its language's script
+
+
+@dataclass(frozen=True)
+class WmtSettings:
+    """All that decides the result, and how it is made; its defaults are the command line's."""
+
+    year: str  # wmt14, wmt15 or wmt18; "" for parallel files of the user's own
+    source: str  # the source language, ISO 639-1
+    target: str  # the target language
+    out: Path  # the folder that takes everything
+    from_dir: Path | None = None  # a folder with archives, or with parallel files; None downloads
+    czeng: Path | None = None  # the user's folder of CzEng; None leaves it out
+    without: tuple[str, ...] = ()  # names of corpora to leave out
+    valid: tuple[str, ...] = ("newstest2013",)  # newstests to validate on
+    tests: tuple[str, ...] = ("newstest2015",)  # newstests to test on
+    sample: int | None = None  # how many training pairs to use; None for all
+    seed: int = 1  # of every random choice
+    tokenizer: str = "moses"  # "moses" or "none"
+    bpe: str = SUBWORD_NMT  # "subword-nmt" or "sentencepiece"
+    model_type: str = "unigram"  # "unigram" or "bpe", of sentencepiece
+    vocab_size: int = 32000  # merges of subword-nmt, pieces of sentencepiece
+    learn_lines: int = 100_000  # pairs that the units are learned on, at most
+    limits: Limits = field(default_factory=Limits)  # what the filter lets pass
+    on_bad_line: str = "fail"  # "fail" or "drop"
+    workers: int = 2  # processes
+    shards: int = 1  # of how many shards the training text is made
+    shard: int | None = None  # the shard to make now; None makes all else
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def sides(self, folder: Path, name: str) -> tuple[Path, Path]:
+        """Return the two files of a text of ours."""
+        return folder / f"{name}.{self.source}", folder / f"{name}.{self.target}"
+
+    def cleaning(self) -> dict:
+        """What the cleaned training text depends on, besides files."""
+        return {
+            "languages": self.languages,
+            "sample": self.sample,
+            "seed": self.seed if self.sample else None,
+            "tokenizer": self.tokenizer,
+            "limits": asdict(self.limits),
+            "on_bad_line": self.on_bad_line,
+        }
+
+    def units(self) -> dict:
+        """What the subword units depend on, besides files."""
+        model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
+        chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}
+        return {"bpe": self.bpe, "seed": self.seed, **chosen, **model}
+
+
+# ---- What prepare lm may be asked for: the choices, and what does not go together.
+
+
+LEVELS = ("word", "sentencepiece", "char", "byte")
+DOCUMENTS = ("none", "blank", "heading")
+SPLITS = ("train", "valid", "test")
+MODEL_TYPES = ("unigram", "bpe")
+COUNTS = ("threshold", "words", "padding_factor", "vocab_size", "sample_lines", "shards", "workers")
+
+
+def check_lm(args: argparse.Namespace, level: str) -> None:
+    """Refuse wrong numbers, and what does not go together."""
+    for name in COUNTS:
+        value, smallest = getattr(args, name), 0 if name == "threshold" else 1
+        if value is not None and value < smallest:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} must be >= {smallest}, got {value}")
+    if not 0 < args.character_coverage <= 1:
+        raise UserError(f"--character-coverage must be in (0, 1], got {args.character_coverage}")
+    if level == "byte" and (args.dict or args.words or args.threshold):
+        raise UserError("at the level of bytes the dictionary is fixed: leave out --dict, --words, --threshold")
+    if args.dict and (args.words or args.threshold):
+        raise UserError("--dict is used as it is: leave out --words and --threshold")
+    if args.sentencepiece and level != "sentencepiece":
+        raise UserError(f"--sentencepiece needs --level sentencepiece, not {level}")
+
+
+# ---- Plain text as a stream of sentences and ends of documents.
+# A document may be as long as its file, so nothing here holds one whole: a stream has a string for a
+# sentence and None for the end of a document.
+
+
+CHUNK_CHARACTERS = 1 << 18  # what one worker is given at a time
+# Where a sentence may end: closing punctuation, what closes after it and space; the full stops of
+# Chinese, Japanese, Hindi and Urdu need no space. No list of abbreviations: "Mr. Smith" is cut.
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[\"'”’」』）]*\s*|(?<=[।۔])\s*")
+OPENING = "\"'“‘([「『（"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file's lines are documents and sentences."""
+
+    # what ends a document: `blank` (an empty line), `line` (each line is one), `file`, or a regular
+    # expression that matches the line that begins one.  `json`: each line is an object whose `text`
+    # is a document, as C4's files are
+    documents: str = "blank"
+    sentences: str = "line"  # `line` (a line is a sentence) or `split` (a line has several)
+    on_bad_line: str = "fail"  # `fail` or `drop` where a line is not UTF-8
+
+    def __post_init__(self) -> None:
+        if self.sentences not in ("line", "split"):
+            raise UserError(f"sentences must be 'line' or 'split', got {self.sentences!r}")
+        try:
+            re.compile(self.documents)
+        except re.error as error:
+            raise UserError(
+                f"documents must be blank, line, file, json or a regular expression for a "
+                f"document's first line, got {self.documents!r}: {error}"
+            ) from None
+
+
+def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> Iterator[str | None]:
+    """The sentences of a file, plain or compressed, with None after the last of each document.
+
+    A document without sentences is none. `counts` counts `documents`, `sentences`, `characters` and
+    dropped lines.
+    """
+    counts = Counter() if counts is None else counts
+    if reading.documents == "json":
+        yield from _read_objects(path, reading, counts)
+        return
+    begins = None
+    if reading.documents not in ("blank", "line", "file"):
+        begins = re.compile(reading.documents)
+    is_open = False
+    for line in read_lines(path, on_bad_line=reading.on_bad_line, counts=counts):
+        text = line.strip()
+        ends = not text and reading.documents == "blank"
+        if begins is not None and begins.search(line):
+            ends = True
+        if ends and is_open:
+            counts["documents"] += 1
+            is_open = False
+            yield None
+        if not text:
+            continue
+        for sentence in _sentences(text, reading):
+            counts["sentences"] += 1
+            counts["characters"] += len(sentence)
+            is_open = True
+            yield sentence
+        if reading.documents == "line":
+            counts["documents"] += 1
+            is_open = False
+            yield None
+    if is_open:
+        counts["documents"] += 1
+        yield None
+
+
+def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
+    """Do as `read_stream` for JSON lines, each with a `text`, whose lines are or hold sentences."""
+    lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            parts = text.split("\n")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UserError(
+                f"{path}, line {number} is no JSON object with a text: {line.strip()[:60]!r}: give "
+                f"files of JSON lines, or another --documents than json"
+            ) from None
+        stripped = (part.strip() for part in parts)
+        sentences = [one for part in stripped if part for one in _sentences(part, reading)]
+        for sentence in sentences:
+            counts["sentences"] += 1
+            counts["characters"] += len(sentence)
+            yield sentence
+        if sentences:
+            counts["documents"] += 1
+            yield None
+
+
+def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) -> Iterator[list[str | None]]:
+    """Cut a stream between sentences; where it is cut changes no result."""
+    chunk, size = [], 0
+    for item in stream:
+        chunk.append(item)
+        size += 1 if item is None else len(item)
+        if size >= characters:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _sentences(text: str, reading: Reading) -> list[str]:
+    if reading.sentences == "line":
+        return [text]
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    # What goes on with a small letter is the same sentence.
+    ends = [end for end in ends if not text[end:].lstrip(OPENING)[:1].islower()]
+    parts = (text[i:j].strip() for i, j in itertools.pairwise([0, *ends, len(text)]))
+    return [part for part in parts if part]
+
+
+# ---- What prepare mlm may be asked for: the choices, their defaults, and what does not go together.
+
+
+TOKENIZER_KINDS = ("bpe", "wordpiece", "sentencepiece")
+PACKING = ("document", "full", "none")
+LEAST_TOKENS = 8  # of a block
+NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
+NO_LANGUAGE = "text"
+HOLD_OUT = 0.01
+TOKENIZER_DEFAULTS = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_000_000}
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text file."""
+
+    name: str  # unique, also of the files that are made of it
+    split: str  # `train` or `valid`
+    language: str  # its language, `text` where none was given
+    path: Path
+
+
+def check_mlm(args: argparse.Namespace) -> None:
+    """Refuse wrong values of the command line; add its `sources` and `reading`."""
+    _refuse_unused(args)
+    _check_values(args)
+    args.reading = Reading(args.documents, args.sentences, args.on_bad_line)
+    args.sources = _sources("train", args.train) + _sources("valid", args.valid)
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Refuse options that others leave without effect; fill in the defaults of the rest."""
+    if args.valid and args.hold_out is not None:
+        raise UserError("--hold-out and --valid: there is validation text: leave one out")
+    for name, value in (TOKENIZER_DEFAULTS | {"hold_out": HOLD_OUT}).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+        elif name in TOKENIZER_DEFAULTS and args.tokenizer_folder is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')} belongs to a tokenizer that is trained: "
+                "--tokenizer-folder is taken as it is"
+            )
+
+
+def _check_values(args: argparse.Namespace) -> None:
+    least = {"vocab_size": 5, "tokenizer_sentences": 1, "shards": 1, "workers": 1, "seed": 0}
+    least["tokens_per_sample"] = LEAST_TOKENS
+    for name, low in least.items():
+        if (value := getattr(args, name)) < low:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+    if not 0 <= args.alpha <= 1:
+        raise UserError(f"--alpha must be from 0 to 1, got {args.alpha}")
+    if not 0 < args.hold_out < 1:
+        raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
+    trained = args.tokenizer_folder is None
+    if args.lowercase and not (trained and args.tokenizer == "wordpiece"):
+        raise UserError("--lowercase belongs to --tokenizer wordpiece, which is not trained")
+    if args.character_coverage and not (trained and args.tokenizer == "sentencepiece"):
+        raise UserError("--character-coverage belongs to --tokenizer sentencepiece, which is not trained")
+
+
+def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
+    sources = []
+    for number, name in enumerate(names):
+        match = NAMED.fullmatch(name)
+        language, path = (match["language"], match["path"]) if match else (NO_LANGUAGE, name)
+        if not Path(path).is_file():
+            raise UserError(f"--{split} {name}: there is no file {path}")
+        sources.append(TextFile(f"{split}.{number}.{language}", split, language, Path(path)))
+    return sources
+
+
+# ---- What prepare glue may be asked for, and what does not go together.
+
+
+PAIR_EXTRA, SINGLE_EXTRA = 4, 2  # <s> A </s> </s> B </s>, <s> A </s>
+
+
+def check_glue(args: argparse.Namespace) -> None:
+    """Refuse a command line with wrong values."""
+    least = 2 * PAIR_EXTRA
+    if args.max_length and args.max_length < least:
+        raise UserError(f"--max-length must be 0 or at least {least}, got {args.max_length}")
+    if args.workers < 1:
+        raise UserError(f"--workers must be at least 1, got {args.workers}")
+    if not args.text and not (args.tokenizer and args.out):
+        raise UserError("give --tokenizer and --out, or --text")
+    if not args.glue.is_dir():
+        raise UserError(f"there is no folder {args.glue}: give the one with GLUE's tasks")

@@ -1,1 +1,0 @@
-"""Parallel text for translation: sources, cleaning, tokens, units, fairseq's binary form."""

@@ -1,0 +1,46 @@
+"""fairseq's dict.txt: a line `SYMBOL COUNT` for every symbol after four special ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import write_text
+from relpos_fairseq.io.lines import read_lines
+
+FILE = "dict.txt"
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # every dictionary begins with these
+BOS, PAD, EOS, UNK = range(len(SPECIAL))
+NSPECIAL = len(SPECIAL)  # the id of the first symbol in the file
+OVERWRITE = " #fairseq:overwrite"  # behind a line whose symbol is there already
+
+
+def write_dictionary(path: Path, counts: Iterable[tuple[str, int]]) -> None:
+    """Write symbols and their counts."""
+    write_text(path, "".join(f"{symbol} {count}\n" for symbol, count in counts))
+
+
+def read_dictionary(path: Path) -> list[str]:
+    """Return the symbols of a dict.txt in order, without the special ones.
+
+    Raises:
+        UserError: it is missing, a line is not `SYMBOL COUNT`, or a symbol is there twice.
+    """
+    symbols: list[str] = []
+    seen = set(SPECIAL)
+    for number, line in enumerate(read_lines(path), start=1):
+        entry = line.rstrip()
+        symbol, _, count = entry.removesuffix(OVERWRITE).rpartition(" ")
+        if not symbol or not count.isdigit():
+            raise UserError(f"{path}, line {number}: not `SYMBOL COUNT`: {line!r}")
+        if symbol in seen and not entry.endswith(OVERWRITE):
+            raise UserError(f"{path}, line {number}: {symbol!r} is there twice")
+        seen.add(symbol)
+        symbols.append(symbol)
+    return symbols
+
+
+def ids_of(symbols: Iterable[str]) -> dict[str, int]:
+    """Return the ids of a text's symbols; `<s>` in a text is an unknown word, no special token."""
+    return {symbol: number for number, symbol in enumerate(symbols, start=NSPECIAL) if symbol not in SPECIAL}

@@ -1,0 +1,99 @@
+"""What a checkpoint was trained with: hashes of its dictionaries and units, kept in it and compared on loading.
+
+A dictionary of the same size in another order, or other merges, give nonsense without an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import sha256_of
+
+KEY = "trained_with"  # of a checkpoint; a dictionary of dictionaries of strings, which weights_only loads
+SIDES = ("source", "target")
+MANIFEST = "manifest.json"
+
+
+def record(task: Any, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
+    """Return what a checkpoint of a training keeps.
+
+    Args:
+        task: the training's, with its dictionaries.
+        files: the files of its text by their names, as `beside.files_of` returns them.
+    """
+    return {"dictionaries": of_task(task), "files": of_files(files)}
+
+
+def of_task(task: Any) -> dict[str, str]:
+    """Return the hashes of the dictionaries of a task's source and target, as far as it has them."""
+    found = {}
+    for side in SIDES:
+        try:
+            dictionary = getattr(task, f"{side}_dictionary", None)
+        except NotImplementedError:
+            continue
+        if dictionary is not None and hasattr(dictionary, "symbols"):
+            found[side] = of_symbols(dictionary.symbols[: len(dictionary)])
+    return found
+
+
+def of_files(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the hashes of a text's files by their names: of dict.txt its symbols, without their counts.
+
+    The manifest has versions of packages, which change nothing, and is left out.
+    """
+    return {name: _of_file(path) for name, path in files.items() if name != MANIFEST}
+
+
+def _of_file(path: Path) -> str:
+    if not path.name.startswith("dict"):
+        return sha256_of(path)
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    return of_symbols(line.rstrip().removesuffix(b"#fairseq:overwrite").rstrip().rpartition(b" ")[0] for line in lines)
+
+
+def of_symbols(symbols: Iterable[str | bytes]) -> str:
+    """Return the hash of symbols in their order."""
+    digest = hashlib.sha256()
+    for symbol in symbols:
+        digest.update((symbol if isinstance(symbol, bytes) else symbol.encode("utf-8", "surrogatepass")) + b"\n")
+    return digest.hexdigest()
+
+
+def read(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return what a checkpoint keeps; nothing where it is older, or where a stranger wrote something else."""
+    kept = state.get(KEY)
+    if not isinstance(kept, Mapping):
+        return {}
+    return {part: dict(kept[part]) for part in ("dictionaries", "files") if isinstance(kept.get(part), Mapping)}
+
+
+def differing(kept: Mapping[str, Mapping[str, str]], files: Mapping[str, Path]) -> list[str]:
+    """Return the names of files that are not what a checkpoint was trained with; one that is absent does not count."""
+    known = kept.get("files", {})
+    found = of_files({name: path for name, path in files.items() if name in known})
+    return sorted(name for name in found if found[name] != known[name])
+
+
+def differing_sides(kept: Mapping[str, Mapping[str, str]], task: Any) -> list[str]:
+    """Return the sides whose dictionary in a task is not the one that a checkpoint was trained with."""
+    known, found = kept.get("dictionaries", {}), of_task(task)
+    return [side for side in SIDES if side in known and side in found and known[side] != found[side]]
+
+
+def check_task(state: Mapping[str, Any], task: Any, path: Path | str) -> None:
+    """Compare a loaded checkpoint with the dictionaries that a task has read.
+
+    Raises:
+        UserError: another dictionary.
+    """
+    if sides := differing_sides(read(state), task):
+        data = getattr(getattr(task, "cfg", None) or getattr(task, "args", None), "data", None)
+        raise UserError(
+            f"{path} was trained with another {' and '.join(sides)} dictionary than that of {data}: give the data "
+            f"folder of its training, or binarise with its dictionaries (--srcdict, --tgtdict)"
+        )

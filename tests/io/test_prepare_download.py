@@ -1,0 +1,236 @@
+"""Downloads: every fault of a server, resuming, mirrors, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import socket
+import sys
+
+import pytest
+
+from helpers.faulty_server import serve
+from relpos_fairseq.io import downloads
+from relpos_fairseq.io.downloads import RemoteFile, fetch
+from relpos_fairseq.io.errors import UserError
+
+DATA = random.Random(1).randbytes(300_000)
+SHA = hashlib.sha256(DATA).hexdigest()
+QUICK = {"progress": False, "backoff": 0.001, "timeout": 5.0}
+
+
+@pytest.fixture
+def server():
+    with serve() as running:
+        yield running
+
+
+def source(*urls: str, name: str = "a.bin", sha256: str | None = SHA, **more) -> RemoteFile:
+    return RemoteFile(name, urls, name, sha256=sha256, **more)
+
+
+def get(folder, *sources, **more) -> bytes:
+    paths = fetch(sources, folder, **{**QUICK, **more})
+    return paths[sources[0].name].read_bytes()
+
+
+def left(folder) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_file_comes_once(server, tmp_path):
+    url = server.put("a.bin", DATA)
+    for _ in range(2):
+        assert get(tmp_path, source(url, size=len(DATA))) == DATA
+    assert server.ranges("a.bin") == [None]
+    assert left(tmp_path) == {"a.bin"}
+
+
+def test_a_file_without_a_hash_is_pinned(server, tmp_path):
+    url = server.put("a.bin", DATA)
+    for _ in range(2):
+        assert get(tmp_path, source(url, sha256=None)) == DATA
+    assert len(server.requests) == 1
+    assert (tmp_path / "a.bin.sha256").read_text() == f"{SHA}  a.bin\n"
+    (tmp_path / "a.bin").unlink()
+    server.put("a.bin", DATA[::-1])
+    with pytest.raises(UserError, match="first download had another hash: delete .*a.bin.sha"):
+        get(tmp_path, source(url, sha256=None))
+    (tmp_path / "a.bin.sha256").unlink()
+    assert get(tmp_path, source(url, sha256=None)) == DATA[::-1]
+
+
+@pytest.mark.parametrize("etag", ['"1"', None])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_server_stops_mid_file(server, tmp_path, etag, hashed):
+    sha256 = SHA if hashed else None
+    faults = [("stop", 100_000), ("stop", 1), ("ok",)]
+    url = server.put("a.bin", DATA, faults=faults, etag=etag)
+    assert get(tmp_path, source(url, sha256=sha256)) == DATA
+    safe = etag or sha256  # without either, nobody knows whether the rest belongs to the beginning
+    assert server.ranges("a.bin") == [None, *(["bytes=100000-", "bytes=100001-"] if safe else [None] * 2)]
+
+
+def test_a_later_run_continues(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("stop", 123_456)] + [("stop", 0)] * 9)
+    with pytest.raises(UserError, match="breaks after 123,456 bytes, 2 times without"):
+        get(tmp_path, source(url), attempts=2)
+    assert left(tmp_path) == {"a.bin.partial", "a.bin.partial.json"}
+    server.files["/a.bin"].faults.clear()
+    server.requests.clear()
+    assert get(tmp_path, source(url)) == DATA
+    assert server.ranges("a.bin") == ["bytes=123456-"]
+    assert left(tmp_path) == {"a.bin"}
+
+
+def test_a_stalled_server_is_resumed(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("stall", 131_072)])
+    assert get(tmp_path, source(url), timeout=1.0) == DATA
+    assert server.ranges("a.bin") == [None, "bytes=131072-"]
+
+
+def test_a_slow_server_is_waited_for(server, tmp_path):
+    url = server.put("a.bin", DATA[:2000], piece=7)
+    sha = hashlib.sha256(DATA[:2000]).hexdigest()
+    assert get(tmp_path, source(url, sha256=sha)) == DATA[:2000]
+
+
+def test_a_server_without_ranges_starts_again(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("stop", 100_000)], ranges=False)
+    assert get(tmp_path, source(url)) == DATA
+    assert [status for *_, status in server.requests] == [200, 200]
+
+
+def test_a_wrong_range_is_not_pieced_together(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("stop", 100_000), ("wrong range",)])
+    assert get(tmp_path, source(url)) == DATA
+
+
+def test_no_answer_and_busy_are_asked_again(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("mute",), ("status", 503), ("status", 429)])
+    assert get(tmp_path, source(url)) == DATA
+
+
+def test_a_body_of_unknown_length(server, tmp_path):
+    url = server.put("a.bin", DATA, length=False)
+    assert get(tmp_path, source(url, size=len(DATA))) == DATA
+    url = server.put("b.bin", DATA, length=False, faults=[("stop", 10)] * 9)
+    with pytest.raises(UserError, match="got 10 bytes, 300,000 expected"):
+        get(tmp_path, source(url, name="b.bin", sha256=None, size=len(DATA)))
+
+
+def test_a_file_that_changed_between_two_runs(server, tmp_path):
+    url = server.put("a.bin", DATA[::-1], faults=[("stop", 100_000)] + [("stop", 0)] * 3)
+    with pytest.raises(UserError):
+        get(tmp_path, source(url, sha256=None), attempts=2)
+    server.put("a.bin", DATA, etag='"2"')  # If-Range tells
+    assert get(tmp_path, source(url, sha256=None)) == DATA
+
+
+def test_an_old_part_of_another_file_is_found_out(server, tmp_path):
+    (tmp_path / "a.bin.partial").write_bytes(b"x" * 1000)  # the hash tells
+    url = server.put("a.bin", DATA, etag=None)
+    assert get(tmp_path, source(url)) == DATA
+    assert server.ranges("a.bin") == ["bytes=1000-", None]
+
+
+@pytest.mark.parametrize("size", [len(DATA), len(DATA) + 5])
+def test_a_part_that_is_complete_or_too_long(server, tmp_path, size):
+    (tmp_path / "a.bin.partial").write_bytes(DATA + b"extra"[: size - len(DATA)])
+    url = server.put("a.bin", DATA)
+    assert get(tmp_path, source(url)) == DATA
+
+
+FAULTS = {
+    "404": (("status", 404), DATA, "status 404"),
+    "403": (("status", 403), DATA, "status 403"),
+    "html": (("html",), DATA, "a web page, not"),
+    "checksum": (("ok",), DATA[::-1], "got a file with sha256"),
+    "size": (("ok",), DATA[:-1], "the server has 299,999 bytes, 300,000 expected"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_mirror(server, tmp_path, name):
+    fault, data, message = FAULTS[name]
+    bad = server.put("bad", data, faults=[fault] * 2)
+    good = server.put("good", DATA)
+    size = len(DATA) if name == "size" else None
+    with pytest.raises(UserError, match=message) as caught:
+        get(tmp_path, source(bad, size=size))
+    assert "--from-dir" in str(caught.value) and "a.bin" in str(caught.value)
+    assert not (tmp_path / "a.bin").exists()
+    assert get(tmp_path, source(bad, good, size=size)) == DATA
+    assert left(tmp_path) == {"a.bin"}
+
+
+def test_no_network_says_what_to_put_where(tmp_path):
+    with socket.socket() as free:  # bound, but nobody listens
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.bin"
+        with pytest.raises(UserError) as caught:
+            get(tmp_path, source(url, size=len(DATA)))
+    text = str(caught.value)
+    assert "cannot be reached" in text and "--from-dir" in text
+    assert f"a.bin (0.3 MB, sha256 {SHA}) from {url}" in text
+
+
+def test_local_files(tmp_path):
+    folder = tmp_path / "mine" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "a.bin").write_bytes(DATA)
+    out = tmp_path / "out"
+    paths = fetch([source("http://nowhere.invalid/a")], out, from_dir=tmp_path / "mine", **QUICK)
+    assert paths == {"a.bin": folder / "a.bin"} and not out.exists()
+    (folder / "a.bin").write_bytes(DATA[::-1])
+    with pytest.raises(UserError, match="a.bin has sha256 .* expected: replace it"):
+        fetch([source()], out, from_dir=tmp_path, **QUICK)
+    with pytest.raises(UserError, match="lacks files; put there:\n  b.bin"):
+        fetch([source(name="b.bin")], out, from_dir=tmp_path, **QUICK)
+
+
+def test_several_at_a_time_and_a_failure_spoils_no_other(server, tmp_path):
+    wanted = [source(server.put(f"{i}.bin", DATA), name=f"{i}.bin") for i in range(5)]
+    lost = source(f"{server.url}/lost", name="lost.bin")
+    with pytest.raises(UserError, match="could not download lost.bin\n"):
+        fetch([lost, *wanted], tmp_path, workers=3, **QUICK)
+    assert left(tmp_path) == {f"{i}.bin" for i in range(5)}
+
+
+def test_a_full_disk_is_no_network_error(server, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(downloads, "next_block", full)
+    with pytest.raises(OSError) as caught:
+        get(tmp_path, source(server.put("a.bin", DATA)))
+    assert caught.value.filename == str(tmp_path / "a.bin.partial")
+
+
+def test_a_file_name_may_not_lead_elsewhere():
+    with pytest.raises(UserError, match="not a plain file name"):
+        RemoteFile("a", ["http://x"], "../a")
+
+
+def test_progress_is_printed(server, tmp_path, capsys):
+    get(tmp_path, source(server.put("a.bin", DATA), size=len(DATA)), progress=True)
+    assert "downloading a.bin (0.3 MB)" in capsys.readouterr().out
+
+
+def test_what_happens_is_said(server, tmp_path, capsys):
+    url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
+    get(tmp_path, source(f"{server.url}/lost", url), progress=True)
+    said = capsys.readouterr().out
+    assert f"{server.url}/lost: status 404 Not Found; asking the next address" in said
+    assert "200000 more expected); continuing after 100,000 bytes" in said
+
+
+@pytest.mark.parametrize("size", [len(DATA), None])
+def test_on_a_terminal_there_is_a_bar(server, tmp_path, monkeypatch, size):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
+    assert get(tmp_path, source(url, size=size), progress=True) == DATA
+    assert "download: " in terminal.getvalue() and "300k" in terminal.getvalue()

@@ -1,0 +1,436 @@
+"""Whole files, lines of any origin, archives, manifests, and how a command ends."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import io
+import json
+import lzma
+import os
+import signal
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import folders as preparing
+from relpos_fairseq.io import command, downloads, files, lines, stages
+from relpos_fairseq.io.command import run_command
+from relpos_fairseq.io.downloads import extract
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.progress import LogProgress, progress, table
+
+# ----------------------------------------------------------------------------------- whole files
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "new" / "a.txt"
+    with pytest.raises(RuntimeError), files.atomic_path(path) as temporary:
+        temporary.write_text("half")
+        assert not path.exists() and temporary.suffix == ".txt"
+        raise RuntimeError
+    assert list(path.parent.iterdir()) == []
+    files.write_text(path, "whole")
+    with pytest.raises(RuntimeError), files.open_text_out(path) as file:
+        file.write("half")
+        raise RuntimeError
+    assert path.read_text() == "whole" and list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_kill_left_is_replaced(tmp_path):
+    with pytest.raises(KeyboardInterrupt), files.atomic_folder(tmp_path / "d") as temporary:
+        (temporary / "a").write_text("1")
+        raise KeyboardInterrupt
+    (tmp_path / ".partial-123-d").mkdir()  # by another process
+    (tmp_path / ".partial-a.txt").write_text("half")
+    with files.atomic_folder(tmp_path / "d") as temporary:
+        (temporary / "a.bin").write_text("2")
+    with files.atomic_folder(tmp_path / "d") as temporary:
+        (temporary / "b").write_text("3")
+    files.write_text(tmp_path / "a.txt", "new")
+    assert preparing.contents(tmp_path) == {"d/b": b"3", "a.txt": b"new"}
+
+
+def test_a_folder_with_a_users_file_is_not_replaced(tmp_path):
+    """What commands write is replaced, whatever its options were; a file of anybody else's is not lost."""
+    folder = tmp_path / "d"
+    (folder / "input0").mkdir(parents=True)
+    for name in ("train.bin", "dict.de.txt", "preprocess.log", "input0/dict.txt", "own"):
+        (folder / name).write_text("old")
+    with files.atomic_folder(folder) as temporary:
+        (temporary / "own").write_text("new")
+    assert preparing.contents(tmp_path) == {"d/own": b"new"}
+    (folder / "chapters").mkdir()
+    (folder / "chapters" / "thesis.tex").write_text("years")
+    with pytest.raises(UserError, match=r"d would be replaced, and chapters/thesis\.tex in it was not"):
+        with files.atomic_folder(folder) as temporary:
+            (temporary / "own").write_text("newer")
+    assert preparing.contents(tmp_path) == {"d/own": b"new", "d/chapters/thesis.tex": b"years"}
+    with pytest.raises(UserError, match="d is a folder, and a file would take its place"):
+        files.write_text(folder, "text")
+    assert preparing.contents(tmp_path) == {"d/own": b"new", "d/chapters/thesis.tex": b"years"}
+
+
+def test_a_full_disk_leaves_nothing_and_is_named(tmp_path, monkeypatch, capsys):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+    monkeypatch.setattr(files, "sync", full)
+    assert run_command(lambda _: files.write_text(path, "new")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: no space left") and str(path) in said and said.count("\n") == 1
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_room_is_checked_before(tmp_path):
+    files.require_space(tmp_path / "not" / "there", 1)
+    with pytest.raises(UserError, match="needs 1,000,000,000,000.0 MB"):
+        files.require_space(tmp_path, 10**18)
+
+
+def test_json_and_compressed_text_depend_on_the_value_alone(tmp_path):
+    for name in ("a.json", "b.json"):
+        files.write_json(tmp_path / name, {"b": "ä", "a": [1]} if name < "b" else {"a": [1], "b": "ä"})
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert files.read_json(tmp_path / "a.json") == {"a": [1], "b": "ä"}
+    assert files.read_json(tmp_path / "none.json") is None
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(UserError, match="a.json is not JSON"):
+        files.read_json(tmp_path / "a.json")
+    for name in ("a.gz", "b.gz"):
+        files.write_text(tmp_path / name, "text\n")
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"text\n"
+
+
+def test_a_folders_hash_sees_names_and_bytes(tmp_path):
+    def of(**named):
+        folder = tmp_path / "-".join([*named, *named.values()])
+        for name, text in named.items():
+            files.write_text(folder / name, text)
+        return files.sha256_of(folder)
+
+    assert len({of(a="1", b="2"), of(a="2", b="1"), of(a="12"), of(b="1", c="2")}) == 4
+    assert files.size_of(tmp_path / "a-b-1-2") == 2
+
+
+# ----------------------------------------------------------------------------------------- lines
+
+OPEN = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def test_a_hash_is_computed_once_while_the_file_stays_the_same(tmp_path, monkeypatch):
+    path, hashes, read = tmp_path / "folder" / "a", files.Hashes(), []
+    path.parent.mkdir()
+    original = files.hash_file
+    monkeypatch.setattr(files, "hash_file", lambda path, *more: read.append(path) or original(path, *more))
+    for number in range(20):  # faster than a file system's clock, each time of the same size
+        path.write_text(f"{number:02}")
+        assert hashes.of(path) == original(path)["sha256"]
+    read.clear()
+    assert hashes.of(path.parent) == files.sha256_of(path.parent)
+    assert read == [path]  # by sha256_of, which remembers nothing
+    status = path.stat()
+    path.write_text("XX")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its time set back
+    assert hashes.of(path.parent) == files.sha256_of(path.parent)
+
+
+def put(path: Path, data: bytes) -> Path:
+    with OPEN[path.suffix if path.suffix in OPEN else ""](path, "wb") as file:
+        file.write(data)
+    return path
+
+
+@pytest.mark.parametrize("suffix", OPEN)
+def test_odd_text_is_read_as_it_is(tmp_path, suffix):
+    data = "\ufeffa\tb ||| c\r\n\n  d\rd \u2028e\x0c\x1c\n\ufefff".encode()
+    path = put(tmp_path / f"text{suffix}", data)
+    expected = ["a\tb ||| c", "", "  d\rd \u2028e\x0c\x1c", "\ufefff"]
+    assert list(lines.read_lines(path)) == expected
+    assert lines.count_lines(path) == 4
+
+
+LINE = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)))
+
+
+@given(st.lists(LINE), st.booleans(), st.sampled_from(["\n", "\r\n"]))
+@settings(max_examples=40, deadline=None)
+def test_lines_survive_a_round_trip(tmp_path_factory, texts, mark, end):
+    texts = [text.rstrip("\r") for text in texts]
+    if texts:
+        texts[0] = texts[0].lstrip("\ufeff")
+    path = tmp_path_factory.mktemp("lines") / "a"
+    path.write_bytes(b"\xef\xbb\xbf" * mark + "".join(text + end for text in texts).encode())
+    assert list(lines.read_lines(path)) == texts
+    assert lines.count_lines(path) == len(texts)
+
+
+def test_invalid_utf8_is_named_or_dropped_and_counted(tmp_path):
+    path = put(tmp_path / "a.gz", b"good\nb\xffd\ngood too\n\xc3")
+    with pytest.raises(UserError, match=r"a\.gz, line 2: invalid UTF-8 at byte 2 \(ff"):
+        list(lines.read_lines(path))
+    counts = {}
+    assert list(lines.read_lines(path, "drop", counts)) == ["good", "good too"]
+    assert counts == {"lines": 4, "invalid_utf8": 2}
+    with pytest.raises(UserError, match="on_bad_line must be fail or drop, got 'skip'"):
+        list(lines.read_lines(path, "skip"))
+    utf16 = put(tmp_path / "b", "text".encode("utf-16"))
+    with pytest.raises(UserError, match="looks like UTF-16"):
+        list(lines.read_lines(utf16))
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_line_of_any_length_takes_bounded_memory(tmp_path, end):
+    path = put(tmp_path / "a", b"x" * 10 + b"\r\n" + b"y" * 11 + b"\n" + b"z" * 5_000_000 + end)
+    counts = {}
+    assert list(lines.read_lines(path, "drop", counts, longest=10)) == ["x" * 10]
+    assert counts == {"lines": 3, "too_long": 2}
+    with pytest.raises(UserError, match="line 2: longer than 10 bytes"):
+        list(lines.read_lines(path, longest=10))
+
+
+def test_a_damaged_compressed_file_is_one_error(tmp_path):
+    for suffix in (".gz", ".bz2", ".xz"):
+        path = put(tmp_path / f"a{suffix}", b"text\n" * 100_000)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-5])
+        with pytest.raises(UserError, match=rf"a{suffix} is truncated or damaged"):
+            list(lines.read_lines(path))
+        path.write_bytes(b"<html>not at all</html>")
+        with pytest.raises(UserError, match=rf"a{suffix} is .*damaged"):
+            lines.count_lines(path)
+    with pytest.raises(UserError, match="missing is not a file"):
+        list(lines.read_lines(tmp_path / "missing"))
+
+
+# -------------------------------------------------------------------------------------- archives
+
+
+def tar(path: Path, entries: dict[str, bytes | tarfile.TarInfo]) -> Path:
+    with tarfile.open(path, "w:" + path.suffix[1:].replace("tar", "")) as file:
+        for name, entry in entries.items():
+            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(name)
+            data = b"" if isinstance(entry, tarfile.TarInfo) else entry
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def link(name: str, kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "/etc/passwd"
+    return info
+
+
+def zipped(path: Path, entries: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in entries.items():
+            file.writestr(name, data)
+    return path
+
+
+NOISE = bytes(i * i % 251 for i in range(40_000))
+ENTRIES = {"d/a.txt": b"alpha" * 2000, "d/b.txt": NOISE}
+KINDS = ["a.tar", "a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.zip"]
+
+
+def pack(path: Path, entries: dict) -> Path:
+    return (zipped if path.suffix == ".zip" else tar)(path, entries)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_members_come_out(tmp_path, name):
+    archive = pack(tmp_path / name, ENTRIES)
+    made = extract(archive, tmp_path / "out")
+    assert made == [tmp_path / "out" / entry for entry in ENTRIES]
+    assert preparing.contents(tmp_path / "out") == ENTRIES
+    assert extract(archive, tmp_path / "one", ["*/b.txt"]) == [tmp_path / "one" / "d" / "b.txt"]
+    with pytest.raises(UserError, match=f"{name} does not contain c.txt"):
+        extract(archive, tmp_path / "none", ["d/a.txt", "c.txt"])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_truncated_archive_is_one_error(tmp_path, name):
+    archive = pack(tmp_path / name, ENTRIES)
+    whole = archive.read_bytes()
+    for length in (0, 1, len(whole) // 3, len(whole) * 2 // 3, len(whole) - 12):
+        if name == "a.tar" and length == len(whole) - 12:
+            length = 512 + 10_240 + 512 + 40_448  # what is missing is the end mark alone
+        archive.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=f"{name} is (truncated|no .* file)"):
+            extract(archive, tmp_path / str(length))
+        made = preparing.contents(tmp_path / str(length)) if (tmp_path / str(length)).exists() else {}
+        assert all(ENTRIES[entry] == data for entry, data in made.items())
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "d/../../x", "..\\x", "c:\\x", "\\x"])
+@pytest.mark.parametrize("kind", ["a.tar.gz", "a.zip"])
+def test_an_entry_that_leads_out_is_refused(tmp_path, name, kind):
+    archive = pack(tmp_path / kind, {"good": b"1", name: b"2"})
+    with pytest.raises(UserError, match="leads out of the folder"):
+        extract(archive, tmp_path / "deep" / "out")
+    assert not list(tmp_path.rglob("x"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_refused_unless_unwanted(tmp_path, kind):
+    archive = tar(tmp_path / "a.tar", {"good": b"1", "bad": link("bad", kind)})
+    with pytest.raises(UserError, match="bad is a (link|device): extract it by hand"):
+        extract(archive, tmp_path / "out")
+    assert extract(archive, tmp_path / "out", ["good"]) == [tmp_path / "out" / "good"]
+    info = zipfile.ZipInfo("bad")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr(info, "/etc/passwd")
+    with pytest.raises(UserError, match="bad is a link"):
+        extract(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_a_single_compressed_file_and_unknown_kinds(tmp_path):
+    archive = put(tmp_path / "text.txt.gz", b"text")
+    assert extract(archive, tmp_path / "out") == [tmp_path / "out" / "text.txt"]
+    (tmp_path / "a.rar").write_bytes(b"")
+    with pytest.raises(UserError, match="its name must end in"):
+        extract(tmp_path / "a.rar", tmp_path)
+    with pytest.raises(UserError, match="not a file"):
+        extract(tmp_path / "a.zip", tmp_path)
+
+
+def test_extraction_checks_room(tmp_path, monkeypatch):
+    def full(folder, size):
+        raise UserError(f"no room for {size}")
+
+    monkeypatch.setattr(downloads, "require_space", full)
+    with pytest.raises(UserError, match="no room for 10000"):
+        extract(tar(tmp_path / "a.tar", ENTRIES), tmp_path / "out")
+
+
+# --------------------------------------------------------------------------- commands, manifests
+
+
+def raising(error: BaseException):
+    def main(_):
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (UserError("x must be 1, got 2"), 2, "error: x must be 1, got 2\n"),
+        (ValueError("bad"), 2, "error: bad\n"),
+        (FileNotFoundError(2, "No such file", "a.txt"), 2, "error: a.txt: No such file\n"),
+        (KeyboardInterrupt(), 130, command.CONTINUE + "\n"),
+    ],
+)
+def test_a_command_ends_with_one_line(capsys, error, status, said):
+    assert run_command(raising(error)) == status
+    assert capsys.readouterr().err == said
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(KeyError):
+        run_command(raising(KeyError("bug")))
+    assert run_command(lambda argv: None, []) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["at work", "ValueError: bad", "  at the end", ""], "ValueError: bad"),
+        (["KeyError: 1", "a.b.MyError: two\n", "done"], "a.b.MyError: two"),
+        (["said in an Error: no exception", "the end\n", "  "], "the end"),
+        ([], ""),
+    ],
+)
+def test_a_programs_last_words(lines, reason):
+    assert command.error_line(iter(lines)) == reason
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_command(lambda _: signal.raise_signal(signal.SIGTERM)) == 143
+    assert capsys.readouterr().err == command.CONTINUE + "\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(run_command(lambda _: None)))
+    thread.start()
+    thread.join()
+    assert statuses == [0]  # only the main thread may touch signals
+
+
+def test_a_manifest_names_every_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [Path(name) for name in ("a/t", "b/t", "c/b/t")]
+    for path in paths:
+        files.write_text(path, str(path))
+    given = [paths[0], paths[2].absolute(), paths[1], paths[1].absolute()]
+    assert list(stages.labelled(given, None)) == ["t", "b/t", f"{tmp_path.name}/b/t"]
+    assert len(stages.describe_files(stages.labelled(given, tmp_path))) == 3
+
+
+def test_a_manifest_depends_on_the_input_alone(tmp_path):
+    written = []
+    for name, workers in (("one", "1"), ("two", "8")):
+        folder = tmp_path / name
+        files.write_text(folder / "in.txt", "in")
+        files.write_text(folder / "bin" / "out.txt", "out")
+        stages.write_manifest(
+            folder / "manifest.json",
+            command=[f"scripts/{name}/../x.py", "--workers", workers, f"--out={name}", "--seed", "1"],
+            inputs=[folder / "in.txt"],
+            outputs=[folder / "bin"],
+            stages={"s": {"lines": 1}},
+            extra={"level": "word"},
+        )
+        written.append((folder / "manifest.json").read_bytes())
+    assert written[0] == written[1]
+    read = json.loads(written[0])
+    assert read["command"] == "x.py --out DIR --seed 1" and read["stages"] == {"s": {"lines": 1}}
+    assert set(read["inputs"]) == {"in.txt"} and read["outputs"]["bin"]["bytes"] == 3
+    assert {"python", "numpy"} <= set(read["versions"])
+
+
+def test_a_table():
+    text = table([["train", 1234567], ["valid", 8]], ["split", "lines"])
+    assert "| train   | 1,234,567 |" in text
+
+
+def test_progress_in_a_log_is_sparse(monkeypatch):
+    clock = iter(range(0, 10_000, 1))
+    monkeypatch.setattr("relpos_fairseq.io.progress.time.monotonic", lambda: float(next(clock)))
+    log = io.StringIO()
+    assert list(progress(range(100), description="read", unit="lines", file=log)) == list(range(100))
+    said = log.getvalue().splitlines()
+    assert 5 <= len(said) <= 12 and said[-1].startswith("read: 100 lines of 100 lines (100%)")
+    log = io.StringIO()
+    bar = progress(total=None, unit="B", file=log)
+    assert isinstance(bar, LogProgress)
+    for _ in range(65):
+        bar.update(10**6)
+    bar.close()
+    assert len(log.getvalue().splitlines()) == 3  # each half minute, and the end
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_a_disk_that_torch_finds_full_is_one_line(tmp_path, monkeypatch, free):
+    """torch.save ends in a RuntimeError without a file's name."""
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(OSError, match="No space left" if free == 0 else "Input/output") as caught:
+        with files.atomic_path(tmp_path / "model.pt"):
+            raise RuntimeError("basic_ios::clear: iostream error")
+    assert caught.value.filename == str(tmp_path / "model.pt")
+    with pytest.raises(RuntimeError, match="a bug"), files.atomic_path(tmp_path / "model.pt"):
+        raise RuntimeError("a bug")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,443 @@
+"""Stages and worker processes: what is skipped, what is made again, and kills at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import folders as preparing
+from helpers.folders import contents
+from relpos_fairseq.io import stages
+from relpos_fairseq.io import stages as manifest
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import atomic_folder, read_json, write_text
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.stages import Stage, run_stages
+from relpos_fairseq.preparation import binarise
+from relpos_fairseq.preparation.binarise import preprocess, write_indexed
+
+# A pipeline of four stages with workers, a folder as an output, and files written in pieces.
+PIPELINE = """
+import signal, sys, time
+from pathlib import Path
+
+if {tests!r}:  # a parent may have had Ctrl-C ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+from relpos_fairseq.preparation.binarise import write_indexed
+from relpos_fairseq.io.command import run_command
+from relpos_fairseq.io.files import atomic_folder, open_text_out
+from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.stages import write_manifest
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.stages import Stage, run_stages
+
+
+def main(argv):
+    folder, workers, pause = Path(argv[0]), int(argv[1]), float(argv[2])
+
+    def square(n):
+        time.sleep(pause)
+        return str(n * n)
+
+    def numbers():
+        with open_text_out(folder / "numbers.txt") as file:
+            for line in ordered_map(square, range(60), workers):
+                file.write(line + "\\n")
+                file.flush()
+        return {{"lines": 60}}
+
+    def odd():
+        with open_text_out(folder / "odd.gz") as file:
+            for line in read_lines(folder / "numbers.txt"):
+                time.sleep(pause)
+                file.write(line + "\\n" if int(line) % 2 else "")
+
+    def parts():
+        with atomic_folder(folder / "parts") as temporary:
+            for i, line in enumerate(read_lines(folder / "odd.gz")):
+                time.sleep(pause)
+                (temporary / str(i)).write_text(line)
+
+    def ids():
+        lines = read_lines(folder / "numbers.txt")
+        return write_indexed(folder / "ids", ([int(c) for c in line] for line in lines), 10)
+
+    f = folder
+    stages = [
+        Stage("numbers", numbers, [], [f / "numbers.txt"], {{"n": 60}}),
+        Stage("odd", odd, [f / "numbers.txt"], [f / "odd.gz"]),
+        Stage("parts", parts, [f / "odd.gz"], [f / "parts"]),
+        Stage("ids", ids, [f / "numbers.txt"], [f / "ids.bin", f / "ids.idx"]),
+    ]
+    counts = run_stages(stages, folder)
+    made = [path for stage in stages for path in stage.outputs]
+    write_manifest(f / "manifest.json", command="x", inputs=[], outputs=made, stages=counts)
+    print("done")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory) -> Path:
+    script = tmp_path_factory.mktemp("pipeline") / "pipeline.py"
+    script.write_text(PIPELINE.format(tests=True))
+    return script
+
+
+def start(script: Path, folder: Path, workers: int, pause: float) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(script), str(folder), str(workers), str(pause)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen, status: int = 0) -> tuple[str, str]:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == status, err
+    return out, err
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pipeline, tmp_path_factory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    out, _ = finish(start(pipeline, folder, 1, 0))
+    assert re.match(r"\[1/4\] numbers \.\.\.\n\[1/4\] numbers \.\.\. \d+ s\n", out)
+    return contents(folder)
+
+
+def test_any_number_of_workers_makes_the_same(pipeline, undisturbed, tmp_path):
+    out, _ = finish(start(pipeline, tmp_path, 3, 0))
+    assert contents(tmp_path) == undisturbed
+    assert out.endswith("done\n")
+    out, _ = finish(start(pipeline, tmp_path, 2, 0))
+    assert out.count("unchanged") == 4
+    assert contents(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_moment_and_run_again(pipeline, undisturbed, tmp_path, seed):
+    chance = random.Random(seed)
+    for kill in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+        process = start(pipeline, tmp_path, 2, 0.01)
+        try:
+            process.communicate(timeout=0.15 + chance.random())
+        except subprocess.TimeoutExpired:
+            process.send_signal(kill)  # to the parent alone: workers have to find out
+            process.communicate(timeout=60)
+    finish(start(pipeline, tmp_path, 2, 0))
+    assert contents(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_it_and_its_workers(pipeline, undisturbed, tmp_path, workers):
+    process = start(pipeline, tmp_path, workers, 0.2)
+    assert process.stdout.readline() == "[1/4] numbers ...\n"
+    wait_for(tmp_path / ".partial-numbers.txt")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = finish(process, 130)
+    assert err == "interrupted; run the same command again to continue\n"
+    assert set(contents(tmp_path)) == {".stages/lock"}
+    with pytest.raises(ProcessLookupError):
+        for _ in range(200):  # until the last worker is reaped
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    finish(start(pipeline, tmp_path, workers, 0))
+    assert contents(tmp_path) == undisturbed
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} never appeared")
+
+
+def test_two_processes_in_one_folder(pipeline, tmp_path):
+    first = start(pipeline, tmp_path, 1, 0.2)
+    assert first.stdout.readline() == "[1/4] numbers ...\n"
+    _, err = finish(start(pipeline, tmp_path, 1, 0), 2)
+    assert err.startswith(f"error: another process is preparing {tmp_path}") and err.count("\n") == 1
+    first.kill()
+    first.communicate(timeout=60)
+    finish(start(pipeline, tmp_path, 1, 0))
+
+
+# ------------------------------------------------------------------------------------- in process
+
+
+class Small:
+    """Two stages that note when they run: b.txt is a.txt twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ran, self.parameters = folder, [], {"n": 1}
+        write_text(folder / "source", "x")
+
+    def one(self):
+        self.ran.append("one")
+        write_text(self.folder / "a.txt", (self.folder / "source").read_text()[:1])
+        return {"n": 1}
+
+    def two(self):
+        self.ran.append("two")
+        write_text(self.folder / "b.txt", (self.folder / "a.txt").read_text() * 2)
+
+    def run(self, **options) -> list[str]:
+        self.ran.clear()
+        f = self.folder
+        stages = [
+            Stage("one", self.one, [f / "source"], [f / "a.txt"], self.parameters),
+            Stage("two", self.two, [f / "a.txt"], [f / "b.txt"], {"tuple": (1, 2)}),
+        ]
+        assert run_stages(stages, f, **options) == {"one": {"n": 1}, "two": {}}
+        assert (f / "b.txt").read_text() == (f / "source").read_text()[:1] * 2
+        return list(self.ran)
+
+
+@pytest.fixture
+def small(tmp_path) -> Small:
+    return Small(tmp_path)
+
+
+def test_only_what_changed_runs_again(small):
+    assert small.run() == ["one", "two"]
+    assert small.run() == []
+    assert small.run(force=True) == ["one", "two"]
+    small.parameters = {"n": 2}
+    assert small.run() == ["one"]  # its output is what it was
+    write_text(small.folder / "source", "xy")
+    assert small.run() == ["one"]
+    write_text(small.folder / "source", "z")
+    assert small.run() == ["one", "two"]
+    write_text(small.folder / "b.txt", "??")  # the same size
+    assert small.run() == ["two"]
+    (small.folder / "b.txt").unlink()
+    assert small.run() == ["two"]
+    (small.folder / ".stages" / "two.json").write_text("{half")
+    assert small.run() == ["two"]
+
+
+def test_other_versions_make_it_anew(small, monkeypatch):
+    assert small.run() == ["one", "two"]
+    now = manifest.versions()
+    assert "regex" in now and {"fairseq", "fairseq-fixed"} & set(now)
+    monkeypatch.setattr(stages, "versions", lambda: now | {"sacremoses": "9.9"})
+    assert small.run() == ["one", "two"]
+    assert small.run() == []
+
+
+def test_a_failing_stage_has_no_stamp(small, monkeypatch):
+    small.run()
+    write_text(small.folder / "source", "q")
+    monkeypatch.setattr(small, "two", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        small.run()
+    assert not (small.folder / ".stages" / "two.json").exists()
+    monkeypatch.undo()
+    assert small.run() == ["two"]
+
+
+def test_a_missing_input_is_named(small):
+    (small.folder / "source").unlink()
+    with pytest.raises(UserError, match="stage one needs what is not there: .*source"):
+        small.run()
+    with pytest.raises(UserError, match="stages must have different names, got a, a"):
+        run_stages([Stage("a", dict, [], []), Stage("a", dict, [], [])], small.folder)
+
+
+def test_outputs_of_another_pipeline_can_be_removed(small):
+    small.run()
+    outside = small.folder.parent / f"{small.folder.name}-outside.txt"
+    last = Stage("last", lambda: write_text(outside, "x"), [], [outside])
+    run_stages([last], small.folder)
+    assert (small.folder / "b.txt").exists()
+    one = Stage("one", small.one, [small.folder / "source"], [small.folder / "a.txt"], {"n": 1})
+    run_stages([one], small.folder, prune=True)
+    assert set(contents(small.folder, ".stages")) == {"source", "a.txt"}
+    assert outside.exists()  # not ours to remove
+    assert {path.name for path in (small.folder / ".stages").glob("*.json")} == {"one.json"}
+
+
+def test_stamps_hold_in_a_folder_that_was_moved(small):
+    small.run()
+    moved = small.folder.rename(small.folder.with_name(small.folder.name + "-moved"))
+    stage = Stage("two", dict, [moved / "a.txt"], [moved / "b.txt"], {"tuple": (1, 2)})
+    run_stages([stage], moved)
+    assert read_json(moved / ".stages" / "two.json")["outputs"]["b.txt"]["bytes"] == 2
+
+
+def test_files_of_others_in_a_folder_are_never_removed(tmp_path):
+    ran = []
+
+    def run(number: int, name: str = "make", **options) -> int:
+        def make():
+            ran.append(number)
+            with atomic_folder(tmp_path / "made") as folder:
+                write_text(folder / "sub" / "a", str(number))
+
+        run_stages([Stage(name, make, [], [tmp_path / "made"], {"n": number})], tmp_path, **options)
+        return len(ran)
+
+    assert run(1) == run(1) == 1
+    mine = tmp_path / "made" / "sub" / "mine"
+    write_text(mine, "mine")
+    assert run(1) == 1  # what the stage made is as it was
+    for number, options in ((1, {"force": True}), (2, {}), (2, {"name": "x", "prune": True})):
+        with pytest.raises(UserError, match="move sub/mine elsewhere"):
+            run(number, **options)
+        assert mine.read_text() == "mine"
+    mine.rename(tmp_path / "mine")
+    assert run(2) == run(2) == 2
+    write_text(tmp_path / "made" / "sub" / "a", "3")
+    assert run(2) == 3
+    (tmp_path / "made" / "sub" / "a").unlink()
+    assert run(2) == 4
+
+
+# ---------------------------------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_results_come_in_order_and_memory_is_bounded(workers):
+    read = []
+
+    def chunks():
+        for n in range(40):
+            read.append(n)
+            yield n
+
+    def slow_for_some(n):
+        time.sleep(0.02 if n % 7 == 0 else 0)
+        return n * n, os.getpid()
+
+    results = ordered_map(slow_for_some, chunks(), workers)
+    assert next(results)[0] == 0
+    assert len(read) <= 2 * workers
+    rest = list(results)
+    assert [value for value, _ in rest] == [n * n for n in range(1, 40)]
+    here = {pid == os.getpid() for _, pid in rest}
+    assert here == {workers == 1}
+    assert list(ordered_map(slow_for_some, [], workers)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_in_a_worker_is_the_callers(workers):
+    def fails(n):
+        if n == 3:
+            raise UserError(f"bad {n}")
+        return n
+
+    got = []
+    with pytest.raises(UserError, match="^bad 3$"):
+        got.extend(ordered_map(fails, range(10), workers))
+
+
+def test_a_killed_worker_is_told():
+    def dies(n):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(UserError, match="killed, perhaps for want of memory"):
+        list(ordered_map(dies, range(10), 2))
+    with pytest.raises(UserError, match="workers must be >= 1, got 0"):
+        list(ordered_map(dies, [], 0))
+
+
+def test_a_caller_that_stops_early_ends_the_workers():
+    def identity(n):
+        return os.getpid()
+
+    results = ordered_map(identity, iter(int, 1), 2)
+    workers = {next(results) for _ in range(20)}
+    results.close()
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# ------------------------------------------------------------------------------------ binarising
+
+
+@pytest.mark.parametrize("vocabulary", [10, 65499, 65500, 4294967295])
+def test_ids_are_written_as_fairseq_writes_them(tmp_path, vocabulary):
+    import torch
+    from fairseq.data import indexed_dataset
+
+    items = [[1, 2, 3], [], [4], [vocabulary - 1]]
+    counts = write_indexed(tmp_path / "ours", (torch.tensor(item) for item in items), vocabulary)
+    assert counts == {"sequences": 4, "tokens": 5}
+    builder = indexed_dataset.make_builder(str(tmp_path / "its.bin"), "mmap", vocabulary)
+    for item in items:
+        builder.add_item(torch.tensor(item))
+    builder.finalize(str(tmp_path / "its.idx"))
+    for suffix in ("bin", "idx"):
+        ours = (tmp_path / f"ours.{suffix}").read_bytes()
+        assert ours == (tmp_path / f"its.{suffix}").read_bytes(), suffix
+    read = indexed_dataset.make_dataset(str(tmp_path / "ours"), "mmap")
+    assert [read[i].tolist() for i in range(len(read)) if i != 1] == [items[i] for i in (0, 2, 3)]
+
+
+def test_no_index_without_its_ids(tmp_path):
+    write_indexed(tmp_path / "a", [[1]], 10)
+
+    def breaks():
+        yield np.array([1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_indexed(tmp_path / "a", breaks(), 10)
+    assert set(contents(tmp_path)) == {"a.bin"}
+    with pytest.raises(ValueError, match="sizes sum up to 2, there are 1 ids"):
+        binarise.write_blocks(tmp_path / "a", [(np.array([1]), np.array([2]))], 10)
+
+
+@pytest.mark.slow
+def test_fairseq_preprocess_makes_a_whole_folder(tmp_path):
+    write_text(tmp_path / "text.de", "ein Haus\n")
+    write_text(tmp_path / "text.en", "a house\n")
+    arguments = [
+        *("--source-lang", "de", "--target-lang", "en", "--destdir", str(tmp_path / "bin")),
+        *("--trainpref", str(tmp_path / "text")),
+    ]
+    assert preprocess(arguments, 1) == tmp_path / "bin"
+    made = contents(tmp_path / "bin")
+    assert {"dict.de.txt", "train.de-en.de.bin"} <= set(made) and "preprocess.log" not in made
+    arguments[-1] = str(tmp_path / "missing")
+    with pytest.raises(UserError, match="fairseq-preprocess: .*missing.*its output: ") as caught:
+        preprocess(arguments, 1)
+    assert (tmp_path / "bin.preprocess.log").exists() and "\n" not in str(caught.value)
+    assert contents(tmp_path / "bin") == made
+    with pytest.raises(UserError, match="needs --destdir"):
+        preprocess([], 1)
+
+
+def test_nothing_here_imports_torch():
+    code = """
+        import sys
+        from relpos_fairseq.io import archives, command, download, lines, manifest, pool, stages
+        from relpos_fairseq.preparation import binarise
+        print({"torch", "fairseq"} & set(sys.modules))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_helpers_see_every_file(tmp_path):
+    write_text(tmp_path / "a" / "b", "1")
+    assert preparing.contents(tmp_path) == {"a/b": b"1"} and preparing.contents(tmp_path, "a") == {}

@@ -1,0 +1,223 @@
+"""Mends of fairseq that no command of the other tests shows: what happens with and without."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.tasks import masked_lm
+from omegaconf import DictConfig, OmegaConf
+
+import relpos_fairseq  # noqa: F401
+from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
+
+
+def batches(function, count: int) -> list[int]:
+    """The samples that are left of `count`, in batches of a multiple of 8."""
+    made = function(np.arange(count), lambda _: 3, max_tokens=40, required_batch_size_multiple=8)
+    return sorted(int(sample) for batch in made for sample in batch)
+
+
+def test_the_last_batch_is_kept() -> None:
+    """No sample is lost for not filling a batch of the required multiple."""
+    for count in (1, 7, 8, 37):
+        assert batches(data_utils.batch_by_size, count) == list(range(count))
+    assert len(batches(data_utils.batch_by_size.__wrapped__, 37)) < 37
+    none = np.array([], dtype=np.int64)
+    assert data_utils.batch_by_size(none, lambda _: 1, max_tokens=8) == []
+
+
+def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--sample-break-mode eos` reads a name that numpy 2 removed."""
+    lines = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    arguments = (lines, [3, 2], None, 1, 2, "eos")
+    assert [len(block) for block in TokenBlockDataset(*arguments)] == [3, 2]
+    if not hasattr(np, "long"):  # numpy 1 has the name itself
+        return
+    monkeypatch.delattr(np, "compat")
+    with pytest.raises(AttributeError, match="compat"):
+        TokenBlockDataset(*arguments)
+
+
+def test_swish_is_a_function() -> None:
+    """Without the mend a layer of fairseq's gets a module where it wants its input's image."""
+    from fairseq import utils
+
+    x = torch.linspace(-3, 3, 7)
+    torch.testing.assert_close(utils.get_activation_fn("swish")(x), x * x.sigmoid())
+    assert not isinstance(utils.get_activation_fn.__wrapped__("swish")(x), torch.Tensor)
+
+
+def test_checkpoints_load_safely(tmp_path) -> None:
+    """What fairseq saves beside tensors: options, meters' numbers, a state over several ranks."""
+    path = tmp_path / "checkpoint.pt"
+    saved = {
+        "args": Namespace(arch="roberta"),
+        "cfg": OmegaConf.create({"lr": [0.1], "name": "x"}),
+        "meters": [np.float64(3.5), np.arange(3), np.float32(1)],
+        "task_state": {"ranks": [_TensorPlaceholder(0)], "read": defaultdict(list)},
+    }
+    torch.save(saved, path)
+    loaded = torch.load(path, weights_only=True)
+    assert loaded["args"] == saved["args"] and loaded["cfg"] == saved["cfg"]
+    assert float(loaded["meters"][0]) == 3.5 and loaded["meters"][1].tolist() == [0, 1, 2]
+    assert loaded["task_state"]["ranks"][0].index == 0
+    torch.serialization.clear_safe_globals()
+    try:
+        with pytest.raises(Exception, match="weights_only"):
+            torch.load(path, weights_only=True)
+    finally:
+        allow_checkpoint_types()
+
+
+def test_a_task_with_its_own_bpe_asks_it() -> None:
+    """Only the task that has lost its options asks the data which symbols begin a word."""
+    with pytest.raises(Exception, match="no_such_bpe"):
+        masked_lm.get_whole_word_mask(Namespace(bpe="no_such_bpe"), None)
+
+
+def test_overrides_of_later_options(caplog) -> None:
+    """A checkpoint of ours that lacks an option takes it; what no option is stays out."""
+    from fairseq.checkpoint_utils import overwrite_args_by_name
+
+    overrides = {"position_rope_scaling": "yarn", "decoder_layers": 3, "data": "d", "bpe_codes": 1}
+    for name in ("relpos_transformer_lm_tiny", "transformer_lm"):
+        model = {"_name": name, "decoder_layers": 2}
+        config = OmegaConf.create({"model": model, "task": {"data": "c"}, "bpe": None})
+        overwrite_args_by_name(config, overrides)
+        later = {"position_rope_scaling": "yarn"} if "relpos" in name else {}
+        assert config.model == {**model, "decoder_layers": 3, **later}
+        assert config.task == {"data": "d"}
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the checkpoint is older than position_rope_scaling: set to 'yarn'"]
+
+
+def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):
+    """checkpoint_last.pt is a copy: half of one would be no checkpoint at all."""
+    from fairseq.file_io import PathManager
+
+    old, new = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_2.pt"
+    old.write_bytes(b"old")
+    new.write_bytes(b"newer")
+
+    def killed(source, target):
+        Path(target).write_bytes(Path(source).read_bytes()[:2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", killed)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(new), str(old), overwrite=True)
+    assert old.read_bytes() == b"old"
+    assert PathManager.copy(str(new), str(old), overwrite=True)
+    assert old.read_bytes() == b"newer" and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.fixture(params=["no GPU", "--cpu beside a GPU"])
+def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
+    """Of a command that computes on CPUs."""
+    found = OmegaConf.structured(FairseqConfig())
+    found.common.cpu = request.param != "no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param != "no GPU")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(request.param != "no GPU"))
+    return found
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A process that meets no other; the backends that fairseq asks for."""
+    import fairseq.distributed.utils as distributed
+
+    asked = []
+
+    def join(cfg: FairseqConfig) -> int:
+        asked.append(cfg.distributed_training.distributed_backend)
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        return cfg.distributed_training.distributed_rank
+
+    monkeypatch.setattr(distributed, "distributed_init", join)
+    monkeypatch.setattr(distributed, "get_global_group", lambda: None)
+    return asked
+
+
+def call(config: DictConfig) -> list[int]:
+    """The ranks that this process trained as."""
+    from fairseq.distributed.utils import call_main
+
+    trained = []
+    call_main(config, lambda cfg: trained.append(cfg.distributed_training.distributed_rank))
+    return trained
+
+
+@pytest.mark.parametrize("backend", ["nccl", "mpi"])
+def test_processes_on_cpus_take_gloo(config, alone, monkeypatch, backend: str) -> None:
+    """Those of torchrun, and not nccl, fairseq's default; what was chosen stays."""
+    assert config.distributed_training.distributed_backend == "nccl"
+    config.distributed_training.distributed_backend = backend
+    config.distributed_training.distributed_world_size = 2
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    assert call(config) == [1]
+    assert alone == [{"nccl": "gloo"}.get(backend, backend)]
+
+
+def test_a_gpu_keeps_nccl(config, alone) -> None:
+    if not config.common.cpu:
+        pytest.skip("there is none")
+    config.common.cpu = False
+    config.distributed_training.distributed_init_method = "tcp://localhost:29500"
+    config.distributed_training.distributed_no_spawn = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        call(config)
+    assert alone == ["nccl"]
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_on_cpus_train(config, alone) -> None:
+    """One that is told where to meet others is the process of its rank, without a flag more."""
+    config.distributed_training.distributed_init_method = "tcp://localhost:29500"
+    config.distributed_training.distributed_world_size = 2
+    config.distributed_training.distributed_rank = 1
+    assert call(config) == [1] and alone == ["gloo"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_adaptive_loss_on_one_process(alone, several: bool) -> None:
+    """It refuses the default of --ddp-backend, which one process does not use."""
+    from types import SimpleNamespace
+
+    from fairseq.criterions.adaptive_loss import AdaptiveLoss
+    from fairseq.distributed.utils import distributed_init
+
+    config = SimpleNamespace(ddp_backend="pytorch_ddp", sentence_avg=True)
+    task = SimpleNamespace(target_dictionary=None)
+    if not several:
+        assert AdaptiveLoss.build_criterion(config, task).sentence_avg
+        return
+    distributed_init(FairseqConfig())
+    try:
+        with pytest.raises(Exception, match="legacy_ddp"):
+            AdaptiveLoss.build_criterion(config, task)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> None:
+    """Gloo's threads that outlive Python's can abort a training that has ended well."""
+    from fairseq.distributed.utils import distributed_main
+
+    trained = []
+    distributed_main(0, trained.append, config, {})
+    assert len(trained) == 1
+    assert not torch.distributed.is_initialized()
