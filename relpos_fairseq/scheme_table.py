@@ -1,7 +1,9 @@
-"""The contract table of all schemes, from the code."""
+"""Tables of all schemes, made from their declarations: for Markdown pages and for a terminal."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,12 +11,13 @@ import torch
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
 from relpos_fairseq.config import AUTO_CLIP, PositionConfig, resolve
 from relpos_fairseq.io.files import write_text
+from relpos_fairseq.options import in_order
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
-BEGIN, END = "<!-- scheme table: begin -->", "<!-- scheme table: end -->"
+BEGIN, END = "<!-- scheme {0}: begin -->", "<!-- scheme {0}: end -->"  # around a table in a Markdown file
 BERT_BASE = {"embed_dim": 768, "num_heads": 12, "max_positions": 512}
 LAYERS = 12
 HEADINGS = (
@@ -30,6 +33,7 @@ HEADINGS = (
     "published",
     "backends",
 )
+SHORT_HEADINGS = ("`--position-scheme`", "paper and equation", "logits", "parameters in BERT-base")
 
 
 def parameters(name: str) -> int:
@@ -114,21 +118,76 @@ def rows() -> list[tuple[str, ...]]:
     return table
 
 
-def markdown() -> str:
-    """The table as Markdown."""
-    lines = [HEADINGS, tuple("---" for _ in HEADINGS), *rows()]
+def short_rows() -> list[tuple[str, ...]]:
+    """Return (name, paper and equation, logits, parameters added to BERT-base) of every scheme."""
+    infos = {name: scheme_class(name).card for name in scheme_names()}
+    return [(f"`{name}`", info.source, info.logits, f"{parameters(name):,}") for name, info in infos.items()]
+
+
+def markdown(headings: Sequence[str] = HEADINGS, lines: Sequence[Sequence[str]] | None = None) -> str:
+    """Return a Markdown table; without arguments, that of all schemes with all that is known of each."""
+    lines = [headings, tuple("---" for _ in headings), *(rows() if lines is None else lines)]
     escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
+def listing(width: int = 80) -> str:
+    """Return all schemes as lines for a terminal: name, then paper and equation, cut at a width in columns."""
+    infos = {name: scheme_class(name).card for name in scheme_names()}
+    longest = max(map(len, infos))
+    texts = {name: f"{info.source}: {info.logits}" for name, info in infos.items()}
+    cut = {name: textwrap.shorten(text, width - longest - 2, placeholder=" ...") for name, text in texts.items()}
+    return "\n".join(f"{name:{longest}}  {text}" for name, text in cut.items())
+
+
+def description(name: str) -> str:
+    """Return what is known of one scheme, a line each: equation, options, initial values, costs, backends.
+
+    Raises:
+        ValueError: There is no such scheme.
+    """
+    scheme, info = scheme_class(name), scheme_class(name).card
+    options = ", ".join(option.flag for option in in_order(scheme.takes)) or "none"
+    lines = {
+        "paper": info.source,
+        "logits": info.logits,
+        "acts on": acts_on(scheme),
+        "options": options,
+        "one table for": scheme.default_share or "-",
+        "starts at": info.starts_at,
+        "clip distance": clip(scheme) + (" (translation / language model / RoBERTa)" if scheme.clip else ""),
+        "longest input": "its table" if scheme.table_limited else "any",
+        "parameters": f"{parameters(name):,} beside BERT-base's; published: {info.published}",
+        "backends": backends(name),
+    }
+    first = (scheme.__doc__ or "").strip().partition("\n")[0]
+    body = [
+        textwrap.fill(f"{key:14} {text}", 80, subsequent_indent=" " * 15, break_on_hyphens=False)
+        for key, text in lines.items()
+    ]
+    return "\n".join([f"{name}: {first}", *body])
+
+
+TABLES = {"table": markdown, "list": lambda: markdown(SHORT_HEADINGS, short_rows())}
+
+
 def renewed(text: str) -> str:
-    """`text` with the table between its markers renewed; without them it is refused."""
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"no {BEGIN} ... {END} in the file: add both markers where it shall stand")
-    head, rest = text.split(BEGIN, 1)
-    return f"{head}{BEGIN}\n{markdown()}\n{END}{rest.split(END, 1)[1]}"
+    """Return a Markdown text with the tables between its markers renewed.
+
+    Raises:
+        ValueError: The text has no markers.
+    """
+    found = [kind for kind in TABLES if BEGIN.format(kind) in text and END.format(kind) in text]
+    if not found:
+        begin, end = BEGIN.format("table"), END.format("table")
+        raise ValueError(f"no {begin} ... {end} in the file: add both markers where the table shall stand")
+    for kind in found:
+        begin, end = BEGIN.format(kind), END.format(kind)
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n{TABLES[kind]()}\n{end}{rest.split(end, 1)[1]}"
+    return text
 
 
 def renew(path: Path) -> None:
-    """Renew the table between its markers in a file."""
+    """Renew the tables of schemes between their markers in a file."""
     write_text(path, renewed(path.read_text(encoding="utf-8")))

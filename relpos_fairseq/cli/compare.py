@@ -142,22 +142,27 @@ class Theorems:
         print(report(Sizes(self.width, self.head_dim, self.rank, self.length), self.seed))
 
 
-@command("schemes", "the table of all position schemes")
+@command("schemes", "all position schemes, or what is known of one")
 class Schemes:
-    """Print the table of all position schemes, made from the code.
+    """List all position schemes, or say what is known of one: equation, options, costs, backends.
 
-    --write FILE renews it between the markers in FILE, as in relpos_fairseq/schemes/README.md.
+        relpos schemes
+        relpos schemes m4
+        relpos schemes --write README.md
+
+    --write FILE renews the tables between the markers in FILE, as in relpos_fairseq/schemes/README.md.
     """
 
-    write: Path | None = option(None, "renew the table in FILE", metavar="FILE")
+    name: str | None = argument("one scheme", nargs="?", metavar="SCHEME", default=None)
+    write: Path | None = option(None, "renew the tables in FILE", metavar="FILE")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.scheme_table import markdown, renew
+        from relpos_fairseq.scheme_table import description, listing, renew
 
-        if self.write is None:
-            print(markdown())
-        else:
+        if self.write is not None:
             renew(self.write)
+        else:
+            print(listing() if self.name is None else description(self.name))
 
 
 @command("doctor", "what is installed here, and whether it works")

@@ -1,0 +1,46 @@
+"""`relpos schemes`: the list of all, what is known of one, and the tables of the Markdown pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import ROOT
+from helpers.commands import relpos
+from relpos_fairseq import scheme_table
+from relpos_fairseq.schemes import scheme_names
+
+
+@pytest.mark.parametrize("page", ["README.md", "relpos_fairseq/schemes/README.md"])
+def test_pages_have_the_tables_of_the_code(page: str) -> None:
+    """`relpos schemes --write PAGE` would change nothing."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert scheme_table.renewed(text) == text
+
+
+def test_the_list_has_a_line_of_80_columns_for_each(capsys: pytest.CaptureFixture) -> None:
+    assert relpos("schemes") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(scheme_names())
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", scheme_names())
+def test_one_scheme_is_described(name: str, capsys: pytest.CaptureFixture) -> None:
+    assert relpos("schemes", name) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{name}: ")
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line[0] != " "][:2] == ["paper", "logits"]
+
+
+def test_an_unknown_scheme_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    assert relpos("schemes", "m44") == 2
+    assert capsys.readouterr().err.startswith("error: unknown position scheme 'm44': choose one of ")
+
+
+def test_a_page_without_markers_is_refused(tmp_path, capsys: pytest.CaptureFixture) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing\n")
+    assert relpos("schemes", "--write", page) == 2
+    assert "add both markers" in capsys.readouterr().err
+    assert page.read_text() == "nothing\n"
