@@ -253,6 +253,7 @@ def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any
     settings = {
         "model_type": "unigram",
         "character_coverage": 0.9995,
+        "normalization_rule_name": "nmt_nfkc",
         "num_threads": 4,
         "hard_vocab_limit": False,  # small text may give fewer tokens
         **{"unk_id": 0, "bos_id": -1, "eos_id": -1, "pad_id": -1},
@@ -289,6 +290,7 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
                 "--vocab-size",
                 model_type=kind,
                 num_threads=1,
+                input_sentence_size=0,  # the default, kept because the model's file records what is given
                 hard_vocab_limit=False,
                 shuffle_input_sentence=False,
             )

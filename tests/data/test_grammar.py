@@ -19,7 +19,7 @@ KNOWN = [
     "my children run .",
     "the old horses have heard the bird and the mouse .",
 ]
-SCRIPT = ROOT / "scripts" / "make_corpus.py"
+COMMAND = (sys.executable, "-m", "relpos_fairseq.cli", "corpus")
 
 MAN, WOMAN, DOG, CAT, DOOR, BOOK = map(np, ("man", "woman", "dog", "cat", "door", "book"))
 HE, SHE, THEY = map(np, ("he", "she", "they"))
@@ -370,9 +370,8 @@ def test_failed_write_leaves_old_files(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command in a process of its own."""
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 SMALL = ("--train", 300, "--valid", 5, "--test", 5, "--test-long", 2)
