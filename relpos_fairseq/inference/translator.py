@@ -1,4 +1,4 @@
-"""Lines in, lines out, for whatever translates symbols: sorted by length, and in order again.
+"""Translate lines of text with anything that translates symbols: in batches sorted by length, and in order again.
 
 A `Translator` is a checkpoint (`checkpoints/beam.py`), or an export that another engine runs;
 `export/translators.py` tells them apart.
