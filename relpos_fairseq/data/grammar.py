@@ -246,7 +246,7 @@ def _en_np(phrase: NP, subject: bool = False) -> list[str]:
 def _en_verb(clause: Clause, support: bool) -> tuple[str, list[str]]:
     """Return the finite verb, an auxiliary if `support`, and the words that follow it or follow "not"."""
     verb, plural, past = clause.verb, clause.subject.plural_agreement, clause.tense == "past"
-    base, third, simple_past, participle = verb.en
+    (base, third, simple_past, participle), more = verb.en, []
     if clause.tense == "perfect":
         return "have" if plural else "has", [participle]
     if clause.tense not in ("present", "past", "want"):
@@ -256,8 +256,6 @@ def _en_verb(clause: Clause, support: bool) -> tuple[str, list[str]]:
     elif verb.frame == "copula":
         forms = ("were", "was") if past else ("are", "is")
         return forms[not plural], []
-    else:
-        more = []
     if support:
         return "did" if past else "do" if plural else "does", [base, *more]
     return simple_past if past else base if plural else third, more
