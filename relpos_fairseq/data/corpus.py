@@ -144,7 +144,9 @@ class Sampler:
         return replace(clause, obj=obj, recipient=recipient, recipient_last=self._chance(0.3))
 
     def _add_adverbials(self, clause: Clause, scale: float) -> Clause:
-        frame, time, manner, place = clause.verb.frame, "", "", None
+        frame, time = clause.verb.frame, ""
+        manner: str | PP = ""
+        place: PP | None = None
         if self._chance(0.34 * scale):
             times = ["today", "often", "every day", "in the evening"]
             times += ["yesterday"] if clause.tense == "past" else []
@@ -177,15 +179,16 @@ class Sampler:
         if subject.noun is None:
             return subject
         if self._chance(0.15):
-            return replace(subject, relative=self._relative(subject))
+            return replace(subject, relative=self._relative(kind, subject.plural))
         if self._chance(0.05):
             return replace(subject, det="no", adjectives=())
         if subject.definite and not subject.adjectives and self._chance(0.08):
             return replace(subject, conjunct=self._np((kind,), 0, "definite"))
         return subject
 
-    def _relative(self, head: NP) -> Relative:
-        kind, gap = head.noun.kind, NP(plural=head.plural)
+    def _relative(self, kind: str, plural: bool) -> Relative:
+        """Draw a relative clause of a noun of a kind."""
+        gap = NP(plural=plural)
         if kind == "place" and self._chance(0.5):
             clause = self._simple(self._np(_HUMAN, 0.2), "intrans")
             return Relative(replace(clause, place=None, time="", manner=""), "place")
@@ -215,7 +218,7 @@ class Sampler:
         if clause.subject.relative or clause.recipient_last or not self._chance(0.22):
             return clause
         # A relative clause of the object, which nothing of the clause itself may then follow.
-        clause = replace(clause, obj=replace(obj, relative=self._relative(obj)), manner="")
+        clause = replace(clause, obj=replace(obj, relative=self._relative(obj.noun.kind, obj.plural)), manner="")
         clause = clause if clause.front == "time" else replace(clause, time="")
         return clause if clause.front == "place" else replace(clause, place=None)
 

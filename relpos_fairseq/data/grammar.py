@@ -93,8 +93,9 @@ def _nouns() -> dict[str, Noun]:
     for kind, entries in _NOUNS.items():
         for entry in entries.split(","):
             english, gender, german, *weak = entry.split()
-            en, _, plural = english.replace("_", " ").partition("/")
-            found[en] = Noun(en, plural or f"{en}s", gender, *german.split("/"), kind, bool(weak))
+            en, _, en_plural = english.replace("_", " ").partition("/")
+            de, de_plural = german.split("/")
+            found[en] = Noun(en, en_plural or f"{en}s", gender, de, de_plural, kind, bool(weak))
     return found
 
 

@@ -147,7 +147,7 @@ def read_text(folder: Path, language: str | None = None) -> Text:
     if language and (model := folder / piece_file(language)).is_file():
         return SentencePieceText(model, read_dictionary(folder / f"dict.{language}.txt"))
     manifest = manifest_of(folder)
-    facts = read_json(manifest) if manifest else {}
+    facts = (manifest and read_json(manifest)) or {}
     settings = facts.get("settings", {})
     if language and {"languages", "tokenizer", "bpe"} <= settings.keys():
         if language not in settings["languages"]:
@@ -284,7 +284,7 @@ def asset_files(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
 
     The tokenizer may lie in a folder of its own.
     """
-    found = {}
+    found: dict[str, Path] = {}
     for place in (data, *([tokenizer] if tokenizer else [])):
         for part in DATA_PARTS:
             patterns = ("dict*.txt", piece_file("*")) if place == data else (piece_file("*"),)

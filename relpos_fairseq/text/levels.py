@@ -164,9 +164,10 @@ class SentencePieces(Level):
 
 def load_level(level: str, model: str | Path | None = None) -> Level:
     """Return the level of a name: "word", "sentencepiece" (of the file `model`), "char" or "byte"."""
-    if level == "sentencepiece":
+    if model is not None:
         return SentencePieces(model)
-    return {"word": Words, "char": Characters, "byte": Bytes}[level]()
+    levels: dict[str, type[Words] | type[Characters] | type[Bytes]] = {"word": Words, "char": Characters, "byte": Bytes}
+    return levels[level]()
 
 
 class LevelText:
