@@ -50,21 +50,19 @@ class GrammarError(ValueError):
 
 # Random sentences
 
-_TENSES = (
-    ("present", 38),
-    ("past", 22),
-    ("perfect", 10),
-    ("future", 9),
-    ("can", 8),
-    ("must", 4),
-    ("should", 4),
-    ("want", 5),
-)
-_FRAMES = (("intrans", 18), ("motion", 10), ("trans", 42), ("dative", 10), ("ditrans", 11), ("copula", 9))
-_SINGULAR = (("the", 50), ("a", 18), ("this", 10), ("my", 12), ("his", 10))
-_PLURAL = (("the", 50), ("two", 12), ("many", 12), ("this", 8), ("my", 10), ("his", 8))
-_PATTERNS = (("plain", 50), ("complement", 18), ("adverbial", 20), ("question", 12))
-_LONG_PATTERNS = (("plain", 10), ("complement", 45), ("adverbial", 45))
+
+def _weights(text: str) -> list[tuple[str, int]]:
+    """Read options with their weights."""
+    entries = (entry.split() for entry in text.split(","))
+    return [(name, int(weight)) for name, weight in entries]
+
+
+_TENSES = _weights("present 38, past 22, perfect 10, future 9, can 8, must 4, should 4, want 5")
+_FRAMES = _weights("intrans 18, motion 10, trans 42, dative 10, ditrans 11, copula 9")
+_SINGULAR = _weights("the 50, a 18, this 10, my 12, his 10")
+_PLURAL = _weights("the 50, two 12, many 12, this 8, my 10, his 8")
+_PATTERNS = _weights("plain 50, complement 18, adverbial 20, question 12")
+_LONG_PATTERNS = _weights("plain 10, complement 45, adverbial 45")
 _HUMAN, _ANIMATE = ("human",), ("human", "animal")
 _ROOMS, _LANDMARKS = "garden house kitchen school park city forest".split(), "house school door table window".split()
 _PLACES = {"in": _ROOMS, "into": _ROOMS, "behind": _LANDMARKS, "in front of": _LANDMARKS}

@@ -215,9 +215,8 @@ def word_starts(folder: str | Path, dictionary: Any) -> Tensor:
             tokenizer = load_tokenizer(folder)
         except ValueError as error:
             raise UserError(
-                f"--mask-whole-words needs to know which symbols begin a word, and {folder} has "
-                f"neither {WORD_STARTS_FILE} (a line with 0 or 1 for every id of its dictionary) nor a "
-                f"tokenizer ({error})"
+                f"--mask-whole-words needs to know which symbols begin a word, and {folder} has neither "
+                f"{WORD_STARTS_FILE} (a line with 0 or 1 for every id of its dictionary) nor a tokenizer ({error})"
             ) from None
         flags = word_start_flags(tokenizer, symbols)
     return torch.tensor(flags, dtype=torch.uint8)
