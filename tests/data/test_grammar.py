@@ -10,21 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
-from relpos_fairseq.data.grammar import (
-    NP,
-    PP,
-    Clause,
-    Corpus,
-    GrammarError,
-    Relative,
-    Sampler,
-    Sentence,
-    build,
-    clause,
-    np,
-    translate,
-    write,
-)
+from relpos_fairseq.data import grammar
+from relpos_fairseq.data.corpus import Corpus, GrammarError, Sampler, build, write
+from relpos_fairseq.data.grammar import NP, PP, Clause, Relative, Sentence, translate
 
 SIZES = {"train": 1500, "valid": 100, "test": 100, "test_long": 60}
 KNOWN = [
@@ -32,7 +20,20 @@ KNOWN = [
     "my children run .",
     "the old horses have heard the bird and the mouse .",
 ]
-SCRIPT = ROOT / "scripts" / "make_corpus.py"
+COMMAND = (sys.executable, "-m", "relpos_fairseq.cli", "corpus")
+
+
+def np(head: str, det: str = "the", *adjectives: str, plural=False, relative=None, conjunct=None) -> NP:
+    """A noun phrase of an English singular noun, or of a pronoun's subject form."""
+    if head in grammar.PRONOUNS:
+        return NP(pronoun=head)
+    return NP(grammar.NOUNS[head], "", det, plural, adjectives, relative, conjunct)
+
+
+def clause(subject: NP, verb: str, **features: object) -> Clause:
+    """A clause of a subject, a verb by its name ("pick up") and other fields of `Clause`."""
+    return Clause(subject, grammar.VERBS[verb], **features)
+
 
 MAN, WOMAN, DOG, CAT, DOOR, BOOK = map(np, ("man", "woman", "dog", "cat", "door", "book"))
 HE, SHE, THEY = map(np, ("he", "she", "they"))
@@ -360,7 +361,7 @@ def test_order_matters() -> None:
 
 
 def test_too_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relpos_fairseq.data.grammar.corpus._MAX_DRAWS_PER_PAIR", 2)
+    monkeypatch.setattr("relpos_fairseq.data.corpus._MAX_DRAWS_PER_PAIR", 2)
     with pytest.raises(GrammarError, match="ask for fewer"):
         build(seed=1, train=1, valid=50, test=1, test_long=1)
 
@@ -383,9 +384,8 @@ def test_failed_write_leaves_old_files(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command in a process of its own."""
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 SMALL = ("--train", 300, "--valid", 5, "--test", 5, "--test-long", 2)
