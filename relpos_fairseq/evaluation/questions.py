@@ -1,10 +1,14 @@
-"""Answer questions of SQuAD's format with a checkpoint, or read answers, and score them."""
+"""Answer questions of SQuAD's format with a checkpoint, or read answers, and score them.
+
+A function that takes `options` takes those of `relpos evaluate qa`; None is the checkpoint's own, or the default.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -126,71 +130,33 @@ OVERRIDES = (
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is answered or scored; None: the checkpoint's own, or the default.
+def check(options: Any) -> None:
+    """Refuse options that contradict each other or would be ignored.
 
-    Attributes:
-        files: questions, .json or .json.gz.
-        path: checkpoint to answer with.
-        data: its data folder.
-        out: folder of the files written.
-        predictions: answers to score instead.
-        null_odds: with them, odds of `no answer`.
-        na_prob_thresh: odds above it are `no answer`.
-        max_tokens: tokens of a batch.
-        cpu: whether to use no GPU.
-
-    The others are options of the task question_answering.
+    Raises:
+        UserError: one is given.
     """
-
-    files: list[Path]
-    path: Path | None = None
-    data: Path | None = None
-    out: Path | None = None
-    predictions: Path | None = None
-    null_odds: Path | None = None
-    na_prob_thresh: float | None = None
-    max_tokens: int | None = None
-    cpu: bool = False
-    metric: str | None = None
-    language: str | None = None
-    null_threshold: float | None = None
-    n_best: int | None = None
-    max_answer_length: int | None = None
-    tokens_per_sample: int | None = None
-    doc_stride: int | None = None
-    max_query_length: int | None = None
-    on_long_question: str | None = None
-    unanswerable: str | None = None
-
-    def check(self) -> None:
-        """Refuse options that contradict each other or would be ignored.
-
-        Raises:
-            UserError: one is given.
-        """
-        if bool(self.path) == bool(self.predictions):
-            raise UserError("give either --path CHECKPOINT or --predictions FILE")
-        if self.path:
-            unused, needs = ("null_odds", "na_prob_thresh"), "--predictions"
-        else:
-            own = [name for name in OVERRIDES if name not in ("metric", "language")]
-            unused, needs = (*own, "data", "max_tokens"), "--path"
-        given = [name for name in unused if getattr(self, name) is not None]
-        if not self.path and self.na_prob_thresh is not None and not self.null_odds:
-            given, needs = ["na_prob_thresh"], "--null-odds"
-        if given:
-            raise UserError(f"--{given[0].replace('_', '-')} needs {needs}: leave it out")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"--max-tokens must be 1 or more, got {self.max_tokens}")
-        if self.predictions and len(self.files) > 1:
-            raise UserError("--predictions belongs to one file of questions")
-        if self.path and self.out is None:
-            raise UserError("give --out, where predictions.json is written")
+    if bool(options.path) == bool(options.predictions):
+        raise UserError("give either --path CHECKPOINT or --predictions FILE")
+    if options.path:
+        unused, needs = ("null_odds", "na_prob_thresh"), "--predictions"
+    else:
+        own = [name for name in OVERRIDES if name not in ("metric", "language")]
+        unused, needs = (*own, "data", "max_tokens"), "--path"
+    given = [name for name in unused if getattr(options, name) is not None]
+    if not options.path and options.na_prob_thresh is not None and not options.null_odds:
+        given, needs = ["na_prob_thresh"], "--null-odds"
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')} needs {needs}: leave it out")
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UserError(f"--max-tokens must be 1 or more, got {options.max_tokens}")
+    if options.predictions and len(options.files) > 1:
+        raise UserError("--predictions belongs to one file of questions")
+    if options.path and options.out is None:
+        raise UserError("give --out, where predictions.json is written")
 
 
-def evaluate(options: Options) -> dict[str, dict]:
+def evaluate(options: Any) -> dict[str, dict]:
     """Answer or score every file; print a table and write it to `out`.
 
     Returns:
@@ -199,7 +165,7 @@ def evaluate(options: Options) -> dict[str, dict]:
     Raises:
         UserError: options contradict each other, or a file is wrong.
     """
-    options.check()
+    check(options)
     if options.predictions:
         results = score_predictions(
             options.files[0],
@@ -217,7 +183,7 @@ def evaluate(options: Options) -> dict[str, dict]:
     return results
 
 
-def answer_files(options: Options) -> dict[str, dict]:
+def answer_files(options: Any) -> dict[str, dict]:
     """Answer every file's questions; write what was answered.
 
     Until all files are, a journal keeps each batch's answers: an interrupted run goes on with it.
@@ -250,7 +216,7 @@ def answer_files(options: Options) -> dict[str, dict]:
     return results
 
 
-def depends_on(options: Options, model, task) -> dict:
+def depends_on(options: Any, model, task) -> dict:
     """Return what answers depend on besides the questions."""
     return {
         "checkpoint": sha256_of(options.path),
@@ -261,7 +227,7 @@ def depends_on(options: Options, model, task) -> dict:
     }
 
 
-def load(options: Options):
+def load(options: Any):
     """Return the model, in evaluation, and its task with the options of the command line."""
     given = {name: getattr(options, name) for name in OVERRIDES}
     overrides = {name: value for name, value in given.items() if value is not None}
