@@ -330,7 +330,7 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, tmp_pat
     """Other rates, or other data though as many and as long, are other runs."""
     out, text = finished
     asked = []
-    monkeypatch.setattr(scheduling.Comparison, "prepare", lambda self, cells: asked.append(len(cells)))
+    monkeypatch.setattr(scheduling.Comparison, "prepare", lambda self, runs: asked.append(len(runs)))
     monkeypatch.setattr(scheduling.ProcessPool, "run", lambda self: {})
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
     model = [f"small={pretrained}"]
