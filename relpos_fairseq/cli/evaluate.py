@@ -122,9 +122,9 @@ class EvaluateLength:
     out: Path = required()
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.evaluation.length import Options, evaluate
+        from relpos_fairseq.evaluation.length import evaluate
 
-        evaluate(Options(**vars(self)))
+        evaluate(self)
 
 
 @command("evaluate qa", "answer questions of SQuAD's format, and score answers", interrupted=CONTINUE)

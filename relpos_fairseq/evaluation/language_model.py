@@ -1,4 +1,25 @@
-"""Score language models on the same predictions: with memory, with windows of context, or with dynamic evaluation."""
+"""Score language models on the same predictions: with memory, with windows of context, or by dynamic evaluation.
+
+A prediction is a token of the stream. Every method scores the same ones, the last of a split, so that perplexities
+are comparable. The context of a prediction is, with memory, what memory and segment hold at the first layer (recurrence
+reaches further, layer by layer), and with windows the window's beginning.
+
+Dynamic evaluation (Krause et al. 2018, arXiv:1709.07432, section 3):
+
+    theta_i = theta_(i-1) - eta grad L(s_i) + lambda (theta_g - theta_(i-1))
+
+Segment s_i is scored under theta_(i-1); then the parameters learn from it, and go back a part of the way to the trained
+ones, theta_g. L is the mean loss of the segment's tokens; gradients end at the memory, which holds the states of the
+parameters that made them. The RMS variant learns little where gradients in training were large, and goes back there
+faster:
+
+    RMS     = sqrt(mean over training segments of (grad L)^2), for each element
+    theta_i = theta_(i-1) - eta grad L(s_i) / (RMS + epsilon)
+              + lambda min(RMS / mean(RMS), 1 / lambda) (theta_g - theta_(i-1))
+
+The mean is over all elements, as in the paper; the released code divides by the sum of each tensor's mean, and by
+default does not divide the sum of squares by the number of segments.
+"""
 
 from __future__ import annotations
 
@@ -16,60 +37,34 @@ from torch import Tensor
 
 from relpos_fairseq.io.progress import progress
 
-# ---- Language models scored on the same predictions, with memory or with windows of context.
-# A prediction is a token of the stream; every method here scores the same ones, the last of a split,
-# so that perplexities are comparable.  Context: with memory, what memory and segment hold at the
-# first layer (recurrence reaches further, layer by layer); with windows, what the window holds.
-
-
 # Digits of a table's columns.
 FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint and the text that it is evaluated on.
+    """A checkpoint and the text that it is evaluated on."""
 
-    Attributes:
-        model: in evaluation mode.
-        tokens: (N,) the stream of the split.
-        pad: id of padding.
-        trained_length: tokens per sample in training.
-        trained_memory: memory length in training; None: the model has no memory.
-        longest: most positions that the model's tables allow, or None.
-        name: architecture and scheme.
-        parameters: how many it trains.
-    """
-
-    model: Any
-    tokens: np.ndarray
-    pad: int
-    trained_length: int
-    trained_memory: int | None
-    longest: int | None
-    name: str
-    parameters: int
+    model: Any  # in evaluation mode
+    tokens: np.ndarray  # (N,) the stream of the split
+    pad: int  # id of padding
+    trained_length: int  # tokens a sample in training
+    trained_memory: int | None  # memory length in training; None: the model has no memory
+    longest: int | None  # the most positions that the model's tables allow, or None
+    name: str  # architecture and scheme
+    parameters: int  # how many the model trains
 
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluation gave.
+    """The score of a model on all predictions."""
 
-    Attributes:
-        tokens: predictions.
-        nats: their negative log-likelihood.
-        seconds: time that it took, warming up left out.
-        each: (tokens,) nats of every prediction, in the order of the text.
-        place: (tokens,) how many tokens of its segment or window stand before its input.
-        memory: (tokens,) slots of memory that its segment had.
-    """
-
-    tokens: int
-    nats: float
-    seconds: float
-    each: np.ndarray | None = None
-    place: np.ndarray | None = None
-    memory: np.ndarray | None = None
+    tokens: int  # how many predictions
+    nats: float  # their negative log-likelihood
+    seconds: float  # time without warming up
+    each: np.ndarray | None = None  # (tokens,) nats of every prediction, in the order of the text
+    place: np.ndarray | None = None  # (tokens,) tokens of its segment or window before the prediction's input
+    memory: np.ndarray | None = None  # (tokens,) slots of memory that its segment had
 
     @property
     def bits(self) -> float:
@@ -275,44 +270,19 @@ def _windows(starts: range, stop: int, context: int, stride: int, batch: int) ->
         yield group
 
 
-# ---- Krause et al. 2018, Dynamic evaluation of neural sequence models (arXiv:1709.07432), section 3.
-#     theta_i = theta_(i-1) - eta grad L(s_i) + lambda (theta_g - theta_(i-1))
-#
-# Segment s_i is scored under theta_(i-1); then the parameters learn from it, and go back a part of
-# the way to the trained ones theta_g.  L is the mean loss of the segment's tokens; gradients end at
-# the memory, which holds the states of the parameters that made them.
-#
-# The RMS variant learns little where gradients in training were large, and goes back there faster:
-#
-#     RMS      = sqrt(mean over training segments of (grad L)^2), an element each
-#     theta_i  = theta_(i-1) - eta grad L(s_i) / (RMS + epsilon)
-#                + lambda min(RMS / mean(RMS), 1 / lambda) (theta_g - theta_(i-1))
-#
-# The mean is over all elements, as in the paper; the released code divides by the sum of each
-# tensor's mean, and by default does not divide the sum of squares by the number of segments.
-
-
 @dataclass(frozen=True)
 class Dynamic:
-    """How parameters follow the text.
-
-    Attributes:
-        rate: eta.
-        decay: lambda.
-        training: binarised split, without suffix, whose gradients scale the steps; None: they do
-            not.
-        tokens: how many of its first tokens are read.
-        epsilon: added to the scale.
+    """How parameters follow the text in dynamic evaluation.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number is out of range.
     """
 
-    rate: float
-    decay: float = 1e-3
-    training: Path | None = None
-    tokens: int = 100_000
-    epsilon: float = 1e-3
+    rate: float  # eta
+    decay: float = 1e-3  # lambda
+    training: Path | None = None  # binarised split, without suffix, whose gradients scale the steps; None: plain steps
+    tokens: int = 100_000  # of the split, from its beginning
+    epsilon: float = 1e-3  # added to the scale
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
