@@ -56,7 +56,7 @@ def arguments(folder: Path, out: Path, *more: str) -> list:
 
 
 def test_the_protocol_is_the_papers():
-    """004, section 4.2 and Table 7."""
+    """Chen2021, section 4.2 and Table 7."""
     found = PROTOCOLS["xtreme"]
     assert found.learning_rates == (1e-5, 2e-5, 3e-5, 4e-5) and found.epochs == (3,)
     assert len(found.seeds) == 5 and found.checkpoint == "last"
