@@ -124,7 +124,7 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
 
 
 def _override(cfg: Any, overrides: Mapping[str, str]) -> None:
-    """Set fields of the model's config, those among them that the checkpoint is too old to have."""
+    """Set fields of the model's config; fields that did not exist when the checkpoint was written are added."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
     from omegaconf import open_dict
 
@@ -167,7 +167,7 @@ def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tenso
 
 
 def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tensor:
-    """(B, width) tokens from each start + shift on; padding before the stream's beginning."""
+    """Return rows (B, width) of tokens, each from start + shift on; before the stream's beginning is padding."""
     rows = np.full((len(starts), width), subject.pad, np.int64)
     for row, start in zip(rows, starts, strict=True):
         first = start + shift
@@ -178,7 +178,7 @@ def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tens
 
 @torch.no_grad()
 def score_with_memory(subject: Subject, targets: range, block: int, mem_len: int, rows: int = 1) -> Score:
-    """Read blocks in order with memory, which is filled beforehand where the stream allows.
+    """Score blocks in order with memory, which is filled beforehand as far as the stream allows.
 
     `rows` pieces of `targets` are read side by side, `block` tokens a step.
     """
@@ -216,7 +216,7 @@ def score_with_memory(subject: Subject, targets: range, block: int, mem_len: int
 
 
 def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
-    """Pieces of one size together, and the rest by itself, so that rows need no padding."""
+    """Yield all pieces of `size` targets together, then the shorter rest, so that rows need no padding."""
     whole = len(targets) // size
     pieces = [targets[number * size : (number + 1) * size] for number in range(whole)]
     if pieces:
@@ -227,7 +227,7 @@ def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
 
 @torch.no_grad()
 def score_with_windows(subject: Subject, targets: range, context: int, stride: int, batch: int = 1) -> Score:
-    """Read windows of `context` tokens, of which the last `stride` predictions count.
+    """Score windows of `context` tokens, of each of which the last `stride` predictions count.
 
     At the stream's beginning windows are shorter; a stride of 1 gives every prediction all of the
     context; `batch` windows are read together.
@@ -255,7 +255,7 @@ def score_with_windows(subject: Subject, targets: range, context: int, stride: i
 
 
 def _windows(starts: range, stop: int, context: int, stride: int, batch: int) -> Iterator[list[int]]:
-    """Starts of windows of equal shape together: shorter ones come alone."""
+    """Yield the starts of full windows in batches; each shorter window comes alone, so that a batch has one shape."""
     group: list[int] = []
     for start in starts:
         full = start + stride <= stop and start + stride - 1 >= context
@@ -295,14 +295,14 @@ class Dynamic:
             raise ValueError(f"--epsilon must be above 0, got {self.epsilon}")
 
     def scales(self, rms: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the factors of gradients and of the ways back, elementwise."""
+        """Return the elementwise factors of gradients, and of the steps back to the trained parameters."""
         mean = sum(one.double().sum() for one in rms) / sum(one.numel() for one in rms)
         back = [(self.decay * one / mean).clamp(max=1.0).to(one.dtype) for one in rms]
         return [self.rate / (one + self.epsilon) for one in rms], back
 
 
 def score_dynamic(subject: Subject, targets: range, block: int, mem_len: int, dynamic: Dynamic) -> Score:
-    """Read blocks in order, one row of them, and learn from each; the model is as before then.
+    """Score blocks in order, learn from each after its score, and restore the parameters at the end.
 
     Its memory has `mem_len` slots, and segments have `block` tokens.
     """
@@ -355,7 +355,7 @@ def training_rms(subject: Subject, block: int, dynamic: Dynamic) -> list[Tensor]
 
 
 def _segments(subject: Subject, targets: range, block: int) -> Iterator[tuple[int, Tensor, tuple[Tensor | None, ...]]]:
-    """Read segments in order: slots of memory, nats (T,), and the gradients of their mean.
+    """Yield of each segment in order the slots of memory, nats (T,), and the gradients of their mean.
 
     Parameters may change between segments; memory is filled beforehand where the text allows.
     """
@@ -381,9 +381,10 @@ def _segments(subject: Subject, targets: range, block: int) -> Iterator[tuple[in
 
 @torch.no_grad()
 def _step(parameters: list, gradients: tuple, trained: list, rates: list, decays: list) -> None:
+    """Move each parameter against its gradient, and back towards its trained value."""
     rows = zip(parameters, gradients, trained, rates, decays, strict=True)
     for one, gradient, value, rate, decay in rows:
-        back = decay * (value - one)
+        step = decay * (value - one)
         if gradient is not None:
-            back -= rate * gradient
-        one += back
+            step -= rate * gradient
+        one += step
