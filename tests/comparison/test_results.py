@@ -12,7 +12,7 @@ import pytest
 from relpos_fairseq.comparison import results
 from relpos_fairseq.comparison.results import ARCHIVE, ResultStore
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import write_json
+from relpos_fairseq.io.files import TEMPORARY, write_json
 from relpos_fairseq.io.processes import Fork, in_fork
 
 
@@ -54,6 +54,14 @@ def test_files_of_others_stay(tmp_path):
     write_json(tmp_path / "copy" / "notes.json", {"by": "somebody"})
     assert made.fold() == 1
     assert [path.name for path in made.files()] == ["notes.json"] and len(lines(tmp_path)) == 1
+
+
+def test_results_that_are_being_written_are_left_alone(tmp_path):
+    made = store(tmp_path, result("rope"))
+    partial = made.path(f"copy/{TEMPORARY}none-seed1-a")
+    partial.write_text('{"scheme": ')
+    assert made.fold() == 1 and partial.exists()
+    assert made.newest("copy", "none", 1, {"lr": 1}) is None
 
 
 def test_equal_results_give_equal_bytes(tmp_path):
