@@ -51,7 +51,7 @@ EXTRAS = {
     "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
     "lm-eval": ["lm-eval>=0.4.13"],  # beside transformers 4: datasets<5 and huggingface_hub<1
     "transformers": ["transformers>=4.44", "safetensors"],
-    "compare": ["pyyaml", "sentencepiece", "sacremoses", "scipy", "tabulate"],
+    "compare": ["jinja2", "pyyaml", "sentencepiece", "sacremoses", "scipy", "tabulate"],
     "slurm": ["submitit>=1.5"],
 }
 
@@ -64,7 +64,7 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["relpos_fairseq", "relpos_fairseq.*"]),
-    package_data={"relpos_fairseq": ["**/*.yaml", "**/*.json", "**/*.c", "**/*.h"]},
+    package_data={"relpos_fairseq": ["**/*.yaml", "**/*.json", "**/*.jinja", "**/*.c", "**/*.h"]},
     python_requires=">=3.10",
     install_requires=REQUIRES,
     entry_points={

@@ -1,4 +1,4 @@
-"""`relpos compare|plot|theorems|schemes|doctor`: comparisons, pictures, and what is here."""
+"""`relpos compare|plot|theorems|schemes|doctor`: comparisons, plots, and this installation."""
 
 import logging
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from relpos_fairseq.cli.command import argument, command, flag, option, required
 COMPARE = """\
 The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.
 
-exit status: 0 all done, 1 a cell failed (status: is missing), 2 wrong options or file, 130 or 143
+exit status: 0 all done, 1 a run failed (status: is missing), 2 wrong options or file, 130 or 143
 interrupted
 """
 
@@ -22,41 +22,38 @@ class Compare:
         relpos compare status examples/comparison/quick.yaml
         relpos compare report examples/comparison/quick.yaml
 
-    A cell is a scheme on a task with a seed. `run` does what is missing: after an interruption, or on
-    another machine that has the folder of results, the same command again continues.
+    A run is a scheme on a task with a seed. `run` makes the runs that are missing: after an interruption,
+    or on another machine that has the folder of results, the same command again continues. A comparison
+    that is whole keeps its results in one file, NAME/results.jsonl.gz.
     """
 
     action: str = argument("what to do", choices=("run", "status", "report"))
     spec: Path = argument("the comparison, a YAML file", metavar="SPEC")
     work: Path | None = option(None, "data, checkpoints and logs (default: compare_out/NAME)")
     results: Path | None = option(None, "results, small files to keep (default: NAME beside SPEC)")
-    workers: int = option(1, "cells at a time (default: %(default)s)")
-    threads: int = option(1, "threads of a cell (default: %(default)s)")
+    workers: int = option(1, "runs at a time (default: %(default)s)")
+    threads: int = option(1, "threads of a run (default: %(default)s)")
     executor: str = option(
         "local",
-        "slurm: a job a cell, by submitit and the file's `slurm:` (default: %(default)s)",
+        "slurm: a job a run, by submitit and the file's `slurm:` (default: %(default)s)",
         choices=("local", "slurm"),
     )
-    keep_models: bool = flag("keep each cell's checkpoint")
+    keep_models: bool = flag("keep each run's checkpoint")
     any_code: bool = flag("count results of other versions of the code")
 
     def run(self, argv: Sequence[str]) -> int:
         given = vars(self).copy()
         action, executor = given.pop("action"), given.pop("executor")
-        from relpos_fairseq.comparison.scheduling import Comparison, Options, status
+        from relpos_fairseq.comparison.scheduling import Comparison, run_jobs, status
 
-        comparison = Comparison.of(Options(**given))
+        comparison = Comparison.of(**given)
         if action == "status":
             return status(comparison)
         if action == "report":
             from relpos_fairseq.comparison.reporting import write_report
 
             return write_report(comparison)
-        if executor == "slurm":
-            from relpos_fairseq.comparison.scheduling import run_jobs
-
-            return run_jobs(comparison, executor)
-        return comparison.run()
+        return run_jobs(comparison, executor) if executor == "slurm" else comparison.run()
 
 
 @command("plot", "pictures of what a checkpoint's positions have learned")
@@ -68,20 +65,20 @@ class Plot:
         relpos plot --scores runs/glue/chen.json runs/xtreme/medians.json --out DIR
 
     Writes a PNG and a CSV of the same numbers for every stack (encoder, decoder) and
-    - every table over distance: scalars by head; vectors by head and channel (000 Fig. 4), and norm;
-    - attention probabilities on a sentence, averaged over heads, to 50 tokens (000 Fig. 5);
-    - position logits without content (004 Fig. 4), with segments, and their softmax (004 Fig. 6);
-    - ranks of content and position logits on the sentence, or on a batch (004 Fig. 2);
-    - cosine similarity of absolute positions, and its distribution (004 Fig. 5).
+    - every table over distance: scalars by head; vectors by head and channel (Huang2020, Fig. 4), and norm;
+    - attention probabilities on a sentence, averaged over heads, to 50 tokens (Huang2020, Fig. 5);
+    - position logits without content (Chen2021, Fig. 4), with segments, and their softmax (Chen2021, Fig. 6);
+    - ranks of content and position logits on the sentence, or on a batch (Chen2021, Fig. 2);
+    - cosine similarity of absolute positions, and its distribution (Chen2021, Fig. 5).
     What the checkpoint's scheme does not have is left out, and a line says so.
 
     With --curves, learning curves of what fairseq-train printed (--log-format json or simple): the
     training and validation loss by update, a line a log. With --scores, bars of the models' scores on
-    natural language inference (004 Fig. 1: MNLI and XNLI; or others, by --on), out of what `relpos
+    natural language inference (Chen2021, Fig. 1: MNLI and XNLI; or others, by --on), out of what `relpos
     finetune glue` and `relpos finetune xtreme` write.
 
-    000: Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings.
-    004: Chen et al. 2021, Demystifying the Better Performance of Position Encoding Variants.
+    Huang2020: Improve Transformer Models with Better Relative Position Embeddings.
+    Chen2021: Demystifying the Better Performance of Position Encoding Variants.
     """
 
     checkpoint: Path | None = argument("a .pt file of fairseq-train", nargs="?", default=None)
@@ -119,7 +116,7 @@ class Plot:
         draw_checkpoint(self)
 
 
-@command("theorems", "004's theorems: the ranks of attention with positions on the input and in each head")
+@command("theorems", "Chen2021's theorems: the ranks of attention with positions on the input and in each head")
 class Theorems:
     """Theorems 1 and 2 of Chen et al. 2021 (section 2.3) with numbers: why positions leave the input.
 

@@ -24,9 +24,7 @@ class Questions:
 
     def answering(self) -> object:
         """Return the options of `relpos evaluate qa` that --qa-flags holds."""
-        from relpos_fairseq.evaluation.questions import Options
-
-        return Options(**vars(parse(EvaluateQa, "--qa-flags", ["every file", *shlex.split(self.qa_flags)])))
+        return parse(EvaluateQa, "--qa-flags", ["every file", *shlex.split(self.qa_flags)])
 
 
 @dataclass(kw_only=True)
@@ -124,9 +122,9 @@ class EvaluateLength:
     out: Path = required()
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.evaluation.length import Options, evaluate
+        from relpos_fairseq.evaluation.length import evaluate
 
-        evaluate(Options(**vars(self)))
+        evaluate(self)
 
 
 @command("evaluate qa", "answer questions of SQuAD's format, and score answers", interrupted=CONTINUE)
@@ -169,9 +167,9 @@ class EvaluateQa:
     cpu: bool = flag("no GPU")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.evaluation.questions import Options, evaluate
+        from relpos_fairseq.evaluation.questions import evaluate
 
-        evaluate(Options(**vars(self)))
+        evaluate(self)
 
 
 @command("evaluate xtreme", "accuracy and F1 in every language of XTREME")
@@ -184,7 +182,7 @@ class EvaluateXtreme(Questions):
             --xquad xquad --mlqa MLQA_V1/test --tydiqa tydiqa-goldp-v1.1-dev
 
     Accuracy on XNLI, F1 and exact match on XQuAD, MLQA and TyDiQA-GoldP, a row a language. Several
-    checkpoints of a kind are trials, of which the median is reported (004, section 4.2). Models and
+    checkpoints of a kind are trials, of which the median is reported (Chen2021, section 4.2). Models and
     data sets that are not given are left out; what is done is kept, and the same command goes on.
     """
 
@@ -234,13 +232,13 @@ class FinetuneGlue(Training):
     keep_models: bool = flag("keep each run's model")
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.finetuning import GlueOptions, finetune_glue
+        from relpos_fairseq.comparison.finetuning import finetune_glue
 
-        return finetune_glue(GlueOptions(**vars(self)))
+        return finetune_glue(self)
 
 
 @command(
-    "finetune xtreme", "fine-tune on English, evaluate in every language of XTREME: 004's table", interrupted=CONTINUE
+    "finetune xtreme", "fine-tune on English, evaluate in XTREME's languages: Chen2021's table", interrupted=CONTINUE
 )
 class FinetuneXtreme(Questions, Training):
     r"""Fine-tune pre-trained models on English and evaluate them in every language (XTREME).
@@ -264,6 +262,6 @@ class FinetuneXtreme(Questions, Training):
     )
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.finetuning import XtremeOptions, finetune_xtreme
+        from relpos_fairseq.comparison.finetuning import finetune_xtreme
 
-        return finetune_xtreme(XtremeOptions(**vars(self), answering=self.answering()))
+        return finetune_xtreme(self, self.answering())

@@ -66,21 +66,11 @@ class Quickstart:
     threads: int = option(usable_cores(), "threads to compute with (default: the usable cores, here %(default)s)")
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.quickstart import Choices, quickstart
+        from relpos_fairseq.comparison.quickstart import quickstart
 
         if self.data is None and (self.source_lang or self.target_lang):
             raise ValueError("--source-lang and --target-lang go with --data; the built-in corpus is en-de")
         schemes = list(dict.fromkeys((self.compare or self.position_scheme).split(",")))
         if not all(schemes):
             raise ValueError(f"an empty name among the schemes: {self.compare!r}")
-        choices = Choices(
-            self.out,
-            self.max_update,
-            self.minutes,
-            self.seed,
-            self.threads,
-            self.data,
-            self.source_lang,
-            self.target_lang,
-        )
-        return quickstart(schemes, choices)
+        return quickstart(schemes, self)

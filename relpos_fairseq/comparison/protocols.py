@@ -1,4 +1,15 @@
-"""Define the published ways to fine-tune, choose which run of a protocol is reported, and print its table."""
+"""Define the published ways to fine-tune on GLUE, choose which run of each is reported, and print the table.
+
+- `huang` (Huang2020, section 4.2): batches of 32, 3 epochs, learning rate 3e-5.
+- `multiplicative` (M4M, section 3.2): the same, and the best of the learning rates 2e-5, 3e-5 and 4e-5.
+- `chen` (Chen2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to 4e-5, warm-up over a tenth
+  of the updates, a checkpoint every 3,500 updates; of five runs the median of each run's best checkpoint.
+- `xtreme` (Chen2021, section 4.2 and Table 7): 3 epochs, 1e-5 to 4e-5, five trials, for which `relpos finetune xtreme`
+  reports medians; learning rates are chosen on English.
+
+All but `chen` count a run's last checkpoint. Where a paper is silent, BERT's values hold (Devlin et al. 2018: Adam with
+betas 0.9 and 0.999, weight decay 0.01, linear decay to zero), and Chen2021's warm-up.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +26,28 @@ from relpos_fairseq.preparation.documents import Encoded
 from relpos_fairseq.preparation.glue_tasks import GlueTask
 from relpos_fairseq.text.dictionary import NSPECIAL
 
-# ---- The published ways to fine-tune on GLUE, and what they report.
-# - `huang` (Huang et al. 2020, section 4.2): batches of 32, 3 epochs, learning rate 3e-5.
-# - `multiplicative` (Multiplicative Position-aware Transformer Models, section 3.2): the same, and
-#   the best of the learning rates 2e-5, 3e-5 and 4e-5.
-# - `chen` (Chen et al. 2021, Tables 4 and 7): batches of 32, 5 or 10 epochs, learning rates 1e-5 to
-#   4e-5, warm-up over a tenth of the updates, a checkpoint every 3,500 updates; of five runs the
-#   median of each run's best checkpoint.
-# - `xtreme` (the same, section 4.2 and Table 7): 3 epochs, 1e-5 to 4e-5, five trials, for which
-#   `relpos finetune xtreme` reports medians; learning rates are chosen on English.
-#
-# All but `chen` count a run's last checkpoint.  What a paper does not say is BERT's (Devlin et al.
-# 2018): Adam with betas 0.9 and 0.999, weight decay 0.01, linear decay to zero; and Chen's warm-up.
-
-
 BATCH_SIZE = 32
-WARMUP = 0.1
+WARMUP = 0.1  # of the updates
+METRIC_NAMES = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
+MISSING_SCORE = "-"
+# The columns of Chen2021's Tables 1, 4, 8 and 10. The paper names no metric: QQP's are accuracies by their size, CoLA's
+# and STS-B's are taken to be GLUE's first.
+AVERAGED = (
+    *(("MNLI", "accuracy"), ("MNLI", "valid1_accuracy"), ("QQP", "accuracy"), ("QNLI", "accuracy")),
+    *(("SST-2", "accuracy"), ("CoLA", "mcc"), ("STS-B", "spearman")),
+)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Which runs there are and which number they give."""
+    """A published fine-tuning protocol: the grid of hyperparameters, and whose score is reported."""
 
     name: str
-    learning_rates: tuple[float, ...]  # learning rates to choose from
-    epochs: tuple[int, ...]  # numbers of epochs to choose from
-    seeds: tuple[int, ...]  # the runs of each learning rate and number of epochs
-    checkpoint: str  # `last` or `best`: which of a run's validations counts
-    interval: int = 0  # updates between checkpoints, beside each epoch's end; 0: none
+    learning_rates: tuple[float, ...]  # to choose from
+    epochs: tuple[int, ...]  # to choose from
+    seeds: tuple[int, ...]  # of the runs of each learning rate and number of epochs
+    checkpoint: str  # `last` or `best`: the validation of a run that counts
+    interval: int = 0  # updates between checkpoints, besides each epoch's end; 0: none
 
 
 PROTOCOLS = {
@@ -57,16 +62,16 @@ PROTOCOLS = {
 class Result:
     """One run that has ended."""
 
-    learning_rate: float  # its learning rate
-    epochs: int  # its number of epochs
+    learning_rate: float
+    epochs: int
     seed: int
-    # metric to value of each validation, in their order; of a second validation set (MNLI's
-    # mismatched) the name of the metric begins with `valid1_`
+    # metric to value of each validation, in their order; metrics of a second validation set (MNLI's mismatched) begin
+    # with `valid1_`
     validations: tuple[dict[str, float], ...]
-    folder: Path | None = None  # what the run left
+    folder: Path | None = None  # of the run's checkpoints
 
     def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
-        """The validation that counts, of a deciding metric; the first of equals."""
+        """Return the validation that counts: the last, or the best by the deciding metric (the first of equals)."""
         if not self.validations:
             raise ValueError("a run without a validation has no result")
         if checkpoint == "last":
@@ -76,23 +81,22 @@ class Result:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table prints of a model on a task."""
+    """The score of a model on a task that a table reports."""
 
-    # metric to value of the run that is reported: the only one, or the median one
-    values: dict[str, float]
+    values: dict[str, float]  # metric to value of the run that is reported: the only one, or the median one
     learning_rate: float  # the chosen learning rate
     epochs: int  # the chosen number of epochs
-    runs: int  # how many runs were chosen from; with that learning rate and number of epochs
+    runs: int  # how many runs have that learning rate and number of epochs
     lowest: float  # the lowest of those runs' deciding values
     highest: float  # the highest of them
-    folder: Path | None = None  # what the run that is reported left
+    folder: Path | None = None  # of the checkpoints of the run that is reported
 
 
 def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
-    """The median run of the best learning rate and number of epochs, by the deciding metric.
+    """Return the median run of the best learning rate and number of epochs, by the deciding metric.
 
-    Of an even number of runs the lower of the two in the middle: what is reported is a run that was
-    made, with all its metrics.
+    Of an even number of runs it is the lower of the two in the middle, so that a run that was made is
+    reported, with all its metrics.
     """
     if not results:
         raise ValueError("there is nothing to summarise: no run has ended")
@@ -110,22 +114,19 @@ def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
 
 
 def updates_of(examples: int, epochs: int, batch_size: int = BATCH_SIZE) -> int:
-    """Updates of a fine-tuning; the last batch of an epoch may be smaller."""
+    """Return the updates of a fine-tuning; the last batch of an epoch may be smaller."""
     return math.ceil(examples / batch_size) * epochs
 
 
 def _comparable(value: float) -> float:
-    """A correlation is no number where all predictions are the same: as good as none."""
+    """Return a score for comparing: a correlation that is no number (all predictions are the same) is the worst."""
     return -math.inf if math.isnan(value) else value
 
 
-# ---- What a classifier scores that knows nothing but the training labels.
-
-
 def majority(task: GlueTask, train: list[str], valid: list[str]) -> dict[str, float]:
-    """The metrics of always answering the most frequent training label, in per cent.
+    """Return the metrics of always answering the most frequent training label, in per cent.
 
-    For a number it is its mean, which correlates with nothing: 0, as is Matthews' correlation of a
+    A regression's answer is the mean, which correlates with nothing: 0, as is Matthews' correlation of a
     constant (its denominator vanishes; sklearn's convention).
     """
     if not train or not valid:
@@ -142,26 +143,8 @@ def majority(task: GlueTask, train: list[str], valid: list[str]) -> dict[str, fl
     return {metric: 100 * values[metric] for metric in task.metrics}
 
 
-# ---- The table that a comparison prints, and the numbers beside the majority class.
-
-
-METRIC_TITLES = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "spearman": "Spearman", "pearson": "Pearson"}
-MISSING_SCORE = "-"
-# The columns of 004's Tables 1, 4, 8 and 10.  The paper names no metric: QQP's are accuracies by
-# their size, CoLA's and STS-B's are taken to be GLUE's first.
-AVERAGED = (
-    ("MNLI", "accuracy"),
-    ("MNLI", "valid1_accuracy"),
-    ("QQP", "accuracy"),
-    ("QNLI", "accuracy"),
-    ("SST-2", "accuracy"),
-    ("CoLA", "mcc"),
-    ("STS-B", "spearman"),
-)
-
-
 def read_labels(task: GlueTask, data: Path, split: str) -> list[str]:
-    """The labels of a split of relpos prepare glue."""
+    """Return the labels of a split that `relpos prepare glue` wrote."""
     prefix = data / task.name / "label" / split
     if task.regression:
         return Path(f"{prefix}.label").read_text().split()
@@ -170,7 +153,7 @@ def read_labels(task: GlueTask, data: Path, split: str) -> list[str]:
 
 
 def majority_summary(task: GlueTask, data: Path) -> dict[str, float]:
-    """The scores of the most frequent training label on every validation set."""
+    """Return the scores of the most frequent training label on every validation set."""
     train, values = read_labels(task, data, "train"), {}
     for split in task.valid_splits:
         for metric, value in majority(task, train, read_labels(task, data, split)).items():
@@ -179,7 +162,7 @@ def majority_summary(task: GlueTask, data: Path) -> dict[str, float]:
 
 
 def metrics_cell(task: GlueTask, values: dict[str, float] | None) -> str:
-    """A task's metrics as GLUE writes them: `F1 / accuracy`, `matched / mismatched`."""
+    """Return a task's metrics in GLUE's form: `F1 / accuracy`, `matched / mismatched`."""
     if values is None:
         return MISSING_SCORE
     keys = list(task.metrics)
@@ -188,20 +171,21 @@ def metrics_cell(task: GlueTask, values: dict[str, float] | None) -> str:
 
 
 def average_score(found: dict[str, dict[str, float]]) -> str:
-    """Return 004's Avg, of a task's metrics: the mean of its seven numbers, where all are there."""
+    """Return Chen2021's Avg of metrics by task: the mean of its seven numbers, if all are there."""
     values = [found.get(task, {}).get(metric) for task, metric in AVERAGED]
     return MISSING_SCORE if None in values else f"{np.mean(values):.2f}"
 
 
 def column_title(task: GlueTask) -> str:
-    names = [METRIC_TITLES[metric] for metric in task.metrics]
+    """Return a task's name with those of its metrics."""
+    names = [METRIC_NAMES[metric] for metric in task.metrics]
     if len(task.valid_splits) > 1:
         names = ["accuracy m", "mm"]
     return f"{task.name} ({' / '.join(names)})"
 
 
 def scores_table(tasks: list[GlueTask], data: Path, found: dict[tuple[str, str], Summary], models: list[str]) -> str:
-    """One row a model under the majority class's, one column a task, and 004's mean."""
+    """Return a table: a row a model under the majority class's, a column a task, and Chen2021's mean."""
     by_model = {"majority class": {task.name: majority_summary(task, data) for task in tasks}}
     for model in models:
         summaries = {task.name: found.get((model, task.name)) for task in tasks}
@@ -211,22 +195,15 @@ def scores_table(tasks: list[GlueTask], data: Path, found: dict[tuple[str, str],
         [model, *(metrics_cell(task, values.get(task.name)) for task in tasks)] + [average_score(values)] * averaged
         for model, values in by_model.items()
     ]
-    return table(rows, ["model", *map(column_title, tasks)] + ["mean of 004's seven"] * averaged)
+    return table(rows, ["model", *map(column_title, tasks)] + ["mean of Chen2021's seven"] * averaged)
 
 
 def choices_table(found: dict[tuple[str, str], Summary], max_update: int = 0) -> str:
-    """What was chosen for each cell, and how far its runs lie apart."""
+    """Return a table of what was chosen for each model and task, and how far the runs lie apart."""
     limited = f", at most {max_update} updates" * bool(max_update)
-    rows = [
-        (
-            model,
-            task,
-            f"learning rate {one.learning_rate:g}, {one.epochs} epochs{limited}",  # bare: 0.00
-            one.runs,
-            one.lowest,
-            one.highest,
-        )
-        for (model, task), one in found.items()
-    ]
-    headers = ("model", "task", "chosen", "runs", "lowest", "highest")
-    return table(rows, headers)
+    rows = []
+    for (model, task), one in found.items():
+        # A learning rate by itself would be printed as 0.00.
+        chosen = f"learning rate {one.learning_rate:g}, {one.epochs} epochs{limited}"
+        rows.append((model, task, chosen, one.runs, one.lowest, one.highest))
+    return table(rows, ("model", "task", "chosen", "runs", "lowest", "highest"))

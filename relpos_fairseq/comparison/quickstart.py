@@ -1,14 +1,17 @@
-"""The quickstart: a comparison on one corpus with one seed, its table, samples and pictures."""
+"""Make the quickstart: a comparison on one corpus with one seed, its table, samples and plots.
+
+A function that takes `given` takes the options of `relpos quickstart`.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from relpos_fairseq.comparison.run import ComparisonRun
+from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.io.errors import ToolError
@@ -21,119 +24,101 @@ from relpos_fairseq.io.stages import Stage, run_stages
 SAMPLES = 3
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What the user chose for all schemes.
-
-    Raises:
-        ValueError: A number is not above 0.
-    """
-
-    out: Path  # the output folder
-    max_update: int  # updates of training
-    minutes: float | None  # an upper limit for the training of one scheme; None sets none
-    seed: int  # the random seed
-    threads: int  # threads to compute with
-    text: Path | None = None  # folder of the user's parallel text; None: the built-in corpus
-    source: str | None = None  # its source language; None: from the files' names
-    target: str | None = None  # its target language; None: from the files' names
-
-    def __post_init__(self) -> None:
-        for name in ("max_update", "minutes", "threads"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
-
-    def comparison(self, schemes: list[str]) -> Comparison:
-        """Return the runs as a comparison."""
-        task: dict = {"kind": "built_in"}
-        if self.text is not None:
-            task = {"kind": "parallel", "data": self.text, "source": self.source}
-            task["target"] = self.target
-        train = {"max-update": self.max_update}
-        if self.minutes is not None:
-            train["stop-time-hours"] = self.minutes / 60
-        content = {"schemes": schemes, "seeds": [self.seed], "train": train}
-        spec = make_spec("quickstart", content | {"tasks": {"corpus": task}})
-        return Comparison(spec, self.out, self.out / "results", threads=self.threads, keep=True)
-
-
-def quickstart(schemes: list[str], choices: Choices) -> int:
-    """Finish every scheme; print and write the table, samples and pictures.
+def quickstart(schemes: list[str], given: Any) -> int:
+    """Make the runs of all schemes; print and write the table, samples and plots.
 
     Returns:
         The exit status: 1 where a scheme failed.
+
+    Raises:
+        ValueError: a number is not above 0.
     """
-    comparison, out = choices.comparison(schemes), choices.out
+    comparison, out = comparison_of(schemes, given), given.out
     status = comparison.run()
     rows = []
-    for cell in comparison.cells:
-        if result := comparison.result(cell):
+    for run in comparison.runs:
+        if result := comparison.result(run):
             rows.append(result)
-            print(f"\n{cell.scheme}: {cell.folder(out, comparison.code)}")
-            print_samples(cell, comparison)
-            draw(cell, comparison)
+            print(f"\n{run.scheme}: {comparison.folder(run)}")
+            print_samples(run, comparison)
+            draw(run, comparison)
     if rows:
-        header, *lines = cells(rows)
+        header, *lines = table_rows(rows)
         print(table(lines, header))
         write_results(out, rows)
         print(f"written: {out / 'results.json'}, {out / 'results.csv'}")
     return status
 
 
-def cells(rows: list[dict]) -> list[list]:
-    """Return the table: a header, and a line a scheme."""
-    tests = list(rows[0]["sets"])
-    header = ["scheme", *(f"BLEU {name.replace('test_', '')}" for name in tests), "valid ppl"]
-    lines: list[list] = [[*header, "parameters", "train tok/s", "generate tok/s", "seconds"]]
-    for row in rows:
-        sets = row["sets"].values()
-        lines.append(
+def comparison_of(schemes: list[str], given: Any) -> Comparison:
+    """Return the runs as a comparison."""
+    for name in ("max_update", "minutes", "threads"):
+        value = getattr(given, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+    task = {"kind": "built_in"}
+    if given.data is not None:
+        task = {"kind": "parallel", "data": given.data, "source": given.source_lang, "target": given.target_lang}
+    train = {"max-update": given.max_update}
+    if given.minutes is not None:
+        train["stop-time-hours"] = given.minutes / 60
+    content = {"schemes": schemes, "seeds": [given.seed], "train": train, "tasks": {"corpus": task}}
+    spec = make_spec("quickstart", content)
+    return Comparison(spec, given.out, given.out / "results", threads=given.threads, keep=True)
+
+
+def table_rows(results: list[dict]) -> list[list]:
+    """Return the table: a header, and a row a scheme."""
+    tests = (f"BLEU {name.replace('test_', '')}" for name in results[0]["sets"])
+    rows: list[list] = [["scheme", *tests, "valid ppl", "parameters", "train tok/s", "generate tok/s", "seconds"]]
+    for result in results:
+        sets = result["sets"].values()
+        rows.append(
             [
-                row["scheme"],
+                result["scheme"],
                 *(one["values"]["BLEU"] for one in sets),
-                min((v["valid_loss"], v["valid_ppl"]) for v in row["validations"])[1],
-                row["parameters"],
-                row["tokens_per_second"],
-                round(row["sets"]["test"]["tokens_per_second"]),
-                round(row["seconds"] + sum(one["seconds"] for one in sets)),
+                min((v["valid_loss"], v["valid_ppl"]) for v in result["validations"])[1],
+                result["parameters"],
+                result["tokens_per_second"],
+                round(result["sets"]["test"]["tokens_per_second"]),
+                round(result["seconds"] + sum(one["seconds"] for one in sets)),
             ]
         )
-    return lines
+    return rows
 
 
-def print_samples(cell: ComparisonRun, comparison: Comparison) -> None:
+def print_samples(run: Run, comparison: Comparison) -> None:
     """Print a few sentences with their references and translations."""
-    raw = cell.task.data_folder(comparison.work) / "raw"
-    paths = [raw / f"test.{language}" for language in cell.task.languages]
-    paths.append(cell.folder(comparison.work, comparison.code) / "test.txt")
+    raw = run.task.data_folder(comparison.work) / "raw"
+    paths = [raw / f"test.{language}" for language in run.task.languages]
+    paths.append(comparison.folder(run) / "test.txt")
     lines = list(zip(*map(read_lines, paths), strict=True))[:SAMPLES]
     for source, reference, translation in lines:
         print(f"  source       {source}\n  reference    {reference}")
         print(f"  translation  {translation}\n")
 
 
-def draw(cell: ComparisonRun, comparison: Comparison) -> None:
-    """Draw what a scheme learned; a failure is shown and costs nothing else."""
-    folder = cell.folder(comparison.work, comparison.code)
-    pictures, checkpoint = folder / "pictures", folder / "checkpoints" / "checkpoint_best.pt"
-    data = cell.task.data_folder(comparison.work) / "bin"
+def draw(run: Run, comparison: Comparison) -> None:
+    """Draw what a scheme has learned, by `relpos plot`; a failure is printed and costs nothing else."""
+    folder = comparison.folder(run)
+    plots, checkpoint = folder / "pictures", folder / "checkpoints" / "checkpoint_best.pt"
+    data = run.task.data_folder(comparison.work) / "bin"
     command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(checkpoint)]
-    command += ["--data", str(data), "--out", str(pictures)]
+    command += ["--data", str(data), "--out", str(plots)]
     log = folder / "pictures.log"
-    drawing = Stage("pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [pictures])
+    drawing = Stage("pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [plots])
     try:
         run_stages([drawing], folder)
     except ToolError as error:
         print(f"  no pictures: {error}", flush=True)
 
 
-def write_results(out: Path, rows: list[dict]) -> None:
+def write_results(out: Path, results: list[dict]) -> None:
     """Write the table as results.json and results.csv."""
-    header, *lines = cells(rows)
-    write_json(out / "results.json", [dict(zip(header, line, strict=True)) for line in lines])
+    header, *rows = table_rows(results)
+    write_json(out / "results.json", [dict(zip(header, row, strict=True)) for row in rows])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for line in (header, *lines):
-        writer.writerow([f"{one:.2f}" if isinstance(one, float) else one for one in line])
+    for row in (header, *rows):
+        writer.writerow([f"{one:.2f}" if isinstance(one, float) else one for one in row])
     write_text(out / "results.csv", text.getvalue())

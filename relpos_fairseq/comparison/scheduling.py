@@ -1,4 +1,8 @@
-"""Run what is missing of a comparison: some runs at a time in processes, or as jobs of submitit."""
+"""Make what is missing of a comparison: some runs at a time in processes, or as jobs of submitit.
+
+submitit's local executor is no replacement for the process pool: it starts all jobs at once, imports fairseq anew in
+each (a fork of this process has it), and its jobs outlive a kill.
+"""
 
 from __future__ import annotations
 
@@ -6,55 +10,26 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from relpos_fairseq.comparison.run import ComparisonRun, TrainingLog, code_version, runs_of
+from relpos_fairseq.comparison.results import ResultStore
+from relpos_fairseq.comparison.run import Run, TrainingLog, code_version, runs_of
 from relpos_fairseq.comparison.spec import Spec, read_spec
 from relpos_fairseq.comparison.tasks.base import prepare_process
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
-from relpos_fairseq.io.files import read_json, write_text
-from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.processes import Fork
 from relpos_fairseq.io.progress import counted
 
-if TYPE_CHECKING:
-    from relpos_fairseq.comparison.run import ComparisonRun
-
-
-# ---- All cells of a comparison: which are missing, and several at a time.
-
-
-SHOWN = 30.0  # seconds between two lines about cells at work
+SHOWN = 30.0  # seconds between two lines about runs at work
 FAILED = "failed.txt"
-BUSY = 75  # exit status where another process has the cell at work (sysexits.h: EX_TEMPFAIL)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Where a comparison lies and how it runs.
-
-    Raises:
-        ValueError: a number is below 1.
-    """
-
-    spec: Path
-    work: Path | None = None  # folder of data, checkpoints and logs; None: `compare_out/NAME`
-    results: Path | None = None  # folder of the results; None: NAME, beside the file
-    workers: int = 1  # cells at a time, each in one thread
-    threads: int = 1  # of a cell
-    keep_models: bool = False  # whether checkpoints stay
-    any_code: bool = False  # whether results of another version of the code count
-
-    def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be >= 1, got {getattr(self, name)}")
+BUSY = 75  # exit status where another process is at work on the run (sysexits.h: EX_TEMPFAIL)
 
 
 @dataclass
 class Comparison:
-    """A specification at a place on a disk."""
+    """A specification with its folders: all runs, and which of them have results."""
 
     spec: Spec
     work: Path
@@ -63,66 +38,88 @@ class Comparison:
     threads: int = 1
     keep: bool = False
     any_code: bool = False
+    fold: bool = False  # whether the results move into one file when all are there
 
     def __post_init__(self) -> None:
-        self.code, self.cells = code_version(), runs_of(self.spec)
+        self.code, self.runs, self.store = code_version(), runs_of(self.spec), ResultStore(self.results)
 
     @classmethod
-    def of(cls, options: Options) -> Comparison:
-        """Read a specification."""
-        spec = read_spec(options.spec)
-        work = options.work or Path("compare_out") / spec.name
-        results = options.results or options.spec.with_suffix("")
-        return cls(spec, work, results, options.workers, options.threads, options.keep_models, options.any_code)
-
-    def result(self, cell: ComparisonRun) -> dict | None:
-        """Return a cell's result or None; of other versions of the code the newest."""
-        own = cell.place(self.results, self.code)
-        if own.exists() or not self.any_code:
-            return read_json(own)
-        others = own.parent.glob(f"{cell.scheme}-seed{cell.seed}-*.json")
-        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-            found = read_json(path)
-            if found["settings"] == cell.settings:
-                return found
-        return None
-
-    def missing(self) -> list[ComparisonRun]:
-        """Return the cells without a result."""
-        return [cell for cell in self.cells if self.result(cell) is None]
-
-    def run(self, pool: Callable[[Comparison, list[ComparisonRun]], dict[str, str]] | None = None) -> int:
-        """Finish what is missing; returns the exit status: 1 where a cell failed.
+    def of(
+        cls,
+        spec: Path,
+        work: Path | None = None,
+        results: Path | None = None,
+        workers: int = 1,
+        threads: int = 1,
+        keep_models: bool = False,
+        any_code: bool = False,
+    ) -> Comparison:
+        """Read a specification.
 
         Args:
-            pool: finishes cells, and says by title why some failed; None: a `Pool`.
+            spec: the file.
+            work: folder of data, checkpoints and logs; None: `compare_out/NAME`.
+            results: folder of the results; None: NAME, beside the file.
+            workers: runs at a time.
+            threads: of a run.
+            keep_models: whether checkpoints stay.
+            any_code: whether results of another version of the code count.
+
+        Raises:
+            ValueError: a number is below 1, or the file is wrong.
+        """
+        for name, value in (("workers", workers), ("threads", threads)):
+            if value < 1:
+                raise ValueError(f"--{name} must be >= 1, got {value}")
+        found = read_spec(spec)
+        work, results = work or Path("compare_out") / found.name, results or spec.with_suffix("")
+        return cls(found, work, results, workers, threads, keep_models, any_code, fold=True)
+
+    def folder(self, run: Run) -> Path:
+        """Return the folder of a run's checkpoints, logs and outputs."""
+        return run.folder(self.work, self.code)
+
+    def result(self, run: Run) -> dict | None:
+        """Return a run's result or None; with `any_code` that of another version of the code, the newest."""
+        found = self.store.read(run.name(self.code))
+        if found is None and self.any_code:
+            return self.store.newest(run.task.label, run.scheme, run.seed, run.settings)
+        return found
+
+    def missing(self) -> list[Run]:
+        """Return the runs without a result."""
+        return [run for run in self.runs if self.result(run) is None]
+
+    def run(self, executor: Callable[[Comparison, list[Run]], dict[str, str]] | None = None) -> int:
+        """Make what is missing; return the exit status: 1 where a run failed.
+
+        Args:
+            executor: makes runs, and returns why some failed by their titles; None: a `ProcessPool`.
         """
         missing = self.missing()
-        print(f"{counted(len(self.cells), 'cell')}, {len(missing)} to do", flush=True)
-        if not missing:
-            return 0
-        self.prepare(missing)
-        failed = pool(self, missing) if pool else ProcessPool(self, missing).run()
+        print(f"{counted(len(self.runs), 'run')}, {len(missing)} to do", flush=True)
+        failed = {}
+        if missing:
+            self.prepare(missing)
+            failed = executor(self, missing) if executor else ProcessPool(self, missing).run()
         for title, reason in failed.items():
             print(f"failed: {title}: {reason}", flush=True)
+        if self.fold and not self.missing():
+            self.store.fold()
         return 1 if failed else 0
 
-    def prepare(self, cells: list[ComparisonRun]) -> None:
-        """Import what cells need, and make their data."""
+    def prepare(self, runs: list[Run]) -> None:
+        """Import what runs need, and make their data."""
         prepare_process()
-        for task in {cell.task.label: cell.task for cell in cells}.values():
+        for task in {run.task.label: run.task for run in runs}.values():
             task.prepare(self.work)
 
-    def absolute(self) -> Comparison:
-        """Return the same, wherever a process runs."""
-        return replace(self, work=self.work.absolute(), results=self.results.absolute())
-
-    def finish(self, cell: ComparisonRun) -> None:
-        """Finish a cell in this process; whether and why it failed stays in its folder."""
-        folder = cell.folder(self.work, self.code)
-        (folder / FAILED).unlink(missing_ok=True)
+    def finish(self, run: Run) -> None:
+        """Finish a run in this process and exit it where the run fails; the reason is kept in the run's folder."""
+        failure = self.folder(run) / FAILED
+        failure.unlink(missing_ok=True)
         try:
-            cell.finish(self.work, self.results, self.code, self.threads, self.keep)
+            run.finish(self.work, self.store, self.code, self.threads, self.keep)
         except BusyError as error:
             print(f"error: {error}", flush=True)
             raise SystemExit(BUSY) from None
@@ -133,33 +130,34 @@ class Comparison:
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             print(f"error: {reason}", flush=True)
             try:
-                write_text(folder / FAILED, f"{reason}\n")
+                write_text(failure, f"{reason}\n")
             finally:
                 raise SystemExit(1) from None
 
-    def failure(self, cell: ComparisonRun) -> str | None:
-        """Return why a cell's last attempt failed, or None."""
-        path = cell.folder(self.work, self.code) / FAILED
+    def failure(self, run: Run) -> str | None:
+        """Return why a run's last attempt failed, or None."""
+        path = self.folder(run) / FAILED
         return path.read_text(encoding="utf-8").strip() if path.exists() else None
 
 
 class ProcessPool:
-    """Cells in children of this process, some at a time."""
+    """Runs in children of this process, some at a time."""
 
-    def __init__(self, comparison: Comparison, cells: list[ComparisonRun]) -> None:
-        self.comparison, self.waiting, self.total = comparison, list(cells), len(cells)
-        self.active: dict[Fork, ComparisonRun] = {}
+    def __init__(self, comparison: Comparison, runs: list[Run]) -> None:
+        self.comparison, self.waiting, self.total = comparison, list(runs), len(runs)
+        self.active: dict[Fork, Run] = {}
         self.failed: dict[str, str] = {}
         self.done, self.shown = 0, time.monotonic()
-        self.said: dict[str, str] = {}  # by a cell's title, its newest line
-        self.later: dict[str, float] = {}  # by a cell's title, when to try again what another process had
+        self.newest: dict[str, str] = {}  # the last line printed about a run, by its title
+        self.later: dict[str, float] = {}  # when to try again what another process was at work on, by title
 
     def run(self) -> dict[str, str]:
-        """Run all of them; returns why some failed, by title."""
+        """Make all of them; return why some failed, by title."""
         try:
             while self.waiting or self.active:
-                while len(self.active) < self.comparison.workers and (cell := self.next()):
-                    self.start(cell)
+                while len(self.active) < self.comparison.workers and (run := self.next()):
+                    log = self.comparison.folder(run) / "cell.log"
+                    self.active[Fork(partial(self.comparison.finish, run), log)] = run
                 for fork in [fork for fork in self.active if fork.poll() is not None]:
                     self.take(fork, self.active.pop(fork))
                 self.show()
@@ -169,121 +167,108 @@ class ProcessPool:
                 fork.end()
         return self.failed
 
-    def next(self) -> ComparisonRun | None:
-        """Take the next cell to start; one that another process finished meanwhile is done."""
+    def next(self) -> Run | None:
+        """Take the next run to start; one that another process has finished meanwhile is done."""
         now = time.monotonic()
-        for cell in [cell for cell in self.waiting if self.later.get(cell.title, 0.0) <= now]:
-            self.waiting.remove(cell)
-            if self.comparison.result(cell) is None:
-                return cell
-            self.say(cell, "finished by another process")
+        for run in [run for run in self.waiting if self.later.get(run.title, 0.0) <= now]:
+            self.waiting.remove(run)
+            if self.comparison.result(run) is None:
+                return run
+            self.count(run, "finished by another process")
         return None
 
-    def start(self, cell: ComparisonRun) -> None:
-        log = cell.folder(self.comparison.work, self.comparison.code) / "cell.log"
-        self.active[Fork(lambda: self.comparison.finish(cell), log)] = cell
-
-    def take(self, fork: Fork, cell: ComparisonRun) -> None:
-        """Say how a cell ended."""
+    def take(self, fork: Fork, run: Run) -> None:
+        """Take note of how a child ended."""
         if fork.status == BUSY:
-            if cell.title not in self.later:
-                print(f"  {cell.title}: another process is at it; tried again later", flush=True)
-            self.later[cell.title] = time.monotonic() + SHOWN
-            self.waiting.append(cell)
-            return
-        if fork.status:
-            self.failed[cell.title] = fork.reason().removeprefix("error: ")
-            self.say(cell, f"failed: {self.failed[cell.title]}")
-            return
-        result = self.comparison.result(cell) or {"sets": {}}
-        values = [
-            f"{name} {metric} {value:.2f}"
-            for name, scored in result["sets"].items()
-            for metric, value in scored["values"].items()
-        ]
-        self.say(cell, f"{', '.join(values)} ({fork.seconds:.0f} s)")
+            if run.title not in self.later:
+                print(f"  {run.title}: another process is at it; tried again later", flush=True)
+            self.later[run.title] = time.monotonic() + SHOWN
+            self.waiting.append(run)
+        elif fork.status:
+            self.failed[run.title] = fork.reason().removeprefix("error: ")
+            self.count(run, f"failed: {self.failed[run.title]}")
+        else:
+            sets = (self.comparison.result(run) or {"sets": {}})["sets"].items()
+            values = [f"{name} {metric} {v:.2f}" for name, one in sets for metric, v in one["values"].items()]
+            self.count(run, f"{', '.join(values)} ({fork.seconds:.0f} s)")
 
-    def say(self, cell: ComparisonRun, end: str) -> None:
-        """Count a cell and say how it ended."""
+    def count(self, run: Run, end: str) -> None:
+        """Count a run that has ended, and print how."""
         self.done += 1
-        print(f"[{self.done}/{self.total}] {cell.title}: {end}", flush=True)
+        print(f"[{self.done}/{self.total}] {run.title}: {end}", flush=True)
 
     def show(self) -> None:
-        """Say now and then how far the cells at work are."""
+        """Print every `SHOWN` seconds how far the runs at work are, where that has changed."""
         if time.monotonic() - self.shown < SHOWN:
             return
         self.shown = time.monotonic()
-        for cell in self.active.values():
-            log = cell.folder(self.comparison.work, self.comparison.code) / "train.log"
-            known = TrainingLog()
-            for line in read_lines(log, "drop") if log.exists() else ():
-                known.read(line)
-            line = f"  {cell.title}: {known.newest or 'begins'}"
-            if self.said.get(cell.title) != line:  # a loaded machine says nothing twice
+        for run in self.active.values():
+            log = TrainingLog.of(self.comparison.folder(run) / "train.log")
+            line = f"  {run.title}: {log.newest or 'begins'}"
+            if self.newest.get(run.title) != line:
                 print(line, flush=True)
-            self.said[cell.title] = line
-
-
-def status(comparison: Comparison) -> int:
-    """Print what is done, what failed and what is missing; returns 1 where something is."""
-    rows, failed = {}, []
-    for cell in comparison.cells:
-        row = rows.setdefault((cell.task.label, cell.scheme), [0, 0])
-        row[1] += 1
-        if comparison.result(cell) is not None:
-            row[0] += 1
-        elif reason := comparison.failure(cell):
-            failed.append(f"failed: {cell.title}: {reason}")
-    for (task, scheme), (done, total) in rows.items():
-        print(f"{task} / {scheme}: {done} of {total}")
-    print("\n".join(failed) or "none failed")
-    done, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
-    print(f"{done} of {counted(total, 'cell')} done in {comparison.results} (code {comparison.code})")
-    return int(done < total)
-
-
-# ---- Cells as jobs, by submitit.
+            self.newest[run.title] = line
 
 
 def run_jobs(comparison: Comparison, cluster: str) -> int:
-    """Prepare the data here and run every missing cell in a job of its own.
+    """Prepare the data here and make every missing run in a job of submitit.
 
     The jobs of one call are an array; submitit's parameters are the specification's `slurm`. Jobs
     that are still at work when this command is interrupted go on: their results count. The work
     lies on a disk that the nodes share; the cluster `local` runs the jobs here, for a test.
 
     Returns:
-        The exit status: 1 where a cell failed.
+        The exit status: 1 where a run failed.
     """
     try:
         import submitit
     except ImportError:
         raise UserError("--executor slurm needs submitit: pip install 'relpos_fairseq[slurm]'") from None
 
-    def in_jobs(comparison: Comparison, cells: list[ComparisonRun]) -> dict[str, str]:
+    def in_jobs(comparison: Comparison, runs: list[Run]) -> dict[str, str]:
         executor = submitit.AutoExecutor(comparison.work.absolute() / "jobs", cluster=cluster)
         try:
             executor.update_parameters(**{"name": comparison.spec.name, **comparison.spec.slurm})
         except (TypeError, NameError) as error:
             raise UserError(f"slurm: submitit says: {error}") from None
+        # A job may start in another folder.
+        shared = replace(comparison, work=comparison.work.absolute(), results=comparison.results.absolute())
         with executor.batch():
-            jobs = [executor.submit(finish_job, comparison.absolute(), cell) for cell in cells]
+            jobs = [executor.submit(finish_job, shared, run) for run in runs]
         print(f"submitted: {', '.join(job.job_id for job in jobs)}", flush=True)
         failed = {}
-        for job, cell in zip(jobs, cells, strict=True):
+        for job, run in zip(jobs, runs, strict=True):
             if error := job.exception():
-                failed[cell.title] = comparison.failure(cell) or str(error).strip().splitlines()[-1]
-            print(f"{cell.title}: {'failed' if error else 'done'}", flush=True)
+                failed[run.title] = comparison.failure(run) or str(error).strip().splitlines()[-1]
+            print(f"{run.title}: {'failed' if error else 'done'}", flush=True)
         return failed
 
     return comparison.run(in_jobs)
 
 
-def finish_job(comparison: Comparison, cell: ComparisonRun) -> None:
-    """Finish a cell, in its job."""
+def finish_job(comparison: Comparison, run: Run) -> None:
+    """Finish a run, in its job."""
     prepare_process()
     try:
-        comparison.finish(cell)
+        comparison.finish(run)
     except SystemExit as end:
         busy = "another process is at it: run the same command again later"
-        raise RuntimeError(busy if end.code == BUSY else comparison.failure(cell) or "failed") from None
+        raise RuntimeError(busy if end.code == BUSY else comparison.failure(run) or "failed") from None
+
+
+def status(comparison: Comparison) -> int:
+    """Print what is done, what failed and what is missing; return 1 where something is."""
+    rows, failed = {}, []
+    for run in comparison.runs:
+        row = rows.setdefault((run.task.label, run.scheme), [0, 0])
+        row[1] += 1
+        if comparison.result(run) is not None:
+            row[0] += 1
+        elif reason := comparison.failure(run):
+            failed.append(f"failed: {run.title}: {reason}")
+    for (task, scheme), (done, total) in rows.items():
+        print(f"{task} / {scheme}: {done} of {total}")
+    print("\n".join(failed) or "none failed")
+    done, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
+    print(f"{done} of {counted(total, 'run')} done in {comparison.results} (code {comparison.code})")
+    return int(done < total)

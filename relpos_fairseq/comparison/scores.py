@@ -1,7 +1,7 @@
-"""Scores that are functions of sums over examples: any resample of the examples is scored at once.
+"""Define metrics as functions of sums over examples, so that all resamples of the examples are scored at once.
 
-Every example has a row of statistics; `Metric.value` turns the rows' sum into the score.  Axes
-before the last are bootstrap draws, seeds: whatever a caller has.
+Every example has a row of statistics; `Metric.value` turns the sum of rows into the score. Leading axes, of bootstrap
+draws or seeds, are kept.
 """
 
 import base64
@@ -20,20 +20,20 @@ CHRF_ORDERS, CHRF_BETA = 6, 2
 class Metric:
     """A score."""
 
-    name: str  # as tables call it
+    name: str  # in tables
     value: Callable[[np.ndarray], np.ndarray]  # (..., K) sums of statistics -> (...) scores
-    higher: bool = True  # whether more is better
-    digits: int = 1  # decimals that a table prints
-    limits: tuple[float, float] = (0.0, 100.0)  # the least and the largest value that it can have
+    higher: bool = True  # whether a higher score is better
+    digits: int = 1  # decimals in tables
+    limits: tuple[float, float] = (0.0, 100.0)  # the least and the largest possible score
 
 
 def share(sums: np.ndarray) -> np.ndarray:
-    """Return per cent: (..., 2) of (right ones, all)."""
+    """Return per cent of right examples from sums (..., 2): right ones, all."""
     return 100 * sums[..., 0] / sums[..., 1]
 
 
 def perplexity(sums: np.ndarray) -> np.ndarray:
-    """Return the perplexity: (..., 2) of (negative log-likelihood in nats, tokens)."""
+    """Return the perplexity from sums (..., 2): negative log-likelihood in nats, tokens."""
     return np.exp(np.minimum(sums[..., 0] / sums[..., 1], 700))
 
 
@@ -55,7 +55,7 @@ def bleu(sums: np.ndarray) -> np.ndarray:
 
 
 def chrf(sums: np.ndarray) -> np.ndarray:
-    """Return chrF2: (..., 18) of (system's, reference's, matching) n-grams of 1 to 6 characters."""
+    """Return chrF2 from sums (..., 18): system's, reference's and matching n-grams of 1 to 6 characters each."""
     system, reference, right = np.moveaxis(sums.reshape(*sums.shape[:-1], CHRF_ORDERS, 3), -1, 0)
     known = (system > 0) & (reference > 0)
     orders = np.maximum(known.sum(-1), 1)
@@ -67,12 +67,12 @@ def chrf(sums: np.ndarray) -> np.ndarray:
 
 
 def f1(sums: np.ndarray) -> np.ndarray:
-    """Return F1 in per cent: (..., 3) of right positives, predicted and true ones."""
+    """Return F1 in per cent from sums (..., 3): right, predicted and true positives."""
     return 200 * sums[..., 0] / np.maximum(sums[..., 1] + sums[..., 2], 1e-300)
 
 
 def matthews(sums: np.ndarray) -> np.ndarray:
-    """Return Matthews' correlation, at most 100: (..., 4) of Σp, Σt, Σpt, n; p and t are 0 or 1."""
+    """Return Matthews' correlation, at most 100, from sums (..., 4): Σp, Σt, Σpt, n; p and t are 0 or 1."""
     predicted, true, both, count = np.moveaxis(sums, -1, 0)
     above = count * both - predicted * true
     square = predicted * (count - predicted) * true * (count - true)
@@ -80,7 +80,7 @@ def matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def correlation(sums: np.ndarray) -> np.ndarray:
-    """Return Pearson's correlation, 100 at most: (..., 6) of Σx, Σy, Σxx, Σyy, Σxy, n."""
+    """Return Pearson's correlation, at most 100, from sums (..., 6): Σx, Σy, Σxx, Σyy, Σxy, n."""
     x, y, xx, yy, xy, count = np.moveaxis(sums, -1, 0)
     square = (count * xx - x * x) * (count * yy - y * y)
     return 100 * (count * xy - x * y) / np.where(square > 0, np.sqrt(np.maximum(square, 0)), np.inf)
@@ -103,12 +103,12 @@ METRICS = {
 
 
 def matches(right: Sequence[bool]) -> np.ndarray:
-    """Return statistics (N, 2) of examples that are right or wrong."""
+    """Return the statistics (N, 2) of examples that are right or wrong."""
     return np.stack([np.asarray(right, np.int64), np.ones(len(right), np.int64)], 1)
 
 
 def of_translations(system: list[str], reference: list[str], tokenize: str) -> dict[str, np.ndarray]:
-    """Return BLEU's and chrF's statistics of every sentence, by sacrebleu's name of a tokeniser."""
+    """Return BLEU's and chrF's statistics of every sentence; `tokenize` is sacrebleu's name of a tokenizer."""
     from sacrebleu.metrics import BLEU, CHRF
 
     metrics = {"BLEU": BLEU(tokenize=tokenize, force=True), "chrF": CHRF()}
@@ -119,7 +119,7 @@ def of_translations(system: list[str], reference: list[str], tokenize: str) -> d
 
 
 def pack(array: np.ndarray) -> dict:
-    """Return an array as JSON, in few bytes; whole numbers stay exact, others have 32 bits."""
+    """Return an array as JSON of few bytes; whole numbers stay exact, others have 32 bits."""
     array = np.asarray(array)
     if np.issubdtype(array.dtype, np.floating):
         array = array.astype("<f4")

@@ -1,8 +1,8 @@
-"""A comparison as a YAML file: schemes x seeds x tasks.
+"""Read a comparison, schemes x seeds x tasks, from a YAML file.
 
     title: What the report is called
-    baseline: shaw                    # differences are to it; default: the first scheme
-    pairs: baseline                   # or all, or a list of [scheme, scheme]: what is tested
+    baseline: shaw                    # the scheme that others are compared with; default: the first
+    pairs: baseline                   # the differences that are tested; or all, or a list of [scheme, scheme]
     seeds: 6                          # 1 to 6, or a list
     schemes: [none, t5]               # or, with flags of fairseq-train:
       near: {position-scheme: shaw, position-clip-distance: 4}
@@ -29,15 +29,15 @@ SCHEME = "position-scheme"
 
 @dataclass(frozen=True)
 class Spec:
-    """What is compared."""
+    """A comparison: every scheme on every task with every seed."""
 
     name: str  # of its folders
     title: str  # of its report
-    schemes: dict[str, dict]  # label to flags of fairseq-train
-    seeds: tuple[int, ...]  # every scheme's
+    schemes: dict[str, dict]  # flags of fairseq-train by label
+    seeds: tuple[int, ...]
     tasks: dict[str, Task]  # by label
     baseline: str  # label of the scheme that the others are compared with
-    pairs: tuple[tuple[str, str], ...]  # (scheme, other) that are tested
+    pairs: tuple[tuple[str, str], ...]  # (scheme, other): the differences that are tested
     slurm: dict = field(default_factory=dict)  # submitit's parameters
 
 
@@ -58,7 +58,7 @@ def read_spec(path: Path) -> Spec:
 
 
 def make_spec(name: str, content: object) -> Spec:
-    """Return a specification from what YAML holds; what is wrong with it is a ValueError."""
+    """Return a specification from the content of a YAML file; an error in it is a ValueError."""
     mapping(content, "a comparison")
     check_keys(content, KEYS, "a comparison")
     schemes = schemes_of(content.get("schemes"))
@@ -84,20 +84,20 @@ def make_spec(name: str, content: object) -> Spec:
 
 
 def mapping(value: object, what: str) -> dict:
-    """Return a value that must be a mapping with content or {}."""
+    """Return a value that must be a mapping."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be a mapping, got {value!r}")
     return value
 
 
 def check_keys(content: dict, known: tuple[str, ...], what: str) -> None:
-    """Refuse keys that mean nothing."""
+    """Refuse unknown keys."""
     if unknown := [str(key) for key in content if key not in known]:
         raise ValueError(f"{what} has no {', '.join(unknown)}; known: {', '.join(known)}")
 
 
 def schemes_of(given: object) -> dict[str, dict]:
-    """Return flags by label; a name alone is a scheme's."""
+    """Return the flags of schemes by label; a label without a scheme, architecture or model is the scheme's name."""
     if isinstance(given, list):
         given = {str(name): {SCHEME: str(name)} for name in given}
     schemes = {}
@@ -111,7 +111,7 @@ def schemes_of(given: object) -> dict[str, dict]:
 
 
 def seeds_of(given: object) -> tuple[int, ...]:
-    """Return seeds: a number counts from 1."""
+    """Return the seeds: a number stands for 1 to that number."""
     seeds = tuple(range(1, given + 1)) if type(given) is int else given
     if not isinstance(seeds, list | tuple) or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r}")
@@ -121,7 +121,7 @@ def seeds_of(given: object) -> tuple[int, ...]:
 
 
 def pairs_of(given: object, baseline: str, labels: list[str]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of schemes that are tested: (scheme, other)."""
+    """Return the pairs of schemes whose difference is tested: (scheme, other)."""
     if baseline not in labels:
         raise ValueError(f"baseline {baseline} is none of the schemes: {', '.join(labels)}")
     if given == "baseline":

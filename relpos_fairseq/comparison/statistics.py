@@ -1,7 +1,7 @@
-"""Which differences between schemes can be believed: intervals, tests, what could be found at all.
+"""Compute intervals and tests of differences between schemes, and which differences could be found at all.
 
 Runs are paired by seed: the same seed gives the same order of the data and the same initial values
-of all that two schemes share.  The test set is common to all seeds.
+of all parameters that two schemes share. The test set is common to all seeds.
 
 - Interval: hierarchical bootstrap over seeds and examples.  A bootstrap of few seeds is too narrow,
   by √(n/(n-1)) and by Student's t in place of the normal distribution; the part of each deviation
@@ -37,7 +37,7 @@ class Estimate:
     high: float
 
     def within(self, least: float, most: float) -> Estimate:
-        """Return it without what no score can be: a bootstrap's interval knows no limits."""
+        """Return the estimate with its interval cut at the least and the largest possible score."""
         return Estimate(self.mean, max(self.low, least), min(self.high, most))
 
 

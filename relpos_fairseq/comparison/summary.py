@@ -1,4 +1,4 @@
-"""Results summed up: intervals, differences, curves, scores by length, costs."""
+"""Sum up the results of a comparison: intervals, tests of differences, curves, scores by length, costs."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from statistics import mean, median
 import numpy as np
 
 from relpos_fairseq.comparison import statistics
-from relpos_fairseq.comparison.run import ComparisonRun
+from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scores import METRICS, Metric, unpack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.statistics import Estimate
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import counted
 
-SURE = 0.05
-BINS = 12  # of lengths
+Points = list[tuple[float, float]]
+SIGNIFICANT = 0.05  # the level that a corrected p is compared with
+BINS = 12  # of lengths, where examples have more than twice as many
 
 
 @dataclass
 class Row:
-    """A scheme's scores of a set: of every seed on all examples (S,), and on resamples (S, B)."""
+    """A scheme's scores on a test set."""
 
     seeds: list[int]
-    whole: np.ndarray
-    drawn: np.ndarray
-    estimate: Estimate
+    whole: np.ndarray  # (S,) of every seed on all examples
+    drawn: np.ndarray  # (S, B) of every seed on resamples of the examples
+    estimate: Estimate  # the mean over seeds
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A scheme against another."""
+    """The difference between two schemes' scores."""
 
-    scheme: str  # the one
-    other: str  # what it is compared with
+    scheme: str
+    other: str  # the scheme that is subtracted
     seeds: int  # how many both have
     estimate: Estimate  # the mean difference and its interval
     p: float  # of the sign-flip permutation
     holm: float  # p corrected within the table
     detectable: float  # what so many seeds would find
     above: int  # in how many seeds the examples alone tell a difference above 0
-    below: int  # likewise below 0
+    below: int  # in how many they tell one below 0
 
     @property
     def sure(self) -> bool:
-        """Whether it survives Holm's correction."""
-        return self.holm <= SURE
+        """Whether the difference survives Holm's correction."""
+        return self.holm <= SIGNIFICANT
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Table:
     differences: list[Difference] = field(default_factory=list)
 
     def warnings(self) -> list[str]:
-        """Return what a reader must know of its tests."""
+        """Return what a reader must know of the table's tests."""
         seeds = [one.seeds for one in self.differences]
         if not seeds:
             return []
@@ -72,8 +73,8 @@ class Table:
                 f"{fewest} {'is' if min(seeds) == 1 else 'are'} too few: with below "
                 f"{statistics.FEW_SEEDS} no exact test over seeds reaches p < .05"
             )
-        if statistics.smallest_p(min(seeds)) * len(seeds) > SURE:
-            needed = next(n for n in count(2) if 2.0 ** (1 - n) * len(seeds) <= SURE)
+        if statistics.smallest_p(min(seeds)) * len(seeds) > SIGNIFICANT:
+            needed = next(n for n in count(2) if 2.0 ** (1 - n) * len(seeds) <= SIGNIFICANT)
             found.append(
                 f"with {fewest} and {counted(len(seeds), 'comparison')} not even the least "
                 f"possible p survives Holm's correction; {needed} seeds would be needed"
@@ -92,18 +93,18 @@ class Cost:
 
 
 @dataclass
-class Part:
-    """A task's results."""
+class TaskSummary:
+    """The results of a task; costs, curves and lengths by scheme."""
 
     label: str
     kind: str
-    unit: str
+    unit: str  # of lengths
     tables: list[Table]
     costs: dict[str, Cost]
-    curves: dict[str, list[tuple[float, float]]]
-    lengths: dict[str, list[tuple[float, float]]]
-    data: str
-    settings: dict
+    curves: dict[str, Points]  # validation loss by updates
+    lengths: dict[str, Points]  # score by length
+    data: str  # the hash of the data
+    settings: dict  # options and flags that all runs have in common
 
 
 @dataclass
@@ -113,72 +114,65 @@ class Summary:
     title: str
     baseline: str
     seeds: tuple[int, ...]
-    done: int
-    total: int
-    tasks: list[Part]
-    codes: list[str]
-    versions: dict[str, str]
-    seconds: float
+    done: int  # runs that have a result
+    total: int  # runs
+    tasks: list[TaskSummary]
+    codes: list[str]  # versions of the code
+    versions: dict[str, str]  # of the packages
+    seconds: float  # of training and scoring
 
 
-def summarise(spec: Spec, results: list[tuple[ComparisonRun, dict]], total: int) -> Summary:
-    """Sum up what results there are of a comparison of `total` cells."""
-    parts = []
-    for label in spec.tasks:
-        found = [result for cell, result in results if cell.task.label == label]
-        if found:
-            parts.append(part_of(label, found, spec))
+def summarise(spec: Spec, results: list[tuple[Run, dict]], total: int) -> Summary:
+    """Sum up the results of a comparison of `total` runs."""
+    by_task = defaultdict(list)
+    for run, result in results:
+        by_task[run.task.label].append(result)
     every = [result for _, result in results]
-    spent = (r["seconds"] + sum(s["seconds"] for s in r["sets"].values()) for r in every)
     return Summary(
         title=spec.title,
         baseline=spec.baseline,
         seeds=spec.seeds,
         done=len(results),
         total=total,
-        tasks=parts,
+        tasks=[summarise_task(label, by_task[label], spec) for label in spec.tasks if label in by_task],
         codes=sorted({result["code"] for result in every}),
         versions={name: v for result in every for name, v in result["versions"].items()},
-        seconds=sum(spent),
+        seconds=sum(one["seconds"] for result in every for one in (result, *result["sets"].values())),
     )
 
 
-def part_of(label: str, results: list[dict], spec: Spec) -> Part:
-    """Sum up a task."""
+def summarise_task(label: str, results: list[dict], spec: Spec) -> TaskSummary:
+    """Sum up the results of one task."""
     if len({result["data"] for result in results}) > 1:
         raise UserError(f"results of {label} are of different data: remove those that are old")
-    schemes = defaultdict(dict)
-    for result in results:
-        schemes[result["scheme"]][result["seed"]] = result
-    schemes = {name: dict(sorted(schemes[name].items())) for name in spec.schemes if name in schemes}
+    schemes = {name: {r["seed"]: r for r in results if r["scheme"] == name} for name in spec.schemes}
+    schemes = {name: dict(sorted(runs.items())) for name, runs in schemes.items() if runs}
     first = results[0]
-    tables = [
-        table_of(name, METRICS[metric], schemes, spec)
-        for name, scored in first["sets"].items()
-        for metric in scored["statistics"]
-    ]
     train = first["settings"]["train"]
-    same = {k: v for k, v in train.items() if all(r["settings"]["train"].get(k) == v for r in results)}
-    return Part(
-        label,
-        first["settings"]["task"]["kind"],
-        first["unit"],
-        tables,
-        {name: cost_of(list(runs.values())) for name, runs in schemes.items()},
-        {name: curve_of(list(runs.values())) for name, runs in schemes.items()},
-        {name: by_length(list(runs.values())) for name, runs in schemes.items()},
-        first["data"],
-        {**first["settings"]["task"], **same},
+    common = {k: v for k, v in train.items() if all(r["settings"]["train"].get(k) == v for r in results)}
+    return TaskSummary(
+        label=label,
+        kind=first["settings"]["task"]["kind"],
+        unit=first["unit"],
+        tables=[
+            table_of(name, METRICS[metric], schemes, spec)
+            for name, scored in first["sets"].items()
+            for metric in scored["statistics"]
+        ],
+        costs={name: cost_of(list(runs.values())) for name, runs in schemes.items()},
+        curves={name: curve_of(list(runs.values())) for name, runs in schemes.items()},
+        lengths={name: by_length(list(runs.values())) for name, runs in schemes.items()},
+        data=first["data"],
+        settings={**first["settings"]["task"], **common},
     )
 
 
 def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spec: Spec) -> Table:
-    """Compute intervals and tests of a metric on a set; every scheme on the same resamples."""
+    """Return the intervals and tests of a metric on a test set; all schemes are scored on the same resamples."""
     generator = np.random.default_rng(0)
     rows, weights = {}, None
     for scheme, runs in schemes.items():
-        rows_of = [unpack(r["sets"][name]["statistics"][metric.name]) for r in runs.values()]
-        examples = np.stack(rows_of)
+        examples = np.stack([unpack(r["sets"][name]["statistics"][metric.name]) for r in runs.values()])
         if weights is None:
             weights = statistics.resample(examples.shape[1], statistics.DRAWS, generator)
         whole = metric.value(examples.sum(1))
@@ -190,8 +184,8 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
     span = metric.limits[1] - metric.limits[0]
     found = [difference(one, other, rows, len(pairs), span, generator) for one, other in pairs]
     found = [one for one in found if one is not None]
-    corrected = statistics.holm([one.p for one in found])
-    table.differences = [replace(one, holm=p) for one, p in zip(found, corrected, strict=True)]
+    holm = statistics.holm([one.p for one in found])
+    table.differences = [replace(one, holm=p) for one, p in zip(found, holm, strict=True)]
     return table
 
 
@@ -201,11 +195,11 @@ def difference(
     """Compare two schemes on the seeds that both have; None where there are none.
 
     Args:
-        scheme: the one.
-        other: the other.
-        rows: of the table, by scheme.
-        comparisons: of the table.
-        span: the largest difference that there can be.
+        scheme: label of the first scheme.
+        other: label of the scheme that is subtracted.
+        rows: the scores, by scheme.
+        comparisons: how many the table has.
+        span: the largest possible difference.
         generator: draws the seeds.
     """
     first, second = rows[scheme], rows[other]
@@ -213,8 +207,7 @@ def difference(
     if not common:
         return None
     one, two = (([row.seeds.index(seed) for seed in common]) for row in (first, second))
-    whole = first.whole[one] - second.whole[two]
-    drawn = first.drawn[one] - second.drawn[two]
+    whole, drawn = first.whole[one] - second.whole[two], first.drawn[one] - second.drawn[two]
     p = statistics.sign_flip(whole)
     return Difference(
         scheme,
@@ -234,24 +227,20 @@ def cost_of(results: list[dict]) -> Cost:
     return Cost(results[0]["parameters"], *(median(r[name] for r in results) for name in names))
 
 
-def curve_of(results: list[dict]) -> list[tuple[float, float]]:
+def curve_of(results: list[dict]) -> Points:
     """Return the mean validation loss at every number of updates that all seeds have."""
     curves = [{v["updates"]: v["valid_loss"] for v in r["validations"]} for r in results]
     common = set(curves[0]).intersection(*curves[1:])
     return [(updates, mean(curve[updates] for curve in curves)) for updates in sorted(common)]
 
 
-def by_length(results: list[dict]) -> list[tuple[float, float]]:
-    """Return the first metric's mean over seeds by length, of all test sets together."""
+def by_length(results: list[dict]) -> Points:
+    """Return the mean over seeds of the first metric by length, of the examples of all test sets."""
     sets = results[0]["sets"].values()
     metric = METRICS[next(iter(next(iter(sets))["statistics"]))]
     lengths = np.concatenate([unpack(one["lengths"]) for one in sets])
-    rows = np.stack(
-        [
-            np.concatenate([unpack(one["statistics"][metric.name]) for one in result["sets"].values()])
-            for result in results
-        ]
-    )
+    rows = [[unpack(one["statistics"][metric.name]) for one in result["sets"].values()] for result in results]
+    rows = np.stack([np.concatenate(one) for one in rows])
     edges = np.unique(lengths)
     if len(edges) > 2 * BINS:
         edges = np.unique(np.quantile(lengths, np.linspace(0, 1, BINS + 1))[:-1])

@@ -1,4 +1,4 @@
-"""The mean of checkpoints of one training."""
+"""Average the parameters of checkpoints of one training."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SCHEME = "scheme_version"
 
 
 def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> list[Path]:
-    """Return the checkpoints that are meant: those named, or the last ones of the one folder.
+    """Return the checkpoints to average: those that are named, or the last ones of a folder.
 
     Raises:
         UserError: An input is absent, the folder has fewer, or options do not go together.
@@ -46,7 +46,7 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
 
 
 def write_average(paths: Sequence[Path], output: Path) -> None:
-    """Write the mean of checkpoints as a checkpoint, and its text/ beside it."""
+    """Write the mean of checkpoints as a checkpoint, with the text assets in its folder."""
     state = average(paths)
     text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
@@ -56,7 +56,7 @@ def write_average(paths: Sequence[Path], output: Path) -> None:
 
 
 def load_state(path: Path) -> dict:
-    """Load a checkpoint without running what may be in it.
+    """Load a checkpoint without running code that may be in it.
 
     Raises:
         UserError: It is no checkpoint of fairseq's.
@@ -73,7 +73,7 @@ def load_state(path: Path) -> dict:
 
 
 def average(paths: Sequence[Path]) -> dict:
-    """Return the first checkpoint's state with all checkpoints' mean parameters.
+    """Return the state of the first checkpoint with the mean parameters of all.
 
     Raises:
         UserError: They are of different schemes or models.

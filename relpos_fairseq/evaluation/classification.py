@@ -1,4 +1,4 @@
-"""Predictions of a sentence pair classifier, and their accuracy, on splits of relpos prepare glue."""
+"""Predict the labels of sentences by a fine-tuned classifier, on data that `relpos prepare glue` wrote."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ XNLI = "XNLI"
 
 @dataclass(frozen=True)
 class Splits:
-    """What is predicted in a language.
+    """The splits of a language that are predicted."""
 
-    Attributes:
-        scored: the split whose labels accuracy is computed with; None: it has none.
-        unlabelled: a test set without labels, whose predictions are only written.
-    """
-
-    scored: str | None
-    unlabelled: str | None = None
+    scored: str | None  # with labels; None: the language has none
+    unlabelled: str | None = None  # a test set without labels, whose predictions are only written
 
 
 def xnli_splits(data: Path) -> dict[str, Splits]:
-    """Splits of every language: test sets are scored, or validation sets where no test has labels.
+    """Return the splits of every language: test sets are scored, or validation sets where no test has labels.
 
     Raises:
-        UserError: the data, `XNLI` of relpos prepare glue, have none.
+        UserError: the folder, `XNLI` of `relpos prepare glue`, has none.
     """
     there, labelled = ({path.stem for path in (data / part).glob("*_*.idx")} for part in ("input0", "label"))
     kind = "test" if any(name.startswith("test_") for name in labelled) else "valid"
@@ -53,10 +48,10 @@ class Classifier:
     """A fine-tuned model and its task."""
 
     def __init__(self, checkpoint: Path, data: Path, cpu: bool = False) -> None:
-        """Load a checkpoint of relpos finetune glue or fairseq-train, and `XNLI` of relpos prepare glue.
+        """Load a checkpoint of the task sentence_prediction, and the folder of a task's data.
 
         Raises:
-            UserError: the checkpoint is none of a sentence_prediction.
+            UserError: the checkpoint is of another task.
         """
         import torch
         from fairseq import checkpoint_utils
@@ -69,7 +64,7 @@ class Classifier:
         state = read_trusted(checkpoint, overrides)
         trained = state["cfg"]["task"]
         name = getattr(trained, "classification_head_name", None)
-        if name is None:  # said before a task looks for files that are not there
+        if name is None:  # before another task looks for files that are not there
             raise UserError(
                 f"{checkpoint} is no fine-tuned classifier: it was trained with task "
                 f"{trained._name}; fine-tune with relpos finetune glue --keep-models"
@@ -81,14 +76,13 @@ class Classifier:
         self.model, self.head = models[0].eval().to(self.device), str(name)
         known: list[str] = []
         if not trained.regression_target:
-            dictionary = self.task.label_dictionary
-            first = dictionary.nspecial
-            known = dictionary.symbols[first : first + trained.num_classes]
+            first = self.task.label_dictionary.nspecial
+            known = self.task.label_dictionary.symbols[first : first + trained.num_classes]
         own = (state.get("conversion") or {}).get("labels")
         self.names = in_order(own, known, checkpoint) if own else known
 
     def predict(self, split: str) -> tuple[list[str], list[str] | None]:
-        """Labels that are predicted and the right ones, if there are, in the order of the file."""
+        """Return the predicted labels of a split, and the true ones or None, in the order of the file."""
         outputs, right = self.outputs(split)
         dictionary = self.task.label_dictionary
         predicted = [self.names[int(row.argmax())] for row in outputs]
@@ -97,7 +91,7 @@ class Classifier:
         return predicted, [dictionary[int(number) + dictionary.nspecial] for number in right]
 
     def outputs(self, split: str) -> tuple[list[Tensor], list[float] | None]:
-        """What the head gives for every example, and the right numbers, in the file's order."""
+        """Return the outputs of the head for every example, and the targets or None, in the order of the file."""
         import torch
         from fairseq import utils
 
@@ -126,10 +120,10 @@ class Classifier:
 
 
 def in_order(own: Sequence[str], known: Sequence[str], checkpoint: Path) -> list[str]:
-    """The data's labels in the order of the classes of a converted model, which has its own.
+    """Return the data's labels in the order of the classes of a converted model, which has an order of its own.
 
     Raises:
-        UserError: they are others.
+        UserError: the model has other labels.
     """
     by_name = {label.lower(): label for label in known}
     names = [by_name.get(label.lower()) for label in own]

@@ -1,7 +1,7 @@
-"""The harness's `LM` of a checkpoint: three kinds of request, answered by relpos_fairseq.inference.
+"""Define the harness's `LM` of a checkpoint: three kinds of request, answered by relpos_fairseq.inference.
 
-Text becomes symbols as in training; every request begins with </s>, which stands before every
-stream.  A model with memory reads rolling requests, and long contexts, with it.
+Text becomes vocabulary entries as in training. Every request begins with </s>, which stands before every stream. A
+model with memory reads rolling requests, and long contexts, with it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from relpos_fairseq.inference.checkpoints.causal_lm import (
 )
 from relpos_fairseq.io.progress import progress
 
-DRAWN = 256  # symbols of a request that names no number, as the harness's own models draw
+DRAWN = 256  # symbols to sample for a request without max_gen_toks; the harness's own models sample as many
 KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "seed"}
 
 
 class RelPosLM(LM):
-    """A language model's checkpoint.
+    """A checkpoint of a language model.
 
     Args:
         checkpoint: its file.
-        data: data folder, where the checkpoint has no text/ beside it.
+        data: data folder, if the checkpoint's folder has no text/.
         mem_len: tokens of memory; None: as trained.
         context: tokens seen without memory; None: as trained.
-        batch_size: requests that are read together.
+        batch_size: requests in a batch.
         device: "cpu", or the GPU where there is one.
-        max_batch_size: of the harness; not used.
+        max_batch_size: an argument of the harness, not used.
 
     Raises:
-        ValueError: no checkpoint of a language model, or a length that it has not.
+        ValueError: the checkpoint is of another model, or the model has no such memory or context.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RelPosLM(LM):
         self.scorer = Scorer(self.trained, mem_len, context, int(batch_size))
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log-probability, whether it is greedy) of each continuation after its context."""
+        """Return the log-probability of each continuation after its context, and whether it is the greedy one."""
         pairs = [self.scorer.pair(*request.args) for request in requests]
         found = []
         with progress(total=len(pairs), description="scores", unit=" requests") as bar:
@@ -77,7 +77,7 @@ class RelPosLM(LM):
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each text, its first symbol after </s>."""
+        """Return the log-probability of each text, of which the first symbol follows </s>."""
         pairs = [self.scorer.pair("", *request.args) for request in requests]
         found = [score for score, _ in self.scorer.score(pairs)]
         for request, answer in zip(requests, found, strict=True):
@@ -85,7 +85,7 @@ class RelPosLM(LM):
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context, up to the first of the texts that end it."""
+        """Return a continuation of each context, up to the first of the texts that end it."""
         found = []
         for request in progress(requests, description="texts", unit=" requests"):
             found.append(self._generate(*request.args))
@@ -93,10 +93,10 @@ class RelPosLM(LM):
         return found
 
     def _generate(self, context: str, options: Mapping[str, Any]) -> str:
-        """Draw the text that follows a context.
+        """Sample a continuation of a context.
 
         Raises:
-            ValueError: an option that sampling has not.
+            ValueError: an unknown option.
         """
         if unknown := set(options) - KNOWN:
             raise ValueError(

@@ -1,4 +1,25 @@
-"""Score language models on the same predictions: with memory, with windows of context, or with dynamic evaluation."""
+"""Score language models on the same predictions: with memory, with windows of context, or by dynamic evaluation.
+
+A prediction is a token of the stream. Every method scores the same ones, the last of a split, so that perplexities
+are comparable. The context of a prediction is, with memory, what memory and segment hold at the first layer (recurrence
+reaches further, layer by layer), and with windows the window's beginning.
+
+Dynamic evaluation (Krause et al. 2018, arXiv:1709.07432, section 3):
+
+    theta_i = theta_(i-1) - eta grad L(s_i) + lambda (theta_g - theta_(i-1))
+
+Segment s_i is scored under theta_(i-1); then the parameters learn from it, and go back a part of the way to the trained
+ones, theta_g. L is the mean loss of the segment's tokens; gradients end at the memory, which holds the states of the
+parameters that made them. The RMS variant learns little where gradients in training were large, and goes back there
+faster:
+
+    RMS     = sqrt(mean over training segments of (grad L)^2), for each element
+    theta_i = theta_(i-1) - eta grad L(s_i) / (RMS + epsilon)
+              + lambda min(RMS / mean(RMS), 1 / lambda) (theta_g - theta_(i-1))
+
+The mean is over all elements, as in the paper; the released code divides by the sum of each tensor's mean, and by
+default does not divide the sum of squares by the number of segments.
+"""
 
 from __future__ import annotations
 
@@ -16,60 +37,34 @@ from torch import Tensor
 
 from relpos_fairseq.io.progress import progress
 
-# ---- Language models scored on the same predictions, with memory or with windows of context.
-# A prediction is a token of the stream; every method here scores the same ones, the last of a split,
-# so that perplexities are comparable.  Context: with memory, what memory and segment hold at the
-# first layer (recurrence reaches further, layer by layer); with windows, what the window holds.
-
-
 # Digits of a table's columns.
 FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint and the text that it is evaluated on.
+    """A checkpoint and the text that it is evaluated on."""
 
-    Attributes:
-        model: in evaluation mode.
-        tokens: (N,) the stream of the split.
-        pad: id of padding.
-        trained_length: tokens per sample in training.
-        trained_memory: memory length in training; None: the model has no memory.
-        longest: most positions that the model's tables allow, or None.
-        name: architecture and scheme.
-        parameters: how many it trains.
-    """
-
-    model: Any
-    tokens: np.ndarray
-    pad: int
-    trained_length: int
-    trained_memory: int | None
-    longest: int | None
-    name: str
-    parameters: int
+    model: Any  # in evaluation mode
+    tokens: np.ndarray  # (N,) the stream of the split
+    pad: int  # id of padding
+    trained_length: int  # tokens a sample in training
+    trained_memory: int | None  # memory length in training; None: the model has no memory
+    longest: int | None  # the most positions that the model's tables allow, or None
+    name: str  # architecture and scheme
+    parameters: int  # how many the model trains
 
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluation gave.
+    """The score of a model on all predictions."""
 
-    Attributes:
-        tokens: predictions.
-        nats: their negative log-likelihood.
-        seconds: time that it took, warming up left out.
-        each: (tokens,) nats of every prediction, in the order of the text.
-        place: (tokens,) how many tokens of its segment or window stand before its input.
-        memory: (tokens,) slots of memory that its segment had.
-    """
-
-    tokens: int
-    nats: float
-    seconds: float
-    each: np.ndarray | None = None
-    place: np.ndarray | None = None
-    memory: np.ndarray | None = None
+    tokens: int  # how many predictions
+    nats: float  # their negative log-likelihood
+    seconds: float  # time without warming up
+    each: np.ndarray | None = None  # (tokens,) nats of every prediction, in the order of the text
+    place: np.ndarray | None = None  # (tokens,) tokens of its segment or window before the prediction's input
+    memory: np.ndarray | None = None  # (tokens,) slots of memory that its segment had
 
     @property
     def bits(self) -> float:
@@ -129,7 +124,7 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
 
 
 def _override(cfg: Any, overrides: Mapping[str, str]) -> None:
-    """Set fields of the model's config, those among them that the checkpoint is too old to have."""
+    """Set fields of the model's config; fields that did not exist when the checkpoint was written are added."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
     from omegaconf import open_dict
 
@@ -172,7 +167,7 @@ def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tenso
 
 
 def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tensor:
-    """(B, width) tokens from each start + shift on; padding before the stream's beginning."""
+    """Return rows (B, width) of tokens, each from start + shift on; before the stream's beginning is padding."""
     rows = np.full((len(starts), width), subject.pad, np.int64)
     for row, start in zip(rows, starts, strict=True):
         first = start + shift
@@ -183,7 +178,7 @@ def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tens
 
 @torch.no_grad()
 def score_with_memory(subject: Subject, targets: range, block: int, mem_len: int, rows: int = 1) -> Score:
-    """Read blocks in order with memory, which is filled beforehand where the stream allows.
+    """Score blocks in order with memory, which is filled beforehand as far as the stream allows.
 
     `rows` pieces of `targets` are read side by side, `block` tokens a step.
     """
@@ -221,7 +216,7 @@ def score_with_memory(subject: Subject, targets: range, block: int, mem_len: int
 
 
 def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
-    """Pieces of one size together, and the rest by itself, so that rows need no padding."""
+    """Yield all pieces of `size` targets together, then the shorter rest, so that rows need no padding."""
     whole = len(targets) // size
     pieces = [targets[number * size : (number + 1) * size] for number in range(whole)]
     if pieces:
@@ -232,7 +227,7 @@ def _equal_pieces(targets: range, size: int) -> Iterator[list[range]]:
 
 @torch.no_grad()
 def score_with_windows(subject: Subject, targets: range, context: int, stride: int, batch: int = 1) -> Score:
-    """Read windows of `context` tokens, of which the last `stride` predictions count.
+    """Score windows of `context` tokens, of each of which the last `stride` predictions count.
 
     At the stream's beginning windows are shorter; a stride of 1 gives every prediction all of the
     context; `batch` windows are read together.
@@ -260,7 +255,7 @@ def score_with_windows(subject: Subject, targets: range, context: int, stride: i
 
 
 def _windows(starts: range, stop: int, context: int, stride: int, batch: int) -> Iterator[list[int]]:
-    """Starts of windows of equal shape together: shorter ones come alone."""
+    """Yield the starts of full windows in batches; each shorter window comes alone, so that a batch has one shape."""
     group: list[int] = []
     for start in starts:
         full = start + stride <= stop and start + stride - 1 >= context
@@ -275,44 +270,19 @@ def _windows(starts: range, stop: int, context: int, stride: int, batch: int) ->
         yield group
 
 
-# ---- Krause et al. 2018, Dynamic evaluation of neural sequence models (arXiv:1709.07432), section 3.
-#     theta_i = theta_(i-1) - eta grad L(s_i) + lambda (theta_g - theta_(i-1))
-#
-# Segment s_i is scored under theta_(i-1); then the parameters learn from it, and go back a part of
-# the way to the trained ones theta_g.  L is the mean loss of the segment's tokens; gradients end at
-# the memory, which holds the states of the parameters that made them.
-#
-# The RMS variant learns little where gradients in training were large, and goes back there faster:
-#
-#     RMS      = sqrt(mean over training segments of (grad L)^2), an element each
-#     theta_i  = theta_(i-1) - eta grad L(s_i) / (RMS + epsilon)
-#                + lambda min(RMS / mean(RMS), 1 / lambda) (theta_g - theta_(i-1))
-#
-# The mean is over all elements, as in the paper; the released code divides by the sum of each
-# tensor's mean, and by default does not divide the sum of squares by the number of segments.
-
-
 @dataclass(frozen=True)
 class Dynamic:
-    """How parameters follow the text.
-
-    Attributes:
-        rate: eta.
-        decay: lambda.
-        training: binarised split, without suffix, whose gradients scale the steps; None: they do
-            not.
-        tokens: how many of its first tokens are read.
-        epsilon: added to the scale.
+    """How parameters follow the text in dynamic evaluation.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number is out of range.
     """
 
-    rate: float
-    decay: float = 1e-3
-    training: Path | None = None
-    tokens: int = 100_000
-    epsilon: float = 1e-3
+    rate: float  # eta
+    decay: float = 1e-3  # lambda
+    training: Path | None = None  # binarised split, without suffix, whose gradients scale the steps; None: plain steps
+    tokens: int = 100_000  # of the split, from its beginning
+    epsilon: float = 1e-3  # added to the scale
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
@@ -325,14 +295,14 @@ class Dynamic:
             raise ValueError(f"--epsilon must be above 0, got {self.epsilon}")
 
     def scales(self, rms: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the factors of gradients and of the ways back, elementwise."""
+        """Return the elementwise factors of gradients, and of the steps back to the trained parameters."""
         mean = sum(one.double().sum() for one in rms) / sum(one.numel() for one in rms)
         back = [(self.decay * one / mean).clamp(max=1.0).to(one.dtype) for one in rms]
         return [self.rate / (one + self.epsilon) for one in rms], back
 
 
 def score_dynamic(subject: Subject, targets: range, block: int, mem_len: int, dynamic: Dynamic) -> Score:
-    """Read blocks in order, one row of them, and learn from each; the model is as before then.
+    """Score blocks in order, learn from each after its score, and restore the parameters at the end.
 
     Its memory has `mem_len` slots, and segments have `block` tokens.
     """
@@ -385,7 +355,7 @@ def training_rms(subject: Subject, block: int, dynamic: Dynamic) -> list[Tensor]
 
 
 def _segments(subject: Subject, targets: range, block: int) -> Iterator[tuple[int, Tensor, tuple[Tensor | None, ...]]]:
-    """Read segments in order: slots of memory, nats (T,), and the gradients of their mean.
+    """Yield of each segment in order the slots of memory, nats (T,), and the gradients of their mean.
 
     Parameters may change between segments; memory is filled beforehand where the text allows.
     """
@@ -411,9 +381,10 @@ def _segments(subject: Subject, targets: range, block: int) -> Iterator[tuple[in
 
 @torch.no_grad()
 def _step(parameters: list, gradients: tuple, trained: list, rates: list, decays: list) -> None:
+    """Move each parameter against its gradient, and back towards its trained value."""
     rows = zip(parameters, gradients, trained, rates, decays, strict=True)
     for one, gradient, value, rate, decay in rows:
-        back = decay * (value - one)
+        step = decay * (value - one)
         if gradient is not None:
-            back -= rate * gradient
-        one += back
+            step -= rate * gradient
+        one += step

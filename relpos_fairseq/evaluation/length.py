@@ -1,14 +1,18 @@
-"""Perplexity of a language model by the length of its context and of its memory."""
+"""Measure a language model's perplexity by the length of its context and of its memory.
+
+A function that takes `options` takes those of `relpos evaluate length`.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.evaluation.language_model import (
+    Score,
     Subject,
     last_targets,
     load_subject,
@@ -18,56 +22,25 @@ from relpos_fairseq.evaluation.language_model import (
 )
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.stages import Stage, run_stages
-from relpos_fairseq.plots.axes import of_tokens, panels
 
 TIMES = (0.5, 1, 2, 4, 8, 16)
-WORSE = 1.05  # perplexity beyond this times that at the trained length: it does not extrapolate
+WORSE = 1.05  # a model does not extrapolate where its perplexity is beyond so many times that at the trained length
 COLUMNS = ("kind", "length", "tokens", "bits", "perplexity", "tokens_per_second", "status")
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is evaluated.
-
-    Attributes:
-        checkpoint: a language model's.
-        data: folder of binarised text.
-        out: where the table and the picture go, and finished points are kept.
-        lengths: tokens of context; None: half to 16 times the trained length.
-        mem_lens: tokens of memory; None: likewise, and 0.
-        split: part of the data.
-        tokens: predictions scored, the last of the split.
-        stride: tokens between windows; None: half of each.
-        rows: rows or windows evaluated together.
-        override: FIELD=VALUE of the model's config, instead of the checkpoint's.
+def evaluate(options: Any) -> None:
+    """Evaluate every length; write the table and the plot.
 
     Raises:
         ValueError: a number is below 1, or an override without a value.
     """
-
-    checkpoint: Path
-    data: Path
-    out: Path
-    lengths: list[int] | None = None
-    mem_lens: list[int] | None = None
-    split: str = "valid"
-    tokens: int = 20000
-    stride: int | None = None
-    rows: int = 4
-    override: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for text in self.override:
-            if "=" not in text:
-                raise ValueError(f"--override must be FIELD=VALUE, got {text}")
-        for name in ("tokens", "rows", "stride"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be >= 1, got {value}")
-
-
-def evaluate(options: Options) -> None:
-    """Evaluate every point; write the table and the picture."""
+    for text in options.override:
+        if "=" not in text:
+            raise ValueError(f"--override must be FIELD=VALUE, got {text}")
+    for name in ("tokens", "rows", "stride"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be >= 1, got {value}")
     overrides = dict(text.split("=", 1) for text in options.override)
     subject = load_subject(options.checkpoint, options.data, options.split, overrides)
     if subject.trained_memory is None and options.mem_lens:
@@ -101,12 +74,12 @@ def evaluate(options: Options) -> None:
 def point(
     kind: str,
     length: int,
-    work: Callable[[Subject, range, int, Options], dict],
+    work: Callable[[Subject, range, int, Any], dict],
     subject: Subject,
     targets: range,
-    options: Options,
+    options: Any,
 ) -> Stage:
-    """A point as a stage: its counts are its row."""
+    """Return the measurement at one length as a stage, whose counts are the row of the table."""
     return Stage(
         f"{kind}-{length}",
         lambda: {"kind": kind, "length": length, **work(subject, targets, length, options)},
@@ -128,14 +101,14 @@ def multiples(trained: int) -> list[int]:
 
 
 def chosen(given: list[int] | None, flag: str, least: int, trained: int, default: list[int] | None = None) -> list[int]:
-    """Return lengths to score, rising; the trained one, which judges the others, is among them.
+    """Return the lengths to score in rising order, the trained length among them.
 
     Args:
         given: those of the command line; None: the default; empty: none at all.
-        flag: where they were given.
-        least: the shortest that makes sense.
-        trained: the length in training.
-        default: where none are given; None: half to 16 times the trained one.
+        flag: the flag that gave them.
+        least: the shortest possible length.
+        trained: the length in training, with which the others are compared.
+        default: the lengths where none are given; None: half to 16 times the trained one.
 
     Raises:
         ValueError: one is too short.
@@ -147,8 +120,8 @@ def chosen(given: list[int] | None, flag: str, least: int, trained: int, default
     return sorted({*given, trained}) if given else []
 
 
-def context_point(subject: Subject, targets: range, length: int, options: Options) -> dict:
-    """Return the perplexity with windows of a length, or why there is none."""
+def context_point(subject: Subject, targets: range, length: int, options: Any) -> dict:
+    """Return the perplexity with windows of a length, or the reason why the model cannot read them."""
     if subject.longest is not None and length > subject.longest:
         reason = f"cannot: its table has {subject.longest} positions"
         return {"tokens": 0, "status": reason}
@@ -158,13 +131,14 @@ def context_point(subject: Subject, targets: range, length: int, options: Option
     return described(score_with_windows(subject, targets, length, stride, options.rows))
 
 
-def memory_point(subject: Subject, targets: range, length: int, options: Options) -> dict:
-    """Return the perplexity with a memory of a length and segments as trained."""
+def memory_point(subject: Subject, targets: range, length: int, options: Any) -> dict:
+    """Return the perplexity with a memory of a length, and segments of the trained length."""
     block = min(subject.trained_length, len(targets))
     return described(score_with_memory(subject, targets, block, length, options.rows))
 
 
-def described(score) -> dict:
+def described(score: Score) -> dict:
+    """Return a score as columns of the table."""
     return {
         "tokens": score.tokens,
         "bits": round(score.bits, 5),
@@ -175,7 +149,7 @@ def described(score) -> dict:
 
 
 def judged(rows: list[dict], subject: Subject) -> list[dict]:
-    """Return rows with a status that says where more context than in training harms a model."""
+    """Return rows with all columns; the status says where more context than in training harms the model."""
     trained = {"context": subject.trained_length, "memory": subject.trained_memory}
     for kind, length in trained.items():
         known = [row for row in rows if row["kind"] == kind and row["status"] == "ok"]
@@ -188,7 +162,9 @@ def judged(rows: list[dict], subject: Subject) -> list[dict]:
 
 
 def draw(rows: list[dict], subject: Subject, path: Path) -> None:
-    """Draw perplexity over length, one panel a kind."""
+    """Draw perplexity over length, a panel for context and one for memory."""
+    from relpos_fairseq.plots.axes import panels, show_tokens
+
     kinds = [kind for kind in ("context", "memory") if any(row["kind"] == kind for row in rows)]
     trained = {"context": subject.trained_length, "memory": subject.trained_memory}
     with panels(path, len(kinds), 5, 3.6) as axes:
@@ -203,6 +179,6 @@ def draw(rows: list[dict], subject: Subject, path: Path) -> None:
                 axis.axvline(row["length"], color="tab:red", linestyle="--", linewidth=0.8)
             if missing:
                 axis.plot([], [], color="tab:red", linestyle="--", label="cannot be read")
-            of_tokens(axis, kind)
+            show_tokens(axis, kind)
             axis.set(ylabel="perplexity per token", title=subject.name)
             axis.legend()

@@ -14,9 +14,6 @@ from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.text.moses import Detokeniser
 
-# ---- Translations as systems write them.
-
-
 HYPOTHESIS = re.compile(r"([DH])-(\d+)\t[^\t]*\t(.*)")
 SHOWN = 10  # numbers of sentences that an error lists
 
@@ -76,20 +73,12 @@ def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> N
             )
 
 
-# ---- Scores of translations: BLEU and chrF by sacrebleu, and a paired bootstrap of two systems.
-
-
 @dataclass(frozen=True)
 class Target:
-    """What translations are compared with.
+    """The reference that translations are compared with."""
 
-    Attributes:
-        reference: a sentence a line.
-        detokenise: turns a system's line into text like it.
-    """
-
-    reference: list[str]
-    detokenise: Detokeniser
+    reference: list[str]  # a sentence a line
+    detokenise: Detokeniser  # turns a system's line into text of the reference's form
 
 
 def read_reference(path: Path, language: str | None, tokenizer: str | None, units: str | None) -> Target:
@@ -126,7 +115,7 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
 
 
 def metrics() -> dict:
-    """Return the metrics, by the names of the table; sacrebleu's defaults but for the case."""
+    """Return sacrebleu's metrics with its defaults, but for the case, by their names in tables."""
     return {"BLEU": BLEU(), "BLEU uncased": BLEU(lowercase=True), "chrF": CHRF()}
 
 
@@ -168,7 +157,7 @@ def evaluate(
     seed: int = 12345,
     json: Path | None = None,
 ) -> None:
-    """Score a system, and a baseline beside it; print tables and write the numbers (`json`)."""
+    """Score a system, and compare it with a baseline; print tables and write the numbers to `json`."""
     reference = target.reference
     paths = [path for path in (baseline, system) if path]
     systems = [list(map(target.detokenise, read_system(path, len(reference)))) for path in paths]

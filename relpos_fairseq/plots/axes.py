@@ -1,4 +1,9 @@
-"""Draw a picture as a grid of panels, and write it with a CSV of the same numbers."""
+"""Draw with matplotlib: a `Picture` is a grid of panels with a CSV of the same numbers; `panels` gives bare axes.
+
+Signed values have a diverging colour map that is white at the neutral value and safe for colour-blind readers;
+probabilities a sequential one. Entries that do not exist (a decoder's future) are grey in the PNG and empty in the CSV.
+Whoever works without matplotlib imports this file in the functions that draw.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -21,22 +25,15 @@ from matplotlib.ticker import MaxNLocator
 
 from relpos_fairseq.io.files import atomic_path
 
-# ---- How a picture is drawn: it is a grid of panels, and its CSV holds the same numbers.
-# Signed values have a diverging map that is white at the neutral value and safe for colour-blind
-# readers; probabilities a sequential one.  Entries that do not exist (a decoder's future) are grey in
-# the PNG and empty in the CSV.
-
-
 matplotlib.use("Agg")
-
 
 # Okabe and Ito's palette, without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-GRAPHS = ("lines", "dots", "bars")  # the other kinds are images
+GRAPHS = ("lines", "dots", "bars")  # the other kinds of picture are images
 MARKERS = ("o", "s", "^", "D")
-ABSENT = "#e6e6e6"
-MOST_TOKENS = 40  # more are not named on the axes
-LONGEST = 14  # characters of a token beside a picture; longer ones would run into the title
+ABSENT = "#e6e6e6"  # the colour of entries that do not exist
+MOST_TOKENS = 40  # tokens that are written on the axes of an image; where there are more, none is
+LONGEST = 14  # characters of a token on an axis; longer ones would run into the title
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -49,74 +46,80 @@ STYLE = {
 
 
 class Absent(Exception):
-    """There is nothing of a kind to draw; the message says what and why."""
+    """A checkpoint has nothing of a kind to draw; the message says what and why."""
 
 
 def head_names(count: int) -> list[str]:
-    """1..H, or `all` where heads share what is drawn."""
+    """Return the names of so many heads, 1 to H, or `all` for a single one that all heads share."""
     return ["all"] if count == 1 else [str(head) for head in range(1, count + 1)]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: a matrix with what its rows and columns are.
+    """One panel: a matrix, with the names of its rows and columns."""
 
-    Args:
-        key: what the panel is of, as {"layer": "1", "head": "2"}; `all` where it is shared.
-        rows: names of the lines, or coordinates down an image.
-        columns: coordinates from left to right, consecutive integers.
-        values: (rows, columns), NaN where there is nothing.
-        tokens: names for the coordinates of a square image, or None.
-    """
-
-    key: dict[str, str]
-    rows: list
-    columns: list[int]
-    values: np.ndarray
-    tokens: list[str] | None = None
+    key: dict[str, str]  # what the panel shows, as {"layer": "1", "head": "2"}; `all` where it is shared
+    rows: list  # names of the lines, or coordinates down an image
+    columns: list[int]  # coordinates from left to right, consecutive integers
+    values: np.ndarray  # (rows, columns), NaN for entries that do not exist
+    tokens: list[str] | None = None  # names for the coordinates of a square image
 
     @property
     def title(self) -> str:
+        """The key in words."""
         return ", ".join(f"all {name}s" if value == "all" else f"{name} {value}" for name, value in self.key.items())
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A grid of panels that share axes and colours.
+    """A grid of panels that share axes and colours."""
 
-    Args:
-        name: file name without its suffix.
-        title: what is drawn.
-        detail: of which stack and scheme, and how, below the title.
-        kind: `lines`, `dots`, `bars`, `signed` or `positive` (images).
-        panels: in reading order.
-        row: what rows are, in one word (a CSV column).
-        column: what columns are, in one word (a CSV column's prefix).
-        axes: labels of the horizontal axis, of an image's vertical axis, and of the values.
-        across: panels in a row of the grid, or None for as square as it goes.
-        neutral: the value that does nothing, or None.
-    """
-
-    name: str
+    name: str  # of the files, without suffix
     title: str
-    detail: str
-    kind: str
-    panels: list[Panel]
-    row: str
-    column: str
-    axes: tuple[str, str, str]
-    across: int | None = None
-    neutral: float | None = 0.0
+    detail: str  # stack and scheme, below the title
+    kind: str  # `lines`, `dots`, `bars`, `signed` or `positive` (images)
+    panels: list[Panel]  # in reading order
+    row: str  # what rows are, in one word (a CSV column)
+    column: str  # what columns are, in one word (a CSV column's prefix)
+    axes: tuple[str, str, str]  # labels of the horizontal axis, of an image's vertical axis, and of the values
+    across: int | None = None  # panels in a row of the grid; None: as square as possible
+    neutral: float | None = 0.0  # the value that has no effect, or None
+
+
+@contextmanager
+def panels(path: Path, count: int, width: float, height: float) -> Iterator[list[Axes]]:
+    """Give `count` axes side by side, each so many inches large, and write the figure when the block ends."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")
+        try:
+            yield list(axes[0])
+            save_figure(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all, in the format of the path's suffix."""
+    with atomic_path(path) as partial, warnings.catch_warnings():
+        # A token in a script that the font lacks is drawn as a box, which is no news to the user.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(partial, format=path.suffix[1:])
+
+
+def show_tokens(axis: Axes, kind: str) -> None:
+    """Make the horizontal axis one of numbers of tokens: zero, and powers of two."""
+    axis.set_xlabel(f"{kind} (tokens)")
+    axis.set_xscale("symlog", base=2, linthresh=1)
+    axis.set_xlim(left=0)
 
 
 def write_picture(picture: Picture, folder: Path) -> list[Path]:
+    """Write a picture as PNG and CSV; return their paths."""
     paths = [folder / f"{picture.name}.png", folder / f"{picture.name}.csv"]
-    with plt.rc_context(STYLE), warnings.catch_warnings(), atomic_path(paths[0]) as partial:
-        # A token in a script that the font lacks is drawn as a box, which is no news to the user.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with plt.rc_context(STYLE):
         figure = draw_picture(picture)
         try:
-            figure.savefig(partial, format="png")
+            save_figure(figure, paths[0])
         finally:
             plt.close(figure)
     with atomic_path(paths[1]) as partial, partial.open("w", newline="", encoding="utf-8") as file:
@@ -125,7 +128,7 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
 
 
 def csv_rows(picture: Picture) -> Iterator[list]:
-    """The picture's CSV: a header, then one line for every row of every panel."""
+    """Yield the rows of a picture's CSV: a header, then one for every row of every panel."""
     first = picture.panels[0]
     token = ["token"] if first.tokens else []
     longest = max((panel.columns for panel in picture.panels), key=len)
@@ -139,6 +142,7 @@ def csv_rows(picture: Picture) -> Iterator[list]:
 
 
 def draw_picture(picture: Picture) -> Figure:
+    """Draw a picture as a figure of matplotlib's."""
     count = len(picture.panels)
     across = min(picture.across or int(np.ceil(np.sqrt(count))), count)
     down = -(-count // across)
@@ -150,12 +154,8 @@ def draw_picture(picture: Picture) -> Figure:
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     used = list(axes.flat[:count])
-    if picture.kind == "bars":
-        draw_bar_panels(figure, used, picture)
-    elif picture.kind in GRAPHS:
-        draw_lines(figure, used, picture)
-    else:
-        draw_images(figure, used, picture)
+    draw = {"bars": draw_bar_panels, "lines": draw_lines, "dots": draw_lines}.get(picture.kind, draw_images)
+    draw(figure, used, picture)
     lines = [picture.title, *textwrap.wrap(picture.detail, int(size[0] * 12))]
     figure.suptitle("\n".join(lines), parse_math=False)
     for index, ax in enumerate(used):
@@ -168,7 +168,7 @@ def draw_picture(picture: Picture) -> Figure:
 
 
 def panel_size(picture: Picture, across: int) -> tuple[float, float]:
-    """Width and height of a panel in inches."""
+    """Return the width and height of a panel in inches."""
     if picture.kind in GRAPHS:
         return (3.4, 2.3) if across <= 3 else (2.6, 1.9)
     panel = picture.panels[0]
@@ -182,7 +182,7 @@ def panel_size(picture: Picture, across: int) -> tuple[float, float]:
 
 
 def draw_bar_panels(figure: Figure, axes: list[Axes], picture: Picture) -> None:
-    """A bar with its number for every row; the axis begins a little below the lowest."""
+    """Draw a bar with its number for every row of a panel, on an axis that begins a little below the lowest."""
     for ax, panel in zip(axes, picture.panels, strict=True):
         scores = panel.values[:, 0]
         places = np.arange(len(scores))
@@ -196,7 +196,7 @@ def draw_bar_panels(figure: Figure, axes: list[Axes], picture: Picture) -> None:
 
 
 def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
-    """A line, or dots, for every row of a panel."""
+    """Draw a line, or dots, for every row of a panel."""
     most = max(len(panel.rows) for panel in picture.panels)
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, most))
     for ax, panel in zip(axes, picture.panels, strict=True):
@@ -209,7 +209,7 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
             if picture.kind == "dots":
                 style |= {"linestyle": ":", "marker": MARKERS[index % 4], "linewidth": 0.8}
                 style |= {"markersize": 7 - 1.5 * (index % 4), "markerfacecolor": "none"}
-            known = ~np.isnan(values)  # curves have points of their own
+            known = ~np.isnan(values)  # each curve has its own points
             points = np.array(panel.columns)[known], values[known]
             ax.plot(*points, **({"linewidth": 1.4} | style))
         ax.set_title(panel.title + (", all heads" if panel.rows == ["all"] else ""))
@@ -227,7 +227,7 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
 
 
 def draw_images(figure: Figure, axes: list[Axes], picture: Picture) -> None:
-    """A panel's matrix as an image; all share one scale of colours."""
+    """Draw every panel's matrix as an image; all share one scale of colours."""
     everything = np.concatenate([panel.values.ravel() for panel in picture.panels])
     reach, extend = colour_reach(everything, picture)
     low = picture.neutral - reach if picture.kind == "signed" else 0.0
@@ -256,9 +256,9 @@ def draw_images(figure: Figure, axes: list[Axes], picture: Picture) -> None:
 
 
 def colour_reach(values: np.ndarray, picture: Picture) -> tuple[float, str]:
-    """How far colours reach from the neutral value, and where the bar has an arrow.
+    """Return how far colours reach from the neutral value, and at which ends the colour bar has an arrow.
 
-    A few outliers (a decoder's first row, a reset row) do not take the colours from all the rest.
+    A few outliers (a decoder's first row, a reset row) are clipped, so that all other values keep their colours.
     """
     away = np.abs(values[~np.isnan(values)] - picture.neutral)
     most = float(away.max(initial=0))
@@ -271,7 +271,7 @@ def colour_reach(values: np.ndarray, picture: Picture) -> tuple[float, str]:
 
 
 def name_ticks(ax: Axes, panel: Panel) -> None:
-    """Tokens where they are known and not too many, else a few round numbers."""
+    """Write the tokens on both axes of an image if there are few enough, else a few round numbers."""
     if panel.tokens is None or len(panel.tokens) > MOST_TOKENS:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -281,29 +281,3 @@ def name_ticks(ax: Axes, panel: Panel) -> None:
     ax.set_xticks(panel.columns, tokens, rotation=90, **small)
     ax.set_yticks(panel.rows, tokens, **small)
     ax.tick_params(length=0)
-
-
-# ---- Panels of a picture side by side, written as a whole file.
-
-
-@contextmanager
-def panels(path: Path, count: int, width: float, height: float) -> Iterator[Any]:
-    """Give `count` axes, each so many inches large; what is drawn on them becomes a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, count, figsize=(width * count, height), squeeze=False)
-    yield axes[0]
-    figure.tight_layout()
-    with atomic_path(path) as partial:
-        figure.savefig(partial, format="png", dpi=120)
-    pyplot.close(figure)
-
-
-def of_tokens(axis: Any, kind: str) -> None:
-    """Make the horizontal axis one of numbers of tokens, none and powers of two."""
-    axis.set_xlabel(f"{kind} (tokens)")
-    axis.set_xscale("symlog", base=2, linthresh=1)
-    axis.set_xlim(left=0)

@@ -1,8 +1,10 @@
-"""Draw what a checkpoint's positions have learned: tables, similarities, logits, attention, ranks."""
+"""Draw what a checkpoint's positions have learned: tables over distance, similarities, logits, attention, ranks.
+
+No scheme is named: a field of PositionTerms that a new scheme fills is drawn.
+"""
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.plots.axes import Absent, Panel, Picture, head_names, write_picture
 from relpos_fairseq.plots.logits import (
     attention_probabilities,
@@ -23,7 +26,6 @@ from relpos_fairseq.plots.logits import (
     square,
 )
 from relpos_fairseq.plots.stacks import (
-    PlotError,
     Stack,
     choose_sentence,
     find_stacks,
@@ -34,12 +36,8 @@ from relpos_fairseq.plots.stacks import (
 )
 from relpos_fairseq.relations import DistanceRelation
 
-# ---- Pictures of tables over distance: fields of PositionTerms over relations of distance.
-# Nothing here knows a scheme: a field that a new scheme fills is drawn.  000: Huang et al. 2020.
-
-
-# Fields of PositionTerms (`vectors`: query_vectors and key_vectors in one table), what each is, and
-# the value that does nothing.
+# Fields of PositionTerms (`vectors`: query_vectors and key_vectors that share a table), the meaning of each, and the
+# value that has no effect.
 SCALARS = {"static": ("added to the logits", 0.0), "gate": ("multiplies q·k", 1.0)}
 VECTORS = {
     "query_vectors": ("a in q·a", 0.0),
@@ -49,55 +47,58 @@ VECTORS = {
     "value_vectors": ("added to values", 0.0),
 }
 DISTANCE = "distance j − i (tokens; negative: past)"
+COSINE_POSITIONS = 64  # absolute positions whose similarity is drawn
 
 
 @dataclass(frozen=True)
 class DistanceTable:
-    """One field of one layer's terms over distance: values (H|1, N) or (H|1, N, D)."""
+    """One field of one layer's terms over distance."""
 
     layer: str
-    distances: list[int]
-    values: Tensor
+    distances: list[int]  # N of them
+    values: Tensor  # (H|1, N) or (H|1, N, D)
 
     @property
     def heads(self) -> list[str]:
+        """The names of the heads."""
         return head_names(self.values.size(0))
 
 
-def distance_tables(stack: Stack, fields: dict, reach: int) -> dict[str, list[DistanceTable]]:
-    """The tables of SCALARS or VECTORS up to `reach`, by field; second ones are numbered."""
+def distance_tables(stack: Stack, fields: dict, max_distance: int) -> dict[str, list[DistanceTable]]:
+    """Return the tables of SCALARS or VECTORS by field, up to a distance; a field's second table is numbered."""
     found: dict[str, list[DistanceTable]] = defaultdict(list)
     shared: Counter = Counter()
-    for layer, terms in stack.terms(stack.at(reach + 1)):
+    for layer, terms in stack.terms(stack.at(max_distance + 1)):
         seen = Counter() if layer == "all" else shared.copy()
         for term in terms:
             if not isinstance(term.relation, DistanceRelation):
                 continue
             for field in fields:
                 values = getattr(term, field, None)
-                # M4 reads one table twice: it is drawn once.
+                # A table that both queries and keys are multiplied by is drawn once.
                 same = term.key_vectors is term.query_vectors
                 if values is None or (same and field == "key_vectors"):
                     continue
                 kind = "vectors" if same and field == "query_vectors" else field
                 seen[kind] += 1
                 name = kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"
-                found[name].append(_table(layer, term.relation, values, reach, stack.causal))
+                found[name].append(_table(layer, term.relation, values, max_distance, stack.causal))
         shared = seen if layer == "all" else shared
     return found
 
 
-def _table(layer: str, relation: DistanceRelation, values: Tensor, reach: int, causal: bool) -> DistanceTable:
-    low = max(relation.lowest, -reach)
-    high = min(relation.highest, 0 if causal else reach)
+def _table(layer: str, relation: DistanceRelation, values: Tensor, max_distance: int, causal: bool) -> DistanceTable:
+    """Return a field's rows by distance."""
+    low = max(relation.lowest, -max_distance)
+    high = min(relation.highest, 0 if causal else max_distance)
     distances = torch.arange(low, high + 1)
     read = values[:, relation.of_distance(distances)].detach()
     return DistanceTable(layer, distances.tolist(), read)
 
 
-def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
-    """A line for every head, a panel for every layer."""
-    found = distance_tables(stack, SCALARS, reach)
+def scalar_tables(stack: Stack, max_distance: int) -> Iterator[Picture]:
+    """Yield scalars over distance: a line for every head, a panel for every layer."""
+    found = distance_tables(stack, SCALARS, max_distance)
     if not found:
         raise Absent("scalars over distance: no term has any")
     for name, group in found.items():
@@ -108,9 +109,9 @@ def scalar_tables(stack: Stack, reach: int) -> Iterator[Picture]:
         yield Picture(*words, "lines", panels, "head", "distance", axes, neutral=neutral)
 
 
-def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
-    """Every head's channels (000 Fig. 4) and norm."""
-    found = distance_tables(stack, VECTORS, reach)
+def vector_tables(stack: Stack, max_distance: int) -> Iterator[Picture]:
+    """Yield every head's vectors over distance: their channels (Huang2020, Fig. 4) and their norm."""
+    found = distance_tables(stack, VECTORS, max_distance)
     if not found:
         raise Absent("vectors over distance: no term has any")
     for name, group in found.items():
@@ -128,7 +129,7 @@ def vector_tables(stack: Stack, reach: int) -> Iterator[Picture]:
 
 
 def _channels(found: DistanceTable) -> Iterator[Panel]:
-    """Every head's vectors: channels down, distances across."""
+    """Yield a panel for every head: channels down, distances across."""
     channels = list(range(found.values.size(-1)))
     for head, values in zip(found.heads, found.values, strict=True):
         key = {"layer": found.layer, "head": head}
@@ -136,14 +137,12 @@ def _channels(found: DistanceTable) -> Iterator[Panel]:
 
 
 def _field(name: str) -> str:
+    """Return the field of a name that may end in a number."""
     return name.rstrip("0123456789").rstrip("_") if name[-1].isdigit() else name
 
 
-# ---- Pictures of how alike absolute positions are.  004: Chen et al. 2021.
-
-
 def position_similarity(stack: Stack, length: int) -> Iterator[Picture]:
-    """Cosine similarity of absolute positions: of each pair, and its distribution (004 Fig. 5)."""
+    """Yield the cosine similarity of absolute positions: of each pair, and its distribution (Chen2021, Fig. 5)."""
     groups = {f"{name}-position": [("all", values[None])] for name, values in input_positions(stack, length)}
     for layer, terms in stack.terms(stack.at(length)):
         for term in terms:
@@ -186,62 +185,58 @@ def distribution(picture: Picture) -> Picture:
 
 
 def cosine_similarity(vectors: Tensor) -> Tensor:
+    """Return the cosine (..., T, T) of every pair of vectors (..., T, D), in fp64."""
     unit = F.normalize(vectors.detach().double(), dim=-1)
     return unit @ unit.transpose(-1, -2)
 
 
-# ---- All pictures of a checkpoint, with a CSV of the same numbers each.
-
-
-COSINE_POSITIONS = 64
-
-
 @torch.no_grad()
-def draw_checkpoint(args: argparse.Namespace) -> None:
-    """Draw all that `relpos plot` asks for; nothing is written before all could be computed.
+def draw_checkpoint(given: Any) -> None:
+    """Draw all pictures of a checkpoint; nothing is written before all could be computed.
+
+    Args:
+        given: the options of `relpos plot`.
 
     Raises:
-        PlotError: one line that says what cannot be drawn and what to do.
+        UserError: what cannot be drawn, and what to do.
     """
-    if args.out.exists() and not args.out.is_dir():
-        raise PlotError(f"--out {args.out} is a file: give a folder")
-    if args.sentence is not None and not (args.data and args.sentence.split()):
-        raise PlotError(f"--sentence {args.sentence!r}: give words, and --data for the checkpoint's dictionary")
-    if args.checkpoint is None:
-        raise PlotError("give a checkpoint, or logs of fairseq-train with --curves")
-    model, task = load_checkpoint(args.checkpoint, args.data)
+    if given.out.exists() and not given.out.is_dir():
+        raise UserError(f"--out {given.out} is a file: give a folder")
+    if given.sentence is not None and not (given.data and given.sentence.split()):
+        raise UserError(f"--sentence {given.sentence!r}: give words, and --data for the checkpoint's dictionary")
+    if given.checkpoint is None:
+        raise UserError("give a checkpoint, or logs of fairseq-train with --curves")
+    model, task = load_checkpoint(given.checkpoint, given.data)
     ready = []
-    for stack, found in pictures(model, task, find_stacks(model, args.checkpoint), args):
+    for stack, found in pictures(model, task, find_stacks(model, given.checkpoint), given):
         try:
             ready += list(found)
         except Absent as reason:
             print(f"skipped ({stack.title}): {reason}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    files = [path for picture in ready for path in write_picture(picture, args.out)]
-    print(f"wrote {len(files)} files to {args.out}:")
+    given.out.mkdir(parents=True, exist_ok=True)
+    files = [path for picture in ready for path in write_picture(picture, given.out)]
+    print(f"wrote {len(files)} files to {given.out}:")
     print("\n".join(f"  {path.name}" for path in files), flush=True)
 
 
-def pictures(
-    model: Any, task: Any, stacks: list[Stack], args: argparse.Namespace
-) -> Iterator[tuple[Stack, Iterator[Picture]]]:
-    """Yield every kind of picture of every stack; taking one may raise Absent."""
-    length = min(stack.at(args.length).src_len for stack in stacks)
-    sentence = choose_sentence(model, task, args.sentence, length, args.data)
+def pictures(model: Any, task: Any, stacks: list[Stack], given: Any) -> Iterator[tuple[Stack, Iterator[Picture]]]:
+    """Yield every kind of picture of every stack; iterating over the pictures may raise Absent."""
+    length = min(stack.at(given.length).src_len for stack in stacks)
+    sentence = choose_sentence(model, task, given.sentence, length, given.data)
     print(f"attention and ranks on: {sentence.title}")
     watched = record_attention(model, stacks, sentence)
-    more = further_sentences(task, args.sentences - 1) if args.sentences > 1 else []
+    more = further_sentences(task, given.sentences - 1) if given.sentences > 1 else []
     batch = [watched, *(record_attention(model, stacks, one) for one in more)]
     if more:
         print(f"ranks on {len(batch)} sentences")
     for stack in stacks:
         tokens = token_names(model, task, stack, sentence)
-        yield stack, scalar_tables(stack, args.distance)
-        yield stack, vector_tables(stack, args.distance)
-        yield stack, position_logits(stack, args.length)
-        yield stack, segment_logits(stack, args.length, args.segments)
-        yield stack, input_logits(stack, args.length)
+        yield stack, scalar_tables(stack, given.distance)
+        yield stack, vector_tables(stack, given.distance)
+        yield stack, position_logits(stack, given.length)
+        yield stack, segment_logits(stack, given.length, given.segments)
+        yield stack, input_logits(stack, given.length)
         yield stack, position_similarity(stack, COSINE_POSITIONS)
         title = sentence.title
-        yield stack, attention_probabilities(stack, watched, tokens, title, args.tokens)
+        yield stack, attention_probabilities(stack, watched, tokens, title, given.tokens)
         yield stack, ranks(stack, batch)

@@ -1,7 +1,6 @@
-"""Pictures of logits: attention, position logits, ranks, similarities.
+"""Draw logits: attention, logits of positions alone, ranks.
 
-Nothing here knows a scheme: logits are what the reference makes of the terms, with or without
-content.  000: Huang et al. 2020; 004: Chen et al. 2021.
+No scheme is named: logits are computed by the reference from the terms, with or without content.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ QUERY, KEY = "query position (tokens)", "key position (tokens)"
 
 
 def attention_probabilities(stack: Stack, calls: dict, tokens: list[str], title: str, most: int) -> Iterator[Picture]:
-    """Probabilities averaged over heads, of the first `most` queries, by layer (000 Fig. 5)."""
+    """Yield attention probabilities averaged over heads, of the first `most` queries, by layer (Huang2020, Fig. 5)."""
     panels = []
     for number, attention in enumerate(stack.attentions, 1):
         probs = calls[attention].probs.double().mean(0)
@@ -53,7 +52,7 @@ def attention_probabilities(stack: Stack, calls: dict, tokens: list[str], title:
 
 
 def without_content(stack: Stack, layer: str, terms: tuple[PositionTerms, ...], at: Positions) -> Tensor:
-    """(H|1, T, S) logits of q = k = 0, NaN where a decoder must not look."""
+    """Return the logits (H|1, T, S) of q = k = 0, NaN where attention is masked."""
     zeros = torch.zeros(1, 1, at.src_len, stack.positions.plan.shape.head_dim).double()
     plan = stack.positions.plan
     scale = plan.scale if layer == "all" else plan.of_layer(int(layer) - 1).scale
@@ -63,12 +62,12 @@ def without_content(stack: Stack, layer: str, terms: tuple[PositionTerms, ...], 
 
 
 def adds_alone(term: PositionTerms) -> bool:
-    """Whether a term adds to the logits even where there is no content."""
+    """Return whether a term adds to the logits without content."""
     return any(part is not None for part in (term.static, term.static_factors, term.query_offset))
 
 
 def logits_by_layer(stack: Stack, at: Positions, segments: bool) -> list[tuple[str, Tensor]]:
-    """Content-free logits (H|1, T, S) of every layer, or of `all` where layers share them."""
+    """Return the logits (H|1, T, S) without content of every layer, or of `all` where layers share them."""
 
     def chosen(terms: tuple[PositionTerms, ...]) -> tuple[PositionTerms, ...]:
         return tuple(t for t in terms if segments or not isinstance(t.relation, Segments))
@@ -82,7 +81,7 @@ def logits_by_layer(stack: Stack, at: Positions, segments: bool) -> list[tuple[s
 
 
 def position_logits(stack: Stack, length: int) -> Iterator[Picture]:
-    """What terms add to the logits without any content (004 Fig. 4)."""
+    """Yield what terms add to the logits without any content (Chen2021, Fig. 4)."""
     at = stack.at(length)
     layers = logits_by_layer(stack, at, segments=False)
     if not layers:
@@ -94,13 +93,13 @@ def position_logits(stack: Stack, length: int) -> Iterator[Picture]:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Return the softmax over keys, NaN where a decoder must not look."""
+    """Return the softmax over keys, NaN where attention is masked."""
     probs = logits.masked_fill(logits.isnan(), float("-inf")).softmax(-1)
     return probs.masked_fill(logits.isnan(), float("nan"))
 
 
 def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture]:
-    """Position logits and those of segments of equal length, and their softmax (004 Fig. 6)."""
+    """Yield logits of positions and segments of equal length, and their softmax (Chen2021, Fig. 6)."""
     at = stack.at(length, segments)
     relations = [t.relation for _, terms in stack.terms(at) for t in terms]
     counts = [r.count for r in relations if isinstance(r, Segments)]
@@ -119,7 +118,7 @@ def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture
 
 
 def _content_fields(stack: Stack, at: Positions) -> set[str]:
-    """Names of the fields that act through content alone."""
+    """Return the names of the fields that only act on content."""
     fields = {name for _, terms in stack.terms(at) for term in terms for name in term.present}
     if stack.positions.context(at).rotation is not None:
         fields.add("rotation of q and k")
@@ -135,7 +134,7 @@ def _why_none(stack: Stack, at: Positions) -> str:
 
 
 def square(name: str, words: tuple[str, str], layers: list[tuple[str, Tensor]], value: str) -> Picture:
-    """A panel for every layer and head of (H|1, T, S) matrices, a row of panels a layer."""
+    """Return a picture of matrices (H|1, T, S): a panel for every layer and head, a row of panels a layer."""
     panels = [
         Panel(
             {"layer": layer, "head": head},
@@ -152,7 +151,7 @@ def square(name: str, words: tuple[str, str], layers: list[tuple[str, Tensor]], 
 
 
 def input_positions(stack: Stack, length: int) -> list[tuple[str, Tensor]]:
-    """(name, (T, E)) of every member that adds absolute positions to the input."""
+    """Return (name, vectors (T, E)) of every scheme of the stack that adds absolute positions to the input."""
     at = stack.at(length)
     members = [scheme for scheme in stack.positions.shared if scheme.absolute]
     pairs = [(scheme.name, scheme.embed(at)) for scheme in members]
@@ -160,7 +159,7 @@ def input_positions(stack: Stack, length: int) -> list[tuple[str, Tensor]]:
 
 
 def projected_positions(stack: Stack, length: int) -> Tensor | None:
-    """(H, T, T) logits of positions at the input alone, by the first layer's projections (004)."""
+    """Return the logits (H, T, T) of the positions at the input alone, by the first layer's projections (Chen2021)."""
     added = [values for _, values in input_positions(stack, length)]
     if not added:
         return None
@@ -175,7 +174,7 @@ def projected_positions(stack: Stack, length: int) -> Tensor | None:
 
 
 def input_logits(stack: Stack, length: int) -> Iterator[Picture]:
-    """Logits that positions at the input alone make in the first layer (004 section 2.4)."""
+    """Yield the logits that positions at the input alone make in the first layer (Chen2021, section 2.4)."""
     logits = projected_positions(stack, length)
     if logits is None:
         raise Absent("logits of input positions: nothing absolute is added to the input")
@@ -187,7 +186,7 @@ def input_logits(stack: Stack, length: int) -> Iterator[Picture]:
 
 
 def ranks(stack: Stack, batch: list[dict]) -> Iterator[Picture]:
-    """Numerical ranks of logits before masking, the mean of a batch's sentences (004 Fig. 2)."""
+    """Yield numerical ranks of logits before masking, the mean of a batch's sentences (Chen2021, Fig. 2)."""
     lengths = [calls[stack.attentions[0]].inputs.positions.src_len for calls in batch]
     panels, full = [], True
     for number, attention in enumerate(stack.attentions, 1):
@@ -226,7 +225,7 @@ def ranks_of(stack: Stack, layer: int, call: WatchedAttention) -> dict[str, Tens
 
 
 def logit_parts(call: WatchedAttention) -> dict[str, Tensor]:
-    """(H|1, T, S) logits of the content q·k, of what positions add, and of all where it differs."""
+    """Return logits (H|1, T, S) of the content q·k, of what positions add, and of both where they differ."""
     inputs = call.inputs
     exact = replace(inputs, q=inputs.q.double(), k=inputs.k.double())
     exact = replace(exact, key_padding=None, causal=False)
@@ -246,6 +245,6 @@ def logit_parts(call: WatchedAttention) -> dict[str, Tensor]:
 
 
 def rank(matrix: Tensor) -> Tensor:
-    """Rank of (..., T, S), as far as fp32 values can tell."""
+    """Return the rank of matrices (..., T, S), of values with the precision of fp32."""
     tolerance = max(matrix.shape[-2:]) * torch.finfo(torch.float32).eps
     return torch.linalg.matrix_rank(matrix.detach().double(), rtol=tolerance)

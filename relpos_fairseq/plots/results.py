@@ -8,37 +8,37 @@ from pathlib import Path
 
 import numpy as np
 
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.plots.axes import Panel, Picture, write_picture
-from relpos_fairseq.plots.stacks import PlotError
 from relpos_fairseq.preparation.glue_tasks import TASKS
-
-# ---- Learning curves out of what fairseq-train printed.
-
 
 LOG_LINE = re.compile(r" \| (train_inner|valid) \| (.*)")
 NUMBER = re.compile(r"(\w+)[= ](-?\d[\d.]*(?:e[+-]?\d+)?)(?=[,\s]|$)")  # --log-format simple
-Points = dict[int, float]
+Points = dict[int, float]  # value by update
+Scores = dict[str, dict[str, float]]  # score by data set and model
 
 
 def draw_curves(logs: list[Path], measure: str, out: Path) -> None:
     """Draw a measure of several trainings by update, training and validation side by side.
 
+    Args:
+        logs: what fairseq-train printed (--log-format json or simple).
+        measure: its name in the logs.
+        out: folder of the PNG and the CSV.
+
     Raises:
-        PlotError: a log has no such measure.
+        UserError: a log has no such measure.
     """
     names = [path.stem for path in logs]
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.stem}" for path in logs]
     found = [read_curves(path, measure) for path in logs]
+    updates = sorted({update for curves in found for curve in curves.values() for update in curve})
     panels = []
     for part in ("training", "validation"):
-        updates = sorted({update for curves in found for update in curves[part]})
-        if updates:
-            rows = [[curves[part].get(update, np.nan) for update in updates] for curves in found]
-            panels.append(Panel({"part": part}, names, updates, np.array(rows)))
-    # Panels share the CSV's header: each is put on the updates of all.
-    updates = sorted({update for panel in panels for update in panel.columns})
-    panels = [Panel(p.key, p.rows, updates, spread(p, updates)) for p in panels]
+        rows = np.array([[curves[part].get(update, np.nan) for update in updates] for curves in found])
+        if not np.isnan(rows).all():
+            panels.append(Panel({"part": part}, names, updates, rows))
     axes = ("update", "", measure)
     words = ("learning-curves", "learning curves", ", ".join(names))
     picture = Picture(*words, "lines", panels, "run", "update", axes, neutral=None)
@@ -46,18 +46,11 @@ def draw_curves(logs: list[Path], measure: str, out: Path) -> None:
         print(f"wrote {path}")
 
 
-def spread(panel: Panel, columns: list[int]) -> np.ndarray:
-    """Return a panel's values by more columns than it has, NaN in between."""
-    values = np.full((len(panel.rows), len(columns)), np.nan)
-    values[:, np.searchsorted(columns, panel.columns)] = panel.values
-    return values
-
-
 def read_curves(path: Path, measure: str) -> dict[str, Points]:
-    """Return a log's values by update; of an update trained again, after a resumption, the last.
+    """Return a log's values of a measure by update; of an update that was trained again, the last.
 
     Raises:
-        PlotError: there is none of them.
+        UserError: the log has no such measure.
     """
     curves: dict[str, Points] = {"training": {}, "validation": {}}
     known: set[str] = set()
@@ -72,35 +65,31 @@ def read_curves(path: Path, measure: str) -> dict[str, Points]:
             curve[int(values["num_updates"])] = values[measure]
     if not any(curves.values()):
         has = f"it has {', '.join(sorted(known - {'epoch', 'num_updates'}))}" if known else "no line of one"
-        raise PlotError(f"{path}: no {measure} in a log of fairseq-train: {has}")
+        raise UserError(f"{path}: no {measure} in a log of fairseq-train: {has}")
     return curves
 
 
 def log_numbers(text: str) -> dict[str, float]:
-    if text.startswith("{"):
-        pairs = json.loads(text).items()
-    else:
-        pairs = NUMBER.findall(text)
+    """Return the numbers of a line's part after its kind, as JSON or as `name value, name value`."""
     found = {}
-    for name, value in pairs:
+    for name, value in json.loads(text).items() if text.startswith("{") else NUMBER.findall(text):
         try:
             found[name] = float(value)
-        except (TypeError, ValueError):  # not a number: a JSON line has words, too
+        except (TypeError, ValueError):  # a word, which JSON lines have, too
             continue
     return found
 
 
-# ---- Bars of models' scores on data sets, as 004's Figure 1: MNLI and XNLI by position encoding.
-
-
-Scores = dict[str, dict[str, float]]  # data set to model to score
-
-
 def draw_score_bars(files: list[Path], sets: list[str], out: Path) -> None:
-    """Draw a bar a model, a panel a data set, of what the commands `relpos finetune` wrote.
+    """Draw a bar for every model and a panel for every data set, as Chen2021's Figure 1.
+
+    Args:
+        files: the JSON tables of `relpos finetune`.
+        sets: names of data sets.
+        out: folder of the PNG and the CSV.
 
     Raises:
-        PlotError: a file is no such table, or none has a data set.
+        UserError: a file is no such table, or none has one of the data sets.
     """
     found: Scores = {}
     for path in files:
@@ -108,7 +97,7 @@ def draw_score_bars(files: list[Path], sets: list[str], out: Path) -> None:
             found.setdefault(name, {}).update(scores)
     missing = [name for name in sets if name not in found]
     if len(missing) == len(sets):
-        raise PlotError(f"--on {','.join(sets)}: the tables have {', '.join(sorted(found)) or 'no scores'}")
+        raise UserError(f"--on {','.join(sets)}: the tables have {', '.join(sorted(found)) or 'no scores'}")
     if missing:
         print(f"left out: {', '.join(missing)}, which no table has")
     models = list(dict.fromkeys(model for name in sets for model in found.get(name, {})))
@@ -124,10 +113,10 @@ def draw_score_bars(files: list[Path], sets: list[str], out: Path) -> None:
 
 
 def read_scores(path: Path) -> Scores:
-    """Return a table's scores: of GLUE's tasks the deciding metric, of questions F1.
+    """Return the scores of a table of `relpos finetune`: of GLUE's tasks the deciding metric, of questions F1.
 
     Raises:
-        PlotError: it is none.
+        UserError: the file is no such table.
     """
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -141,5 +130,5 @@ def read_scores(path: Path) -> Scores:
                     number = float(value[0] if isinstance(value, list) else value)
                     found.setdefault(name, {})[model if glue else row] = number
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
-        raise PlotError(f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/medians.json") from None
+        raise UserError(f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/medians.json") from None
     return found

@@ -1,4 +1,4 @@
-"""Load a checkpoint's stacks of layers, and record what their attention does on a sentence."""
+"""Load a checkpoint's stacks of layers, and record the inputs and probabilities of their attention on a sentence."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import Placement
@@ -23,15 +24,7 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
 from relpos_fairseq.text import MODEL_FILES, load_tokenizer, provenance
 
-# ---- A checkpoint's stacks of layers.
-# Importing relpos_fairseq registers its models and lets their checkpoints load safely.
-
-
 SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
-
-
-class PlotError(ValueError):
-    """What the user gave cannot be drawn; the message is one line that says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +37,7 @@ class Stack:
 
     @property
     def title(self) -> str:
+        """The stack and its scheme."""
         return f"{self.name}, {self.positions.plan.name}"
 
     @property
@@ -52,13 +46,13 @@ class Stack:
         return self.positions.plan.shape.causal
 
     def at(self, length: int, segments: int = 1) -> Positions:
-        """Positions of a run of tokens in segments of equal length, within the scheme's tables."""
+        """Return the positions of a sequence in segments of equal length, at most as long as the scheme's tables."""
         length = min(length, self.positions.plan.longest or length)
         number = torch.arange(length) * segments // length
         return Positions(length, length, segments=number[None])
 
     def terms(self, positions: Positions) -> Iterator[tuple[str, tuple[PositionTerms, ...]]]:
-        """What layers share, as layer `all`; then each layer's own, counted from 1.
+        """Yield the terms that layers share, as layer `all`; then each layer's own, counted from 1.
 
         Where layers have different schemes, all of a layer's terms stand under its number.
         """
@@ -70,20 +64,20 @@ class Stack:
 
 
 def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
-    """Loads a checkpoint's model and task; without `data` dictionaries of the right size stand in.
+    """Load a checkpoint's model and task; without `data` they get dictionaries of the right size.
 
     Raises:
-        PlotError: either is not what it should be.
+        UserError: the checkpoint or the data cannot be used.
     """
     if not checkpoint.is_file():
-        raise PlotError(f"checkpoint {checkpoint} is not a file: give one that fairseq-train wrote")
+        raise UserError(f"checkpoint {checkpoint} is not a file: give one that fairseq-train wrote")
     if data is not None and not (data.is_dir() and any(data.rglob("dict*.txt"))):
-        raise PlotError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
+        raise UserError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
     with tempfile.TemporaryDirectory() as folder:
         try:
             state = read_trusted(checkpoint, {"data": folder if data is None else str(data)})
         except ValueError as error:
-            raise PlotError(one_line(error)) from error
+            raise UserError(one_line(error)) from error
         if data is None:
             stand_in(Path(folder), state)
             state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
@@ -91,18 +85,18 @@ def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any
             models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         except Exception as error:  # whatever fairseq finds wrong, of many types
             remedy = f"--data {data} may be another model's" if data else "give its --data"
-            raise PlotError(f"checkpoint {checkpoint} does not load: {remedy} ({one_line(error)})") from error
+            raise UserError(f"checkpoint {checkpoint} does not load: {remedy} ({one_line(error)})") from error
     return models[0].eval(), task
 
 
 def one_line(error: Exception) -> str:
-    """The first lines of an error's message, as one."""
+    """Return the first two lines of an error's message as one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) or type(error).__name__
 
 
 def stand_in(folder: Path, state: dict) -> None:
-    """Writes dictionaries as large as the checkpoint's embeddings."""
+    """Write dictionaries as large as the checkpoint's embeddings."""
     rows = {
         key.partition(".")[0]: len(value)
         for key, value in state["model"].items()
@@ -122,15 +116,15 @@ def stand_in(folder: Path, state: dict) -> None:
 
 
 def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
-    """Every stack of layers that has a position scheme.
+    """Return every stack of layers that has a position scheme.
 
     Raises:
-        PlotError: there is none.
+        UserError: there is none.
     """
     modules = dict(model.named_modules())
     owners = {name.rpartition(".")[0]: module for name, module in modules.items() if isinstance(module, Placement)}
     if not owners:
-        raise PlotError(
+        raise UserError(
             f"checkpoint {checkpoint} holds a {type(model).__name__}, which has no position "
             f"scheme: give one of a relpos model"
         )
@@ -142,39 +136,31 @@ def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
     return [Stack(name.replace(".", "_") or "model", owners[name], tuple(layers[name])) for name in owners]
 
 
-# ---- What a checkpoint reads for pictures, and what its attention does with it.
-
-
 SPLITS = ("test", "valid", "train")
 LONGEST_SENTENCE = 256  # longer samples (blocks of a language model) are cut
 
 
 @dataclass(frozen=True)
 class SentenceInput:
-    """What the model reads for a picture of attention.
+    """The input of a model."""
 
-    Args:
-        net_input: the arguments of the model's forward.
-        title: where it comes from.
-    """
-
-    net_input: dict[str, Any]
-    title: str
+    net_input: dict[str, Any]  # the arguments of the model's forward
+    title: str  # where it comes from
 
 
 @dataclass(frozen=True)
 class WatchedAttention:
-    """One call of a layer's attention: what it was given and the probabilities (H, T, S)."""
+    """One call of a layer's attention."""
 
     inputs: AttentionInputs
-    probs: Tensor
+    probs: Tensor  # (H, T, S)
 
 
 def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int, data: Path | None) -> SentenceInput:
-    """The sentence given, else the data's first, else a synthetic run of tokens.
+    """Return the sentence given, else the data's first, else random tokens.
 
     Raises:
-        PlotError: data that does not read.
+        UserError: the data cannot be read.
     """
     if words is not None:
         words = in_pieces(words, data)
@@ -185,7 +171,7 @@ def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int,
     for split in SPLITS if data else ():
         sample, problem = sample_of(task, split)
         if problem:
-            raise PlotError(f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})")
+            raise UserError(f"--data {data}: {split} does not read, run fairseq-preprocess again ({problem})")
         if sample is None:
             continue
         return SentenceInput(cut_sample(sample), f"first sentence of {split}")
@@ -197,20 +183,20 @@ def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int,
 
 
 def further_sentences(task: Any, count: int) -> list[SentenceInput]:
-    """Return up to `count` sentences after the first of the split that has that.
+    """Return up to `count` sentences after the first of the split that the first was read from.
 
     Raises:
-        PlotError: the data's first sentence was not read.
+        UserError: the data's first sentence was not read.
     """
     split = next((name for name in SPLITS if name in task.datasets), None)
     if split is None:
-        raise PlotError("--sentences: a batch of inputs is read from --data, without --sentence")
+        raise UserError("--sentences: a batch of inputs is read from --data, without --sentence")
     found = (sample_of(task, split, index)[0] for index in range(1, count + 1))
     return [SentenceInput(cut_sample(one), f"more of {split}") for one in found if one is not None]
 
 
 def in_pieces(words: str, data: Path) -> str:
-    """The tokens of a sentence, by the tokenizer that lies beside the data, where there is one."""
+    """Return a sentence tokenized by the tokenizer in the data folder, or unchanged if there is none."""
     for folder in (data, data / "input0"):
         if any((folder / name).is_file() for name in MODEL_FILES):
             return " ".join(load_tokenizer(folder).encode(words).pieces)
@@ -218,7 +204,7 @@ def in_pieces(words: str, data: Path) -> str:
 
 
 def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | None, str]:
-    """Return a split's sample, None where there is no such split or sample, or why it cannot."""
+    """Return a split's sample, or None; and why the split cannot be read, or an empty text."""
     # A reader that was torn open half-way would complain again when it is collected.
     with mock.patch.object(sys, "unraisablehook", lambda _: None):
         try:
@@ -234,7 +220,7 @@ def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | N
 
 
 def cut_sample(net_input: dict[str, Any]) -> dict[str, Any]:
-    """The first tokens of a sample that is longer than a picture can show."""
+    """Return a sample, without the tokens after the first LONGEST_SENTENCE."""
     short = {
         name: part[:, :LONGEST_SENTENCE] if isinstance(part, Tensor) and part.dim() > 1 else part
         for name, part in net_input.items()
@@ -245,7 +231,7 @@ def cut_sample(net_input: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
-    """A model's arguments for words (L,): each kind of model has its own beginning and end."""
+    """Return a model's arguments for ids of words (L,), with the beginning and end that its kind of model has."""
     start = words.new_tensor([task.source_dictionary.bos()])
     end = words.new_tensor([task.source_dictionary.eos()])
     if not hasattr(model, "encoder"):
@@ -260,7 +246,7 @@ def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def greedy_translation(model: nn.Module, source: Tensor, lengths: Tensor, eos: int) -> Tensor:
-    """What a decoder reads: the model's own greedy translation, about as long as its source."""
+    """Return the model's greedy translation as the decoder's input (1, T), about as long as its source."""
     encoded = model.encoder(source, lengths)
     tokens = torch.full((1, 1), eos)
     while tokens.size(1) < source.size(1):
@@ -272,7 +258,7 @@ def greedy_translation(model: nn.Module, source: Tensor, lengths: Tensor, eos: i
 
 
 def token_names(model: nn.Module, task: Any, stack: Stack, sentence: SentenceInput) -> list[str]:
-    """The tokens that a stack reads, as written in its dictionary."""
+    """Return the tokens that a stack reads, as its dictionary writes them."""
     reads_target = stack.name.startswith("decoder") and hasattr(model, "encoder")
     tokens = sentence.net_input["prev_output_tokens" if reads_target else "src_tokens"]
     dictionary = task.target_dictionary if reads_target else task.source_dictionary
@@ -283,7 +269,7 @@ def token_names(model: nn.Module, task: Any, stack: Stack, sentence: SentenceInp
 def record_attention(
     model: nn.Module, stacks: list[Stack], sentence: SentenceInput
 ) -> dict[RelPosMultiheadAttention, WatchedAttention]:
-    """Runs the model on a sentence and keeps what every self-attention did."""
+    """Run the model on a sentence; return the inputs and probabilities of every self-attention."""
     calls: dict[RelPosMultiheadAttention, WatchedAttention] = {}
     current: list[RelPosMultiheadAttention] = []
 

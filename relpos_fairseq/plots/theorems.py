@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 of Chen et al. 2021 (004, section 2.3), on random matrices and its construction.
+"""Check theorems 1 and 2 of Chen2021 (section 2.3) on random matrices, and on the construction of its proof.
 
     A_a = (X + P)^T W_Q^T W_K (X + P)               positions added to the input
     A_r = X^T W_Q^T W_K X + P'^T P'                 positions added to the logits, of rank d_p
@@ -20,26 +20,18 @@ from relpos_fairseq.io.progress import table
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths and length.
+    """The sizes of the theorems' matrices.
 
-    Args:
-        width: d, of the model.
-        head_dim: d_h.
-        rank: d_p.
-        length: n.
+    Raises:
+        ValueError: the theorems exclude these sizes.
     """
 
-    width: int
-    head_dim: int
-    rank: int
-    length: int
+    width: int  # d of the model
+    head_dim: int  # d_h
+    rank: int  # d_p of the positions
+    length: int  # n
 
     def __post_init__(self) -> None:
-        """Refuse what the theorem excludes.
-
-        Raises:
-            ValueError: names the sizes.
-        """
         if not 0 < self.head_dim < self.width:
             raise ValueError(f"theorem 2 needs 0 < d_h < d, got --head-dim {self.head_dim} and --width {self.width}")
         if not self.head_dim < self.rank <= self.length:
@@ -50,7 +42,7 @@ class Sizes:
 
 
 def rank(matrix: Tensor) -> int:
-    """Return how many singular values are not rounding."""
+    """Return how many singular values are above rounding errors."""
     return int(torch.linalg.matrix_rank(matrix))
 
 
@@ -97,6 +89,7 @@ def gradients(sizes: Sizes, seed: int) -> float:
 
 
 def report(sizes: Sizes, seed: int) -> str:
+    """Return both theorems' numbers beside their bounds, as text."""
     found = ranks(sizes, seed)
     bound, most = sizes.head_dim, min(sizes.head_dim + sizes.rank, sizes.length)
     said = {
@@ -111,6 +104,6 @@ def report(sizes: Sizes, seed: int) -> str:
             "theorem 1: gradients at X and at P differ by at most "
             f"{gradients(sizes, seed):.1e} (d {sizes.width}, n {sizes.length})",
             f"theorem 2: d {sizes.width}, d_h {sizes.head_dim}, d_p {sizes.rank}, n {sizes.length}, seed {seed}",
-            table([[name, found[name], said[name]] for name in found], ["matrix", "rank", "004"]),
+            table([[name, found[name], said[name]] for name in found], ["matrix", "rank", "Chen2021"]),
         ]
     )

@@ -12,7 +12,8 @@ from fairseq import checkpoint_utils
 
 import relpos_fairseq  # noqa: F401
 from helpers.commands import QUIET, USER_DIR, call
-from relpos_fairseq.evaluation.length import Options, evaluate
+from relpos_fairseq.cli.evaluate import EvaluateLength
+from relpos_fairseq.evaluation.length import evaluate
 from relpos_fairseq.placement import PositionMismatchError
 
 TINY = [
@@ -192,10 +193,10 @@ def test_other_angles_for_a_model_that_was_trained_without(text: Path, tmp_path:
     assert len(set(found.values())) == 3
     rows = {}
     for scaling in ("none", "yarn"):
-        options = Options(
-            path,
-            text,
-            tmp_path / scaling,
+        options = EvaluateLength(
+            checkpoint=path,
+            data=text,
+            out=tmp_path / scaling,
             lengths=[24, 96],
             split="test",
             tokens=96,
@@ -205,9 +206,10 @@ def test_other_angles_for_a_model_that_was_trained_without(text: Path, tmp_path:
         rows[scaling] = (options.out / "length.csv").read_text().splitlines()
     assert rows["none"][1].split(",")[4] == rows["yarn"][1].split(",")[4]  # as long as in training
     assert rows["none"][2].split(",")[4] != rows["yarn"][2].split(",")[4]
+    given = {"checkpoint": path, "data": text, "out": tmp_path / "no"}
     for override, message in (("scheme=m4", "no such field"), ("scheme", "must be FIELD=VALUE")):
         with pytest.raises(ValueError, match=message):
-            evaluate(Options(path, text, tmp_path / "no", override=(override,)))
+            evaluate(EvaluateLength(**given, override=(override,)))
     with pytest.raises(PositionMismatchError, match="rope_pairs=halves"):
         halves = ("position_rope_pairs=halves",)
-        evaluate(Options(path, text, tmp_path / "no", split="test", override=halves))
+        evaluate(EvaluateLength(**given, split="test", override=halves))

@@ -19,9 +19,9 @@ import yaml
 from conftest import ROOT
 
 from relpos_fairseq.cli.main import main as relpos
-from relpos_fairseq.comparison import run as cells
+from relpos_fairseq.comparison import run as run_module
 from relpos_fairseq.comparison import scheduling
-from relpos_fairseq.comparison.scheduling import Comparison, Options
+from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.io.errors import BusyError, ToolError
 from relpos_fairseq.io.files import write_json
@@ -63,27 +63,27 @@ def environment() -> dict[str, str]:
 
 
 def fake_results(comparison: Comparison) -> None:
-    """Write results as if every cell had run."""
+    """Write results as if every run had been made."""
     import numpy as np
 
     from relpos_fairseq.comparison.tasks.base import Scored
 
-    for number, cell in enumerate(comparison.cells):
+    for number, run in enumerate(comparison.runs):
         generator = np.random.default_rng(number)
-        level = 0.3 + 0.5 * (cell.scheme != "none")
+        level = 0.3 + 0.5 * (run.scheme != "none")
         sets = {}
-        for name in cell.task.sets():
+        for name in run.task.sets():
             right = (generator.random(60) < level).astype(int)
             rows = np.stack([right, np.ones(60, int)], 1)
             scored = Scored(np.arange(60) % 20 + 1, {"exact match": rows})
-            sets[name] = cells.packed_scores(scored) | {"seconds": 1.0}
+            sets[name] = run_module.packed_scores(scored) | {"seconds": 1.0}
         result = {
-            "scheme": cell.scheme,
-            "task": cell.task.label,
-            "seed": cell.seed,
+            "scheme": run.scheme,
+            "task": run.task.label,
+            "seed": run.seed,
             "data": "d" * 64,
             "code": comparison.code,
-            "settings": cell.settings,
+            "settings": run.settings,
             "versions": {"numpy": "2"},
             "unit": "symbols",
             "parameters": 1234,
@@ -94,9 +94,7 @@ def fake_results(comparison: Comparison) -> None:
             "sets": sets,
             "validations": [{"updates": n, "valid_loss": 5 / n} for n in (5, 10, 12)],
         }
-        place = cell.place(comparison.results, comparison.code)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(result))
+        write_json(comparison.store.path(run.name(comparison.code)), result)
 
 
 @pytest.fixture
@@ -107,7 +105,7 @@ def reported(tmp_path) -> Path:
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
     content["schemes"] = ["none", "t5", "alibi"]
     spec = write(tmp_path / "small.yaml", content)
-    fake_results(Comparison.of(Options(spec)))
+    fake_results(Comparison.of(spec))
     assert relpos(["compare", "report", str(spec)]) == 0
     return tmp_path / "small"
 
@@ -117,7 +115,7 @@ def test_the_report_has_everything(reported, capsys):
     assert "# Which <scheme>?" in document
     bold = r"\*\*\+\d+\.\d \[\d+\.\d, \d+\.\d\]\*\*"
     assert re.search(rf"\| t5 .*\| {bold} .*\| 0\.008 +\|", document)
-    assert "| cells" in document and "24 of 24 done" in document
+    assert "| runs" in document and "24 of 24 done" in document
     rows = (reported / "report.csv").read_text().splitlines()
     # two sets; a line a scheme and a line a difference to the baseline
     assert len(rows) == 1 + 2 * (3 + 2)
@@ -130,7 +128,7 @@ def test_one_seed_is_said_in_words_too(tmp_path, capsys):
     content = {**SMALL, "seeds": 1, "schemes": ["none", "t5"]}
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
     spec = write(tmp_path / "one.yaml", content)
-    comparison = Comparison.of(Options(spec))
+    comparison = Comparison.of(spec)
     fake_results(comparison)
     assert relpos(["compare", "report", str(spec)]) == 0
     said = capsys.readouterr().out
@@ -142,12 +140,12 @@ def test_few_seeds_are_warned_of(tmp_path, capsys):
     content = {**SMALL, "seeds": 3, "schemes": ["none", "t5"]}
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
     spec = write(tmp_path / "few.yaml", content)
-    comparison = Comparison.of(Options(spec))
+    comparison = Comparison.of(spec)
     fake_results(comparison)
-    comparison.cells[-1].place(comparison.results, comparison.code).unlink()
+    comparison.store.path(comparison.runs[-1].name(comparison.code)).unlink()
     assert relpos(["compare", "report", str(spec)]) == 0
     said = capsys.readouterr().out
-    assert "Not finished: 5 of 6 cells" in said
+    assert "Not finished: 5 of 6 runs" in said
     assert "2 seeds are too few" in said and "6 seeds would be needed" in said
     assert relpos(["compare", "status", str(spec)]) == 1
     assert "copying / t5: 2 of 3" in capsys.readouterr().out
@@ -157,7 +155,7 @@ def test_results_of_other_code_count_if_asked(tmp_path, capsys):
     content = {**SMALL, "seeds": 1, "schemes": ["none"]}
     content["tasks"] = {"text": {"kind": "characters", "context": 16}}
     spec = write(tmp_path / "small.yaml", content)
-    comparison = Comparison.of(Options(spec))
+    comparison = Comparison.of(spec)
     comparison.code = "older"
     fake_results(comparison)
     assert relpos(["compare", "status", str(spec)]) == 1
@@ -228,11 +226,11 @@ def test_wrong_specifications(tmp_path, capsys):
     assert relpos(["compare", "status", str(tmp_path / "none.yaml")]) == 2
 
 
-def test_cells_are_named_by_all_that_they_depend_on(tmp_path):
+def test_runs_are_named_by_all_that_they_depend_on(tmp_path):
     """Scheme's flags, task, shared flags, seed, code; a checkpoint counts by its content."""
 
     def names(content, code="c") -> set[str]:
-        return {cell.name(code) for cell in cells.runs_of(make_spec("s", content))}
+        return {run.name(code) for run in run_module.runs_of(make_spec("s", content))}
 
     small = {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}}
     assert len(names(small)) == 4 and names(small) == names({**small, "title": "other"})
@@ -252,25 +250,25 @@ def test_cut_checkpoints_are_not_resumed(tmp_path):
     import torch
 
     torch.save({"a": torch.zeros(1000)}, tmp_path / "checkpoint_last.pt")
-    assert cells.resumable(tmp_path)
+    assert run_module.resumable(tmp_path)
     whole = (tmp_path / "checkpoint_last.pt").read_bytes()
     (tmp_path / "checkpoint_best.pt").write_bytes(whole[:-30])
-    assert not cells.resumable(tmp_path)
-    assert not cells.resumable(tmp_path / "none")
+    assert not run_module.resumable(tmp_path)
+    assert not run_module.resumable(tmp_path / "none")
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
     spec = write(tmp_path / "small.yaml", {**SMALL, "tasks": {"copying": {"kind": "copy"}}})
-    comparison = Comparison.of(Options(spec, work=tmp_path / "work"))
+    comparison = Comparison.of(spec, work=tmp_path / "work")
 
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device", "checkpoint_last.pt")
 
-    monkeypatch.setattr(cells.ComparisonRun, "finish", full)
+    monkeypatch.setattr(run_module.Run, "finish", full)
     with pytest.raises(SystemExit):
-        comparison.finish(comparison.cells[0])
-    assert "No space left on device" in comparison.failure(comparison.cells[0])
-    assert comparison.failure(comparison.cells[1]) is None
+        comparison.finish(comparison.runs[0])
+    assert "No space left on device" in comparison.failure(comparison.runs[0])
+    assert comparison.failure(comparison.runs[1]) is None
 
 
 def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
@@ -303,8 +301,8 @@ def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
     pool = scheduling.ProcessPool(comparison, [])
-    cell = pool.active[None] = comparison.cells[0]
-    log = cell.folder(comparison.work, comparison.code) / "train.log"
+    run = pool.active[None] = comparison.runs[0]
+    log = comparison.folder(run) / "train.log"
     log.parent.mkdir(parents=True)
     pool.show()
     for loss in ("2.5", "2.5", "1.5"):
@@ -315,25 +313,25 @@ def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
     assert ends == ["begins", *(f"update 5, training loss {loss}" for loss in ("2.5", "1.5"))]
 
 
-def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
+def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     """Two commands share one comparison: what the other has at work is waited for, and counts."""
     monkeypatch.setattr(scheduling, "SHOWN", 0.3)
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
-    other, own, done = comparison.cells[:3]
-    write_json(done.place(comparison.results, comparison.code), {"sets": {}})  # since this command began
+    other, own, done = comparison.runs[:3]
+    comparison.store.write(done.name(comparison.code), {"sets": {}})  # since this command began
 
-    def finish(self, work, results, code, *rest):
+    def finish(self, work, store, code, *rest):
         with locked(self.folder(work, code), wait=False):
-            write_json(self.place(results, code), {"sets": {}})
+            store.write(self.name(code), {"sets": {}})
 
     monkeypatch.setattr(type(own), "finish", finish)
 
     def at_work():
-        with locked(other.folder(comparison.work, comparison.code), wait=False):
+        with locked(comparison.folder(other), wait=False):
             started.touch()
             time.sleep(1.0)
-            write_json(other.place(comparison.results, comparison.code), {"sets": {}})
+            comparison.store.write(other.name(comparison.code), {"sets": {}})
 
     started = tmp_path / "started"
     fork = Fork(at_work, tmp_path / "log")
@@ -347,19 +345,19 @@ def test_a_cell_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     assert out.index(f"[2/3] {own.title}") < out.index(f"[3/3] {other.title}: finished by another process")
 
 
-def test_a_job_says_that_another_process_has_its_cell(tmp_path, monkeypatch):
+def test_a_job_says_that_another_process_has_its_run(tmp_path, monkeypatch):
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
-    cell = comparison.cells[0]
+    run = comparison.runs[0]
 
     def busy(*given):
         raise BusyError("another process is preparing it")
 
-    monkeypatch.setattr(type(cell), "finish", busy)
+    monkeypatch.setattr(type(run), "finish", busy)
     monkeypatch.setattr(scheduling, "prepare_process", lambda: None)
     with pytest.raises(RuntimeError, match="another process is at it: run the same command again later"):
-        scheduling.finish_job(comparison, cell)
-    assert comparison.failure(cell) is None
+        scheduling.finish_job(comparison, run)
+    assert comparison.failure(run) is None
 
 
 def end_of(fork):
@@ -390,7 +388,7 @@ def test_a_comparison_survives_a_kill(tmp_path):
     assert kept
     done = subprocess.run(given, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"10 cells, {10 - len(kept)} to do" in done.stdout
+    assert f"10 runs, {10 - len(kept)} to do" in done.stdout
     assert all(path.read_text() == text for path, text in kept.items())
     assert len(list((tmp_path / "small").rglob("*.json"))) == 5
     failed = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
@@ -399,7 +397,7 @@ def test_a_comparison_survives_a_kill(tmp_path):
     assert set(one["sets"]["test"]["values"]) == {"BLEU", "chrF"} and one["parameters"] > 10**6
     assert one["megabytes"] > 100 and one["validations"][-1]["updates"] == 12
     assert not list((tmp_path / "work").rglob("*.pt"))
-    # the same cells on another machine: nothing to do but the failed ones
+    # the same runs on another machine: nothing to do but the failed ones
     moved = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "small", moved / "small")
     shutil.copy(tmp_path / "text.txt", moved)
@@ -407,7 +405,7 @@ def test_a_comparison_survives_a_kill(tmp_path):
     status = subprocess.run(
         command("status", "small.yaml"), cwd=moved, env=environment(), capture_output=True, text=True
     )
-    assert status.returncode == 0 and "5 of 5 cells done" in status.stdout
+    assert status.returncode == 0 and "5 of 5 runs done" in status.stdout
 
 
 @pytest.mark.slow
@@ -417,7 +415,7 @@ def test_jobs_of_a_cluster(tmp_path):
     content = {**SMALL, "seeds": 1, "schemes": ["none", "nonsense"], "slurm": {"timeout_min": 5}}
     content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
     spec = write(tmp_path / "small.yaml", content)
-    comparison = Comparison.of(Options(spec, work=tmp_path / "work"))
+    comparison = Comparison.of(spec, work=tmp_path / "work")
     assert scheduling.run_jobs(comparison, "local") == 1
-    done = [comparison.result(cell) is not None for cell in comparison.cells]
-    assert done == [True, False] and "nonsense" in comparison.failure(comparison.cells[1])
+    done = [comparison.result(run) is not None for run in comparison.runs]
+    assert done == [True, False] and "nonsense" in comparison.failure(comparison.runs[1])

@@ -25,6 +25,7 @@ from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.comparison import scheduling
 from relpos_fairseq.comparison.protocols import PROTOCOLS, Result, average_score, metrics_cell, summarise, updates_of
+from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.run import TrainingLog
 from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.spec import read_spec
@@ -178,7 +179,7 @@ def test_huangs_recipes_have_a_table_a_head():
 
 
 def test_average_is_the_papers():
-    """004's first row of Table 4: seven numbers, accuracy for QQP, 84.8; not without all tasks."""
+    """Chen2021's first row of Table 4: seven numbers, accuracy for QQP, 84.8; not without all tasks."""
     found = {
         "MNLI": {"accuracy": 85.8, "valid1_accuracy": 85.9},
         "QQP": {"f1": 88.0, "accuracy": 91.1},
@@ -330,7 +331,7 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, tmp_pat
     """Other rates, or other data though as many and as long, are other runs."""
     out, text = finished
     asked = []
-    monkeypatch.setattr(scheduling.Comparison, "prepare", lambda self, cells: asked.append(len(cells)))
+    monkeypatch.setattr(scheduling.Comparison, "prepare", lambda self, runs: asked.append(len(runs)))
     monkeypatch.setattr(scheduling.ProcessPool, "run", lambda self: {})
     more = ["--tasks", "MNLI,CoLA,STS-B", "--lr", "1e-3", "1e-2", "--epochs", "1"]
     model = [f"small={pretrained}"]
@@ -479,8 +480,6 @@ def test_diverging_runs_small(glue, pretrained, tmp_path, monkeypatch):
     path = tmp_path / "diverging.yaml"
     path.write_text(yaml.safe_dump(content))
     assert relpos("compare", "run", str(path), "--workers", "1") == 0
-    losses = {
-        file.parent.name: json.loads(file.read_text())["validations"][-1]["valid_loss"]
-        for file in (tmp_path / "diverging").glob("MRPC*/*.json")
-    }
+    results = ResultStore(tmp_path / "diverging").archived()
+    losses = {one["task"]: one["validations"][-1]["valid_loss"] for one in results.values()}
     assert losses["MRPC at 4e-6"] < 1.5 < losses["MRPC at 10"]

@@ -56,7 +56,7 @@ def arguments(folder: Path, out: Path, *more: str) -> list:
 
 
 def test_the_protocol_is_the_papers():
-    """004, section 4.2 and Table 7."""
+    """Chen2021, section 4.2 and Table 7."""
     found = PROTOCOLS["xtreme"]
     assert found.learning_rates == (1e-5, 2e-5, 3e-5, 4e-5) and found.epochs == (3,)
     assert len(found.seeds) == 5 and found.checkpoint == "last"
@@ -111,7 +111,7 @@ def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
     said = capsys.readouterr().out
-    assert "8 cells, 8 to do" in said
+    assert "8 runs, 8 to do" in said
     found = json.loads((out / "medians.json").read_text())["mine"]
     assert set(found) == {"XNLI", "XQuAD", "MLQA", "TyDiQA-GoldP"}
     trials = json.loads((out / "evaluated" / "mine" / "xtreme.json").read_text())
@@ -125,7 +125,7 @@ def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
     before = (out / "medians.md").read_bytes()
     assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
     said = capsys.readouterr().out
-    assert "8 cells, 0 to do" in said and said.count("unchanged") == 8
+    assert "8 runs, 0 to do" in said and said.count("unchanged") == 8
     assert (out / "medians.md").read_bytes() == before
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from relpos_fairseq.cli.quickstart import Quickstart
 from relpos_fairseq.comparison import quickstart
-from relpos_fairseq.comparison.quickstart import Choices
 from relpos_fairseq.comparison.run import packed_scores
 from relpos_fairseq.comparison.scores import of_translations
 from relpos_fairseq.comparison.tasks.base import Scored
@@ -30,22 +30,20 @@ def text(tmp_path) -> Path:
 def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
     """Two schemes, one of which failed: the other's row, samples, exit status 1."""
 
-    def run(comparison) -> int:
-        cell = comparison.cells[0]
-        assert cell.flags["max-update"] == cell.flags["total-num-update"] == 4
-        assert cell.flags["stop-time-hours"] == 0.5 and cell.seed == 3
-        assert cell.task.languages == ("en", "de") and comparison.keep
+    def make_runs(comparison) -> int:
+        run = comparison.runs[0]
+        assert run.flags["max-update"] == run.flags["total-num-update"] == 4
+        assert run.flags["stop-time-hours"] == 0.5 and run.seed == 3
+        assert run.task.languages == ("en", "de") and comparison.keep
         for name in ("raw/test.en", "raw/test.de"):
-            path = cell.task.data_folder(comparison.work) / name
+            path = run.task.data_folder(comparison.work) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(LINES) + "\n")
-        folder = cell.folder(comparison.work, comparison.code)
+        folder = comparison.folder(run)
         folder.mkdir(parents=True)
         (folder / "test.txt").write_text("\n".join(LINES[::-1]) + "\n")
         statistics = of_translations(LINES, LINES, "13a")
         scored = packed_scores(Scored(np.array([4, 4]), statistics, {"tokens_per_second": 7.5}))
-        place = cell.place(comparison.results, comparison.code)
-        place.parent.mkdir(parents=True)
         result = {
             "scheme": "m4",
             "parameters": 1234,
@@ -57,17 +55,18 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
                 {"updates": 4, "valid_loss": 2.0, "valid_ppl": 4.0},
             ],
         }
-        place.write_text(json.dumps(result))
+        comparison.store.write(run.name(comparison.code), result)
         return 1
 
-    monkeypatch.setattr(quickstart.Comparison, "run", run)
+    monkeypatch.setattr(quickstart.Comparison, "run", make_runs)
     monkeypatch.setattr(quickstart, "run_tool", lambda command, *_: Path(command[-1]).mkdir())
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
     (out / "data").mkdir(parents=True)
     drawn = []
-    monkeypatch.setattr(quickstart, "draw", lambda cell, comparison: drawn.append(cell.scheme))
-    assert quickstart.quickstart(["m4", "t5"], Choices(out, 4, 30.0, 3, 1, text)) == 1
+    monkeypatch.setattr(quickstart, "draw", lambda run, comparison: drawn.append(run.scheme))
+    given = Quickstart(out=out, max_update=4, minutes=30.0, seed=3, threads=1, data=text)
+    assert quickstart.quickstart(["m4", "t5"], given) == 1
     said = capsys.readouterr().out
     assert "| m4 " in said and "translation  zwei Hunde sehen uns" in said and drawn == ["m4"]
     row = json.loads((out / "results.json").read_text())[0]
@@ -85,7 +84,7 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
 
 def test_choices_are_checked(tmp_path):
     with pytest.raises(ValueError, match="--max-update must be above 0, got 0"):
-        Choices(tmp_path, 0, None, 1, 1)
+        quickstart.quickstart(["m4"], Quickstart(out=tmp_path, max_update=0))
 
 
 def test_wrong_text_is_named(tmp_path, text):
@@ -93,7 +92,7 @@ def test_wrong_text_is_named(tmp_path, text):
 
     def message() -> str:
         with pytest.raises(ValueError) as found:
-            Choices(tmp_path / "out", 1, None, 1, 1, text).comparison(["m4"]).missing()
+            quickstart.comparison_of(["m4"], Quickstart(out=tmp_path / "out", max_update=1, data=text)).missing()
         return str(found.value)
 
     (text / "test.de").unlink()

@@ -298,7 +298,7 @@ def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
 
 
 def test_average_is_the_papers():
-    """004's first rows of Table 5: means of seven numbers."""
+    """Chen2021's first rows of Table 5: means of seven numbers."""
     assert f"{mean_of_means([67.0, [66.0, 49.9], [56.2, 41.0], [59.0, 47.9]]):.1f}" == "55.3"
     assert f"{mean_of_means([68.4, [69.2, 54.4], [58.8, 43.6], [62.9, 49.9]]):.1f}" == "58.2"
     assert mean_of_means([67.0, None, [56.2, 41.0], [59.0, 47.9]]) is None

@@ -19,7 +19,6 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-from helpers import ROOT
 from helpers.commands import relpos
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.config import PositionConfig, resolve
@@ -27,7 +26,6 @@ from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.plots import axes
 from relpos_fairseq.plots import checkpoint as distances
-from relpos_fairseq.plots import checkpoint as plot_cosines
 from relpos_fairseq.plots import logits as plot_logits
 from relpos_fairseq.plots import stacks as plot_sentence
 from relpos_fairseq.plots.stacks import Stack
@@ -35,8 +33,6 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.terms import PositionTerms
 from relpos_fairseq.text import train_tokenizer
-
-SCRIPT = ROOT / "scripts" / "plot_positions.py"
 
 WORDS = "the cat sat on a mat and saw $5 or $6".split()
 SENTENCE = "the cat saw a mat".split()
@@ -369,7 +365,7 @@ def test_the_distribution_of_cosines_counts_pairs_once():
     values = torch.tensor([[1.0, 0.24, -1.0], [0.24, 1.0, 0.16], [-1.0, 0.16, 1.0]])
     panel = axes.Panel({"layer": "all"}, [0, 1, 2], [0, 1, 2], values.double().numpy())
     picture = axes.Picture("c", "t", "d", "signed", [panel], "q", "k", ("", "", ""))
-    found = plot_cosines.distribution(picture)
+    found = distances.distribution(picture)
     assert found.panels[0].columns == list(range(-10, 11))
     shares = dict(zip(range(-10, 11), found.panels[0].values[0].tolist(), strict=True))
     assert {key: value for key, value in shares.items() if value} == {-10: 1 / 3, 2: 2 / 3}
@@ -488,7 +484,7 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
     for path in data.iterdir():
         size = 20 if path.name == "test.en-de.en.idx" else None
         (torn / path.name).write_bytes(path.read_bytes()[:size])
-    command = [sys.executable, str(SCRIPT), str(save("none")), "--data", str(torn)]
+    command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(save("none")), "--data", str(torn)]
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "run fairseq-preprocess again" in done.stderr
@@ -496,7 +492,7 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
 
 
 def test_bars_of_scores(tmp_path, capsys):
-    """004's Figure 1 of what both commands of fine-tuning write; a model may lack a data set."""
+    """Chen2021's Figure 1 of what both commands of fine-tuning write; a model may lack a data set."""
     glue = {
         "mine/MNLI": {"values": {"accuracy": 81.5, "updates": 9, "valid1_accuracy": 82.0}, "runs": 5},
         "shaw/MNLI": {"values": {"accuracy": 83.0}},

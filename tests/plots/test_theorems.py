@@ -1,4 +1,4 @@
-"""004's theorems 1 and 2: ranks by hand, and what the command prints."""
+"""Chen2021's theorems 1 and 2: ranks by hand, and what the command prints."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_the_quickstart_learns_what_units_there_are(tmp_path, text):
         made = sentencepiece.SentencePieceProcessor(model_proto=quickstart_corpus.train_subwords([tmp_path / "text"]))
         assert made.decode(made.encode(text.strip())) == text.strip()
     else:
-        with pytest.raises(quickstart_corpus.DataError, match="it is empty"):
+        with pytest.raises(quickstart_corpus.UserError, match="it is empty"):
             quickstart_corpus.train_subwords([tmp_path / "text"])
 
 

@@ -1,10 +1,11 @@
-"""What schemes are compared on: one small file a task, found by itself."""
+"""Tasks that schemes are compared on; every module of this folder is searched for kinds of them."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from dataclasses import fields
+from pathlib import Path
 
 from relpos_fairseq.comparison.tasks.base import KINDS, Task
 
@@ -17,10 +18,10 @@ def kinds() -> dict[str, type[Task]]:
 
 
 def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
-    """Return a task of a specification.
+    """Return a task of a specification; an option that holds a path becomes one.
 
     Args:
-        label: as the specification calls it.
+        label: the task's name in the specification.
         options: its `kind`, its own options, and flags of its own under `train` and `generate`.
         shared: flags of all tasks, under `train` and `generate`.
 
@@ -32,11 +33,12 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     if kind not in known:
         raise ValueError(f"task {label}: there is no kind {kind!r}; known: {', '.join(known)}")
     own = {key: value for key, value in options.items() if key not in ("kind", *shared)}
-    names = [f.name for f in fields(known[kind]) if f.name not in ("label", *shared)]
-    if unknown := [str(key) for key in own if key not in names]:
-        raise ValueError(f"task {label}: kind {kind} has no {', '.join(unknown)}; known: {', '.join(names)}")
+    types = {f.name: str(f.type) for f in fields(known[kind]) if f.name not in ("label", *shared)}
+    if unknown := [str(key) for key in own if key not in types]:
+        raise ValueError(f"task {label}: kind {kind} has no {', '.join(unknown)}; known: {', '.join(types)}")
     flags = {key: {**flags, **(options.get(key) or {})} for key, flags in shared.items()}
     try:
-        return known[kind](label=label, **own, **flags)
+        paths = {key: Path(value) for key, value in own.items() if types[key].startswith("Path") and value is not None}
+        return known[kind](label=label, **own | paths, **flags)
     except (TypeError, ValueError) as error:
         raise ValueError(f"task {label}: {error}") from None

@@ -20,69 +20,8 @@ from relpos_fairseq.io.files import atomic_folder, read_json, remove, sha256_of,
 from relpos_fairseq.io.processes import USER_DIR, Fork, in_fork, key_of
 from relpos_fairseq.io.stages import locked
 
-# ---- fairseq's own commands, each in a fork of this process: fairseq is imported once.
-
-
-def as_arguments(flags: dict[str, object]) -> list[str]:
-    """Return flags, with `--` or without, as a command line's arguments.
-
-    True or None: a flag without a value; False: none.
-    """
-    arguments = []
-    for name, value in flags.items():
-        if value is not False:
-            arguments.append(f"--{name.removeprefix('--')}")
-            if value is not None and value is not True:
-                arguments.append(str(value))
-    return arguments
-
-
-def prepare_process() -> None:
-    """Import what every command needs, with one thread: others would not survive a fork."""
-    # Asking for a GPU must not start CUDA here: it would not survive a fork either.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    import torch
-
-    torch.set_num_threads(1)
-    # As fairseq-train sets it, where nothing that was imported before it has set another.
-    form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
-    logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout, force=True)
-    for tool in ("train", "generate", "preprocess"):
-        importlib.import_module(f"fairseq_cli.{tool}")
-
-
-def fairseq(tool: str, arguments: Sequence[object], log: Path, threads: int = 1) -> Fork:
-    """Run a command of fairseq (`train`, `generate`, ...) to its end; ToolError if it fails."""
-    given = [f"fairseq-{tool}", *map(str, arguments)]
-
-    def run() -> None:
-        computing(threads)
-        sys.argv = given
-        print("+", " ".join(given), flush=True)
-        importlib.import_module(f"fairseq_cli.{tool}").cli_main()
-
-    return in_fork(run, log, given[0])
-
-
-def computing(threads: int) -> None:
-    """Set the threads of this process, in a child that computes."""
-    import torch
-
-    torch.set_num_threads(threads)
-
-
-def device() -> list[str]:
-    """Return --cpu where there is no GPU, as an argument."""
-    import torch
-
-    return [] if torch.cuda.is_available() else ["--cpu"]
-
-
-# ---- What a task is, and a run of it.
-
-
 KINDS: dict[str, type[Task]] = {}
-# Of every training; a resumed one sees the same batches as one that never stopped.
+# Flags of every training; a resumed one sees the same batches as one that never stopped.
 TRAIN = {
     "optimizer": "relpos_adam",
     "adam-betas": "(0.9, 0.98)",
@@ -116,16 +55,16 @@ def kind(name: str) -> Callable[[type], type]:
 
 @dataclass
 class Scored:
-    """What a run scored on a test set."""
+    """The scores of one run on a test set."""
 
     lengths: np.ndarray  # (N,) of the examples, in `Task.unit`
-    statistics: dict[str, np.ndarray]  # metric to (N, K), as `scores.METRICS` sums them up
+    statistics: dict[str, np.ndarray]  # metric to (N, K), which `scores.METRICS` sums up
     notes: dict = field(default_factory=dict)  # other numbers of the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data, the commands that train on them, and scores of every example."""
+    """Data, the flags of the trainings on them, and scores of every example of the test sets."""
 
     kind: ClassVar[str] = ""
     test_sets: ClassVar[tuple[str, ...]] = ()  # their names, where no option changes them
@@ -134,7 +73,7 @@ class Task:
     default: ClassVar[dict] = {}  # flags of fairseq-train
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_ppl")  # kept of every validation
 
-    label: str  # as the specification calls it
+    label: str  # the task's name in the specification
     train: dict = field(default_factory=dict)  # flags of fairseq-train
     generate: dict = field(default_factory=dict)  # flags of fairseq-generate
 
@@ -143,11 +82,11 @@ class Task:
         return self.test_sets
 
     def make(self, folder: Path) -> None:
-        """Write text to `folder/raw` and what fairseq reads to `folder/bin`."""
+        """Write text to `folder/raw` and fairseq's binary data to `folder/bin`."""
         raise NotImplementedError
 
-    def score(self, name: str, run: Workspace) -> Scored:
-        """Score a trained run on a test set, and write its outputs into the run's folder."""
+    def score(self, name: str, workspace: Workspace) -> Scored:
+        """Score a trained model on a test set, and write its outputs into the run's folder."""
         raise NotImplementedError
 
     def inputs(self) -> list[Path]:
@@ -155,19 +94,18 @@ class Task:
         return []
 
     def options(self) -> dict[str, Any]:
-        """Return what the data depend on beside `inputs`, as JSON."""
+        """Return what the data depend on besides `inputs`, as JSON."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        named = [name for name, value in own.items() if isinstance(value, Path)]
-        left_out = ("label", "train", "generate", *named)
+        paths = [name for name, value in own.items() if isinstance(value, Path)]
+        left_out = ("label", "train", "generate", *paths)
         return {"kind": self.kind} | {k: v for k, v in own.items() if k not in left_out}
 
     def data_key(self) -> str:
-        """Return a hash of what the data are made of, read once."""
+        """Return a hash of what the data are made of: options, inputs, and the code that makes them, read once."""
         return self._data_key
 
     @cached_property
     def _data_key(self) -> str:
-        """Return a hash of what the data are made of: options, inputs, the code that makes them."""
         code = [Path(inspect.getfile(cls)) for cls in type(self).__mro__ if issubclass(cls, Task)]
         missing = [str(path) for path in self.inputs() if not path.exists()]
         if missing:
@@ -176,10 +114,11 @@ class Task:
         return key_of([self.options(), hashes], sorted(set(code)))
 
     def data_folder(self, work: Path) -> Path:
+        """Return the folder of the data, below a comparison's folder."""
         return work / "data" / f"{self.label}-{self.data_key()}"
 
     def prepare(self, work: Path) -> Path:
-        """Make the data, or find them made; returns their folder."""
+        """Make the data, unless they are made; return their folder."""
         folder = self.data_folder(work)
         with locked(work / "data", wait=True):
             # Links to prepared data that have moved since are made anew.
@@ -203,16 +142,16 @@ class Task:
 
 @dataclass
 class Workspace:
-    """A cell at work."""
+    """The folders of one run, and the commands that work in them."""
 
-    task: Task  # what it runs
-    data: Path  # the folder of its data
-    folder: Path  # its own
+    task: Task
+    data: Path  # the folder of the task's data
+    folder: Path  # the run's own
     threads: int = 1  # to compute with
 
     @property
     def checkpoints(self) -> Path:
-        """Where training leaves models."""
+        """The folder that training writes models to."""
         return self.folder / "checkpoints"
 
     @property
@@ -221,10 +160,11 @@ class Workspace:
         return self.checkpoints / f"checkpoint_{self.task.checkpoint}.pt"
 
     def manifest(self) -> dict:
+        """Return what `Task.prepare` noted of the data."""
         return read_json(self.data / "data.json") or {}
 
     def load(self) -> tuple[Any, Any]:
-        """Return the trained model, on the GPU where there is one, and its task."""
+        """Return the trained model, on the GPU where there is one, and its fairseq task."""
         from fairseq import checkpoint_utils
 
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
@@ -232,19 +172,69 @@ class Workspace:
         )
         return models[0].eval().to("cpu" if device() else "cuda"), task
 
-    def call(self, tool: str, log: str, flags: dict) -> Any:
-        """Run a command of fairseq on the data; returns its fork."""
+    def call(self, tool: str, log: str, flags: dict) -> Fork:
+        """Run a command of fairseq on the data to its end."""
         given = [self.data / "bin", "--user-dir", USER_DIR, *as_arguments(flags), *device()]
         return fairseq(tool, given, self.folder / log, self.threads)
 
-    def apart(self, name: str, work: Callable[[], object]) -> None:
-        """Score a test set in a child of this process, with the run's threads."""
+    def in_child(self, name: str, function: Callable[[], object]) -> None:
+        """Call a function that scores a test set in a child of this process, with the run's threads."""
 
         def child() -> None:
-            computing(self.threads)
-            work()
+            set_threads(self.threads)
+            function()
 
         in_fork(child, self.folder / f"{name}.log", f"scoring {name}")
+
+
+def prepare_process() -> None:
+    """Import what every command of fairseq needs, with one thread, so that forks of this process have it."""
+    # Asking for a GPU must not start CUDA in this process: neither it nor threads would survive a fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    set_threads(1)
+    # fairseq-train's own format, whatever else has configured logging before.
+    form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+    logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout, force=True)
+    for tool in ("train", "generate", "preprocess"):
+        importlib.import_module(f"fairseq_cli.{tool}")
+
+
+def fairseq(tool: str, arguments: Sequence[object], log: Path, threads: int = 1) -> Fork:
+    """Run a command of fairseq (`train`, `generate`, ...) in a fork to its end; ToolError if it fails."""
+    given = [f"fairseq-{tool}", *map(str, arguments)]
+
+    def run() -> None:
+        set_threads(threads)
+        sys.argv = given
+        print("+", " ".join(given), flush=True)
+        importlib.import_module(f"fairseq_cli.{tool}").cli_main()
+
+    return in_fork(run, log, given[0])
+
+
+def as_arguments(flags: dict[str, object]) -> list[str]:
+    """Return flags as a command line's arguments: True or None is a flag without a value, False is left out."""
+    arguments = []
+    for name, value in flags.items():
+        if value is not False:
+            arguments.append(f"--{name.removeprefix('--')}")
+            if value is not None and value is not True:
+                arguments.append(str(value))
+    return arguments
+
+
+def set_threads(threads: int) -> None:
+    """Set how many threads torch computes with in this process."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def device() -> list[str]:
+    """Return the argument --cpu where there is no GPU."""
+    import torch
+
+    return [] if torch.cuda.is_available() else ["--cpu"]
 
 
 def binarise(folder: Path, texts: Mapping[str, object], to: str = "bin") -> None:
@@ -255,6 +245,6 @@ def binarise(folder: Path, texts: Mapping[str, object], to: str = "bin") -> None
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """Write a file of lines, in a folder that is renamed when whole."""
+    """Write a file of lines; its folder takes its name when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Encoder tasks: a sequence, a label (Ruoss et al. 2023, arXiv:2305.16843).
+"""Define encoder tasks: a sequence and its label (Ruoss et al. 2023, arXiv:2305.16843).
 
-fairseq's sentence_prediction trains the model, from random values.  The paper trains on lengths of
-1 to 40 and tests on 41 to 500.
+fairseq's sentence_prediction trains the model from random values. The paper trains on lengths of 1 to 40 and tests on
+41 to 500.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
+from relpos_fairseq.evaluation.classification import Classifier
 from relpos_fairseq.io.files import atomic_path
 
-HEAD = "sentence_classification_head"
-SPECIAL = 2  # tokens of an input beside its symbols: the first and the last
+SPECIAL = 2  # tokens of an input besides its symbols: the first and the last
 Labelled = tuple[list[str], str]
 
 
@@ -55,7 +55,7 @@ class Labels(Task):
             raise ValueError(f"examples and test must be >= 1, got {self.examples} and {self.test}")
 
     def example(self, length: int, generator: random.Random) -> Labelled:
-        """Return a sequence of about a length, and its label, each as often."""
+        """Return a sequence of about a length, and its label; each label comes as often."""
         raise NotImplementedError
 
     def make(self, folder: Path) -> None:
@@ -75,62 +75,46 @@ class Labels(Task):
             binarise(folder, texts, f"bin/{part}")
 
     def flags(self, scheme: dict, seed: int) -> dict:
-        """Return fairseq-train's flags; tables of positions reach as far as the test."""
+        """Return fairseq-train's flags; tables of absolute positions have a row for each of the test's."""
         return {"max-positions": self.beyond + 8} | super().flags(scheme, seed)
 
-    def score(self, name: str, run: Workspace) -> Scored:
+    def score(self, name: str, workspace: Workspace) -> Scored:
         split = f"test{self.sets().index(name) or ''}"
-        logits, targets, lengths = logits_of(run, name, split)
+        logits, targets, lengths = logits_of(workspace, name, split)
         right = logits.argmax(1) == targets
         return Scored(lengths - SPECIAL, {"accuracy": scores.matches(right)})
 
 
-def logits_of(run: Workspace, name: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the model's outputs, also kept as `NAME.npz` in the run's folder.
+def logits_of(workspace: Workspace, name: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the outputs of a classifier that fairseq's sentence_prediction trained, also kept as `NAME.npz`.
 
     Args:
-        run: with a model of fairseq's sentence_prediction.
+        workspace: of the run.
         name: of the test set.
-        split: fairseq's name of it.
+        split: fairseq's name of the test set.
 
     Returns:
         Logits (N, classes), targets (N,), tokens (N,), in the data's order.
     """
-    place = run.folder / f"{name}.npz"
+    place = workspace.folder / f"{name}.npz"
 
-    def work() -> None:
+    def predict() -> None:
+        classifier = Classifier(workspace.model, workspace.data / "bin", cpu=bool(device()))
+        logits, targets = classifier.outputs(split)
+        dataset = classifier.task.datasets[split]
+        tokens = [dataset.num_tokens(index) for index in range(len(dataset))]
         with atomic_path(place) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, *predicted(run, split))
+            np.savez_compressed(file, np.stack([row.numpy() for row in logits]), np.array(targets), np.array(tokens))
 
-    run.apart(name, work)
+    workspace.in_child(name, predict)
     with np.load(place) as arrays:
         return tuple(arrays[key] for key in arrays.files)
-
-
-def predicted(run: Workspace, split: str) -> list[np.ndarray]:
-    """Return what `logits_of` does, computed here."""
-    import torch
-    from fairseq import utils
-
-    (model, task), cuda = run.load(), not device()
-    task.load_dataset(split)
-    found = []
-    batches = task.get_batch_iterator(task.datasets[split], max_tokens=8192, num_workers=0)
-    with torch.no_grad():
-        for batch in batches.next_epoch_itr(shuffle=False):
-            batch = utils.move_to_cuda(batch) if cuda else batch
-            inputs = batch["net_input"]
-            logits, _ = model(**inputs, features_only=True, classification_head_name=HEAD)
-            rows = (batch["id"], logits.float(), batch["target"].flatten(), inputs["src_lengths"])
-            found.append([row.cpu().numpy() for row in rows])
-    ids, *parts = (np.concatenate(column) for column in zip(*found, strict=True))
-    return [part[np.argsort(ids)] for part in parts]
 
 
 @kind("even_pairs")
 @dataclass(frozen=True, kw_only=True)
 class EvenPairs(Labels):
-    """Whether `ab` and `ba` together occur an odd number of times: the ends differ."""
+    """The label is 1 where `ab` and `ba` together occur an odd number of times, which is where the ends differ."""
 
     def example(self, length: int, generator: random.Random) -> Labelled:
         sequence = generator.choices("ab", k=length)
@@ -141,7 +125,7 @@ class EvenPairs(Labels):
 @kind("missing_duplicate")
 @dataclass(frozen=True, kw_only=True)
 class MissingDuplicate(Labels):
-    """Which symbol is masked in a sequence that is written twice."""
+    """The label is the symbol that is masked in a sequence that is written twice."""
 
     def example(self, length: int, generator: random.Random) -> Labelled:
         half = generator.choices("ab", k=length // 2)

@@ -1,4 +1,18 @@
-"""Define encoder-decoder tasks with exact answers: SCAN, COGS and PCFG SET."""
+"""Define encoder-decoder tasks: pairs of a source and a target, translated by fairseq-generate; SCAN, COGS, PCFG SET.
+
+SCAN (Lake and Baroni 2018, arXiv:1711.00350): commands to actions, by the paper's grammar (figures 6 and 7):
+
+    C -> S and S | S after S | S        V -> D opposite D' | D around D' | D | U
+    S -> V twice | V thrice | V         D -> U left | U right | turn left | turn right
+                                        U -> walk | look | run | jump
+
+It is finite: 20,910 commands, outputs of 1 to 48 actions. The published length split trains on outputs of at most 22
+(16,990 pairs) and tests on 24 to 48 (3,920); Csordas et al. 2021 (arXiv:2108.12284) move the cut-off to 26 and beyond.
+
+COGS (Kim and Linzen 2020, github.com/najoungkim/COGS, `data/`): train.tsv, dev.tsv, test.tsv, gen.tsv, each line
+sentence, logical form, type. PCFG SET's productivity split (Hupkes et al. 2020,
+github.com/i-machine-think/am-i-compositional, `data/pcfgset/productivity/`): train.src, train.tgt, test.src, test.tgt.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +31,6 @@ from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.stages import write_manifest
 
-# ---- Encoder-decoder tasks: a source, a target, translated by fairseq-generate.
-
-
 Pair = tuple[str, str]
 SPEED = re.compile(r"Translated .*, ([\d.]+) tokens/s\)")
 GENERATE = {
@@ -32,8 +43,65 @@ GENERATE = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Task):
+    """Lines of two languages, scored by exact match of the words."""
+
+    languages: ClassVar[Pair] = ("source", "target")
+    default: ClassVar[dict] = {
+        "task": "translation",
+        "arch": "relpos_transformer_tiny",
+        "share-all-embeddings": True,
+        "criterion": "relpos_label_smoothed_cross_entropy",
+        "dropout": 0.1,
+    }
+
+    def pairs(self) -> dict[str, list[Pair]]:
+        """Return the pairs of `train`, `valid` and the test sets."""
+        raise NotImplementedError
+
+    def make(self, folder: Path) -> None:
+        for name, pairs in self.pairs().items():
+            for side, language in enumerate(self.languages):
+                write_lines(folder / "raw" / f"{name}.{language}", [pair[side] for pair in pairs])
+        binarise_pairs(folder, "raw", self.sets(), self.languages)
+
+    def score(self, name: str, workspace: Workspace) -> Scored:
+        """Translate a test set and score every sentence."""
+        log = f"{name}.log"
+        (workspace.folder / log).unlink(missing_ok=True)
+        flags = GENERATE | self.generate | {"gen-subset": self.subset(name)}
+        flags |= {"task": "translation", "path": workspace.model}
+        flags |= dict(zip(("source-lang", "target-lang"), self.pair(workspace), strict=True))
+        workspace.call("generate", log, flags=flags)
+        found = (SPEED.search(line) for line in read_lines(workspace.folder / log, "drop"))
+        speed = max((float(match[1]) for match in found if match), default=0.0)
+        references = list(read_lines(workspace.data / "raw" / f"{name}.{self.pair(workspace)[1]}"))
+        system = self.plain(read_system(workspace.folder / log, len(references)), workspace)
+        write_text(workspace.folder / f"{name}.txt", "".join(f"{line}\n" for line in system))
+        lengths = np.array([len(line.split()) for line in references])
+        return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed})
+
+    def subset(self, name: str) -> str:
+        """Return fairseq's name of a test set: test, test1, ..."""
+        return f"test{self.sets().index(name) or ''}"
+
+    def pair(self, workspace: Workspace) -> Pair:
+        """Return the source's and the target's language."""
+        return self.languages
+
+    def plain(self, system: list[str], workspace: Workspace) -> list[str]:
+        """Return translations in the form of the references."""
+        return system
+
+    def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
+        """Return the statistics of every translation, by metric."""
+        right = [line.split() == other.split() for line, other in zip(system, references, strict=True)]
+        return {"exact match": scores.matches(right)}
+
+
 def binarise_pairs(folder: Path, text: str, tests: tuple[str, ...], pair: Pair) -> None:
-    """Run fairseq-preprocess on `folder/text`; `folder/bin` is made, and a manifest."""
+    """Run fairseq-preprocess on `folder/text`: write `folder/bin` and a manifest."""
     raw = folder / text
     flags = {
         "source-lang": pair[0],
@@ -54,73 +122,6 @@ def binarise_pairs(folder: Path, text: str, tests: tuple[str, ...], pair: Pair) 
         outputs=made,
         extra={"level": "sentencepiece" if made[1:] else "word", "languages": pair},
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairs(Task):
-    """Lines of two languages; exact match, in the tokens of the files."""
-
-    languages: ClassVar[Pair] = ("source", "target")
-    default: ClassVar[dict] = {
-        "task": "translation",
-        "arch": "relpos_transformer_tiny",
-        "share-all-embeddings": True,
-        "criterion": "relpos_label_smoothed_cross_entropy",
-        "dropout": 0.1,
-    }
-
-    def pairs(self) -> dict[str, list[Pair]]:
-        """Return `train`, `valid` and the test sets."""
-        raise NotImplementedError
-
-    def make(self, folder: Path) -> None:
-        for name, pairs in self.pairs().items():
-            for side, language in enumerate(self.languages):
-                write_lines(folder / "raw" / f"{name}.{language}", [pair[side] for pair in pairs])
-        binarise_pairs(folder, "raw", self.sets(), self.languages)
-
-    def score(self, name: str, run: Workspace) -> Scored:
-        """Translate a test set and score every sentence."""
-        log = f"{name}.log"
-        (run.folder / log).unlink(missing_ok=True)
-        flags = GENERATE | self.generate | {"gen-subset": self.subset(name)}
-        flags |= {"task": "translation", "path": run.model}
-        flags |= dict(zip(("source-lang", "target-lang"), self.pair(run), strict=True))
-        run.call("generate", log, flags=flags)
-        found = (SPEED.search(line) for line in read_lines(run.folder / log, "drop"))
-        speed = max((float(match[1]) for match in found if match), default=0.0)
-        references = list(read_lines(run.data / "raw" / f"{name}.{self.pair(run)[1]}"))
-        system = self.plain(read_system(run.folder / log, len(references)), run)
-        write_text(run.folder / f"{name}.txt", "".join(f"{line}\n" for line in system))
-        lengths = np.array([len(line.split()) for line in references])  # of the outputs
-        return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed})
-
-    def subset(self, name: str) -> str:
-        """Return fairseq's name of a test set: test, test1, ..."""
-        return f"test{self.sets().index(name) or ''}"
-
-    def pair(self, run: Workspace) -> Pair:
-        return self.languages
-
-    def plain(self, system: list[str], run: Workspace) -> list[str]:
-        """Return translations as the references are written."""
-        return system
-
-    def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
-        right = [line.split() == other.split() for line, other in zip(system, references, strict=True)]
-        return {"exact match": scores.matches(right)}
-
-
-# ---- SCAN (Lake and Baroni 2018, arXiv:1711.00350): commands to actions, split by the output's length.
-# The grammar and its interpretation are the paper's, figure 6 and 7:
-#
-#     C -> S and S | S after S | S        V -> D opposite D' | D around D' | D | U
-#     S -> V twice | V thrice | V         D -> U left | U right | turn left | turn right
-#                                         U -> walk | look | run | jump
-#
-# It is finite: 20,910 commands, outputs of 1 to 48 actions.  The published length split trains on
-# outputs of at most 22 (16,990 pairs) and tests on 24 to 48 (3,920); Csordas et al. 2021
-# (arXiv:2108.12284) move the cut-off to 26 and beyond.
 
 
 def scan_commands() -> dict[str, list[str]]:
@@ -155,9 +156,8 @@ class Scan(Pairs):
     test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
 
     cutoff: int = 22  # the longest output in training, in actions
-    # pairs of training lengths that validate; as many, others, are the set `inside`
-    valid: int = 500
-    test: int = 0  # longer pairs that are tested, drawn once for all; 0: all of them
+    valid: int = 500  # pairs of training lengths that validate; as many others are the set `inside`
+    test: int = 0  # longer pairs that are tested, drawn once for all runs; 0: all of them
 
     def __post_init__(self) -> None:
         if not 1 <= self.cutoff < 48:
@@ -171,30 +171,18 @@ class Scan(Pairs):
         short = [pair for pair in every if len(pair[1].split()) <= self.cutoff]
         long = [pair for pair in every if len(pair[1].split()) > self.cutoff]
         held = min(self.valid, len(short) // 4)
-        return {
-            "valid": short[:held],
-            "inside": short[held : 2 * held],
-            "train": short[2 * held :],
-            "longer": long[: self.test or None],
-        }
-
-
-# ---- Compositional tasks from their published files.
-# COGS (Kim and Linzen 2020, github.com/najoungkim/COGS, `data/`): train.tsv, dev.tsv, test.tsv,
-# gen.tsv, each line sentence, logical form, type.  PCFG SET's productivity split (Hupkes et al. 2020,
-# github.com/i-machine-think/am-i-compositional, `data/pcfgset/productivity/`): train.src, train.tgt,
-# test.src, test.tgt.
+        inside, train = short[held : 2 * held], short[2 * held :]
+        return {"valid": short[:held], "inside": inside, "train": train, "longer": long[: self.test or None]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published(Pairs):
-    """A task read from a folder."""
+    """A task whose published files lie in a folder."""
 
     data: Path  # the folder of the published files
-    test: int = 0  # examples of each test set, drawn once for all; 0: all of them
+    test: int = 0  # examples of each test set, drawn once for all runs; 0: all of them
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", Path(self.data))
         if self.test < 0:
             raise ValueError(f"test must be >= 0, got {self.test}")
 
@@ -216,19 +204,19 @@ class Cogs(Published):
         return [self.data / f"{name}.tsv" for name in ("train", "dev", "test", "gen")]
 
     def pairs(self) -> dict[str, list[Pair]]:
-        train, valid, test, gen = map(self.read, self.inputs())
+        train, valid, test, gen = map(read_columns, self.inputs())
         return {"train": train, "valid": valid, "test": self.drawn(test), "gen": self.drawn(gen)}
 
-    @staticmethod
-    def read(path: Path) -> list[Pair]:
-        """Read a file of three columns."""
-        pairs = []
-        for number, line in enumerate(read_lines(path), start=1):
-            columns = line.split("\t")
-            if len(columns) != 3:
-                raise ValueError(f"{path}, line {number}: {len(columns)} columns, COGS has 3")
-            pairs.append((columns[0], columns[1]))
-        return pairs
+
+def read_columns(path: Path) -> list[Pair]:
+    """Read the first two of COGS' three columns."""
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 3:
+            raise ValueError(f"{path}, line {number}: {len(columns)} columns, COGS has 3")
+        pairs.append((columns[0], columns[1]))
+    return pairs
 
 
 @kind("pcfg_set")
@@ -246,7 +234,7 @@ class PcfgSet(Published):
         for source, target in (lines[:2], lines[2:]):
             if len(source) != len(target) or not source:
                 raise ValueError(f"{self.data}: {len(source)} sources, {len(target)} targets")
-        train, test = (list(zip(*some, strict=True)) for some in (lines[:2], lines[2:]))
+        train, test = (list(zip(*sides, strict=True)) for sides in (lines[:2], lines[2:]))
         random.Random(1).shuffle(train)
         held = min(1000, len(train) // 10)
         return {"train": train[held:], "valid": train[:held], "test": self.drawn(test)}

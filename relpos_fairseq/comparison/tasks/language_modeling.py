@@ -1,4 +1,10 @@
-"""Define decoder-only tasks: perplexity of characters by context, and answers to prompts by length."""
+"""Define decoder-only tasks: perplexity of characters by length of context, and answers to prompts by length.
+
+Prompts as in Kazemnejad et al. 2023 (arXiv:2305.19466): a prompt of n symbols, `>`, an answer; n is uniform up to
+`longest` in training and up to `beyond` in the test. The model is a language model of the whole line. An answer counts
+if every one of its tokens, the end of the sentence included, is the model's first choice after the true tokens before
+it. That is exact match under greedy decoding: a decoder that has made no error so far reads the true tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +22,15 @@ from relpos_fairseq.data import corpus
 from relpos_fairseq.io.files import read_json, write_json, write_text
 from relpos_fairseq.io.lines import read_lines
 
-# ---- A language model of characters: perplexity at 1 to 8 times the context of its training.
-
-
-BLOCK = 32  # predictions that are an example: neighbours are alike
+BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 SPACE = "▁"
+MARK = ">"  # between a prompt and its answer
 
 
 @kind("characters")
 @dataclass(frozen=True, kw_only=True)
 class Characters(Task):
-    """Plain text, character by character; its last twentieths validate and test."""
+    """A language model of characters; the last two twentieths of the text validate and test."""
 
     unit: ClassVar[str] = "characters of context"
     checkpoint: ClassVar[str] = "best"
@@ -40,14 +44,12 @@ class Characters(Task):
         "lr": 2e-3,
     }
 
-    # a file of lines, plain or compressed; None: the English of the built-in corpus
-    text: Path | None = None
+    text: Path | None = None  # a file of lines, plain or compressed; None: the English of the built-in corpus
     context: int = 64  # characters of a sample in training
-    times: tuple = (1, 2, 4, 8)  # contexts in the test, as multiples of that
+    times: tuple = (1, 2, 4, 8)  # contexts in the test, as multiples of `context`
     predictions: int = 4096  # scored of the test, the same ones in every context
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", self.text and Path(self.text))
         object.__setattr__(self, "times", tuple(self.times))
         if self.context < 2 or self.predictions < BLOCK or min(self.times) < 1:
             raise ValueError(
@@ -62,7 +64,7 @@ class Characters(Task):
         return [self.text] if self.text else corpus.SOURCES
 
     def make(self, folder: Path) -> None:
-        """Write characters as words, and binarise them."""
+        """Write characters as words, a space as `▁`, and binarise them."""
         if self.text:
             lines = list(read_lines(self.text))
         else:
@@ -75,47 +77,35 @@ class Characters(Task):
         binarise(folder, {split: raw / split for split in ("train", "valid", "test")})
 
     def flags(self, scheme: dict, seed: int) -> dict:
-        """Return fairseq-train's flags; tables of positions reach as far as the test."""
+        """Return fairseq-train's flags; tables of absolute positions have a row for each of the test's."""
         most = self.context * max(self.times)
         lengths = {"tokens-per-sample": self.context, "max-target-positions": most}
         return lengths | super().flags(scheme, seed)
 
-    def score(self, name: str, run: Workspace) -> Scored:
-        """Score the last predictions of the test with windows of a length."""
-        place = run.folder / f"{name}.json"
+    def score(self, name: str, workspace: Workspace) -> Scored:
+        """Score the last predictions of the test with windows of one length."""
+        place = workspace.folder / f"{name}.json"
         context = self.context * int(name.removesuffix("x"))
-        run.apart(name, lambda: write_json(place, pack(self.nats(run, context))))
+        workspace.in_child(name, lambda: write_json(place, pack(self.nats(workspace, context))))
         nats = unpack(read_json(place))
         starts = np.arange(0, len(nats), BLOCK)
         counts = np.diff([*starts, len(nats)])
         rows = np.stack([np.add.reduceat(nats, starts), counts], 1)
         return Scored(np.full(len(starts), context), {"perplexity": rows})
 
-    def nats(self, run: Workspace, context: int) -> np.ndarray:
-        """Return the negative log-likelihood of every prediction."""
+    def nats(self, workspace: Workspace, context: int) -> np.ndarray:
+        """Return the negative log-likelihood (N,) of every prediction."""
         from relpos_fairseq.evaluation import language_model
 
-        subject = language_model.load_subject(run.model, run.data / "bin", "test")
+        subject = language_model.load_subject(workspace.model, workspace.data / "bin", "test")
         targets = language_model.last_targets(subject, min(self.predictions, len(subject.tokens) - 1))
         stride = max(1, self.context // 2)
         return language_model.score_with_windows(subject, targets, context, stride, 4).each
 
 
-# ---- Decoder-only tasks: a prompt, `>`, an answer; trained on some lengths, tested beyond them.
-# Kazemnejad et al. 2023 (arXiv:2305.19466): n symbols in the prompt, n uniform up to `longest` in
-# training, test lengths up to twice that.  The model is a language model of the whole line.
-#
-# An answer counts if every one of its tokens, the end of the sentence included, is the model's first
-# choice after the true tokens before it.  That is exact match under greedy decoding: a decoder that
-# has made no error so far reads the true tokens.
-
-
-MARK = ">"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prompts(Task):
-    """Prompts and answers."""
+    """Prompts and their answers."""
 
     unit: ClassVar[str] = "symbols"
     test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
@@ -151,16 +141,12 @@ class Prompts(Task):
         raise NotImplementedError
 
     def lines(self) -> dict[str, list[str]]:
-        """Return `train`, `valid` and the test sets."""
+        """Return the lines of `train`, `valid` and the test sets."""
         generator, found = random.Random(1), {}
-        some = [generator.randint(1, self.longest) for _ in range(self.examples)]
-        within, after = range(1, self.longest + 1), range(self.longest + 1, self.beyond + 1)
-        for name, lengths in {
-            "train": some,
-            "valid": [n for n in within for _ in range(self.each)],
-            "inside": [n for n in within for _ in range(self.each)],
-            "longer": [n for n in after for _ in range(self.each)],
-        }.items():
+        drawn = [generator.randint(1, self.longest) for _ in range(self.examples)]
+        inside = [n for n in range(1, self.longest + 1) for _ in range(self.each)]
+        longer = [n for n in range(self.longest + 1, self.beyond + 1) for _ in range(self.each)]
+        for name, lengths in {"train": drawn, "valid": inside, "inside": inside, "longer": longer}.items():
             prompts = [self.prompt(length, generator) for length in lengths]
             found[name] = [" ".join([*one, MARK, *self.answer(one)]) for one in prompts]
         return found
@@ -171,15 +157,15 @@ class Prompts(Task):
         binarise(folder, {split: folder / "raw" / f"{split}.txt" for split in ("train", "valid")})
 
     def flags(self, scheme: dict, seed: int) -> dict:
-        """Return fairseq-train's flags; tables of positions reach as far as the test."""
+        """Return fairseq-train's flags; tables of absolute positions have a row for each of the test's."""
         most = 1 << (3 * self.beyond + 8).bit_length()
         lengths = {"tokens-per-sample": most, "max-target-positions": most}
         return lengths | super().flags(scheme, seed)
 
-    def score(self, name: str, run: Workspace) -> Scored:
-        lines = list(read_lines(run.data / "raw" / f"{name}.txt"))
-        outputs = run.folder / f"{name}.txt"
-        run.apart(name, lambda: write_text(outputs, "\n".join([*first_choices(run, lines), ""])))
+    def score(self, name: str, workspace: Workspace) -> Scored:
+        lines = list(read_lines(workspace.data / "raw" / f"{name}.txt"))
+        outputs = workspace.folder / f"{name}.txt"
+        workspace.in_child(name, lambda: write_text(outputs, "\n".join([*first_choices(workspace, lines), ""])))
         wanted = [line.split(f" {MARK} ", 1) for line in lines]
         found = list(read_lines(outputs))
         right = [answer == line for (_, answer), line in zip(wanted, found, strict=True)]
@@ -187,11 +173,11 @@ class Prompts(Task):
         return Scored(lengths, {"exact match": scores.matches(right)})
 
 
-def first_choices(run: Workspace, lines: list[str]) -> list[str]:
-    """Return the first choices for every token of the answers; a right end is not written."""
+def first_choices(workspace: Workspace, lines: list[str]) -> list[str]:
+    """Return the model's first choice for every token of each answer; the end of the sentence is not written."""
     import torch
 
-    model, task = run.load()
+    model, task = workspace.load()
     words, where = task.source_dictionary, "cpu" if device() else "cuda"
     mark, found = words.index(MARK), [""] * len(lines)
     ids = [words.encode_line(line, add_if_not_exist=False).long() for line in lines]
@@ -234,8 +220,7 @@ class Reverse(Prompts):
 class Power(Prompts):
     """a^n to a^n, b^n, or a^2n."""
 
-    # the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`
-    first_choices: str = "a"
+    answers: str = "a"  # the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`
 
     def prompt(self, length: int, generator: random.Random) -> list[str]:
         return ["a"] * length

@@ -1,4 +1,4 @@
-"""Define translation tasks: the built-in corpus, the user's parallel text, or a prepared folder."""
+"""Define translation tasks: the built-in corpus, the user's parallel text, or a folder of `relpos prepare wmt`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,16 @@ from relpos_fairseq.text.moses import Detokeniser
 from relpos_fairseq.text.tokenizer import load_sentencepiece
 from relpos_fairseq.text.training import train_sentencepiece_model
 
-# ---- Translation of the user's own text, plain or prepared; BLEU and chrF by sentence length.
-
-
 SPLITS = ("train", "valid", "test")
 LANGUAGE = r"\.([A-Za-z][\w-]*?)(\.gz)?"
-# Subword units: one for so many running words, within bounds.
-BPE_WORDS_PER_UNIT = 60
-BPE_UNITS = (300, 8000)
-
-
-class DataError(ValueError):
-    """The user's data cannot be used; nothing has been written."""
+# The size of a vocabulary of subwords: one for so many running words, within bounds.
+WORDS_PER_SUBWORD = 60
+SUBWORDS = (300, 8000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(Pairs):
-    """Natural language: BLEU and chrF by the words of the reference, with the best checkpoint."""
+    """Natural language: the best checkpoint, BLEU and chrF, by the words of the reference."""
 
     unit: ClassVar[str] = "words"
     checkpoint: ClassVar[str] = "best"
@@ -54,23 +47,50 @@ class Translation(Pairs):
         return scores.of_translations(system, references, self.tokenize)
 
 
+@kind("built_in")
+@dataclass(frozen=True, kw_only=True)
+class BuiltIn(Translation):
+    """The built-in English-German grammar: sentences of training's lengths, and longer ones (`test_long`)."""
+
+    languages: ClassVar[Pair] = ("en", "de")
+    test_sets: ClassVar[tuple[str, ...]] = ("test", "test_long")
+    tokenize: ClassVar[str] = "none"
+    # A grammar is learned, not memorised, without dropout.
+    default: ClassVar[dict] = Translation.default | {
+        "lr": 3e-3,
+        "warmup-updates": 150,
+        "max-update": 750,
+        "dropout": 0.0,
+        "save-interval-updates": 200,
+    }
+
+    pairs_seed: int = 1  # of the corpus
+    pairs_train: int = 24000  # pairs in each split
+    pairs_valid: int = 500
+    pairs_test: int = 500
+    pairs_test_long: int = 300
+
+    def pairs(self) -> dict[str, list[Pair]]:
+        return corpus.build(self.pairs_seed, self.pairs_train, self.pairs_valid, self.pairs_test, self.pairs_test_long)
+
+    def inputs(self) -> list[Path]:
+        """Return the source of the grammar, which determines the sentences."""
+        return corpus.SOURCES
+
+
 @kind("parallel")
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Translation):
-    """Plain text, cut into joint sentencepiece units."""
+    """The user's plain text, split into subwords by one sentencepiece model of both languages."""
 
     data: Path  # folder of `SPLIT.LANGUAGE`, plain or .gz
     source: str | None = None  # the source's language; None: from the files' names
-    target: str | None = None  # the target's language
-    # the names of splits, where they are not train, valid and test
-    files: dict = field(default_factory=dict)
-    # words of either side that training and validation keep, so that longer sentences are a test
-    # set of their own; 0: no limit
-    longest: int = 0
+    target: str | None = None  # the target's language; None: from the files' names
+    files: dict = field(default_factory=dict)  # the names of splits, where they are not train, valid and test
+    longest: int = 0  # words of either side in training; longer sentences are a test set of their own; 0: no limit
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "data", Path(self.data))
         object.__setattr__(self, "generate", {"post-process": "sentencepiece"} | self.generate)
         if set(self.files) - set(SPLITS) or self.longest < 0:
             raise ValueError(f"files names {', '.join(SPLITS)}, and longest is >= 0")
@@ -92,7 +112,7 @@ class Parallel(Translation):
         return list(self.found.values())
 
     def make(self, folder: Path) -> None:
-        """Check, split by length, cut into units and binarise."""
+        """Check, divide by length, split into subwords and binarise."""
         check_lines(self.found)
         splits = {"train": ("train", False), "valid": ("valid", False), "test": ("test", False)}
         if self.longest:
@@ -102,7 +122,7 @@ class Parallel(Translation):
             sides = [list(read_lines(self.found[split, language])) for language in self.languages]
             pairs = [pair for pair in zip(*sides, strict=True) if self.is_longer(pair) == longer]
             if not pairs:
-                raise DataError(f"{self.data}: no pair is left for {name}: choose another longest")
+                raise UserError(f"{self.data}: no pair is left for {name}: choose another longest")
             for side, language in enumerate(self.languages):
                 made[name, language] = folder / "raw" / f"{name}.{language}"
                 write_lines(made[name, language], [pair[side] for pair in pairs])
@@ -110,7 +130,7 @@ class Parallel(Translation):
         binarise_pairs(folder, "units", self.sets(), self.languages)
 
     def is_longer(self, pair: Pair) -> bool:
-        """Whether a pair is longer than training allows."""
+        """Return whether a pair is longer than those of training."""
         return bool(self.longest) and max(len(line.split()) for line in pair) > self.longest
 
 
@@ -119,12 +139,8 @@ class Parallel(Translation):
 class Prepared(Translation):
     """A folder that `relpos prepare wmt` wrote."""
 
-    data: Path
+    data: Path  # the folder
     tests: list = field(default_factory=lambda: ["test"])  # names of its test sets
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "data", Path(self.data))
 
     def sets(self) -> tuple[str, ...]:
         return tuple(self.tests)
@@ -134,26 +150,30 @@ class Prepared(Translation):
         return [self.data / "data-bin", self.data / "reference", self.data / "manifest.json"]
 
     def make(self, folder: Path) -> None:
-        """Copy what fairseq and the scores read: runs do not depend on the user's folder."""
+        """Copy the binary data and the references, so that runs do not depend on the user's folder."""
         shutil.copytree(self.data / "data-bin", folder / "bin")
         shutil.copytree(self.data / "reference", folder / "raw")
         shutil.copy(self.data / "manifest.json", folder / "prepared.json")
 
-    def pair(self, run: Workspace) -> Pair:
-        return tuple(read_json(run.data / "prepared.json")["settings"]["languages"])
+    def pair(self, workspace: Workspace) -> Pair:
+        return tuple(read_json(workspace.data / "prepared.json")["settings"]["languages"])
 
     def subset(self, name: str) -> str:
         return name
 
-    def plain(self, system: list[str], run: Workspace) -> list[str]:
-        made = read_json(run.data / "prepared.json")["settings"]
-        return list(map(Detokeniser(made["languages"][1], made["tokenizer"], made["bpe"]), system))
+    def plain(self, system: list[str], workspace: Workspace) -> list[str]:
+        settings = read_json(workspace.data / "prepared.json")["settings"]
+        return list(map(Detokeniser(settings["languages"][1], settings["tokenizer"], settings["bpe"]), system))
 
 
 def guess_languages(data: Path, source: str | None, target: str | None, names: Mapping[str, str]) -> Pair:
-    """Complete the pair of languages from the names of the files, which must name exactly one."""
+    """Return the source and the target language; those that are None come from the names of the files.
+
+    Raises:
+        UserError: the names give another number of languages than two.
+    """
     if not data.is_dir():
-        raise DataError(f"{data} is not a folder")
+        raise UserError(f"{data} is not a folder")
     if source and target:
         return source, target
     pattern = re.compile(f"(?:{'|'.join(map(re.escape, names.values()))}){LANGUAGE}")
@@ -162,7 +182,7 @@ def guess_languages(data: Path, source: str | None, target: str | None, names: M
     wanted = {language for language in (source, target) if language}
     if len(found) != 2 or not wanted <= found:
         known = ", ".join(sorted(found)) or "none"
-        raise DataError(
+        raise UserError(
             f"the names train|valid|test.LANGUAGE[.gz] in {data} must give two languages, found: "
             f"{known}; name them: source and target"
         )
@@ -174,9 +194,9 @@ def guess_languages(data: Path, source: str | None, target: str | None, names: M
 
 
 def find_files(data: Path, source: str, target: str, names: Mapping[str, str]) -> dict[tuple[str, str], Path]:
-    """Find the six files, plain before .gz; all that are missing are named."""
+    """Find the six files by split and language, plain before .gz; an error names all that are missing."""
     if source == target:
-        raise DataError(f"source and target language are both {source}")
+        raise UserError(f"source and target language are both {source}")
     files, missing = {}, []
     for split in SPLITS:
         for language in (source, target):
@@ -187,30 +207,26 @@ def find_files(data: Path, source: str, target: str, names: Mapping[str, str]) -
             else:
                 missing.append(name)
     if missing:
-        raise DataError(f"missing in {data} (plain or .gz): {', '.join(missing)}")
+        raise UserError(f"missing in {data} (plain or .gz): {', '.join(missing)}")
     return files
 
 
 def check_lines(files: dict[tuple[str, str], Path]) -> None:
-    """Refuse splits without as many lines in both languages, and some."""
+    """Refuse a split whose languages differ in their number of lines, or are empty."""
     counts: dict[str, list[tuple[str, int]]] = {}
     for (split, _), path in files.items():
-        try:
-            number = sum(1 for _ in read_lines(path))
-        except UserError as error:
-            raise DataError(str(error)) from error
-        counts.setdefault(split, []).append((path.name, number))
+        counts.setdefault(split, []).append((path.name, sum(1 for _ in read_lines(path))))
     wrong = [
         f"{first}: {lines} lines, {second}: {others} lines"
         for (first, lines), (second, others) in counts.values()
         if lines != others or lines == 0
     ]
     if wrong:
-        raise DataError("both languages of a split need the same number of lines, at least one; " + "; ".join(wrong))
+        raise UserError("both languages of a split need the same number of lines, at least one; " + "; ".join(wrong))
 
 
 def cut_into_subwords(files: dict[tuple[str, str], Path], folder: Path) -> None:
-    """Train one sentencepiece model on both languages and writes all splits in its units."""
+    """Train one sentencepiece model on both languages, and write all splits in its subwords to `folder/units`."""
     model = train_subwords([path for (split, _), path in files.items() if split == "train"])
     (folder / "sentencepiece.model").write_bytes(model)
     processor = load_sentencepiece(model)
@@ -219,20 +235,20 @@ def cut_into_subwords(files: dict[tuple[str, str], Path], folder: Path) -> None:
     for (split, language), path in files.items():
         with (units / f"{split}.{language}").open("w", encoding="utf-8", newline="\n") as file:
             for line in read_lines(path):
-                # Split at every kind of white space: some of it would end a line elsewhere.
+                # One space for white space of every kind: some kinds would end a line elsewhere.
                 pieces = processor.encode(" ".join(line.split()), out_type=str)
                 file.write(" ".join(pieces) + "\n")
 
 
 def train_subwords(paths: list[Path]) -> bytes:
-    """Return a byte pair model whose size suits the amount of text."""
+    """Return a sentencepiece model (byte pair encoding) whose size suits the amount of text."""
     words, letters = 0, set()
     for path in paths:
         for line in read_lines(path):
             words += len(line.split())
             letters.update(line)
-    smallest, largest = BPE_UNITS
-    size = max(min(words // BPE_WORDS_PER_UNIT, largest), smallest, len(letters) + 100)
+    smallest, largest = SUBWORDS
+    size = max(min(words // WORDS_PER_SUBWORD, largest), smallest, len(letters) + 100)
     try:
         return train_sentencepiece_model(
             (line for path in paths for line in read_lines(path)),
@@ -244,38 +260,4 @@ def train_subwords(paths: list[Path]) -> bytes:
             hard_vocab_limit=False,  # little text has fewer units
         )
     except UserError as error:
-        raise DataError(f"no subword units can be learned: {error}") from error
-
-
-# ---- The built-in English-German grammar: sentences of training's lengths, and longer ones.
-
-
-@kind("built_in")
-@dataclass(frozen=True, kw_only=True)
-class BuiltIn(Translation):
-    """The quickstart's corpus."""
-
-    languages: ClassVar[Pair] = ("en", "de")
-    test_sets: ClassVar[tuple[str, ...]] = ("test", "test_long")
-    tokenize: ClassVar[str] = "none"
-    # A grammar is learned, not memorised, without dropout.
-    default: ClassVar[dict] = Translation.default | {
-        "lr": 3e-3,
-        "warmup-updates": 150,
-        "max-update": 750,
-        "dropout": 0.0,
-        "save-interval-updates": 200,
-    }
-
-    pairs_seed: int = 1  # of the corpus
-    pairs_train: int = 24000  # how many pairs each split has; likewise the others
-    pairs_valid: int = 500
-    pairs_test: int = 500
-    pairs_test_long: int = 300
-
-    def pairs(self) -> dict[str, list[Pair]]:
-        return corpus.build(self.pairs_seed, self.pairs_train, self.pairs_valid, self.pairs_test, self.pairs_test_long)
-
-    def inputs(self) -> list[Path]:
-        """Return the grammar's own files: what they say is the data."""
-        return corpus.SOURCES
+        raise UserError(f"no subword units can be learned: {error}") from error

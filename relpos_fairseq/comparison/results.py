@@ -1,0 +1,110 @@
+"""Keep the results of a comparison: a JSON file a run while runs are made, then one compressed file of JSON lines.
+
+    TASK/RUN.json       written by the process that made the run, whole or not at all
+    results.jsonl.gz    one line a run, sorted: `fold` moves the files into it; equal results give equal bytes
+
+Both forms count everywhere. gzip files may be concatenated, so `cat theirs/results.jsonl.gz >> ours/results.jsonl.gz`
+merges the results of two people; of several lines with one `run` the last counts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import TEMPORARY, open_text_out, read_json, write_json
+from relpos_fairseq.io.stages import locked
+
+ARCHIVE = "results.jsonl.gz"
+KEYS = {"task", "scheme", "seed", "sets", "settings"}  # of every result
+
+
+class ResultStore:
+    """The results in one folder, by the name of the run: `TASK/SCHEME-seedN-KEY`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lines: dict[str, dict] = {}  # of the archive, as it was when it had `_state`
+        self._state: tuple | None = None
+
+    def path(self, name: str) -> Path:
+        """Return the file that a process writes a run's result to."""
+        return self.folder / f"{name}.json"
+
+    def write(self, name: str, result: dict) -> None:
+        """Write a run's result to its own file, with the time in UTC."""
+        finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_json(self.path(name), {**result, "finished": finished})
+
+    def read(self, name: str) -> dict | None:
+        """Return a run's result, or None."""
+        # The file first: `fold` removes it after its line is in the archive.
+        found = read_if_there(self.path(name))
+        return self.archived().get(name) if found is None else found
+
+    def newest(self, task: str, scheme: str, seed: int, settings: dict) -> dict | None:
+        """Return the newest result of a run with these settings, whatever version of the code made it, or None."""
+        start = f"{task}/{scheme}-seed{seed}-"
+        found = {name: line for name, line in self.archived().items() if name.startswith(start)}
+        times = {name: line.get("finished", "") for name, line in found.items()}
+        for path in self.files():
+            name = f"{path.parent.name}/{path.stem}"
+            if name.startswith(start) and (result := read_if_there(path)):
+                changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
+                found[name], times[name] = result, result.get("finished", changed)
+        matching = [name for name, one in found.items() if one["scheme"] == scheme and one["settings"] == settings]
+        return found[max(matching, key=lambda name: (times[name], name))] if matching else None
+
+    def files(self) -> list[Path]:
+        """Return the files of single runs, but not those that are being written."""
+        return sorted(path for path in self.folder.glob("*/*.json") if not path.name.startswith(TEMPORARY))
+
+    def archived(self) -> dict[str, dict]:
+        """Return the results in the archive by the names of their runs; read again where the file has changed."""
+        path = self.folder / ARCHIVE
+        if not path.exists():
+            return {}
+        status = path.stat()
+        state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if state != self._state:
+            self._lines, self._state = read_archive(path), state
+        return self._lines
+
+    def fold(self) -> int:
+        """Move the results of all single files into the archive; return how many there were.
+
+        A kill leaves every result in the archive, in its file, or in both.
+        """
+        if not self.files():
+            return 0
+        with locked(self.folder, wait=True):
+            files = {path: found for path in self.files() if (found := read_if_there(path)) and found.keys() >= KEYS}
+            merged = dict(self.archived())
+            merged |= {f"{path.parent.name}/{path.stem}": result for path, result in files.items()}
+            with open_text_out(self.folder / ARCHIVE) as archive:
+                for name in sorted(merged):
+                    archive.write(json.dumps({**merged[name], "run": name}, sort_keys=True, ensure_ascii=False) + "\n")
+            for path in files:
+                path.unlink()
+        return len(files)
+
+
+def read_archive(path: Path) -> dict[str, dict]:
+    """Read a file of JSON lines, of one or several gzip members: each run's last line by its name."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        return {line.pop("run"): line for line in lines}
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UserError(f"{path} is no file of results as gzip's JSON lines: {error}") from error
+
+
+def read_if_there(path: Path) -> dict | None:
+    """Read a JSON file; None where there is none, or where another process has just removed it."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
