@@ -22,9 +22,6 @@ from typing import TypeVar
 from relpos_fairseq.io.command import error_line
 from relpos_fairseq.io.errors import ToolError, UserError
 
-# ---- Several processes, one result: chunks in, results out in the same order.
-
-
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 AHEAD = 2  # chunks per worker that are read ahead, so that no worker waits
@@ -64,14 +61,15 @@ def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], wo
     done = False
     try:
         with _signals_held():
-            executor.submit(_do_nothing)  # forks all workers
+            executor.submit(os.getpid)  # the first call forks all workers
         yield from _stream(executor, chunks, AHEAD * workers)
         done = True
     except BrokenProcessPool as error:
         raise UserError("a worker process was killed, perhaps for want of memory: use fewer --workers") from error
     finally:
         if not done:
-            _end_workers(set(multiprocessing.active_children()) - others)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
         executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -96,18 +94,6 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _do_nothing() -> None:
-    """Do nothing, in a worker."""
-
-
-def _end_workers(workers: Iterable) -> None:
-    """End worker processes that are in the middle of something."""
-    for worker in workers:
-        worker.terminate()
-    for worker in workers:
-        worker.join()
-
-
 def _start_worker(function: Callable, parent: int) -> None:
     """Prepare a worker: Ctrl-C is the parent's to handle, and the parent's end is the worker's."""
     global _function
@@ -119,23 +105,22 @@ def _start_worker(function: Callable, parent: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent has ended, however it did."""
-    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    """End this process when its parent has ended, however it ended: killed with SIGKILL, say."""
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH)
+        os._exit(1)
 
-def _watch_parent(parent: int) -> None:
-    """End this worker once its parent is gone (killed with SIGKILL, say)."""
-    while os.getppid() == parent:
-        time.sleep(WATCH)
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _call_function(chunk: object) -> object:
+    """Call the worker's function: in a worker."""
     return _function(chunk)
 
 
-# ---- Work in a child of this process: it begins with all that is imported, and leaves nothing here.
-
+# A forked child: it begins with all modules that are imported here, and its memory goes back when it ends.
 
 POLL = 0.05  # seconds between two looks at a child
 
@@ -144,12 +129,10 @@ POLL = 0.05  # seconds between two looks at a child
 class Fork:
     """A child that runs a function; this process must not have computed with several threads."""
 
-    # what it runs; an exception or `SystemExit` ends it as in a command
-    function: Callable[[], object]
+    function: Callable[[], object]  # an exception or `SystemExit` of it ends the child as it ends a command
     log: Path  # file to which all that it prints is appended
-    status: int | None = None  # how it ended; None: it runs
-    # the most memory that it, and each child that it waited for, used at a time
-    megabytes: float = 0.0
+    status: int | None = None  # its exit status; None while it runs
+    megabytes: float = 0.0  # peak memory of the child, or of a child that it waited for
     seconds: float = 0.0  # from its start to its end
     started: float = field(default_factory=time.monotonic)
 
@@ -164,7 +147,7 @@ class Fork:
             self._run(parent)
 
     def _run(self, parent: int) -> None:
-        """In the child: print to the log, run the function, end."""
+        """Run the function in the child, with its output in the log, and end the child."""
         status = 1
         try:
             end_with(parent)
@@ -182,7 +165,7 @@ class Fork:
                 os._exit(status)
 
     def poll(self) -> int | None:
-        """Return how it ended, negative where a signal ended it, or None."""
+        """Return its exit status, negative where a signal ended it, or None while it runs."""
         if self.status is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -192,14 +175,14 @@ class Fork:
         return self.status
 
     def end(self) -> None:
-        """End it, if it runs."""
+        """Kill the child if it runs, and wait for its end."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             while self.poll() is None:
                 time.sleep(POLL)
 
     def reason(self) -> str:
-        """Return why it failed, in words."""
+        """Return why it failed: the signal, or the last error in its log."""
         if self.status is not None and self.status < 0:
             return f"killed by {signal.Signals(-self.status).name}"
         with self.log.open(encoding="utf-8", errors="replace") as file:
@@ -208,7 +191,11 @@ class Fork:
 
 
 def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
-    """Run a function in a child to its end; where it fails, the ToolError calls it by its name."""
+    """Run a function in a child to its end.
+
+    Raises:
+        ToolError: It failed; the message begins with `name`.
+    """
     fork = Fork(function, log)
     try:
         while fork.poll() is None:
@@ -221,7 +208,7 @@ def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
 
 
 def redirect_output(log: Path) -> None:
-    """Send what this process prints, by any way, to the end of a file; nothing is read."""
+    """Append all output of this process, of C code too, to a file; standard input becomes empty."""
     import logging
 
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -233,9 +220,6 @@ def redirect_output(log: Path) -> None:
     for handler in logging.root.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.stream = sys.stdout  # setStream would flush the parent's, which may be closed
-
-
-# ---- Run other programs, fairseq's commands above all, with a log.
 
 
 USER_DIR = Path(__file__).resolve().parents[1]
@@ -273,7 +257,7 @@ def run_tool(command: list[str], log: Path, threads: int) -> None:
 
 
 def copy_output(process: subprocess.Popen, log: Path) -> str:
-    """Copy a command's output to its log; return its last words."""
+    """Copy a command's output to its log; return its last error, else its last line."""
 
     def copied() -> Iterator[str]:
         for line in process.stdout:

@@ -25,8 +25,8 @@ from relpos_fairseq.io import stages as manifests
 from relpos_fairseq.io.downloads import RemoteFile, fetch
 from relpos_fairseq.io.files import atomic_folder
 from relpos_fairseq.io.progress import LogProgress
-from relpos_fairseq.preparation import cleaning, parallel_text
 from relpos_fairseq.preparation import corpora as sources
+from relpos_fairseq.preparation import parallel_text
 from relpos_fairseq.preparation import wmt as shards
 from relpos_fairseq.preparation import wmt as stages
 
@@ -56,7 +56,6 @@ def quick():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_text, "LINES", 20)
-        patch.setattr(cleaning, "LINES", 20)
         patch.setattr(stages, "preprocess", preprocess)
         yield
 
