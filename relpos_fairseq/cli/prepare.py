@@ -370,7 +370,7 @@ class Corpus:
     test_long: int = option(300, "long test pairs (default: %(default)s)")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.data.grammar import build, describe, write
+        from relpos_fairseq.data.corpus import build, describe, write
 
         for name, least in (("seed", 0), ("train", 1), ("valid", 1), ("test", 1), ("test_long", 1)):
             if getattr(self, name) < least:

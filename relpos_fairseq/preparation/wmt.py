@@ -21,15 +21,11 @@ from relpos_fairseq.preparation.cleaning import DROPPED, Cleaner, Filter, add_co
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, Texts
 from relpos_fairseq.preparation.pipeline import Preparation
 from relpos_fairseq.preparation.settings import SUBWORD_NMT, WmtSettings
-from relpos_fairseq.preparation.subwords import (
-    apply_to_files,
-    learn_sentencepiece,
-    learn_subword_nmt,
-    load_units,
-    write_sample,
-)
+from relpos_fairseq.preparation.subwords import apply_to_files, write_sample
 from relpos_fairseq.text.dictionary import NSPECIAL
 from relpos_fairseq.text.moses import FastMoses, Normaliser
+from relpos_fairseq.text.tokenizer import load_subwords
+from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt
 
 # ---- The names of all files that a preparation makes.
 
@@ -506,7 +502,7 @@ class WmtPreparation(Preparation):
 
     def run_apply(self, splits: list[str]) -> dict:
         """Cut all text into units."""
-        units = load_units(self.settings.bpe, self.files.model)
+        units = load_subwords(self.settings.bpe, self.files.model)
         counts = {}
         for split in splits:
             files = self.settings.sides(self.out / "text", split)

@@ -18,10 +18,9 @@ from omegaconf import II
 
 from relpos_fairseq.config import help_text as _help
 from relpos_fairseq.data.streams import dataset as streams
-from relpos_fairseq.data.streams import text_level
 from relpos_fairseq.data.streams.dataset import StreamBatchIterator, StreamBlocks, StreamMemory
-from relpos_fairseq.data.streams.text_level import LEVELS
 from relpos_fairseq.modules.memory import MemoryCarrier
+from relpos_fairseq.text import levels
 
 # ---- Flags of the task `segment_language_modeling`.
 
@@ -37,7 +36,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
         None, "data folder, or several joined by : (one a training epoch)"
     )
     tokens_per_sample: int = _help(128, "tokens a row and block (the paper's segment length)")
-    text_level: ChoiceEnum(list(LEVELS)) = _help(
+    text_level: ChoiceEnum(list(levels.LEVELS)) = _help(
         "auto",
         "what a token is: word, subword (perplexity per word is logged too), char or "
         "byte (bits per character or byte are logged); auto: manifest.json's, else by the "
@@ -83,7 +82,7 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
     if other:
         raise ValueError(f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one")
     dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
-    level = text_level.text_level(folders[0], dictionary, level)
+    level = levels.text_level(folders[0], dictionary, level)
     _logger.info("dictionary: %d types, text level %s", len(dictionary), level)
     return dictionary, level
 
@@ -323,13 +322,13 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         path = Path(paths[(epoch - 1) % len(paths)]) / split
         tokens = streams.read_stream(path, self.dictionary, self.args.dataset_impl, combine)
         if self.level in ("char", "byte"):
-            text_level.refuse_unknown_characters(tokens, self.dictionary, str(path))
+            levels.refuse_unknown_characters(tokens, self.dictionary, str(path))
         starts = None
         if self.args.reset_memory_at_document:
             boundaries = str(self.args.document_boundaries)
             starts = streams.find_documents(path, tokens, boundaries, self.dictionary.eos(), combine)
             logger.info("%s: %s documents", split, f"{len(starts):,}")
-        words = text_level.word_ends(self.dictionary) if self.level == "subword" else None
+        words = levels.word_ends(self.dictionary) if self.level == "subword" else None
         self.datasets[split] = streams.StreamDataset(
             split, tokens, self.dictionary.pad(), self.args.tokens_per_sample, starts, words
         )

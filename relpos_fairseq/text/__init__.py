@@ -1,15 +1,15 @@
-"""Subword tokenizers with exact character offsets, behind one interface.
+"""Text to ids and ids to text: the only package that trains, applies or reads tokenizers and subwords.
 
     tokenizer = train_tokenizer("wordpiece", "out/tokenizer", files=["a.txt.gz"], vocab_size=30000)
     tokenizer = load_tokenizer("out/tokenizer")
     encoding = tokenizer.encode("Café del Mar")
     encoding.pieces, encoding.offsets, encoding.word_begins
 
-Byte-level BPE and WordPiece run in the `tokenizers` library, sentencepiece in its own.  Importing
-this package needs neither of them, and no fairseq.
+Importing this package needs no library of tokenizers, and no fairseq.
 """
 
-from relpos_fairseq.text.tokenizer import FILES, MASK, MODEL_FILES, SPECIAL, Encoding, Tokenizer, load_tokenizer
+from relpos_fairseq.text.dictionary import MASK, SPECIAL
+from relpos_fairseq.text.tokenizer import FILES, MODEL_FILES, Encoding, Tokenizer, load_tokenizer
 from relpos_fairseq.text.training import KINDS, train_tokenizer
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""fairseq's dict.txt: a line `SYMBOL COUNT` for every symbol after four special ones."""
+"""Read and write fairseq's dict.txt, and name the special symbols and the marks of subword symbols.
+
+A dict.txt has a line `SYMBOL COUNT` for every symbol after the four special ones, which it does not list.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,15 @@ FILE = "dict.txt"
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # every dictionary begins with these
 BOS, PAD, EOS, UNK = range(len(SPECIAL))
 NSPECIAL = len(SPECIAL)  # the id of the first symbol in the file
-OVERWRITE = " #fairseq:overwrite"  # behind a line whose symbol is there already
+UNKNOWN = SPECIAL[UNK]
+MASK = "<mask>"  # fairseq's masked_lm task appends it to the dictionary
+OVERWRITE = " #fairseq:overwrite"  # ends a line that repeats an earlier line's symbol
+WORD_START = "\u2581"  # sentencepiece's mark for a space, which begins the first subword of a word
+CONTINUED = "@@"  # subword-nmt's mark at the end of every subword but the last of a word
 
 
 def write_dictionary(path: Path, counts: Iterable[tuple[str, int]]) -> None:
-    """Write symbols and their counts."""
+    """Write symbols and their counts as a dict.txt."""
     write_text(path, "".join(f"{symbol} {count}\n" for symbol, count in counts))
 
 
@@ -25,7 +32,7 @@ def read_dictionary(path: Path) -> list[str]:
     """Return the symbols of a dict.txt in order, without the special ones.
 
     Raises:
-        UserError: it is missing, a line is not `SYMBOL COUNT`, or a symbol is there twice.
+        UserError: the file is missing, a line is not `SYMBOL COUNT`, or a symbol is repeated.
     """
     symbols: list[str] = []
     seen = set(SPECIAL)
@@ -42,5 +49,5 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def ids_of(symbols: Iterable[str]) -> dict[str, int]:
-    """Return the ids of a text's symbols; `<s>` in a text is an unknown word, no special token."""
+    """Return the ids of a text's symbols; a literal `<s>` in a text is an unknown word, not a special token."""
     return {symbol: number for number, symbol in enumerate(symbols, start=NSPECIAL) if symbol not in SPECIAL}

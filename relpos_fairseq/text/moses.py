@@ -1,4 +1,13 @@
-"""Normalize, tokenize and detokenize lines as Moses' scripts do, by sacremoses."""
+"""Normalize, tokenize and detokenize lines as Moses' scripts do, by sacremoses, several times faster.
+
+Normalization is Moses' normalize-punctuation.perl: the same substitutions in the same order.  Most lines need none of
+them, so each substitution runs only where the character that it cannot match without is in the line.
+
+Tokenization is Moses' tokenizer.perl -a.  A word of letters and digits alone stays as it is.  A run of other words is
+split in the same way wherever it stands, except that the start of the line before it, the end of the line after it and
+a small letter or a digit that follows it decide about full stops.  So the library tokenizes each run once in each of
+these surroundings, and the result is cached.
+"""
 
 import re
 import unicodedata
@@ -6,49 +15,25 @@ from functools import lru_cache
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-# ---- Normalises a line: Unicode form, control characters, punctuation, spaces.
-# Punctuation is Moses' normalize-punctuation.perl as sacremoses ports it: the same substitutions in
-# the same order. Most lines need none of them, so each substitution runs only where the character
-# that it cannot match without is in the line; the result is the library's.
+from relpos_fairseq.text.dictionary import CONTINUED, WORD_START
 
-
-# Separators that Python or C take for a line's or a word's end become spaces; the rest is removed.
+REMEMBERED = 16_000  # runs whose tokens are cached
+# Lines that the library tokenizes whole: what Normaliser never gives, and words of the library's own inner use.
+UNUSUAL = re.compile("[^\\S ]| {2}|[\x00-\x1f]|^ | $|DOTMULTI")
+# Characters that Python or C take for the end of a line or a word become spaces; invisible ones are removed.
 SEPARATOR = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u061c\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
 )
 UNPRINTABLE = re.compile(f"{SEPARATOR.pattern}|{INVISIBLE.pattern}")
 
-# Where a pattern holds one of these, it cannot match a line without it. Earlier ones are sought
-# first: parentheses and full stops are also regular expressions' own signs.
-LITERALS = (
-    "„",
-    "“",
-    "”",
-    "–",
-    "—",
-    "´",
-    "‘",
-    "’",
-    "‚",
-    "…",
-    "«",
-    "»",
-    "\u00a0",
-    '"',
-    "%",
-    "`",
-    "'",
-    "\\(",
-    "\\)",
-    ":",
-    ";",
-    "\\r",
-)
+# A pattern that holds one of these cannot match a line without it.  Earlier ones are sought first: parentheses and
+# full stops are also syntax of regular expressions.
+LITERALS = tuple("„“”–—´‘’‚…«»\u00a0\"%`'") + ("\\(", "\\)", ":", ";", "\\r")
 
 
 class Normaliser:
-    """Normalises lines of one language (ISO 639-1), which has its own quotation marks."""
+    """Normalizes lines: Unicode form, control characters, spaces, punctuation (of a language by ISO 639-1)."""
 
     def __init__(self, language: str):
         self.rules = []
@@ -71,21 +56,9 @@ class Normaliser:
         """Return the line in NFC, on one line, with single spaces and plain punctuation."""
         if UNPRINTABLE.search(line):
             line = INVISIBLE.sub("", SEPARATOR.sub(" ", line))
-        if not line.isascii():  # after that: a letter and its accent may have been kept apart
+        if not line.isascii():  # after the removal, which may have brought a letter and its accent together
             line = unicodedata.normalize("NFC", line)
         return " ".join(self.punctuation(line).split())
-
-
-# ---- Tokenises as Moses' tokenizer.perl -a does, by sacremoses, several times faster.
-# What the tokenizer does to a word depends on little: a word of letters and digits alone is left as
-# it is, and a run of other words is cut the same wherever it stands, but for whether the line begins
-# before it, ends after it, or goes on with a small letter or a digit (which decide about full stops).
-# So each run is tokenised once for each such surrounding, by the library, and remembered.
-
-
-REMEMBERED = 16_000  # runs
-# Lines that go to the library whole: what Normaliser never gives, and words of its own inner use.
-UNUSUAL = re.compile("[^\\S ]| {2}|[\x00-\x1f]|^ | $|DOTMULTI")
 
 
 class FastMoses:
@@ -119,28 +92,28 @@ class FastMoses:
         return "".join(parts)
 
     def follower(self, first: str) -> str:
-        """Return the word that stands for all that begin as this character does."""
+        """Return a word that decides about a full stop before it as all words with this first character do."""
         if first in self.small:
             return "z"
         return "1" if first in "0123456789" else "Z"
 
     def cut(self, run: str, first: bool, follower: str) -> str:
-        """Tokenise a run: its text, whether the line begins with it, and what follows it."""
+        """Return the tokens of a run of words.
+
+        `first` says that the line begins with the run; `follower` stands for the word after it, "" at the line's end.
+        """
         text = run if first else f"Z {run}"
         tokens = self.by_library(f"{text} {follower}" if follower else text)
         return tokens[0 if first else 2 : len(tokens) - (2 if follower else 0)]
 
 
-# ---- Tokens and units back to plain text.
-
-
-CONTINUES, SPACE = "@@", "▁"
-
-
 class Detokeniser:
-    """Turn a system's line into plain text, of a language by its ISO 639-1 code.
+    """Turns a line of subwords and tokens into plain text.
 
-    `tokenizer` is "moses" or "none"; `units` as in `join_units`.
+    Args:
+        language: ISO 639-1 code.
+        tokenizer: "moses" or "none".
+        units: the kind of subwords, as in `join_subwords`.
     """
 
     def __init__(self, language: str, tokenizer: str, units: str = "auto"):
@@ -148,7 +121,7 @@ class Detokeniser:
         self.units = units
 
     def __call__(self, line: str) -> str:
-        """Return the plain text; of plain text, itself."""
+        """Return the plain text of a line; plain text stays the same."""
         line = join_subwords(line, self.units)
         if self.moses is not None:
             line = self.moses.detokenize(line.split())
@@ -156,12 +129,12 @@ class Detokeniser:
 
 
 def join_subwords(line: str, units: str) -> str:
-    """Join subword units, separated by spaces, to words; words stay as they are.
+    """Join subwords, separated by spaces, to words; words stay as they are.
 
-    `units`: "subword-nmt", "sentencepiece", "none", or "auto" to look at the line.
+    `units` is "subword-nmt", "sentencepiece", "none", or "auto" to decide by the marks in the line.
     """
-    if units == "sentencepiece" or (units == "auto" and line.startswith(SPACE)):
-        return line.replace(" ", "").replace(SPACE, " ").strip() if SPACE in line else line
+    if units == "sentencepiece" or (units == "auto" and line.startswith(WORD_START)):
+        return line.replace(" ", "").replace(WORD_START, " ").strip() if WORD_START in line else line
     if units in ("subword-nmt", "auto"):
-        return f"{line} ".replace(f"{CONTINUES} ", "").rstrip(" ")
+        return f"{line} ".replace(f"{CONTINUED} ", "").rstrip(" ")
     return line

@@ -21,9 +21,9 @@ from relpos_fairseq.data.streams.dataset import (
     find_documents,
     read_block,
 )
-from relpos_fairseq.data.streams.text_level import refuse_unknown_characters, text_level, word_ends
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.tasks.segment_language_modeling import log_units
+from relpos_fairseq.text.levels import refuse_unknown_characters, text_level, word_ends
 
 PAD = 1
 CHEAP = settings(max_examples=40, deadline=None)

@@ -18,7 +18,7 @@ import relpos_fairseq
 
 ROOT = Path(relpos_fairseq.__file__).parent.parent
 USER_DIR = ROOT / "relpos_fairseq"
-PURE = ("attention", "schemes", "data.tokenizers", "engine", "preparation")
+PURE = ("attention", "schemes", "text", "io", "preparation")
 NEED_FAIRSEQ = ("__main__", "plugin")
 SHOW = """
 import json, sys

@@ -22,6 +22,8 @@ from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text, map_lines
 from relpos_fairseq.text import training
 from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser, join_subwords
+from relpos_fairseq.text.tokenizer import SubwordNmt, load_subwords
+from relpos_fairseq.text.training import learn_sentencepiece
 
 LANGUAGES = ("en", "de", "cs", "fr")
 FEW = settings(max_examples=40, deadline=None)
@@ -110,7 +112,7 @@ def test_units_are_subword_nmts_and_join_again(codes, normalisers, line):
     line = normalisers["en"](line)
     with codes.open(encoding="utf-8") as file:
         library = BPE(file)
-    units = subwords.SubwordNmt(codes)(line)
+    units = SubwordNmt(codes)(line)
     assert units == library.process_line(line)
     if "@@" not in line:
         assert join_subwords(units, "subword-nmt") == line == join_subwords(units, "auto")
@@ -122,7 +124,7 @@ def model(tmp_path_factory):
     text = folder / "text"
     characters = "abcdefghijklmnopqrstuvwxyzäé中.,'\"()-&|<>%;:`@0123456789"
     text.write_text("\n".join([" ".join(characters), "the lowest newer wide house"] * 20))
-    subwords.learn_sentencepiece(text, 120, "unigram", folder / "sentencepiece.model")
+    learn_sentencepiece(text, 120, "unigram", folder / "sentencepiece.model")
     assert sorted(path.name for path in folder.iterdir()) == ["sentencepiece.model", "text"]
     return folder / "sentencepiece.model"
 
@@ -131,7 +133,7 @@ def test_sentencepieces_model_does_not_depend_on_where_it_is_made(model, tmp_pat
     (tmp_path / "a,b").mkdir()
     text = tmp_path / "a,b" / "text"
     text.write_bytes(model.with_name("text").read_bytes())
-    subwords.learn_sentencepiece(text, 120, "unigram", tmp_path / "made")
+    learn_sentencepiece(text, 120, "unigram", tmp_path / "made")
     assert (tmp_path / "made").read_bytes() == model.read_bytes()
 
 
@@ -157,7 +159,7 @@ def test_sentencepieces_error_says_which_way_the_size_must_go(kind, lines, size,
 
 def test_sentencepieces_error_comes_from_its_own_process(model, tmp_path):
     with pytest.raises(UserError, match="--vocab-size must be larger: at least"):
-        subwords.learn_sentencepiece(model.with_name("text"), 9, "bpe", tmp_path / "made")
+        learn_sentencepiece(model.with_name("text"), 9, "bpe", tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
 
@@ -176,7 +178,7 @@ def test_the_quickstart_learns_what_units_there_are(tmp_path, text):
 @given(words=st.lists(st.text("abcäé.,'(-|&%@059", min_size=1, max_size=6), max_size=6))
 def test_sentencepiece_joins_again(model, words):
     line = " ".join(words)
-    units = subwords.SentencePiece(model)(line)
+    units = load_subwords("sentencepiece", model)(line)
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert join_subwords(units, "sentencepiece") == library.decode(library.encode(line)) == line
 
@@ -198,7 +200,7 @@ def test_detokenising_by_hand(tokenisers, codes):
     line = "He said: \"It's a well-known (new) house & more\", didn't he?"
     tokens = tokenisers["en"][0](line)
     assert "&apos;s" in tokens and "well @-@ known" in tokens and "&amp;" in tokens
-    assert Detokeniser("en", "moses", "subword-nmt")(subwords.SubwordNmt(codes)(tokens)) == line
+    assert Detokeniser("en", "moses", "subword-nmt")(SubwordNmt(codes)(tokens)) == line
     assert Detokeniser("de", "none", "none")("a@@ b ▁c") == "a@@ b ▁c"
 
 

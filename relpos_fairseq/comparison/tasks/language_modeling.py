@@ -12,7 +12,7 @@ import numpy as np
 from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.scores import pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
-from relpos_fairseq.data import grammar
+from relpos_fairseq.data import corpus
 from relpos_fairseq.io.files import read_json, write_json, write_text
 from relpos_fairseq.io.lines import read_lines
 
@@ -59,14 +59,14 @@ class Characters(Task):
         return tuple(f"{times}x" for times in self.times)
 
     def inputs(self) -> list[Path]:
-        return [self.text] if self.text else sorted(Path(grammar.__file__).parent.glob("*.py"))
+        return [self.text] if self.text else corpus.SOURCES
 
     def make(self, folder: Path) -> None:
         """Write characters as words, and binarise them."""
         if self.text:
             lines = list(read_lines(self.text))
         else:
-            lines = [english for english, _ in grammar.build()["train"]]
+            lines = [english for english, _ in corpus.build()["train"]]
             random.Random(1).shuffle(lines)
         held = max(1, len(lines) // 20)
         raw, parts = folder / "raw", (lines[: -2 * held], lines[-2 * held : -held], lines[-held:])

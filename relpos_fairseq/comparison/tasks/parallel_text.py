@@ -15,11 +15,12 @@ import numpy as np
 from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.tasks.base import Workspace, kind, write_lines
 from relpos_fairseq.comparison.tasks.encoder_decoder import Pair, Pairs, binarise_pairs
-from relpos_fairseq.data import grammar
+from relpos_fairseq.data import corpus
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.text.moses import Detokeniser
+from relpos_fairseq.text.tokenizer import load_sentencepiece
 from relpos_fairseq.text.training import train_sentencepiece_model
 
 # ---- Translation of the user's own text, plain or prepared; BLEU and chrF by sentence length.
@@ -210,11 +211,9 @@ def check_lines(files: dict[tuple[str, str], Path]) -> None:
 
 def cut_into_subwords(files: dict[tuple[str, str], Path], folder: Path) -> None:
     """Train one sentencepiece model on both languages and writes all splits in its units."""
-    import sentencepiece
-
     model = train_subwords([path for (split, _), path in files.items() if split == "train"])
     (folder / "sentencepiece.model").write_bytes(model)
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    processor = load_sentencepiece(model)
     units = folder / "units"
     units.mkdir()
     for (split, language), path in files.items():
@@ -275,8 +274,8 @@ class BuiltIn(Translation):
     pairs_test_long: int = 300
 
     def pairs(self) -> dict[str, list[Pair]]:
-        return grammar.build(self.pairs_seed, self.pairs_train, self.pairs_valid, self.pairs_test, self.pairs_test_long)
+        return corpus.build(self.pairs_seed, self.pairs_train, self.pairs_valid, self.pairs_test, self.pairs_test_long)
 
     def inputs(self) -> list[Path]:
         """Return the grammar's own files: what they say is the data."""
-        return sorted(Path(grammar.__file__).parent.glob("*.py"))
+        return corpus.SOURCES

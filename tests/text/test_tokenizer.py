@@ -243,13 +243,13 @@ def test_bert_folder(tmp_path):
     [
         ({}, "no tokenizer in"),
         ({"tokenizer.json": "{}"}, "no tokenizer.json of the tokenizers library"),
-        ({"sentencepiece.model": "no model"}, "no sentencepiece model"),
+        ({"sentencepiece.model": "no model"}, "is not a sentencepiece model"),
         ({"vocab.txt": "the\nthe\n"}, "names 1 pieces twice"),
         ({"vocab.txt": "the\n"}, r"lacks \[UNK\]"),
-        ({"vocab.json": "[]", "merges.txt": ""}, "is no vocabulary"),
-        ({"vocab.json": "{", "merges.txt": ""}, "is no JSON"),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "a b c\n"}, "is no pair of pieces"),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "a b\n"}, "does not belong to"),
+        ({"vocab.json": "[]", "merges.txt": ""}, "no byte-level BPE of"),
+        ({"vocab.json": "{", "merges.txt": ""}, "no byte-level BPE of"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b c\n"}, "no byte-level BPE of"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b\n"}, "no byte-level BPE of"),
     ],
 )
 def test_broken_folders(tmp_path, files, message):
@@ -267,7 +267,7 @@ def test_broken_folders(tmp_path, files, message):
         ({"kind": "bpe", "texts": []}, "no text"),
         ({"kind": "wordpiece", "vocab_size": 20}, "needs a vocab_size of"),
         ({"kind": "sentencepiece", "texts": []}, "no text"),
-        ({"kind": "sentencepiece", "vocab_size": 5}, "could not be trained with vocab_size 5"),
+        ({"kind": "sentencepiece", "vocab_size": 5}, "vocab_size must be larger: at least"),
         ({"kind": "bpe", "lowercase": True}, "wordpiece's"),
         ({"kind": "bpe", "byte_fallback": True}, "takes no byte_fallback"),
         ({"kind": "bpe", "files": ["x"]}, "either files or texts"),

@@ -1,0 +1,3 @@
+"""What the tests of text share."""
+
+from inference.conftest import prepare_wmt  # noqa: F401
