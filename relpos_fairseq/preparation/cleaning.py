@@ -8,7 +8,7 @@ kept: the pair's hash and numbers of words. `drop_duplicates` joins the shards b
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress, islice, repeat
 from pathlib import Path
@@ -194,6 +194,18 @@ def sampled(total: int, size: int | None, seed: int) -> Iterator[bool]:
         chosen = draw() * remaining < left
         left -= chosen
         yield chosen
+
+
+def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
+    """Write a sample of the pairs, source lines then target lines, to one file, which subwords are learned on.
+
+    Of so many `pairs`, at most `size` are chosen; returns their number.
+    """
+    with open_together(output) as (file,):
+        for path in paths:
+            with path.open("rb") as lines:
+                file.writelines(compress(lines, sampled(pairs, size, seed)))
+    return min(size, pairs)
 
 
 def clean_shard(

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sacrebleu.dataset
 
 from helpers import wmt_text
 from helpers.faulty_server import serve
@@ -530,8 +531,8 @@ def wmt(text, monkeypatch):
             )
 
         monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (corpus("first"), corpus("second")))
-        monkeypatch.setitem(sources.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"))
-        monkeypatch.setitem(sources.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm"))
+        monkeypatch.setitem(sacrebleu.dataset.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"))
+        monkeypatch.setitem(sacrebleu.dataset.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm"))
         quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20, progress=False)
         monkeypatch.setattr(parallel_text, "fetch", quick)
         yield server

@@ -17,7 +17,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from relpos_fairseq.comparison.tasks import parallel_text as quickstart_corpus
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.preparation import cleaning, subwords
+from relpos_fairseq.preparation import cleaning
 from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text, map_lines
 from relpos_fairseq.text import training
@@ -311,7 +311,7 @@ def test_sample_for_units_takes_the_same_lines_of_both_sides(tmp_path):
     paths = (tmp_path / "a", tmp_path / "b")
     for path in paths:
         path.write_text("".join(f"{path.name}{number}\n" for number in range(50)))
-    size = subwords.write_sample(paths, 50, 9, 3, tmp_path / "sample")
+    size = cleaning.write_sample(paths, 50, 9, 3, tmp_path / "sample")
     lines = (tmp_path / "sample").read_text().split()
     numbers = [number for number, chosen in enumerate(sampled(50, 9, 3)) if chosen]
     assert size == 9 and lines == [f"{side}{number}" for side in "ab" for number in numbers]
