@@ -20,12 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
-
-import requests
-import urllib3
-from requests.adapters import HTTPAdapter
-from tqdm import tqdm
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import (
@@ -42,7 +37,11 @@ from relpos_fairseq.io.files import (
     write_text,
 )
 from relpos_fairseq.io.lines import open_binary
+from relpos_fairseq.io.progress import Bar
 from relpos_fairseq.io.progress import progress as progress_of
+
+if TYPE_CHECKING:
+    import requests
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 SHORT_SUFFIXES = {".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"}
@@ -52,7 +51,6 @@ HEADERS = {"Accept-Encoding": "identity", "User-Agent": "relpos-fairseq-prepare"
 BUSY = (429, 500, 502, 503, 504)  # statuses after which a request is worth repeating
 HTML = re.compile(rb"\s*(<!doctype html|<html|<head|<\?xml[^>]*>\s*<!doctype html)", re.IGNORECASE)
 MARKUP = (".html", ".htm", ".xml", ".xhtml")  # files that may begin as a web page does
-NETWORK = (requests.RequestException, urllib3.exceptions.HTTPError)
 
 
 # Archives
@@ -341,7 +339,7 @@ def run_transfers(
         print(f"downloading {names} to {folder}", flush=True)
         sizes = [source.size for source in sources]
         bar = progress_of(total=None if None in sizes else sum(sizes), description="download", unit="B")
-        network = Network(**options, log=tqdm.write, count=bar.update)  # tqdm.write keeps off the bar
+        network = Network(**options, log=Bar.write, count=bar.update)
 
     def work(source: RemoteFile) -> tuple[str, list[str]]:
         return source.name, [] if stop.is_set() else download_from_mirrors(source, folder, stop, hashes, network)
@@ -468,12 +466,15 @@ class Transfer:
 
     def get_all(self) -> None:
         """Request the file until it is complete, later each time a connection breaks; check size and hash."""
+        import requests  # like urllib3, only here and below: it takes longer to import than --help may
+        import urllib3
+
         failures, furthest = 0, self.offset()
         backoff = self.network.backoff
         retry = urllib3.Retry(total=3, backoff_factor=backoff, status_forcelist=BUSY, raise_on_status=False)
         with requests.Session() as session:
             for scheme in ("http://", "https://"):
-                session.mount(scheme, HTTPAdapter(max_retries=retry))
+                session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=retry))
             while True:
                 try:
                     self.get(session)
@@ -497,8 +498,10 @@ class Transfer:
             self.discard()
             raise TransferError(f"got {wrong}")
 
-    def get(self, session: requests.Session) -> None:
+    def get(self, session: "requests.Session") -> None:
         """Send one request, with a Range header if the partial file can be resumed, and append the body."""
+        import requests
+
         offset, headers, timeout = self.offset(), dict(HEADERS), self.network.timeout
         state = read_json(self.state) or {}
         same = state.get("url") == self.url
@@ -528,7 +531,7 @@ class Transfer:
                 raise Broken("the file has changed on the server")
             self.digest = self.digest_of_part(offset)
 
-    def read_headers(self, response: requests.Response, offset: int) -> tuple[int, int | None]:
+    def read_headers(self, response: "requests.Response", offset: int) -> tuple[int, int | None]:
         """Return where the body starts in the file, and the file's size if the server tells it."""
         status, headers = response.status_code, response.headers
         length, start = headers.get("Content-Length"), 0
@@ -550,7 +553,7 @@ class Transfer:
         write_json(self.state, {"url": self.url, "etag": strong, "modified": headers.get("Last-Modified")})
         return start, total
 
-    def write(self, response: requests.Response, start: int, total: int | None) -> None:
+    def write(self, response: "requests.Response", start: int, total: int | None) -> None:
         """Append the body to the part, and hash it on the way."""
         if total is not None:
             require_space(self.target.parent, total - start)
@@ -587,9 +590,12 @@ class Transfer:
 
 def next_block(blocks: Iterator[bytes]) -> bytes | None:
     """Return the next block of a body, None at its end; raise `Broken` where it stalled."""
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
     try:
         return next(blocks, None)
-    except NETWORK as error:
+    except (RequestException, HTTPError) as error:
         raise Broken(reason_of(error)) from error
 
 

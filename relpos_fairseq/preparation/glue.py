@@ -130,9 +130,8 @@ def _encode(
         shortened = sum(sum(map(len, new)) < sum(map(len, old)) for new, old in zip(cut, parts, strict=True))
         return [tuple(np.append(part, EOS) for part in pair) for pair in cut], shortened
 
-    for pairs, shortened in ordered_map(
-        encode, (examples[at : at + CHUNK] for at in range(0, len(examples), CHUNK)), workers
-    ):
+    chunks = (examples[at : at + CHUNK] for at in range(0, len(examples), CHUNK))
+    for pairs, shortened in ordered_map(encode, chunks, workers):
         counts["shortened"] += shortened
         yield from pairs
 

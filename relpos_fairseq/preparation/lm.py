@@ -291,9 +291,8 @@ class LmPreparation(Preparation):
             f"{split} {place}: {path.name}": path for split, paths in read.items() for place, path in enumerate(paths)
         }
         made = sorted({path for stage in self.planned if stage.name not in TEXT for path in stage.outputs})
-        shards = {
-            name.removeprefix(ENCODE): [*counts.pop(name).values()] for name in [*counts] if name.startswith(ENCODE)
-        }
+        encoded = [name for name in counts if name.startswith(ENCODE)]
+        shards = {name.removeprefix(ENCODE): [*counts.pop(name).values()] for name in encoded}
         splits = {}
         for split, parts in shards.items():
             total = Counter()

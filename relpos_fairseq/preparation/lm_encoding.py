@@ -321,7 +321,7 @@ def count_text(parts: Sequence[Part]) -> Counter:
 
 
 def name_unknown(chunk: Chunk, ends: np.ndarray, token: int) -> str:
-    """Name the character that is not in the dictionary, and its place in the file; `token` is its place in the chunk."""
+    """Name the character at place `token` of a chunk, which the dictionary lacks, and its place in the file."""
     number = int(np.searchsorted(ends, token, side="right"))
     place = token - (int(ends[number - 1]) if number else 0)
     part = chunk.parts[number]

@@ -531,8 +531,12 @@ def wmt(text, monkeypatch):
             )
 
         monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (corpus("first"), corpus("second")))
-        monkeypatch.setitem(sacrebleu.dataset.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"))
-        monkeypatch.setitem(sacrebleu.dataset.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm"))
+        tests = (
+            ("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"),
+            ("wmt15", "test.tgz", "test/newstest2015-{}.sgm"),
+        )
+        for test in tests:
+            monkeypatch.setitem(sacrebleu.dataset.DATASETS, test[0], dataset(*test))
         quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20, progress=False)
         monkeypatch.setattr(parallel_text, "fetch", quick)
         yield server
