@@ -62,13 +62,13 @@ def connect_ours() -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from relpos_fairseq.conversion import on_load
-    from relpos_fairseq.inference.checkpoints import hooks, same_text
+    from relpos_fairseq.inference.checkpoints import hooks
     from relpos_fairseq.patches.training import keep_bf16_off_tpu
     from relpos_fairseq.tasks import sentence_pairs
 
     sentence_pairs.supply_segments()
     on_load.convert_on_load()
-    same_text.compare_text_on_load()
+    hooks.compare_text_on_load()
     hooks.save_assets_with_checkpoints()
     hooks.install_text_hub()
     for name in ARCH_CONFIG_REGISTRY:

@@ -1,1 +1,1 @@
-"""Data: what the package makes by itself, and what it reads."""
+"""Data sets: the built-in corpus, streams of text, and questions with long contexts."""

@@ -1,4 +1,16 @@
-"""Cut questions and long contexts into overlapping windows of ids, and predict answers as spans of a context."""
+"""Cut questions and long contexts into overlapping windows of ids, and predict answers as spans of a context.
+
+The windows are those of Devlin et al. 2018 for SQuAD: `<s> question </s> </s> part of the context </s>` (one `</s>`
+between them for BERT's vocabularies), a window every `stride` tokens, and for each token the window in which it has the
+most context around it.  One thing differs: an answer that fits into no window is kept, its first token is a target in
+one window and its last in another, and prediction can join such a span again.
+
+The prediction's rules are those of BERT's run_squad.py (sections 4.2 and 4.3 of the paper).  The best `n_best` starts
+and ends of every window are paired; spans that end before they start or are longer than `max_answer_length` tokens are
+left out; a span's score is the sum of both logits; "no answer" scores as `<s>` in the window where that is least.  A
+span that several windows hold is scored where it has the most context (BERT's script asks that of its first token
+alone); one that no window holds whole takes either logit from the window where that token has the most context.
+"""
 
 from __future__ import annotations
 
@@ -15,56 +27,47 @@ from tqdm import tqdm
 from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.text import Encoding, Tokenizer
 
-# ---- A question and a long context as overlapping windows, and answers as positions in them.
-# Devlin et al. 2018's treatment of SQuAD: `<s> question </s> </s> part of the context </s>` (one
-# `</s>` between them for BERT's vocabularies), windows that begin every `stride` pieces, and for each
-# piece the window in which it has the most context around it.  What differs: an answer that fits into
-# no window is not given up, its first piece is a target in one window and its last in another, and
-# `prediction` can put such a span together again.
-
-
 IGNORED = -1  # a target that the loss leaves out
 NULL = 0  # position of <s>, the target of "no answer here"
 
 
 @dataclass(frozen=True)
 class Context:
-    """A tokenised context."""
+    """A tokenized context of L tokens."""
 
-    ids: np.ndarray  # (L,) numbers of its pieces in the dictionary
-    begins: np.ndarray  # (L,) first character of every piece
-    ends: np.ndarray  # (L,) the character after its last
+    ids: np.ndarray  # (L,) in the dictionary
+    begins: np.ndarray  # (L,) first character of every token
+    ends: np.ndarray  # (L,) the character after its last one
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """First and last piece of a range of characters; None where no piece covers any of it."""
+        """Return the first and last token of a range of characters; None if no token covers any of it."""
         inside = np.flatnonzero((self.ends > start) & (self.begins < end) & (self.begins < self.ends))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a context."""
+    """A part of a context, in tokens."""
 
-    start: int  # its first piece
-    length: int  # how many pieces
+    start: int  # the first token
+    length: int
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
-    def holds(self, piece: int) -> bool:
-        return self.start <= piece < self.end
+    def holds(self, token: int) -> bool:
+        return self.start <= token < self.end
 
     def surroundings(self, first: int, last: int) -> float:
-        """How much context a span of pieces has here: the smaller side's, as BERT's script."""
+        """Return how much context a span of tokens has here: that of its smaller side, as in BERT's script."""
         return min(first - self.start, self.end - 1 - last) + 0.01 * self.length
 
 
 def windows(length: int, room: int, stride: int) -> tuple[Window, ...]:
-    """Windows over `length` pieces, `room` pieces at most, a new one every `stride` pieces.
+    """Return windows of at most `room` tokens over `length` tokens, one every `stride` tokens.
 
-    Every piece is in some window, also where `stride` is larger than `room`; an empty context has
-    one empty window.
+    Every token is in a window, even if `stride` is larger than `room`; an empty context has one empty window.
     """
     found = []
     start = 0
@@ -77,23 +80,22 @@ def windows(length: int, room: int, stride: int) -> tuple[Window, ...]:
 
 
 def best_window(spans: Sequence[Window], first: int, last: int) -> int | None:
-    """The window in which a span of pieces has the most context; None if no window holds it."""
+    """Return the number of the window in which a span of tokens has the most context; None if no window holds it."""
     holding = [n for n, one in enumerate(spans) if one.holds(first) and one.holds(last)]
     return max(holding, key=lambda n: (spans[n].surroundings(first, last), -n), default=None)
 
 
 def targets(spans: Sequence[Window], answer: tuple[int, int] | None, offset: int):
-    """What each window has to predict.
+    """Return what each window has to predict.
 
     Args:
         spans: a context's windows.
-        answer: the answer's first and last piece; None for an unanswerable question.
-        offset: position of a window's first context piece in its sample.
+        answer: the answer's first and last token; None for an unanswerable question.
+        offset: position of a window's first context token in its sample.
 
     Returns:
-        A (start, end) pair of positions for every window: the answer's; `NULL` twice where the
-        window does not hold it all; and where no window does, `IGNORED` beside the half that the
-        window holds.
+        A (start, end) pair of positions for every window: the answer's; `NULL` twice if the window does not hold the
+        whole answer but another one does; if none does, `IGNORED` beside the end that the window holds.
     """
     if answer is None:
         return [(NULL, NULL)] * len(spans)
@@ -113,8 +115,7 @@ def targets(spans: Sequence[Window], answer: tuple[int, int] | None, offset: int
     return found
 
 
-# ---- Questions and contexts as numbers of a fairseq dictionary.
-
+# Samples: tokenized questions with the windows of their contexts
 
 logger = logging.getLogger(__name__)
 LONG_QUESTION = ("fail", "truncate", "drop")
@@ -125,12 +126,11 @@ _AT_ONCE = 256
 class Shape:
     """How a question and a part of its context become one sample."""
 
-    tokens_per_sample: int = 512  # a sample's tokens at most, special ones included
-    doc_stride: int = 128  # pieces from one window's beginning to the next's
-    max_query_length: int = 64  # a question's pieces at most
+    tokens_per_sample: int = 512  # tokens of a sample at most, special ones included
+    doc_stride: int = 128  # tokens from the start of a window to that of the next
+    max_query_length: int = 64  # tokens of a question at most
     separators: int = 2  # `</s>` between question and context: RoBERTa's two, or BERT's one
-    # `fail`, `truncate`, or `drop` the question (from training; where questions are counted it is
-    # truncated)
+    # "fail", "truncate" or "drop" the question; evaluation counts every question, and truncates instead of dropping
     on_long_question: str = "fail"
 
     def __post_init__(self) -> None:
@@ -146,27 +146,27 @@ class Shape:
             raise ValueError(f"separators must be 1 or 2, got {self.separators}")
 
     def offset(self, question: np.ndarray) -> int:
-        """Position of a window's first context piece: after `<s> question </s> </s>`."""
+        """Return the position of a window's first context token: after `<s> question </s> </s>`."""
         return 1 + len(question) + self.separators
 
     def room(self, question: np.ndarray) -> int:
-        """Context pieces that fit beside a question."""
+        """Return how many context tokens fit beside a question."""
         return self.tokens_per_sample - self.offset(question) - 1
 
 
 @dataclass
 class EncodedFile:
-    """A file's questions, tokenised."""
+    """The tokenized questions of a file."""
 
     source: QuestionFile
     contexts: list[Context]
     questions: list[Question]
-    asked: list[np.ndarray]  # for each of them its pieces' numbers
-    spans: list[tuple[Window, ...]]  # for each of them its windows
+    asked: list[np.ndarray]  # the ids of each question
+    spans: list[tuple[Window, ...]]  # the windows of each question
     shape: Shape  # how samples are made
 
     def answer(self, index: int) -> tuple[int, int] | None:
-        """First and last piece of a question's first gold answer; None where it has none."""
+        """Return the first and last token of a question's first gold answer; None if it has none."""
         question = self.questions[index]
         for answer in question.answers:
             text = answer.text
@@ -178,13 +178,13 @@ class EncodedFile:
 
 
 class QuestionEncoder:
-    """Tokenises files of questions; a dictionary that lacks the tokenizer's pieces is refused.
+    """Tokenizes files of questions; a dictionary that lacks the tokenizer's symbols is refused.
 
     Args:
         tokenizer: the tokenizer.
         dictionary: fairseq's dictionary of the model.
         shape: how samples are made.
-        name: the dictionary in the words of an error.
+        name: what errors call the dictionary.
     """
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Any, shape: Shape, name: str = "dict.txt"):
@@ -194,15 +194,15 @@ class QuestionEncoder:
         self.shape = shape
 
     def encode(self, source: QuestionFile, training: bool) -> EncodedFile:
-        """Tokenise a file.
+        """Tokenize a file.
 
         Args:
             source: the file.
-            training: leave out questions whose answer is nowhere, which teach nothing, and those
-                that `drop` drops; an evaluation has every question of its file.
+            training: leave out questions whose answer is in no context, which teach nothing, and those that "drop"
+                drops; an evaluation has every question of its file.
 
         Raises:
-            ValueError: a question that is too long, or leaves no room for context.
+            ValueError: a question is too long, or leaves no room for context.
         """
         contexts = [self._context(one) for one in self._encodings(source.contexts, f"{source.path.name}")]
         encoded = EncodedFile(source, contexts, [], [], [], self.shape)
@@ -269,29 +269,21 @@ class QuestionEncoder:
         return Context(self._numbers(encoding), offsets[:, 0].copy(), offsets[:, 1].copy())
 
 
-# ---- Answers out of start and end logits: n-best spans, the null score, the text.
-# The rules are those of BERT's run_squad.py (Devlin et al. 2018, section 4.2-4.3): the best `n_best`
-# starts and ends of every window are paired, spans that end before they start or are longer than
-# `max_answer_length` pieces are left out, the score is the sum of both logits, and "no answer" scores
-# as `<s>` in the window where that is least.  A span that several windows hold is scored where it has
-# the most context (BERT's script asks that of its first piece alone), and one that no window holds
-# whole takes either logit from the window where that piece has the most context.
+# Answers from logits
 
 
 @dataclass(frozen=True)
 class PredictionOptions:
     """How spans are chosen."""
 
-    # how many answers are kept, and how many starts and ends of a window are paired
-    n_best: int = 20
-    max_answer_length: int = 30  # an answer's pieces at most
-    # "no answer" is predicted where its score exceeds the best answer's by more
-    null_threshold: float = 0.0
+    n_best: int = 20  # answers that are kept, and starts and ends of a window that are paired
+    max_answer_length: int = 30  # tokens of an answer at most
+    null_threshold: float = 0.0  # "no answer" is predicted if its score exceeds the best answer's by more
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A predicted answer: text (empty: none), both logits and its probability among the n best."""
+    """A predicted answer: its text (empty: no answer), logits, and probability among the n best."""
 
     text: str
     start_logit: float
@@ -305,15 +297,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted for a question."""
+    """The prediction for a question."""
 
-    best: str  # the best answer that is one; empty where there is no span at all
+    best: str  # the best span's text; empty if there is no span
     odds: float  # score of "no answer" minus the best answer's
-    # the prediction: `best`, or empty where "no answer" may win and its odds are above the
-    # threshold
-    text: str
-    # the best answers, best first, with probabilities
-    n_best: list[Answer] = field(default_factory=list)
+    text: str  # the prediction: `best`, or empty if "no answer" may win and its odds are above the threshold
+    n_best: list[Answer] = field(default_factory=list)  # best first, with probabilities
 
 
 def predict(
@@ -325,16 +314,15 @@ def predict(
     nulls: Sequence[float] | None,
     options: PredictionOptions,
 ) -> Prediction:
-    """The answer to a question from the logits of all its windows.
+    """Return the answer to a question from the logits of all its windows.
 
     Args:
-        context: the tokenised context.
+        context: the tokenized context.
         text: the context's characters.
-        spans: its windows, W of them.
-        starts: for each window the start logits of its context pieces (length,).
-        ends: the same of end logits.
-        nulls: for each window the sum of both logits of `<s>`; None where every question has an
-            answer.
+        spans: its windows.
+        starts: for each window the start logits (length,) of its context tokens.
+        ends: their end logits.
+        nulls: for each window the sum of both logits of `<s>`; None if every question has an answer.
         options: how spans are chosen.
     """
     chosen: dict[str, Answer] = {}
@@ -360,7 +348,7 @@ def predict(
 def _candidates(
     spans: Sequence[Window], starts: Sequence[np.ndarray], ends: Sequence[np.ndarray], options: PredictionOptions
 ) -> Iterator[tuple[float, int, int, float, float]]:
-    """(score, first piece, last piece, start logit, end logit) of the spans worth looking at."""
+    """Yield the spans to rank: score, first token, last token, start logit, end logit."""
     seen = set()
     tops = [
         (_top(one, options.n_best) + span.start, _top(other, options.n_best) + span.start)
@@ -387,7 +375,7 @@ def _candidates(
 
 
 def _top(logits: np.ndarray, count: int) -> np.ndarray:
-    """Positions of the highest logits; the earlier of equals."""
+    """Return the positions of the highest logits, the earlier one of equal logits first."""
     return np.argsort(-logits, kind="stable")[:count]
 
 

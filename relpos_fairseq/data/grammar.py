@@ -127,13 +127,12 @@ ADJECTIVES = _pairs(
     "small: klein, big: groß, old: alt, young: jung, new: neu, red: rot, black: schwarz, beautiful: schön,"
     "friendly: freundlich, famous: berühmt"
 )
-ADJECTIVES_OF = {
-    "human": "small big old young friendly famous beautiful".split(),
-    "animal": "small big old young black friendly beautiful".split(),
-    "thing": "small big old new red black beautiful".split(),
-    "open": "small big old new red black".split(),
-    "place": "small big old new beautiful famous".split(),
-}
+_ADJECTIVES_OF = _pairs(
+    "human: small big old young friendly famous beautiful, animal: small big old young black friendly beautiful,"
+    "thing: small big old new red black beautiful, open: small big old new red black,"
+    "place: small big old new beautiful famous"
+)
+ADJECTIVES_OF = {kind: adjectives.split() for kind, adjectives in _ADJECTIVES_OF.items()}
 TIMES = _pairs(
     "today: heute, now: jetzt, often: oft, yesterday: gestern, tomorrow: morgen, every day: jeden Tag,"
     "in the evening: am Abend"
@@ -226,18 +225,6 @@ class Sentence:
     second: Sentence | None = None
 
 
-def np(head: str, det: str = "the", *adjectives: str, plural=False, relative=None, conjunct=None) -> NP:
-    """Return a noun phrase of an English singular noun, or of a pronoun's subject form."""
-    if head in PRONOUNS:
-        return NP(pronoun=head)
-    return NP(NOUNS[head], "", det, plural, adjectives, relative, conjunct)
-
-
-def clause(subject: NP, verb: str, **features: object) -> Clause:
-    """Return a clause of a subject, a verb by its name ("pick up") and other fields of `Clause`."""
-    return Clause(subject, VERBS[verb], **features)  # type: ignore[arg-type]
-
-
 # English word order
 
 
@@ -250,10 +237,9 @@ def _en_np(phrase: NP, subject: bool = False) -> list[str]:
     det = "these" if phrase.plural and phrase.det == "this" else phrase.det
     words.insert(0, "an" if det == "a" and words[0][0] in "aeiou" else det)
     if phrase.relative is not None:
-        pronoun = ["in", "which"] if phrase.relative.role == "place" else ["that"]
-        if phrase.relative.role != "place" and phrase.noun.kind == "human":
-            pronoun = ["who"]
-        words += pronoun + _en_clause(phrase.relative.clause)
+        pronoun = "who" if phrase.noun.kind == "human" else "that"
+        words += ["in", "which"] if phrase.relative.role == "place" else [pronoun]
+        words += _en_clause(phrase.relative.clause)
     return words + (["and", *_en_np(phrase.conjunct, subject)] if phrase.conjunct is not None else [])
 
 

@@ -1,4 +1,8 @@
-"""Read questions from SQuAD v1.1, SQuAD v2.0, XQuAD, MLQA and TyDiQA-GoldP files (one format)."""
+"""Read questions from SQuAD v1.1, SQuAD v2.0, XQuAD, MLQA and TyDiQA-GoldP files (one format).
+
+Errors name the file and the id.  A file that is not of SQuAD's format is an error; an answer whose text does not stand
+at its offset is counted and, by choice, kept, dropped or an error.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.text.tokenizer import require_characters
-
-# ---- Read questions from SQuAD v1.1, SQuAD v2.0, XQuAD, MLQA and TyDiQA-GoldP files (one format).
-# Everything wrong is named with its file and id: what is not SQuAD's JSON at all is an error; an
-# answer whose text does not stand at its offset is counted and, by choice, kept, dropped or an error.
-
 
 logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
@@ -39,7 +38,7 @@ _TYDI = re.compile(f"({'|'.join(_TYDI_CODES)})-")
 
 @dataclass(frozen=True)
 class Answer:
-    """A gold answer: its text and the character of the context at which it begins."""
+    """A gold answer: its text, and the character of the context at which it begins."""
 
     text: str
     start: int
@@ -49,30 +48,30 @@ class Answer:
 class Question:
     """A question about a context."""
 
-    id: str  # its id, unique in a file
+    id: str  # unique in a file
     text: str
     context: int  # number of the context in its file
-    # gold answers that stand at their offsets; empty for an unanswerable question
+    # gold answers that stand at their offsets; none for an unanswerable question
     answers: tuple[Answer, ...]
-    gold: tuple[str, ...]  # texts of all gold answers of the file, which the metric compares with
-    answerable: bool = True  # whether it has an answer
+    gold: tuple[str, ...]  # texts of all its gold answers in the file, which the metric compares with
+    answerable: bool = True
     article: int = 0  # number of the article in its file
-    language: str = ""  # where the id says it (TyDiQA), else empty
+    language: str = ""  # if the id names it (TyDiQA), else empty
 
 
 @dataclass
 class QuestionFile:
-    """A file's questions."""
+    """The questions and contexts of a file."""
 
     path: Path
-    contexts: list[str] = field(default_factory=list)  # the contexts' texts
-    questions: list[Question] = field(default_factory=list)  # the questions in the file's order
-    # ids whose answer's text is not at its offset, and what stands there
+    contexts: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)  # in the file's order
+    # for each answer whose text is not at its offset: the id, and the text at that offset
     bad_answers: list[str] = field(default_factory=list)
 
     @property
     def unanswerable(self) -> bool:
-        """Whether some question has no answer, as in SQuAD v2.0."""
+        """True if a question has no answer, as in SQuAD v2.0."""
         return any(not question.answerable for question in self.questions)
 
     @property
@@ -81,12 +80,12 @@ class QuestionFile:
 
 
 def split_name(path: str | Path) -> str:
-    """What a file of questions is called: its name without .json or .json.gz."""
+    """Return a file's name without .json or .json.gz."""
     return Path(path).name.removesuffix(".gz").removesuffix(".json")
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file, plain or .gz; what cannot be read is a ValueError that names it."""
+    """Return the JSON of a file, plain or .gz; the error of one that cannot be read names it."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -103,13 +102,13 @@ def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFil
 
     Args:
         path: the .json or .json.gz.
-        on_bad_answer: what to do with an answer whose text is not at its offset: `drop` the answer,
-            `keep` it at the nearest place where the text does stand (dropped where it stands
-            nowhere), or `fail`.  The metric always compares with the answer's text as given.
+        on_bad_answer: what to do with an answer whose text is not at its offset: "drop" the answer, "keep" it at the
+            nearest place of its text (dropped if there is none), or "fail".  The metric always compares with the
+            answer's text as given.
 
     Raises:
-        ValueError: not SQuAD's format, a duplicated id, an answerable question without an answer,
-            or a bad answer and `fail`.
+        ValueError: the file is not of SQuAD's format, repeats an id, has an answerable question without an answer, or
+            has a bad answer and `on_bad_answer` is "fail".
     """
     if on_bad_answer not in BAD_ANSWER:
         raise ValueError(f"on_bad_answer must be one of {BAD_ANSWER}, got {on_bad_answer!r}")
@@ -212,7 +211,7 @@ def _question(entry: Any, found: QuestionFile, article: int, where: str, on_bad_
 
 
 def _placed(answer: Answer, found: QuestionFile, name: str, on_bad_answer: str) -> Answer | None:
-    """The answer where its text stands; None where it is dropped."""
+    """Return an answer at the place of its text; None if it is dropped."""
     context = found.contexts[-1]
     start, end = answer.start, answer.start + len(answer.text)
     if start >= 0 and answer.text.strip() and context[start:end] == answer.text:

@@ -1,1 +1,1 @@
-"""What was trained is used: raw text in, raw text out.  Only `checkpoints/` needs fairseq."""
+"""Use trained models on raw text.  Only `checkpoints/` needs fairseq."""

@@ -1,4 +1,4 @@
-"""What the commands have in common: lines of a file or of standard input, and what is written."""
+"""Run `relpos translate`, `sample`, `fill` and `answer`: lines of a file or standard input in, lines or JSON out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines_of(path: Path | None) -> Iterator[str]:
 
 @contextmanager
 def writer(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """Give a function that writes a line: to standard output at once, or to a whole file."""
+    """Yield a function that writes a line: at once to standard output, or to a file that appears when it is whole."""
     if path is None:
         yield lambda line: print(line, flush=True)
         return
@@ -46,7 +46,7 @@ def as_json(value: Any) -> str:
 
 
 def quietly() -> None:
-    """Leave fairseq's reports of loading out of what a user reads; warnings stay."""
+    """Silence fairseq's log of loading a model; warnings stay."""
     for name in ("fairseq", "relpos_fairseq"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -144,11 +144,7 @@ def answer_questions(args: Any) -> None:
 
 
 def _context(given: str) -> str:
-    """The text of a file, of standard input, or as it was given.
-
-    Raises:
-        UserError: one word, and no such file.
-    """
+    """Return the text of a file, of standard input, or the argument itself; a lone word must be a file."""
     if given == "-" or Path(given).is_file():
         return "\n".join(lines_of(Path(given)))
     if not any(char.isspace() for char in given):

@@ -1,4 +1,4 @@
-"""The model card beside checkpoints and exports: what is known of a model, and nothing else."""
+"""Write the model card beside checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FILE = "MODEL_CARD.md"
 
 
 def write_card(folder: Path, facts: Mapping[str, object], command: str, manifest: Path) -> None:
-    """Write the card of a training: what is known of the model, its command and its data.
+    """Write the card of a training: facts about the model under their names, the command, and the data's manifest.
 
-    Facts stand under their names; a manifest of the data that is not there is left out.
+    The data are left out if they have no manifest.
     """
     parts = ["# Model card", _rows(facts), "## Command", f"```\n{command}\n```"]
     data = read_json(manifest)
@@ -40,7 +40,7 @@ def write_card(folder: Path, facts: Mapping[str, object], command: str, manifest
 
 
 def write_export_card(checkpoint: Path, folder: Path, format: str, facts: Mapping[str, object]) -> None:
-    """Write the card of an export: what the export knows, then the checkpoint's own card."""
+    """Write the card of an export: the export's facts, then the checkpoint's own card."""
     parts = [f"# Model card: {format} of {checkpoint.name}", _rows(facts)]
     own = checkpoint.parent / FILE
     if own.is_file():
@@ -50,6 +50,6 @@ def write_export_card(checkpoint: Path, folder: Path, format: str, facts: Mappin
 
 
 def _rows(facts: Mapping[str, object]) -> str:
-    """A table of names and values."""
+    """Return a table of names and values."""
     rows = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.items()]
     return table([(name, value.replace("|", "\\|")) for name, value in rows], ("", "value"))

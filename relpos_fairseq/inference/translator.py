@@ -1,4 +1,4 @@
-"""Lines in, lines out, for whatever translates symbols: sorted by length, and in order again.
+"""Translate lines of text with anything that translates symbols: in batches sorted by length, and in order again.
 
 A `Translator` is a checkpoint (`checkpoints/beam.py`), or an export that another engine runs;
 `export/translators.py` tells them apart.
@@ -18,11 +18,7 @@ from relpos_fairseq.text.assets import Text
 
 @dataclass(frozen=True)
 class Search:
-    """How translations are sought; names, meanings and defaults are fairseq-generate's.
-
-    Raises:
-        ValueError: a number is too small.
-    """
+    """Options of beam search, with fairseq-generate's names, meanings and defaults."""
 
     beam: int = 5
     nbest: int = 1
@@ -50,12 +46,12 @@ class Hypothesis:
 
 
 class Translator(Protocol):
-    """What translates symbols.
+    """A model that translates sentences in symbols.
 
     Attributes:
-        source: text of the source language.
-        target: text of the target language.
-        longest: most symbols of a source sentence, `</s>` not counted, or None.
+        source: the source language's text, to symbols and back.
+        target: the target language's.
+        longest: the most symbols of a source sentence, `</s>` not counted, or None.
     """
 
     source: Text
@@ -78,13 +74,13 @@ class Translated:
 
 @dataclass(frozen=True)
 class Batching:
-    """How lines are put together.
+    """How lines are batched.
 
     Attributes:
         max_tokens: symbols of a batch, padding and `</s>` included.
         max_sentences: sentences of a batch.
         buffer: lines that are read and sorted at a time.
-        cut: whether a sentence that is too long is cut; else it is an error.
+        cut: cut a sentence that is too long; else it is an error.
     """
 
     max_tokens: int = 4096
@@ -94,7 +90,7 @@ class Batching:
 
 
 def translate(translator: Translator, lines: Iterable[str], search: Search, batching: Batching) -> Iterator[Translated]:
-    """Translate lines of any number, in their order; an empty line's translation is empty."""
+    """Translate a stream of lines and yield the results in order; an empty line's translation is empty."""
     lines, done = iter(lines), 0
     with progress(description="translate", unit="lines") as bar:
         while chunk := list(islice(lines, batching.buffer)):
@@ -128,7 +124,7 @@ def _chunk(
 
 
 def batches(lengths: Sequence[int], batching: Batching) -> Iterator[list[int]]:
-    """Numbers of sentences, longest first, in batches; what is empty is in none."""
+    """Yield batches of sentence numbers, longest sentences first; empty sentences are in no batch."""
     batch: list[int] = []
     width = 0
     for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):

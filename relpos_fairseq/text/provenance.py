@@ -1,6 +1,6 @@
-"""What a checkpoint was trained with: hashes of its dictionaries and units, kept in it and compared on loading.
+"""Hash the dictionaries and subwords of a training, keep the hashes in its checkpoints, and compare them on loading.
 
-A dictionary of the same size in another order, or other merges, give nonsense without an error.
+Without that, a dictionary of the same size in another order, or other merges, give nonsense and no error.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ MANIFEST = "manifest.json"
 
 
 def record(task: Any, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
-    """Return what a checkpoint of a training keeps.
+    """Return the hashes that a checkpoint of a training keeps.
 
     Args:
         task: the training's, with its dictionaries.
-        files: the files of its text by their names, as `beside.files_of` returns them.
+        files: the files of its text by their names, as `assets.asset_files` returns them.
     """
     return {"dictionaries": of_task(task), "files": of_files(files)}
 
 
 def of_task(task: Any) -> dict[str, str]:
-    """Return the hashes of the dictionaries of a task's source and target, as far as it has them."""
+    """Return the hashes of the dictionaries of a task's source and target, if it has them."""
     found = {}
     for side in SIDES:
         try:
@@ -42,9 +42,9 @@ def of_task(task: Any) -> dict[str, str]:
 
 
 def of_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the hashes of a text's files by their names: of dict.txt its symbols, without their counts.
+    """Return the hashes of a text's files by their names; of a dict.txt, of its symbols without their counts.
 
-    The manifest has versions of packages, which change nothing, and is left out.
+    The manifest is left out: it names versions of packages, which do not change the text.
     """
     return {name: _of_file(path) for name, path in files.items() if name != MANIFEST}
 
@@ -65,7 +65,7 @@ def of_symbols(symbols: Iterable[str | bytes]) -> str:
 
 
 def read(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return what a checkpoint keeps; nothing where it is older, or where a stranger wrote something else."""
+    """Return the hashes that a checkpoint keeps; none if it is older or holds something else under their name."""
     kept = state.get(KEY)
     if not isinstance(kept, Mapping):
         return {}
@@ -73,24 +73,20 @@ def read(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def differing(kept: Mapping[str, Mapping[str, str]], files: Mapping[str, Path]) -> list[str]:
-    """Return the names of files that are not what a checkpoint was trained with; one that is absent does not count."""
+    """Return the names of files that differ from those of a checkpoint's training; absent files do not count."""
     known = kept.get("files", {})
     found = of_files({name: path for name, path in files.items() if name in known})
     return sorted(name for name in found if found[name] != known[name])
 
 
 def differing_sides(kept: Mapping[str, Mapping[str, str]], task: Any) -> list[str]:
-    """Return the sides whose dictionary in a task is not the one that a checkpoint was trained with."""
+    """Return the sides whose dictionary in a task differs from that of a checkpoint's training."""
     known, found = kept.get("dictionaries", {}), of_task(task)
     return [side for side in SIDES if side in known and side in found and known[side] != found[side]]
 
 
 def check_task(state: Mapping[str, Any], task: Any, path: Path | str) -> None:
-    """Compare a loaded checkpoint with the dictionaries that a task has read.
-
-    Raises:
-        UserError: another dictionary.
-    """
+    """Refuse a loaded checkpoint that was trained with other dictionaries than a task has read."""
     if sides := differing_sides(read(state), task):
         data = getattr(getattr(task, "cfg", None) or getattr(task, "args", None), "data", None)
         raise UserError(

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, write_bytes
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.dictionary import UNKNOWN
 from relpos_fairseq.text.tokenizer import (
     LibraryTokenizer,
@@ -35,7 +35,6 @@ from relpos_fairseq.text.tokenizer import (
 
 logger = logging.getLogger(__name__)
 KINDS = ("bpe", "wordpiece", "sentencepiece")
-SECONDS_BETWEEN_LOG_LINES = 30.0
 LONGEST_SENTENCE = 1 << 16  # bytes; sentencepiece leaves longer lines out of its training
 TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. .*<= (\d+)")
@@ -119,22 +118,15 @@ class Spool:
 
 
 class Counted:
-    """Texts that are counted while they are read: a progress bar on a terminal, else a log line now and then."""
+    """Texts that are counted while they are read, with a progress bar or sparse log lines."""
 
     def __init__(self, texts: Iterable[str]):
         self.texts = texts
         self.count = 0
 
     def __iter__(self) -> Iterator[str]:
-        from tqdm import tqdm
-
-        last = time.monotonic()
-        shown = sys.stderr.isatty()
-        for text in tqdm(self.texts, "texts read", unit="", disable=not shown, leave=False):
+        for text in progress(self.texts, description="texts read", unit="texts"):
             self.count += 1
-            if not shown and time.monotonic() - last > SECONDS_BETWEEN_LOG_LINES:
-                last = time.monotonic()
-                logger.info("tokenizer: %d texts read", self.count)
             yield text
 
     def require_some(self) -> None:
@@ -253,6 +245,7 @@ def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any
     settings = {
         "model_type": "unigram",
         "character_coverage": 0.9995,
+        "normalization_rule_name": "nmt_nfkc",
         "num_threads": 4,
         "hard_vocab_limit": False,  # small text may give fewer tokens
         **{"unk_id": 0, "bos_id": -1, "eos_id": -1, "pad_id": -1},
@@ -289,6 +282,7 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
                 "--vocab-size",
                 model_type=kind,
                 num_threads=1,
+                input_sentence_size=0,  # the default, kept because the model's file records what is given
                 hard_vocab_limit=False,
                 shuffle_input_sentence=False,
             )

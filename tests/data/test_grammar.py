@@ -11,7 +11,7 @@ import pytest
 
 from helpers import ROOT
 from relpos_fairseq.data.corpus import Corpus, GrammarError, Sampler, build, write
-from relpos_fairseq.data.grammar import NP, PP, Clause, Relative, Sentence, clause, np, translate
+from relpos_fairseq.data.grammar import NOUNS, NP, PP, PRONOUNS, VERBS, Clause, Relative, Sentence, translate
 
 SIZES = {"train": 1500, "valid": 100, "test": 100, "test_long": 60}
 KNOWN = [
@@ -19,7 +19,20 @@ KNOWN = [
     "my children run .",
     "the old horses have heard the bird and the mouse .",
 ]
-SCRIPT = ROOT / "scripts" / "make_corpus.py"
+COMMAND = (sys.executable, "-m", "relpos_fairseq.cli", "corpus")
+
+
+def np(head: str, det: str = "the", *adjectives: str, plural=False, relative=None, conjunct=None) -> NP:
+    """A noun phrase of an English singular noun, or of a pronoun's subject form."""
+    if head in PRONOUNS:
+        return NP(pronoun=head)
+    return NP(NOUNS[head], "", det, plural, adjectives, relative, conjunct)
+
+
+def clause(subject: NP, verb: str, **features: object) -> Clause:
+    """A clause of a subject, a verb by its name ("pick up") and other fields of `Clause`."""
+    return Clause(subject, VERBS[verb], **features)
+
 
 MAN, WOMAN, DOG, CAT, DOOR, BOOK = map(np, ("man", "woman", "dog", "cat", "door", "book"))
 HE, SHE, THEY = map(np, ("he", "she", "they"))
@@ -370,9 +383,8 @@ def test_failed_write_leaves_old_files(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command in a process of its own."""
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 SMALL = ("--train", 300, "--valid", 5, "--test", 5, "--test-long", 2)

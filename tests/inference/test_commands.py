@@ -287,7 +287,7 @@ def test_training_says_what_it_could_not_copy(translation, monkeypatch, tmp_path
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hooks, "copy_text", refuse)
+    monkeypatch.setattr(hooks, "copy_assets", refuse)
     data = translation[0].parent.parent / "moved" / "data-bin"
     said = train_translation(SimpleNamespace(binary=data), tmp_path, "--max-update", "1")
     assert (tmp_path / "checkpoint_last.pt").is_file()

@@ -1,4 +1,15 @@
-"""Cut a long text into contiguous rows and blocks, read them in order, and carry memory from block to block."""
+"""Cut a long text into contiguous rows and blocks, read them in order, and carry memory from block to block.
+
+A split is one stream of N tokens.  Token t > 0 is predicted from the tokens before it, so there are N - 1 predictions.
+They are dealt to R rows as evenly as possible (the first rows have one more), each row a contiguous part.  A row is
+read in blocks of T tokens: the block at p has inputs [p, p + T) and targets [p + 1, p + T + 1).  A row's first input is
+the last target of the row before: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows
+that have ended are padded.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch
+size.)
+
+With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows: W processes with B
+rows see what one process with B W rows sees.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +27,10 @@ from torch import Tensor
 
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
-# ---- Contiguous streams: how a long text is cut into rows and blocks without losing a token.
-# A split is one stream of N tokens.  Token t > 0 is predicted from what stands before it, so there
-# are N - 1 predictions; they are dealt to R rows as evenly as possible (the first rows have one
-# more), each row a contiguous piece.  A row is read in blocks of T tokens: the block at p has inputs
-# [p, p + T) and targets [p + 1, p + T + 1).  A row's first input is the token that the row before
-# predicted last: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows
-# that have ended are padding.  (fairseq's truncated_bptt trims the remainder, and so counts
-# other tokens at every batch size.)
-#
-# With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows:
-# W processes with B rows see what one process with B W rows sees.
-
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Which tokens of a stream each row and each block reads."""
+    """The tokens of a stream that each row and each block reads."""
 
     tokens: int  # tokens of the stream, N
     rows: int  # rows of all processes together, R
@@ -55,33 +54,33 @@ class StreamPlan:
 
     @property
     def predictions(self) -> int:
-        """Targets of the whole stream: every token but the first."""
+        """The number of targets of the whole stream: every token but the first."""
         return self.tokens - 1
 
     @property
     def seams(self) -> int:
-        """Places where a row begins inside the stream, without the context before it."""
+        """The number of rows that begin inside the stream, without the context before them."""
         return min(self.rows, self.predictions) - 1
 
     @property
     def steps(self) -> int:
-        """Blocks a row, padding included."""
+        """The number of blocks of a row, padding included."""
         return -(-self.row_length(0) // self.block)
 
     def row_start(self, row: int) -> int:
-        """Position of a row's first input."""
+        """Return the position of a row's first input."""
         return row * (self.predictions // self.rows) + min(row, self.predictions % self.rows)
 
     def row_length(self, row: int) -> int:
-        """Predictions of a row; 0 where there are more rows than predictions."""
+        """Return the number of predictions of a row; 0 for rows beyond the number of predictions."""
         return self.predictions // self.rows + (row < self.predictions % self.rows)
 
     def width(self, step: int) -> int:
-        """Tokens of the longest row at a step: T, but for the last."""
+        """Return the number of tokens of the longest row at a step: T, or fewer at the last step."""
         return min(self.block, self.row_length(0) - step * self.block)
 
     def span(self, step: int, row: int) -> tuple[int, int]:
-        """First input and end of a row's block; targets are one further."""
+        """Return the start and the end of a row's inputs at a step; targets are one position later."""
         start, length = self.row_start(row), self.row_length(row)
         first = min(step * self.block, length)
         return start + first, start + min(first + self.block, length)
@@ -94,15 +93,15 @@ class Block:
     inputs: Tensor  # (B, width) token ids, right-padded
     targets: Tensor  # (B, width), `pad` where nothing is predicted
     lengths: Tensor  # (B,) tokens a row
-    starts: Tensor | None  # (B, width) bool, inputs that begin a document; None without documents
+    starts: Tensor | None  # (B, width) bool, True where an input begins a document; None without documents
 
 
 def read_block(
     tokens: np.ndarray, plan: StreamPlan, step: int, rows: range, pad: int, document_starts: np.ndarray | None = None
 ) -> Block:
-    """The block of some rows at one step.
+    """Return the block of some rows at one step.
 
-    `tokens` (N,) are the stream; `document_starts` sorted positions of documents' first tokens.
+    `tokens` (N,) are the stream; `document_starts` are the sorted positions of the documents' first tokens.
     """
     shape = (len(rows), plan.width(step))
     inputs, targets = np.full(shape, pad, np.int64), np.full(shape, pad, np.int64)
@@ -125,9 +124,9 @@ def read_block(
 
 
 def check_document_starts(starts: np.ndarray, tokens: int, source: str) -> np.ndarray:
-    """Document starts as int64 positions, which must increase within a stream.
+    """Return document starts as int64 positions, which must increase within a stream.
 
-    `source` is where they come from, for errors.
+    `source` is what errors call them.
     """
     if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer):
         raise ValueError(f"{source}: not a list of positions ({starts.dtype}, {starts.shape})")
@@ -140,19 +139,19 @@ def check_document_starts(starts: np.ndarray, tokens: int, source: str) -> np.nd
     return starts
 
 
-# ---- fairseq's datasets over streams: a split as it lies on disk, and its blocks as batches.
+# fairseq's datasets: a split, and its blocks as batches
 
 
 class StreamDataset(FairseqDataset):
-    """A split as one stream of tokens, none of them copied; `blocks` cuts it into batches.
+    """A split as one stream of tokens, which are not copied; `blocks` cuts it into batches.
 
     Args:
         split: its name (`train`).
         tokens: (N,) ids.
         pad: id of padding.
         tokens_per_sample: T.
-        document_starts: positions of tokens that begin a document, or None: one document.
-        word_ends: (vocabulary,) bool, ids that complete a word; None where words are not counted.
+        document_starts: positions of tokens that begin a document; None: one document.
+        word_ends: (V,) bool, True for ids that complete a word; None if words are not counted.
     """
 
     def __init__(
@@ -170,27 +169,27 @@ class StreamDataset(FairseqDataset):
         self.document_starts, self.word_ends = document_starts, word_ends
 
     def plan(self, rows: int) -> StreamPlan:
-        """The cut into rows; that a split is too short for it is said of the split."""
+        """Return the cut into rows; the error of a split that is too short names the split."""
         try:
             return StreamPlan(len(self.tokens), rows, self.tokens_per_sample)
         except ValueError as error:
             raise ValueError(f"{self.split}: {error}") from None
 
     def blocks(self, batch_size: int, processes: int = 1) -> StreamBlocks:
-        """Batches of a number of rows for each of a number of processes."""
+        """Return batches of `batch_size` rows for each of a number of processes."""
         return StreamBlocks(self, self.plan(batch_size * processes), processes)
 
     def __len__(self) -> int:
-        """Tokens of the split."""
+        """Return the number of tokens of the split."""
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> Tensor:
-        """A single token; training reads `blocks`."""
+        """Return a single token; training reads `blocks`."""
         return torch.tensor(int(self.tokens[index]))
 
 
 class StreamBlocks(FairseqDataset):
-    """Batches of a stream in order: item step * processes + rank is what that rank reads."""
+    """Batches of a stream in order: item `step * processes + rank` is the batch of that rank at that step."""
 
     def __init__(self, stream: StreamDataset, plan: StreamPlan, processes: int) -> None:
         super().__init__()
@@ -198,16 +197,15 @@ class StreamBlocks(FairseqDataset):
         self.batch_size = plan.rows // processes
 
     def __len__(self) -> int:
-        """Batches of all processes together."""
+        """Return the number of batches of all processes together."""
         return self.plan.steps * self.processes
 
     def __getitem__(self, index: int) -> dict:
-        """One batch, as fairseq's criterions take it.
+        """Return one batch, as fairseq's criterions take it.
 
         Returns:
-            `net_input` {src_tokens (B, T), src_lengths (B,), document_starts (B, T) where the split
-            has documents}, `target` (B, T), `ntokens` predictions, `nwords` words completed by
-            them, and where it stands: `split`, `step`.
+            `net_input` {src_tokens (B, T), src_lengths (B,), document_starts (B, T) if the split has documents},
+            `target` (B, T), `ntokens` predictions, `nwords` words that they complete, and its place: `split`, `step`.
         """
         step, rank = divmod(int(index), self.processes)
         rows = range(rank * self.batch_size, (rank + 1) * self.batch_size)
@@ -232,22 +230,22 @@ class StreamBlocks(FairseqDataset):
         }
 
     def collater(self, samples: Sequence[dict]) -> dict:
-        """A sample is a batch already."""
+        """Return the one sample, which is a batch already."""
         if len(samples) != 1:
             raise ValueError(f"a block is one batch; got {len(samples)} together")
         return samples[0]
 
 
 def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: bool) -> np.ndarray:
-    """All tokens of a binarised split, in the order of its lines; there must be some.
+    """Return all tokens of a binarised split, in the order of its lines; an empty split is refused.
 
-    fairseq's mmap format stores them in one piece, which is viewed, not copied.
+    fairseq's mmap format stores them in one array, which is mapped, not copied.
 
     Args:
         path: its path without suffix (`data-bin/train`).
         dictionary: of the data.
-        impl: fairseq's dataset implementation, or None to find out.
-        combine: whether `train1`, `train2` .. follow `train`.
+        impl: fairseq's dataset implementation; None: detect it.
+        combine: append `train1`, `train2` .. to `train`.
     """
     data = path.with_name(path.name + ".bin")
     if data.exists() and data.stat().st_size == 0:
@@ -265,24 +263,24 @@ def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: b
 
 
 def _tokens_of(dataset: FairseqDataset, path: str) -> np.ndarray:
-    if isinstance(dataset, MMapIndexedDataset):  # which unmaps its file when it goes: map our own
+    if isinstance(dataset, MMapIndexedDataset):  # unmaps its file when it is deleted, so this maps its own
         dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
         return np.memmap(data_file_path(path), dtype=dtype, mode="r")
     return np.concatenate([dataset[line].numpy() for line in range(len(dataset))])
 
 
 def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, combine: bool = False) -> np.ndarray:
-    """Positions of tokens that begin a document.
+    """Return the positions of tokens that begin a document.
 
     Args:
         path: the split's path without suffix.
         tokens: its tokens.
-        boundaries: `sidecar`: `SPLIT.documents.npy` beside it; `eos`: every line is a document.
+        boundaries: "sidecar": `SPLIT.documents.npy` beside it; "eos": every line is a document.
         eos: id of the end of a line.
-        combine: whether `train1`, `train2` .. were read after `train`.
+        combine: `train1`, `train2` .. were read after `train`.
 
     Raises:
-        ValueError: the sidecar is missing, belongs to other data or to a part of it only.
+        ValueError: the sidecar is missing, or belongs to other data or to a part of them.
     """
     if boundaries == "eos":
         starts = np.flatnonzero(tokens[:-1] == eos) + 1
@@ -303,15 +301,18 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, co
     return check_document_starts(starts, len(tokens), str(sidecar))
 
 
-# ---- fairseq's epoch iterator over blocks in order, which knows what it can be resumed with.
+# fairseq's epoch iterator
 
 
 class StreamBatchIterator(EpochBatchIterator):
-    """Blocks of a stream in their order: never shuffled, dropped or dealt out of turn.
+    """Iterates over the blocks of a stream in order, never shuffled or dropped.
 
-    Its saved state holds how the stream was cut: the memory of a row is of use to that row only.
-    `rank` says which process's batches to give; options are fairseq's (seed, num_workers, epoch,
-    buffer_size).
+    The saved state holds how the stream was cut: the memory of a row is useful to that row only.
+
+    Args:
+        blocks: of the stream.
+        rank: the process whose batches are iterated over.
+        options: fairseq's (seed, num_workers, epoch, buffer_size).
     """
 
     def __init__(self, blocks: StreamBlocks, rank: int, **options) -> None:
@@ -334,11 +335,11 @@ class StreamBatchIterator(EpochBatchIterator):
         }
 
     def state_dict(self) -> dict:
-        """Position, and the cut that it refers to."""
+        """Return the position, and the cut that it refers to."""
         return {**super().state_dict(), "streams": self._cut()}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Continue at a saved position of a stream that is cut in the same way."""
+        """Continue at a saved position; a stream that was cut in another way is refused."""
         saved, here = state_dict.get("streams"), self._cut()
         if saved is None:
             raise ValueError(
@@ -347,7 +348,7 @@ class StreamBatchIterator(EpochBatchIterator):
                 "beginning"
             )
         if state_dict.get("iterations_in_epoch", 0) == 0:
-            here["tokens of the stream"] = saved.get("tokens of the stream")  # the next shard's
+            here["tokens of the stream"] = saved.get("tokens of the stream")  # the next shard has its own number
         if saved != here:
             differ = [f"{name} ({saved.get(name)}, now {here[name]})" for name in here if saved.get(name) != here[name]]
             raise ValueError(
@@ -358,13 +359,13 @@ class StreamBatchIterator(EpochBatchIterator):
         super().load_state_dict(state_dict)
 
 
-# ---- The memory of one reading of a stream: what a model remembers, and which block comes next.
+# Memory
 
 
 class StreamMemory:
-    """Carries memory from block to block, and refuses a block out of turn.
+    """Carries memory from block to block, and refuses a block that does not follow the last one.
 
-    Block 0 starts with none: an epoch, a validation and a shard each begin so.
+    Block 0 starts without memory: an epoch, a validation and a shard each begin with it.
     """
 
     def __init__(self) -> None:
@@ -375,10 +376,10 @@ class StreamMemory:
 
     @contextmanager
     def block(self, step: int, attempt: Hashable, device: torch.device) -> Iterator[MemoryCarrier]:
-        """Lend the memory for one forward pass, and keep what comes back.
+        """Lend the memory for one forward pass, and keep the memory that the pass returns.
 
-        A pass that is repeated within one attempt (an update after an overflow, a batch after
-        running out of memory) starts from the memory of its first time.
+        A pass that is repeated within one attempt (an update after an overflow, a batch after running out of memory)
+        starts from the memory of the first pass.
 
         Args:
             step: the block's number, which must follow the last one.
@@ -405,7 +406,7 @@ class StreamMemory:
         self.memory, self.next_step = carrier.memory, step + 1
 
     def state_dict(self) -> dict:
-        """Position and memory as plain values, on the CPU."""
+        """Return the position and the memory as plain values, on the CPU."""
         memory = None
         if self.memory is not None:
             memory = {name: part.cpu() for name, part in self.memory.state_dict().items()}

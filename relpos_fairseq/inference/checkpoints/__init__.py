@@ -1,3 +1,3 @@
-"""What runs a checkpoint.  fairseq comes first, so that the plugin has registered."""
+"""Run checkpoints.  fairseq is imported first, so that the plugin has registered."""
 
 import fairseq  # noqa: F401

@@ -1,4 +1,12 @@
-"""Continue and score texts with a causal language model."""
+"""Continue and score texts with a causal language model, with memory or a window of context.
+
+Continuing: a model with memory decodes a segment of its trained length after the memory, then reads the whole segment
+once more, which gives the next memory exactly as in evaluation.  A model without memory keeps its context until that is
+full, and goes on from the newer half of it.
+
+Scoring: a text is read as `relpos evaluate lm` reads a stream that begins with it, by segments of the trained length
+with memory, or by windows that advance by half a window.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +22,16 @@ from torch import Tensor
 from relpos_fairseq.inference.checkpoints.loading import Trained, load, longest
 from relpos_fairseq.text.assets import LevelText, Text
 
-# ---- Language models continue a text, symbol by symbol, with memory or a window of context.
-# A model with memory decodes a segment of its trained length from the memory before it; then the
-# whole segment is read once more, which leaves the next memory, exactly as evaluation would.  A model
-# without memory keeps its context until it is full, and then goes on from the newer half of it.
-
 
 @dataclass(frozen=True)
 class Choice:
     """How the next symbol is drawn.
 
     Attributes:
-        top_k: among so many of the likeliest; 0: all.
-        top_p: among the likeliest that have this probability together (Holtzman et al. 2020).
-        temperature: divides the logits; 0 takes the likeliest.
+        top_k: draw among this many likeliest symbols; 0: among all.
+        top_p: draw among the fewest likeliest symbols that have this probability together (Holtzman et al. 2020).
+        temperature: divides the logits; 0 takes the likeliest symbol.
         seed: of the draws.
-
-    Raises:
-        ValueError: a number out of range.
     """
 
     top_k: int = 0
@@ -48,7 +48,7 @@ class Choice:
             raise ValueError(f"--temperature must be >= 0, got {self.temperature}")
 
     def draw(self, log_probs: Tensor, generator: torch.Generator) -> Tensor:
-        """(B,) symbols of (B, V) log-probabilities."""
+        """Draw ids (B,) from log-probabilities (B, V)."""
         if self.temperature == 0:
             return log_probs.argmax(dim=-1)
         scores, order = (log_probs.double() / self.temperature).sort(dim=-1, descending=True)
@@ -57,23 +57,20 @@ class Choice:
             probs[:, self.top_k :] = 0.0
         if self.top_p < 1:
             probs = probs / probs.sum(dim=-1, keepdim=True)
-            before = probs.cumsum(dim=-1) - probs  # the first that reaches top_p is kept
+            before = probs.cumsum(dim=-1) - probs  # the symbol that reaches top_p is kept
             probs = probs.masked_fill(before >= self.top_p, 0.0)
         place = torch.multinomial(probs.cpu(), 1, generator=generator).to(order.device)
         return order.gather(-1, place).squeeze(-1)
 
 
 class Continuation:
-    """A language model at the end of a text, B rows of it.
+    """The state of a language model that continues B copies of a text.
 
     Args:
         trained: the model and its task.
         rows: B.
         mem_len: slots of memory; None: as trained.
         context: tokens that a model without memory sees; None: as trained.
-
-    Raises:
-        ValueError: a length that does not go with the model.
     """
 
     def __init__(self, trained: Trained, rows: int = 1, mem_len: int | None = None, context: int | None = None) -> None:
@@ -100,13 +97,13 @@ class Continuation:
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Tensor:
-        """(B, V) log-probabilities of what follows more symbols, the same in every row."""
+        """Append ids to every row, and return the log-probabilities (B, V) of the next symbol."""
         row = torch.tensor(ids, device=self.device).expand(self.rows, -1)
         scores = None
         while row.size(1):
             room = self._room()
             part, row = row[:, :room], row[:, room:]
-            if self.recurrent and row.size(1):  # a segment that something follows
+            if self.recurrent and row.size(1):  # a full segment, which more tokens follow
                 self.tokens = torch.cat([self.tokens, part], dim=1)
             else:
                 scores = self._step(part)
@@ -114,12 +111,12 @@ class Continuation:
 
     @torch.no_grad()
     def add(self, symbols: Tensor) -> Tensor:
-        """(B, V) log-probabilities of what follows one more symbol (B,) in each row."""
+        """Append one symbol (B,) to each row, and return the log-probabilities (B, V) of the next."""
         self._room()
         return self._step(symbols[:, None])
 
     def _room(self) -> int:
-        """How many symbols fit; a full segment is left for the next one."""
+        """Return how many symbols fit into the segment, after a full one has become memory or context."""
         if self.tokens.size(1) >= self.segment:
             if self.recurrent:
                 extra = self.decoder.extract_features(self.tokens, None, memory=self.memory)[1]
@@ -136,12 +133,12 @@ class Continuation:
         self.tokens = torch.cat([self.tokens, new], dim=1)
         if self.recurrent:
             features = self._features(self.tokens, memory=self.memory)
-        else:  # this decoder's cache takes one token at a time
+        else:  # the cache of a decoder without memory takes one token at a time
             for end in range(done + 1, self.tokens.size(1) + 1):
                 features = self._features(self.tokens[:, :end])
         output = self.decoder.output_layer(features[:, -1:])
         scores = self.decoder.get_normalized_probs((output, None), True, None)[:, -1].float()
-        for never in (self.words.pad(), self.words.bos()):  # no text has them
+        for never in (self.words.pad(), self.words.bos()):  # symbols that no text has
             scores[:, never] = -torch.inf
         return scores
 
@@ -150,18 +147,18 @@ class Continuation:
 
 
 def open_model(path: Path, data: Path | None, cpu: bool) -> Trained:
-    """Return a language model's checkpoint."""
+    """Load a language model's checkpoint."""
     return load(path, data, cpu, "relpos sample")
 
 
 def ids_of(trained: Trained, text: str) -> list[int]:
-    """Ids of a text, after the </s> that stands before every stream."""
+    """Return the ids of a text, after the </s> that begins every stream."""
     words = trained.task.source_dictionary
     return [words.eos(), *map(words.index, trained.source.encode(text))]
 
 
 def sample(start: Continuation, ids: Sequence[int], count: int, choice: Choice) -> Iterator[tuple[Tensor, Tensor]]:
-    """Continue a prompt; yields the symbols (B,) drawn, and the log-probability of each."""
+    """Continue a prompt by `count` symbols; yield the ids drawn (B,) and their log-probabilities (B,)."""
     generator = torch.Generator().manual_seed(choice.seed)
     scores = start.read(ids)
     for number in range(count):
@@ -178,15 +175,15 @@ def texts(
 
     Args:
         trained: the model.
-        start: where it stands: at no text.
-        prompt: text.
+        start: its state before any text.
+        prompt: the text to continue.
         count: symbols to draw, at most.
-        lines: ends of lines after which a row ends; None: none.
+        lines: a row ends after this many lines; None: it ends with `count`.
         choice: how symbols are drawn.
-        streams: print the first row as it is drawn.
+        streams: print the first row while it is drawn.
 
     Returns:
-        A row's number, prompt, text, symbols drawn and their negative log-likelihood in nats.
+        For each row its number, prompt, text, number of symbols and their negative log-likelihood in nats.
     """
     words, rows = trained.task.source_dictionary, range(start.rows)
     symbols: list[list[str]] = [[] for _ in rows]
@@ -233,22 +230,17 @@ def streamer(text: Text, prompt: str) -> Callable[[str | None], str]:
     return show
 
 
-# ---- A language model scores texts: the log-probability of each symbol, and whether it is likeliest.
-# A text is read as `relpos evaluate lm` reads a stream that begins with it: by segments of the
-# trained length with memory, or by windows that move on by half of one.
+# Scoring
 
 
 class Scorer:
-    """Scores of symbols after others.
+    """Scores the ends of texts with a language model.
 
     Args:
         trained: the model and its task.
         mem_len: slots of memory; None: as trained.
         context: tokens that a model without memory sees; None: as trained.
-        rows: texts that are read together, where they fit into one segment or window.
-
-    Raises:
-        ValueError: a length that does not go with the model.
+        rows: texts that are read together if they fit into one segment or window.
     """
 
     def __init__(
@@ -264,9 +256,9 @@ class Scorer:
         self.words, self.decoder = trained.task.source_dictionary, trained.model.decoder
 
     def pair(self, context: str, continuation: str) -> tuple[list[int], int]:
-        """Return the ids of </s> and both texts, and the place of the first that is scored.
+        """Return the ids of </s>, context and continuation, and the index of the first id that is scored.
 
-        Both are cut into symbols as one text; a symbol that reaches over their border is scored.
+        Both are split into symbols as one text; a symbol that spans their border is scored.
         """
         before, whole = map(self.trained.source.encode, (context, context + continuation))
         shared = 0
@@ -279,11 +271,11 @@ class Scorer:
         """Score the ends of texts.
 
         Args:
-            texts: ids, the first of which is </s>, and the place of the first that is scored.
+            texts: ids, the first of which is </s>, and the index of the first id that is scored.
 
         Returns:
-            Of each text the log-probability of what is scored (0 of nothing), and whether greedy
-            decoding would have drawn it.
+            Of each text the log-probability of its scored ids (0 for none), and True if greedy decoding would have
+            drawn them.
         """
         found: list[tuple[float, bool]] = [(0.0, True)] * len(texts)
         short = [n for n, (ids, _) in enumerate(texts) if len(ids) - 1 <= self.segment]
@@ -305,15 +297,15 @@ class Scorer:
         for number in set(range(len(texts))) - set(short):
             ids, first = texts[number]
             total, greedy = [], True
-            for start, scores, best in self._pieces(ids, first):
+            for start, scores, best in self._parts(ids, first):
                 skipped = max(0, first - start)
                 total += scores[0, skipped:].tolist()
                 greedy = greedy and bool(best[0, skipped:].all())
             found[number] = math.fsum(total), greedy
         return found
 
-    def _pieces(self, ids: list[int], first: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Read one long text: the place of a piece's first target, and what `_picked` returns."""
+    def _parts(self, ids: list[int], first: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Read one long text part by part; yield the index of a part's first target, and what `_picked` returns."""
         tokens, memory = torch.tensor([ids], device=self.trained.device), None
         if self.recurrent:
             for start in range(0, len(ids) - 1, self.segment):
@@ -330,7 +322,7 @@ class Scorer:
             yield start, *self._picked(features, tokens[:, start:stop])
 
     def _picked(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T) log-probabilities of targets, in fp64, and whether each is the likeliest."""
+        """Return the log-probabilities (B, T) of targets, in fp64, and True where a target is the likeliest symbol."""
         output = self.decoder.output_layer(features)
         scores = self.decoder.get_normalized_probs((output, None), True, {"target": targets})
         picked = scores.gather(-1, targets[..., None]).squeeze(-1).double()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import functools
 import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
+from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch import Tensor
 
@@ -28,10 +30,12 @@ from relpos_fairseq.io.files import read_json
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.placement import Placement
+from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
     SymbolText,
     TokenizerText,
+    asset_files,
     copy_assets,
     find_assets,
     manifest_of,
@@ -39,28 +43,36 @@ from relpos_fairseq.text.assets import (
     text_folders,
 )
 
-# ---- `--bpe relpos --tokenizer-folder DIR`: our text where fairseq asks for a BPE.
-# fairseq's whole-word masking and fairseq-interactive use it.  DIR is the text/ beside a checkpoint,
-# a data folder, or a tokenizer's.
+logger = logging.getLogger(__name__)
+PACKAGE = "relpos_fairseq."
+# What is done with each checkpoint that fairseq reads within a call; None outside of such calls.
+_reading: contextvars.ContextVar[Callable[[dict[str, Any], str], None] | None] = contextvars.ContextVar(
+    "reading", default=None
+)
+
+
+def is_ours(model: Any) -> bool:
+    """Return True for a model of this package."""
+    return type(model).__module__.startswith(PACKAGE)
+
+
+# --bpe relpos --tokenizer-folder DIR: a folder's text where fairseq asks for a BPE (fairseq-interactive, whole-word
+# masking).  DIR is the text/ beside a checkpoint, a data folder or a tokenizer's.
 
 
 @dataclass
 class TokenizerFolderConfig(FairseqDataclass):
-    """Where the text's units are."""
+    """The folder of the text's files."""
 
     tokenizer_folder: str = help_text("", "folder with tokenizer.json, sentencepiece.model, ...")
 
 
 @register_bpe("relpos", dataclass=TokenizerFolderConfig)
 class FolderText:
-    """The text of a folder as a fairseq BPE."""
+    """A folder's text as a BPE of fairseq's."""
 
     def __init__(self, cfg: TokenizerFolderConfig):
-        """Read the folder.
-
-        Raises:
-            ValueError: nothing there says how text becomes symbols.
-        """
+        """Read the folder; one that does not say how text becomes symbols is refused."""
         folder = Path(cfg.tokenizer_folder)
         manifest = manifest_of(folder)
         settings = (read_json(manifest) if manifest else {}).get("settings", {})
@@ -79,18 +91,13 @@ class FolderText:
         return self.target.decode(x.split(" "))
 
     def is_beginning_of_word(self, x: str) -> bool:
-        """Whether a symbol begins a word.
-
-        Raises:
-            ValueError: the text is of no tokenizer, which alone knows.
-        """
+        """Return True if a symbol begins a word; only the text of a tokenizer tells."""
         if not isinstance(self.source, TokenizerText):
             raise UserError("--mask-whole-words needs a tokenizer in --tokenizer-folder")
         return self.source.tokenizer.begins_word(x)
 
 
-# ---- `from_pretrained` of our generating models: raw text, and memory, without arguments.
-
+# from_pretrained of generating models: raw text, and memory, without further arguments
 
 Fairseq = hub_utils.GeneratorHubInterface
 
@@ -112,30 +119,30 @@ def install_text_hub() -> None:
 
 
 class TextHub(Fairseq):
-    """fairseq's interface; of our models it takes and gives plain text.
+    """fairseq's hub interface, with plain text for models of this package.
 
-    `encode` and `decode` go by the data's manifest, unless a tokenizer or BPE is given; `generate`
-    takes the memory of a text that was read before.
+    `encode` and `decode` follow the data's manifest, unless a tokenizer or BPE is given; `generate` takes the memory
+    of a text that was read before.
     """
 
     def __init__(self, cfg: Any, task: Any, models: Any) -> None:
         super().__init__(cfg, task, models)
         self.source = self.target = None
-        ours = all(type(model).__module__.startswith("relpos_fairseq.") for model in models)
+        ours = all(map(is_ours, models))
         paths = utils.split_paths(getattr(cfg.task, "data", None) or "")
         if ours and paths and self.bpe is None and self.tokenizer is None:
             languages = (getattr(cfg.task, f"{side}_lang", None) for side in ("source", "target"))
             self.source, self.target = (read_text(Path(paths[0]), name) for name in languages)
 
     def encode(self, sentence: str) -> Tensor:
-        """(T,) ids of a text and </s>."""
+        """Return the ids (T,) of a text and </s>."""
         if self.source is None:
             return super().encode(sentence)
         symbols = self.source.encode(sentence)
         return torch.tensor([*map(self.src_dict.index, symbols), self.src_dict.eos()])
 
     def decode(self, tokens: Tensor) -> str:
-        """The text of (T,) ids; one </s> at the end is no part of it."""
+        """Return the text of ids (T,), without the </s> at their end."""
         if self.target is None:
             return super().decode(tokens)
         never = (self.tgt_dict.pad(), self.tgt_dict.bos())
@@ -149,7 +156,7 @@ class TextHub(Fairseq):
 
         Args:
             text: of any length; what is generated with the memory begins on a new line.
-            memory: of what stands before it.
+            memory: of the text before it.
 
         Raises:
             ValueError: the model has no memory.
@@ -161,13 +168,13 @@ class TextHub(Fairseq):
         return memory
 
     def generate(self, tokenized_sentences, beam: int = 5, *args, memory=None, **kwargs):
-        """As fairseq's.
+        """Generate from sentences as fairseq's interface does, optionally after a memory.
 
         Args:
-            tokenized_sentences: (T,) ids each, as `encode` gives them.
+            tokenized_sentences: ids (T,) of each sentence, as `encode` returns them.
             beam: width of the search.
             args: fairseq's.
-            memory: of the text before every sentence (one row), or before each (a row each).
+            memory: of the text before the sentences: one row for all, or a row each.
             kwargs: fairseq's, and options of generation.
         """
         if memory is None:
@@ -193,11 +200,7 @@ class TextHub(Fairseq):
         return found
 
     def _decoder(self) -> Any:
-        """The one decoder.
-
-        Raises:
-            ValueError: it has no memory, or there are several.
-        """
+        """Return the decoder; a model without memory and several models are refused."""
         if len(self.models) > 1 or not hasattr(self.models[0], "mem_len"):
             raise ValueError("memory needs one model of --arch relpos_transformer_xl")
         return self.models[0].decoder
@@ -205,7 +208,7 @@ class TextHub(Fairseq):
 
 @contextlib.contextmanager
 def remembering(decoder: Any, memory: Memory) -> Iterator[None]:
-    """Let a decoder begin with a memory whenever it is given none."""
+    """Let a decoder's forward pass begin with a memory whenever its caller gives none."""
     decoder.forward = functools.partial(decoder.forward, memory=memory)
     try:
         yield
@@ -213,18 +216,15 @@ def remembering(decoder: Any, memory: Memory) -> Iterator[None]:
         del decoder.forward
 
 
-# ---- What training writes beside its checkpoints: text/, so that the folder is enough, and a card.
-
-
-logger = logging.getLogger(__name__)
+# What training saves: text/ beside the checkpoints, a model card, and hashes of the text in each checkpoint
 
 
 def save_assets_with_checkpoints() -> None:
-    """Let fairseq's trainer write both wherever it saves one of our models."""
+    """Let fairseq's trainer write text/ and the card wherever it saves a model of this package."""
 
     @replaces(checkpoint_utils, "save_checkpoint")
     def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-        if not type(trainer.get_model()).__module__.startswith("relpos_fairseq."):
+        if not is_ours(trainer.get_model()):
             return original(cfg, trainer, epoch_itr, val_loss)
         name_languages(trainer.cfg.task, trainer.task)
         saved = original(cfg, trainer, epoch_itr, val_loss)
@@ -236,13 +236,13 @@ def save_assets_with_checkpoints() -> None:
                 facts = facts_of(trainer, epoch_itr.epoch, val_loss, best)
                 command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
                 write_card(folder, facts, command, text / "manifest.json")
-            except (OSError, UserError) as error:  # a checkpoint was saved: training goes on
+            except (OSError, UserError) as error:  # the checkpoint is saved, so training goes on
                 logger.warning("%s or its card was not written beside %s: %s", TEXT_FOLDER, saved, error)
         return saved
 
 
 def facts_of(trainer: Any, epoch: int, score: float | None, best: float | None) -> dict:
-    """What a trainer knows of its model, by the names of the card."""
+    """Return what a trainer knows of its model, under the names of the model card."""
     model, cfg = trainer.get_model(), trainer.cfg
     facts = {"architecture": cfg.model._name}
     for name, module in model.named_modules():
@@ -258,16 +258,86 @@ def facts_of(trainer: Any, epoch: int, score: float | None, best: float | None) 
 
 
 def name_languages(cfg: Any, task: Any) -> None:
-    """Let a checkpoint name the languages that fairseq inferred from names of the data's files."""
+    """Write the languages that fairseq inferred from the data's file names into a task's config."""
     for side in ("source_lang", "target_lang"):
         if side in cfg and cfg[side] is None:
             cfg[side] = getattr(task.cfg, side)
 
 
-def write_assets(folder: Path, task: Any) -> Path:
-    """Copy what the text of a task's config needs into a checkpoint's folder, and return where it lies."""
+def text_places(task: Any) -> tuple[Path, Path | None] | None:
+    """Return the data folder and the tokenizer's folder of a task's config; None of a task without data."""
     paths = utils.split_paths(getattr(task, "data", None) or "")
-    if not paths:
-        return folder / TEXT_FOLDER
     tokenizer = getattr(task, "tokenizer_folder", "")
-    return copy_assets(Path(paths[0]), folder, Path(tokenizer) if tokenizer else None)
+    return (Path(paths[0]), Path(tokenizer) if tokenizer else None) if paths else None
+
+
+def write_assets(folder: Path, task: Any) -> Path:
+    """Copy the text files of a task's config beside the checkpoints of a folder, and return their folder."""
+    places = text_places(task)
+    return copy_assets(places[0], folder, places[1]) if places else folder / TEXT_FOLDER
+
+
+def compare_text_on_load() -> None:
+    """Let a training of our models keep hashes of its text, and every load of such a checkpoint compare them."""
+
+    @replaces(Trainer, "state_dict")
+    def state_dict(original, self):
+        state = original(self)
+        if is_ours(self.get_model()):
+            state[provenance.KEY] = _record(self)
+        return state
+
+    @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
+    def load_checkpoint_to_cpu(original, path, *args, **kwargs):
+        state = original(path, *args, **kwargs)
+        if (read := _reading.get()) is not None:
+            read(state, path)
+        return state
+
+    @replaces(checkpoint_utils, "load_model_ensemble_and_task")
+    def load_model_ensemble_and_task(
+        original, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
+    ):
+        kept = [] if state is None else [(_hashes(state), filenames[0])]
+        token = _reading.set(lambda state, path: kept.append((_hashes(state), path)))
+        try:
+            loaded = original(filenames, arg_overrides, task, strict, suffix, num_shards, state)
+        finally:
+            _reading.reset(token)
+        for hashes, path in kept:
+            provenance.check_task(hashes, loaded[2], path)
+        return loaded
+
+    @replaces(Trainer, "load_checkpoint")
+    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
+        def compare(state: dict[str, Any], path: str) -> None:
+            try:
+                provenance.check_task(state, self.task, path)
+            except UserError as error:
+                if not reset_optimizer:
+                    raise
+                logger.warning("%s; a training that begins with its parameters goes on", error)
+
+        token = _reading.set(compare)
+        try:
+            return original(self, filename, reset_optimizer, *args, **kwargs)
+        finally:
+            _reading.reset(token)
+
+
+def _hashes(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a checkpoint that is compared, without its tensors."""
+    return {provenance.KEY: state.get(provenance.KEY)}
+
+
+def _record(trainer: Trainer) -> dict[str, dict[str, str]]:
+    """Return the hashes of a trainer's dictionaries and subwords, computed once."""
+    if (known := getattr(trainer, "_text_record", None)) is None:
+        try:
+            places = text_places(trainer.cfg.task)
+            known = provenance.record(trainer.task, asset_files(*places) if places else {})
+        except (OSError, UserError) as error:
+            logger.warning("checkpoints keep no hashes of the data's units: %s", error)
+            known = provenance.record(trainer.task, {})
+        trainer._text_record = known
+    return known

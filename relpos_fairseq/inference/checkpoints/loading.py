@@ -23,9 +23,6 @@ from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, find_assets, read_text
 
-# ---- A checkpoint with its task, dictionaries and text, from its own folder or a data folder.
-
-
 logger = logging.getLogger(__name__)
 JOBS = {
     "translation": "relpos translate",
@@ -45,9 +42,9 @@ class Trained:
         model: in evaluation mode, on its device.
         cfg: the checkpoint's config.
         task: its task, whose data is `folder`.
-        folder: of dictionaries and units.
-        source: text of the input.
-        target: text of the output.
+        folder: of its dictionaries and subwords.
+        source: the input's text, to symbols and back.
+        target: the output's.
     """
 
     model: Any
@@ -63,16 +60,16 @@ class Trained:
 
 
 def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
-    """Load a checkpoint for a command, whose tasks are those of JOBS.
+    """Load a checkpoint with its task and text, for a command that runs models of this task.
 
     Args:
         path: the checkpoint.
-        data: its data folder; None: what lies beside it.
+        data: its data folder; None: the text beside the checkpoint.
         cpu: use no GPU.
-        command: `relpos translate`, ...
+        command: a value of JOBS.
 
     Raises:
-        UserError: no file, another command's model, or no dictionaries.
+        UserError: there is no such file, another command runs the model, or dictionaries are missing.
     """
     if not path.is_file():
         raise UserError(f"{path} is not a file")
@@ -99,23 +96,20 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
 
 
 def longest(limit: Any) -> int | None:
-    """Return fairseq's limit of positions, or None where there is none."""
+    """Return a limit of positions as an integer; None for the large numbers by which fairseq says "no limit"."""
     return None if limit is None or limit >= ENDLESS or math.isinf(limit) else int(limit)
 
 
-# ---- A checkpoint as a translator: fairseq's own beam search over sentences in symbols.
+# Translation
 
 
 def load_translator(path: Path, data: Path | None, cpu: bool) -> BeamSearch:
+    """Load an encoder-decoder's checkpoint as a translator."""
     return BeamSearch(load(path, data, cpu, "relpos translate"))
 
 
 class BeamSearch:
-    """fairseq's SequenceGenerator, as fairseq-generate runs it.
-
-    Args:
-        trained: an encoder-decoder.
-    """
+    """Translates batches of sentences in symbols by fairseq's SequenceGenerator, as fairseq-generate runs it."""
 
     def __init__(self, trained: Trained) -> None:
         self.trained, self.source, self.target = trained, trained.source, trained.target
@@ -141,7 +135,7 @@ class BeamSearch:
         return [[self._hypothesis(one) for one in row[: search.nbest]] for row in found]
 
     def _generate_by(self, search: Search):
-        """The generator of a search, made once."""
+        """Return the generator of a search; the last one is kept."""
         if self._generator[0] != search:
             generator = self.trained.task.build_generator([self.trained.model], search)
             self._generator = (search, generator)
@@ -149,16 +143,16 @@ class BeamSearch:
 
     def _hypothesis(self, found: dict) -> Hypothesis:
         words = self.trained.task.target_dictionary
-        never = (words.bos(), words.eos())  # what fairseq-generate leaves out
+        never = (words.bos(), words.eos())  # fairseq-generate leaves them out
         ids = [number for number in found["tokens"].tolist() if number not in never]
         return Hypothesis([words[number] for number in ids], float(found["score"]))
 
 
-# ---- RoBERTa on raw text: masks are filled, questions answered.
+# RoBERTa: masks and questions
 
 
 def open_masked(path: Path, data: Path | None, cpu: bool) -> RelPosRobertaHub:
-    """Return a masked language model's hub."""
+    """Load a masked language model's checkpoint as a hub interface."""
     trained = load(path, data, cpu, "relpos fill")
     text = trained.source
     tokenizer = text.tokenizer if isinstance(text, TokenizerText) else None
@@ -166,10 +160,10 @@ def open_masked(path: Path, data: Path | None, cpu: bool) -> RelPosRobertaHub:
 
 
 def fill(hub: RelPosRobertaHub, line: str, number: int, count: int) -> list[dict]:
-    """Return the likeliest pieces for the one <mask> of a line, best first.
+    """Return the `count` likeliest tokens for the one <mask> of a line, best first.
 
     Raises:
-        UserError: not one <mask>, or too long a line; the message has its number.
+        UserError: the line is too long or does not have exactly one <mask>; the message names its `number`.
     """
     try:
         found = hub.fill_mask(line, count)
@@ -180,14 +174,14 @@ def fill(hub: RelPosRobertaHub, line: str, number: int, count: int) -> list[dict
 
 @torch.no_grad()
 def answer(trained: Trained, context: str, questions: Sequence[str], none: bool, count: int) -> Iterator[dict]:
-    """Answer questions about a context.
+    """Answer questions about a context, with at most `count` answers each.
 
     Args:
         trained: the model.
-        context: a text of any length: it is read in windows, as in training.
-        questions: about it.
-        none: whether "no answer" may win, as a model of SQuAD v2.0 has learned.
-        count: answers of each question, at most.
+        context: a text of any length, read in windows as in training.
+        questions: about the context.
+        none: "no answer" may win, as a model of SQuAD v2.0 has learned.
+        count: answers of each question.
     """
     asked = [Question(str(n), text, 0, (), ()) for n, text in enumerate(questions, start=1)]
     encoded = trained.task.encoder.encode(QuestionFile(Path("questions"), [context], asked), False)

@@ -1,4 +1,4 @@
-"""Which models and tasks of a checkpoint our commands build; a stranger's checkpoint names any of fairseq's."""
+"""Read a checkpoint only if its model and task are known: a stranger's checkpoint may name any of fairseq's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq.tasks import TASK_REGISTRY
 from relpos_fairseq.io.errors import UserError
 
 PACKAGE = "relpos_fairseq."
-# Of fairseq's, those whose options are plain values: they run no program and evaluate no text.
+# Models and tasks of fairseq's whose options are plain values: they run no program and evaluate no text.
 MODELS = ("lstm", "lstm_lm", "roberta", "transformer", "transformer_lm")
 TASKS = (
     "cross_lingual_lm",
@@ -35,10 +35,10 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
 
     Args:
         path: the checkpoint.
-        overrides: options that take the place of the checkpoint's.
+        overrides: options that replace the checkpoint's.
 
     Raises:
-        UserError: it names a model or a task that is neither ours nor one of MODELS and TASKS.
+        UserError: its model or task is neither this package's nor one of MODELS and TASKS.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     check_trusted(state, path)
@@ -46,11 +46,7 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
 
 
 def check_trusted(state: dict[str, Any], path: Path | str) -> None:
-    """Check the names of a loaded checkpoint's model and task.
-
-    Raises:
-        UserError: as `read_trusted`.
-    """
+    """Refuse a loaded checkpoint as `read_trusted` does."""
     cfg = state.get("cfg")
     if not cfg:
         raise UserError(f"{path} holds no options of a model: it is no checkpoint of fairseq-train")
@@ -70,5 +66,5 @@ def check_trusted(state: dict[str, Any], path: Path | str) -> None:
 
 
 def _is_known(kind: type | None, names: tuple[str, ...], registry: Mapping[str, type]) -> bool:
-    """Say whether a class is this package's, or registered under one of the names."""
+    """Return True if a class is this package's, or registered under one of the names."""
     return kind is not None and (kind.__module__.startswith(PACKAGE) or kind in [registry.get(n) for n in names])
