@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.text.tokenizer import SENTENCEPIECE, SUBWORD_NMT
 
 # prepare wmt
 
-SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
 DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18", "fr": "wmt14"}
 DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest2015
 
