@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import Placement
@@ -30,7 +31,7 @@ from relpos_fairseq.text import MODEL_FILES, load_tokenizer, provenance
 SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
 
 
-class PlotError(ValueError):
+class PlotError(UserError):
     """What the user gave cannot be drawn; the message is one line that says why and what to do."""
 
 
