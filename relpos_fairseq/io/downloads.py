@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import (
@@ -61,7 +61,7 @@ class Member(NamedTuple):
 
     name: str
     size: int = 0
-    stream: BinaryIO | None = None  # its bytes; None where it is no file
+    stream: IO[bytes] | None = None  # its bytes; None where it is no file
     special: str = ""  # "a link", "a device", "encrypted": what cannot be extracted
 
 
@@ -101,10 +101,12 @@ def extract(archive: str | Path, folder: str | Path, members: Iterable[str] | No
         for member in source(archive):
             check_name(archive, member.name)
             matching = [pattern for pattern in wanted or () if fnmatch.fnmatchcase(member.name, pattern)]
-            if (wanted is not None and not matching) or not (member.stream or member.special):
+            if wanted is not None and not matching:
                 continue
             if member.special:
                 raise UserError(f"{archive}: {member.name} is {member.special}: extract it by hand")
+            if member.stream is None:
+                continue  # a folder
             found.update(matching)
             path = folder / PurePosixPath(member.name)
             require_space(path.parent, member.size)
@@ -181,7 +183,7 @@ def damage_named(archive: Path) -> Iterator[None]:
 class _Tail(io.RawIOBase):
     """Passes reads on and remembers the last 512 bytes."""
 
-    def __init__(self, raw: BinaryIO) -> None:
+    def __init__(self, raw: IO[bytes]) -> None:
         self.raw, self.last = raw, b""
 
     def readable(self) -> bool:
@@ -337,8 +339,8 @@ def run_transfers(
     if progress:
         names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
         print(f"downloading {names} to {folder}", flush=True)
-        sizes = [source.size for source in sources]
-        bar = progress_of(total=None if None in sizes else sum(sizes), description="download", unit="B")
+        sizes = [source.size for source in sources if source.size is not None]
+        bar = progress_of(total=sum(sizes) if len(sizes) == len(sources) else None, description="download", unit="B")
         network = Network(**options, log=Bar.write, count=bar.update)
 
     def work(source: RemoteFile) -> tuple[str, list[str]]:
@@ -363,7 +365,7 @@ def download_from_mirrors(
     """
     target, pinned = folder / source.filename, read_pin(source, folder)
     expected = source.sha256 or pinned
-    reasons = []
+    reasons: list[str] = []
     for url in source.urls:
         try:
             digest = Transfer(url, target, source.size, expected, stop, network).run()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from relpos_fairseq.io.errors import UserError
 
@@ -178,10 +178,8 @@ def open_text_out(path: str | Path) -> Iterator[TextIO]:
     """
     path = Path(path)
     with atomic_path(path) as temporary, temporary.open("wb") as raw:
-        if path.suffix == ".gz":
-            packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
-        else:
-            packed = raw
+        zipped = path.suffix == ".gz"
+        packed: Any = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) if zipped else raw
         with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file:
             yield file
 
@@ -219,7 +217,7 @@ def write_json(path: str | Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def read_json(path: str | Path) -> dict | None:
+def read_json(path: str | Path) -> Any:
     """Read a JSON file; None where there is none, an error where it is not JSON."""
     path = Path(path)
     if not path.exists():

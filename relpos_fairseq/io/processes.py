@@ -28,7 +28,7 @@ AHEAD = 2  # chunks per worker that are read ahead, so that no worker waits
 HELD = (signal.SIGINT, signal.SIGTERM)
 WATCH = 0.5  # seconds between two looks at the parent
 
-_function: Callable | None = None  # a worker's function: sent once, not with every chunk
+_function: Callable  # a worker's function: sent once, not with every chunk
 
 
 def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int) -> Iterator[Result]:
@@ -260,7 +260,7 @@ def copy_output(process: subprocess.Popen, log: Path) -> str:
     """Copy a command's output to its log; return its last error, else its last line."""
 
     def copied() -> Iterator[str]:
-        for line in process.stdout:
+        for line in process.stdout or ():
             file.write(line)
             yield line
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TextIO
 
 from tqdm import tqdm
@@ -34,7 +34,7 @@ def progress(
     `file` is stderr by default.
     """
     file = file or sys.stderr
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if file.isatty():
         scale = {"unit_scale": True} if unit == "B" or (total or 0) > 100_000 else {}
@@ -53,7 +53,7 @@ class LogProgress:
 
     def __iter__(self) -> Iterator:
         with self:
-            for item in self.iterable:
+            for item in self.iterable or ():
                 yield item
                 self.update()
 

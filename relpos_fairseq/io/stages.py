@@ -93,7 +93,7 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
     labels: dict[str, Path] = {}
     for path in map(Path, files):
         inside = folder is not None and path.is_relative_to(folder)
-        label, depth = path.relative_to(folder).as_posix() if inside else path.name, 1
+        label, depth = path.relative_to(folder or "").as_posix() if inside else path.name, 1
         path = path.absolute()
         while labels.get(label, path) != path:  # two files of one name in different folders
             depth += 1
