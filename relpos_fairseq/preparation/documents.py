@@ -129,6 +129,7 @@ def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) 
 
 
 def _sentences(text: str, reading: Reading) -> list[str]:
+    """Return the sentences of a line."""
     if reading.sentences == "line":
         return [text]
     ends = [match.end() for match in SENTENCE_END.finditer(text)]

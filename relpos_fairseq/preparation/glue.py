@@ -82,6 +82,7 @@ def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary,
 def _write_split(
     task: GlueTask, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, options: dict
 ) -> Counter:
+    """Write a split of a task into its folder; return its counts."""
     counts = Counter()
     # GLUE's server numbers the rows of a test set: none may be left out.
     on_bad_row = options["on_bad_row"] if source.columns.label else "fail"
@@ -103,6 +104,7 @@ def _write_split(
 
 
 def _write_labels(task: GlueTask, split: str, examples: list[Example], folder: Path) -> None:
+    """Write a split's labels: numbers as text, classes as ids."""
     path = folder / "label"
     path.mkdir(exist_ok=True)
     if task.regression:

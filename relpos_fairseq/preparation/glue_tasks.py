@@ -183,6 +183,7 @@ def width_of(path: Path) -> int:
 
 
 def _fields(line: str, quoted: bool) -> list[str]:
+    """Cut a row at tabs, as CSV if its columns may be quoted."""
     if not quoted:
         return line.split("\t")
     try:
@@ -288,6 +289,7 @@ def find_file(folder: Path, *names: str) -> Path | None:
 
 
 def _glue(task: GlueTask, folder: Path) -> dict[str, TableFile]:
+    """Return the files of a task of GLUE's, by split."""
     sources = {}
     for split, stem in task.splits.items():
         path = find_file(folder, f"{stem}.tsv")
@@ -325,6 +327,7 @@ def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
 
 
 def _xnli_train(task: GlueTask, folder: Path) -> TableFile:
+    """Return XNLI's training file: the first of three layouts that the folder has."""
     if path := find_file(folder, "train-en.tsv"):
         return TableFile(path, XTREME)
     if path := find_file(folder, "multinli.train.en.tsv"):
@@ -335,4 +338,5 @@ def _xnli_train(task: GlueTask, folder: Path) -> TableFile:
 
 
 def _missing(task: GlueTask, folder: Path, name: str) -> UserError:
+    """Return the error of a missing file."""
     return UserError(f"{task.name}: {folder / name} is missing (.gz, .bz2 and .xz of it would do)")

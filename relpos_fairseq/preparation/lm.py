@@ -186,6 +186,7 @@ class LmPreparation(Preparation):
         return [*self.text, *(path for paths in self.files.values() for path in paths)]
 
     def add(self, name, run, inputs, outputs, parameters) -> None:
+        """Add a stage."""
         version = {"version": VERSION}
         self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
 

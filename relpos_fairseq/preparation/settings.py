@@ -54,6 +54,7 @@ class WmtSettings:
 
     @property
     def languages(self) -> tuple[str, str]:
+        """Source and target."""
         return self.source, self.target
 
     def sides(self, folder: Path, name: str) -> tuple[Path, Path]:
@@ -169,6 +170,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_values(args: argparse.Namespace) -> None:
+    """Refuse values out of range, and options of other tokenizers."""
     least = {"vocab_size": 5, "tokenizer_sentences": 1, "shards": 1, "workers": 1, "seed": 0}
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
@@ -186,6 +188,7 @@ def _check_values(args: argparse.Namespace) -> None:
 
 
 def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
+    """Read `[LANG=]FILE` arguments of a split; each file must exist."""
     sources = []
     for number, name in enumerate(names):
         match = NAMED.fullmatch(name)
