@@ -183,11 +183,16 @@ class Fork:
 
     def reason(self) -> str:
         """Return why it failed: the signal, or the last error in its log."""
-        if self.status is not None and self.status < 0:
-            return f"killed by {signal.Signals(-self.status).name}"
-        with self.log.open(encoding="utf-8", errors="replace") as file:
-            file.seek(self.offset)
-            return error_line(file) or f"status {self.status}"
+        return failure(self.status or 0, self.log, self.offset)
+
+
+def failure(status: int, log: Path, offset: int) -> str:
+    """Return why a process failed: the signal that ended it, or the last error in its log behind `offset`."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    with log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(offset)
+        return error_line(file) or f"status {status}"
 
 
 def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
@@ -226,46 +231,22 @@ USER_DIR = Path(__file__).resolve().parents[1]
 
 
 def run_tool(command: list[str], log: Path, threads: int) -> None:
-    """Run a command to its end with some threads; its output is appended to a log, line by line.
+    """Run a command to its end with some threads; its output is appended to a log.
 
     Raises:
         ToolError: The command did not end with status 0.
     """
-    # Unbuffered, so that progress shows at once and no line is cut by another stream's.
+    # Unbuffered, so that the log shows progress at once.
     settings = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    process = subprocess.Popen(
-        command,
-        env=os.environ | settings,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
-    try:
-        reason = copy_output(process, log)
-        status = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    if status != 0:
-        reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
+    with log.open("ab") as file:
+        offset = file.seek(0, os.SEEK_END)
+        done = subprocess.run(
+            command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
+        )
+    if done.returncode:
         name = Path(command[1] if command[0] == sys.executable else command[0]).name
-        raise ToolError(f"{name}: {reason} (its whole output: {log})")
-
-
-def copy_output(process: subprocess.Popen, log: Path) -> str:
-    """Copy a command's output to its log; return its last error, else its last line."""
-
-    def copied() -> Iterator[str]:
-        for line in process.stdout or ():
-            file.write(line)
-            yield line
-
-    with log.open("a", encoding="utf-8") as file:
-        return error_line(copied())
+        raise ToolError(f"{name}: {failure(done.returncode, log, offset)} (its whole output: {log})")
 
 
 def key_of(settings: object, files: Iterable[Path] = ()) -> str:

@@ -28,7 +28,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class WmtSettings:
-    """The options of `relpos prepare wmt`, checked; its defaults are the command line's."""
+    """The checked options of `relpos prepare wmt`, with the command line's defaults, and the paths of its files.
+
+    A set of text has two files: the source's and the target's.
+    """
 
     year: str  # wmt14, wmt15 or wmt18; "" for parallel files of the user's own
     source: str  # the source language, ISO 639-1
@@ -61,6 +64,60 @@ class WmtSettings:
         """Return the source's and the target's file of a set in a folder."""
         return folder / f"{name}.{self.source}", folder / f"{name}.{self.target}"
 
+    @property
+    def tokenises(self) -> bool:
+        """Whether words are cut from punctuation before subwords are learned."""
+        return self.tokenizer == "moses"
+
+    @property
+    def pairs(self) -> Path:
+        """The numbers of pairs of every text."""
+        return self.out / "shards" / "pairs.json"
+
+    @property
+    def folded(self) -> Path:
+        """The sentences of validation and test sets, which are not trained on."""
+        return self.out / "text" / "held-out.txt"
+
+    @property
+    def model(self) -> Path:
+        """The subwords that were learned."""
+        return self.out / "units" / ("bpe.codes" if self.bpe == SUBWORD_NMT else "sentencepiece.model")
+
+    @property
+    def learned_on(self) -> Path:
+        """The sample of the training text that subwords are learned on."""
+        return self.out / "units" / "sample.txt"
+
+    def text(self, split: str) -> tuple[Path, Path]:
+        """Return the files of a set before it is cut into subwords."""
+        return self.sides(self.out / "text", split)
+
+    def references(self, split: str) -> tuple[Path, Path]:
+        """Return the unchanged files of a held-out set, which translations are scored on."""
+        return self.sides(self.out / "reference", split)
+
+    def units(self, split: str) -> tuple[Path, Path]:
+        """Return the files of a set in subwords."""
+        return self.sides(self.out / "units", split)
+
+    def shard_folder(self, shard: int) -> Path:
+        """Return the folder of a shard."""
+        return self.out / "shards" / f"{shard}-of-{self.shards}"
+
+    def cleaned(self, shard: int) -> list[Path]:
+        """Return a shard's source lines, target lines and records."""
+        folder = self.shard_folder(shard)
+        return [*self.sides(folder, "clean"), folder / "clean.records"]
+
+    def ready(self, shard: int) -> tuple[Path, Path]:
+        """Return a shard's lines as subwords are learned on them."""
+        return self.sides(self.shard_folder(shard), "tokens" if self.tokenises else "clean")
+
+    def of_shard(self, shard: int) -> list[Path]:
+        """Return all files of a shard but its manifest."""
+        return list(dict.fromkeys([*self.cleaned(shard), *self.ready(shard)]))
+
     def cleaning(self) -> dict:
         """Return the options on which the cleaned training text depends."""
         return {
@@ -72,7 +129,7 @@ class WmtSettings:
             "on_bad_line": self.on_bad_line,
         }
 
-    def units(self) -> dict:
+    def learning(self) -> dict:
         """Return the options on which the subwords depend."""
         model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
         chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}

@@ -16,15 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import (
-    Hashes,
-    bytes_below,
-    describe_size,
-    open_together,
-    read_json,
-    require_space,
-    write_json,
-)
+from relpos_fairseq.io.files import bytes_below, describe_size, open_together, read_json, require_space, write_json
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import STAMPS, Stage, describe_files, labelled, read_stamp, versions
@@ -38,7 +30,7 @@ from relpos_fairseq.preparation.cleaning import (
     drop_duplicates,
     write_sample,
 )
-from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, Texts, apply_to_files
+from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, apply_to_files
 from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.preparation.settings import SUBWORD_NMT, WmtSettings
 from relpos_fairseq.text.dictionary import NSPECIAL
@@ -52,65 +44,6 @@ COPIES = 4  # of the text in stages: cleaned, tokenized, merged, in subwords
 PACKED = 4  # bytes of text in a byte of a compressed file, about
 
 
-class WmtFiles:
-    """The paths of all files that the stages make.
-
-    Args:
-        settings: Of the preparation.
-
-    Attributes:
-        pairs: The number of pairs of every text.
-        folded: Sentences of validation and test sets, which are not trained on.
-        train: The training text of both languages before it is cut into subwords.
-        model: The subwords that were learned.
-        sample: The sample of the training text that they were learned on.
-    """
-
-    def __init__(self, settings: WmtSettings) -> None:
-        self.settings, self.out = settings, settings.out
-        self.pairs = self.out / "shards" / "pairs.json"
-        self.folded = self.out / "text" / "held-out.txt"
-        self.train = self.text("train")
-        name = "bpe.codes" if settings.bpe == SUBWORD_NMT else "sentencepiece.model"
-        self.model = self.out / "units" / name
-        self.sample = self.out / "units" / "sample.txt"
-
-    @property
-    def tokenises(self) -> bool:
-        """Whether words are cut from punctuation before subwords are learned."""
-        return self.settings.tokenizer == "moses"
-
-    def text(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a set before it is cut into subwords."""
-        return self.settings.sides(self.out / "text", split)
-
-    def references(self, split: str) -> tuple[Path, Path]:
-        """Return the unchanged files of a held-out set, which translations are scored on."""
-        return self.settings.sides(self.out / "reference", split)
-
-    def units(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a set in subwords."""
-        return self.settings.sides(self.out / "units", split)
-
-    def shard_folder(self, shard: int) -> Path:
-        """Return the folder of a shard."""
-        return self.out / "shards" / f"{shard}-of-{self.settings.shards}"
-
-    def cleaned(self, shard: int) -> list[Path]:
-        """Return a shard's source lines, target lines and records."""
-        folder = self.shard_folder(shard)
-        return [*self.settings.sides(folder, "clean"), folder / "clean.records"]
-
-    def ready(self, shard: int) -> tuple[Path, Path]:
-        """Return a shard's lines as subwords are learned on them."""
-        name = "tokens" if self.tokenises else "clean"
-        return self.settings.sides(self.shard_folder(shard), name)
-
-    def of_shard(self, shard: int) -> list[Path]:
-        """Return all files of a shard but its manifest."""
-        return list(dict.fromkeys([*self.cleaned(shard), *self.ready(shard)]))
-
-
 class WmtPreparation(Preparation):
     """Parallel text to fairseq's binary form."""
 
@@ -122,7 +55,6 @@ class WmtPreparation(Preparation):
         self.texts = self.raw.texts
         self.splits = ["train", *self.texts.held_out]
         self.normalisers = tuple(map(Normaliser, settings.languages))
-        self.files = WmtFiles(settings)
 
     def tokenisers(self) -> tuple[FastMoses, ...]:
         """Return both sides' tokenizers."""
@@ -133,7 +65,7 @@ class WmtPreparation(Preparation):
         stages = [*self.raw.stages(self.hashes), *self.first_stages()]
         if settings.shard is not None:
             return stages + self.shard_stages(settings.shard)
-        joined = [shards_stage(self.files, self.texts, self.hashes)] if settings.shards > 1 else self.shard_stages(1)
+        joined = [self.shards_stage()] if settings.shards > 1 else self.shard_stages(1)
         return stages + joined + self.last_stages()
 
     def announce(self) -> None:
@@ -154,13 +86,13 @@ class WmtPreparation(Preparation):
     def first_stages(self) -> list[Stage]:
         """Return the stages count and held-out."""
         settings, held_out = self.settings, self.texts.held_out
-        made = [path for split in held_out for path in (*self.files.text(split), *self.files.references(split))]
+        made = [path for split in held_out for path in (*self.settings.text(split), *self.settings.references(split))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {"languages": settings.languages, "tokenizer": settings.tokenizer, "splits": self.texts.names}
-        read = [self.files.pairs, *self.texts.paths(list(held_out.values()))]
+        read = [self.settings.pairs, *self.texts.paths(list(held_out.values()))]
         return [
-            Stage("count", self.run_count, self.texts.paths(), [self.files.pairs], {"texts": named}),
-            Stage("held-out", self.run_held_out, read, [*made, self.files.folded], chosen),
+            Stage("count", self.run_count, self.texts.paths(), [self.settings.pairs], {"texts": named}),
+            Stage("held-out", self.run_held_out, read, [*made, self.settings.folded], chosen),
         ]
 
     def run_count(self) -> dict[str, int]:
@@ -170,22 +102,22 @@ class WmtPreparation(Preparation):
         for text in texts:
             if not counts[text.name]:
                 raise UserError(f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}")
-        write_json(self.files.pairs, counts)
+        write_json(self.settings.pairs, counts)
         return counts
 
     def run_held_out(self) -> dict[str, int]:
         """Normalize and tokenize validation and test sets; nothing is dropped from them."""
-        pairs, folded = read_json(self.files.pairs), set()
-        tokenisers = self.tokenisers() if self.files.tokenises else (str, str)
+        pairs, folded = read_json(self.settings.pairs), set()
+        tokenisers = self.tokenisers() if self.settings.tokenises else (str, str)
         for split, text in self.texts.held_out.items():
-            with open_together(*self.files.text(split), *self.files.references(split)) as files:
+            with open_together(*self.settings.text(split), *self.settings.references(split)) as files:
                 for side, path in enumerate(text.paths):
                     for line in read_lines(path, longest=LONGEST_SIDE):
                         normal = self.normalisers[side](line)
                         folded.add(normal.casefold())
                         files[side].write(f"{tokenisers[side](normal)}\n".encode())
                         files[2 + side].write(f"{line}\n".encode())
-        with open_together(self.files.folded) as (file,):
+        with open_together(self.settings.folded) as (file,):
             file.writelines(f"{line}\n".encode() for line in sorted(folded) if line)
         return {split: pairs[text.name] for split, text in self.texts.held_out.items()}
 
@@ -193,13 +125,13 @@ class WmtPreparation(Preparation):
 
     def shard_stages(self, shard: int) -> list[Stage]:
         """Return the stages clean and, if asked for, tokenise."""
-        settings, home = self.settings, self.files.shard_folder(shard)
-        cleaned, ready = self.files.cleaned(shard), self.files.ready(shard)
+        settings, home = self.settings, self.settings.shard_folder(shard)
+        cleaned, ready = self.settings.cleaned(shard), self.settings.ready(shard)
         skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
         parameters = settings.cleaning() | {"shard": [shard, settings.shards], "skipped blocks": skipped}
-        read = [*self.texts.paths(self.texts.training), self.files.pairs, self.files.folded]
+        read = [*self.texts.paths(self.texts.training), self.settings.pairs, self.settings.folded]
         stages = [Stage("clean", lambda: self.run_clean(shard), read, cleaned, parameters, home=home)]
-        if self.files.tokenises:
+        if self.settings.tokenises:
             languages = {"languages": settings.languages}
             run = lambda: self.run_tokenise(cleaned, ready)  # noqa: E731
             stages.append(Stage("tokenise", run, cleaned[:2], [*ready], languages, home=home))
@@ -207,12 +139,12 @@ class WmtPreparation(Preparation):
 
     def run_clean(self, shard: int) -> dict:
         """Normalize and filter a shard."""
-        settings, pairs = self.settings, read_json(self.files.pairs)
-        filter = Filter(*settings.languages, settings.limits, set(read_lines(self.files.folded)))
+        settings, pairs = self.settings, read_json(self.settings.pairs)
+        filter = Filter(*settings.languages, settings.limits, set(read_lines(self.settings.folded)))
         return clean_shard(
             [(text, pairs[text.name]) for text in self.texts.training],
             Cleaner(self.normalisers, filter, settings.on_bad_line),
-            self.files.cleaned(shard),
+            self.settings.cleaned(shard),
             workers=settings.workers,
             sample=settings.sample,
             seed=settings.seed,
@@ -228,37 +160,91 @@ class WmtPreparation(Preparation):
         counts = apply_to_files(functions, files, outputs, self.settings.workers, name)
         return dict(zip(("pairs", *self.settings.languages), counts, strict=True))
 
+    # Shards that were made apart
+
+    def shards_stage(self) -> Stage:
+        """Return the stage that checks the shards; its counts are the sum of theirs, by stage."""
+        settings = self.settings
+        shards = range(1, settings.shards + 1)
+        made = [settings.shard_folder(shard) / MANIFEST for shard in shards]
+        made += [path for shard in shards for path in settings.of_shard(shard)]
+        there = [path for path in made if path.is_file()]
+        asked = settings.cleaning() | {"shards": settings.shards}
+        return Stage("shards", self.read_shards, [*self.texts.paths(), *there], [], asked)
+
+    def read_shards(self) -> dict[str, dict]:
+        """Return the sum of all shards' counts, by stage.
+
+        Raises:
+            UserError: A shard is missing, was made with other settings, by other versions or of
+                other text, or was changed or left unfinished since.
+        """
+        settings = self.settings
+        wanted = {**settings.cleaning(), "languages": [*settings.languages]}
+        total: dict[str, dict] = {"clean": {}}
+        inputs = describe_files(labelled(self.texts.paths(), None), self.hashes)
+        for shard in range(1, settings.shards + 1):
+            path = settings.shard_folder(shard) / MANIFEST
+            manifest = read_json(path)
+            option = f"--shard {shard}/{settings.shards}"
+            if manifest is None:
+                raise UserError(f"{path} is missing: run with {option} first")
+            for key, value in wanted.items():
+                if manifest["settings"].get(key) != value:
+                    raise UserError(
+                        f"{path} was made with {key} {manifest['settings'].get(key)}, now it is "
+                        f"{value}: run {option} again with these options"
+                    )
+            again = f"run {option} again"
+            if others := other_versions(manifest["versions"]):
+                raise UserError(
+                    f"{path} was made by other versions than are installed here ({others}): install "
+                    f"the same everywhere, or {again}"
+                )
+            if manifest["inputs"] != inputs:
+                raise UserError(f"{path} was made of other text than is there now: {again}")
+            # A shard that was begun again and cut off has a manifest of files that are gone.
+            paths = labelled(settings.of_shard(shard), path.parent)
+            whole = all(file.is_file() for file in paths.values())
+            if not whole or manifest["outputs"] != describe_files(paths, self.hashes):
+                raise UserError(f"{path} is not of the files beside it: {again}")
+            for name, counts in manifest["stages"]["clean"].items():
+                add_counts(total["clean"].setdefault(name, {}), counts)
+            for key, number in manifest["stages"].get("tokenise", {}).items():
+                tokens = total.setdefault("tokenise", {})
+                tokens[key] = tokens.get(key, 0) + number
+        return total
+
     # Stages after the shards
 
     def last_stages(self) -> list[Stage]:
         """Return the stages merge, sample, learn, apply and binarise."""
-        settings, files = self.settings, self.files
+        settings = self.settings
         numbers = range(1, settings.shards + 1)
-        records = [files.cleaned(number)[2] for number in numbers]
-        parts = [files.ready(number) for number in numbers]
-        text = [path for split in self.splits for path in files.text(split)]
-        units = [path for split in self.splits for path in files.units(split)]
+        records = [settings.cleaned(number)[2] for number in numbers]
+        parts = [settings.ready(number) for number in numbers]
+        text = [path for split in self.splits for path in settings.text(split)]
+        units = [path for split in self.splits for path in settings.units(split)]
         data, languages = self.out / "data-bin", {"languages": settings.languages}
         sampled = {"pairs": settings.learn_lines, "seed": settings.seed}
         joined = [*(path for part in parts for path in part), *records]
-        train, model, sample = [*files.train], [files.model], [files.sample]
+        train, model, sample = [*settings.text("train")], [settings.model], [settings.learned_on]
         return [
-            Stage("merge", lambda: drop_duplicates(parts, records, files.train), joined, train),
+            Stage("merge", lambda: drop_duplicates(parts, records, settings.text("train")), joined, train),
             Stage("sample", self.run_sample, train, sample, sampled),
-            Stage("learn", self.run_learn, sample, model, settings.units()),
+            Stage("learn", self.run_learn, sample, model, settings.learning()),
             Stage("apply", self.run_apply, [*model, *text], units, {"bpe": settings.bpe}),
             Stage("binarise", lambda: self.run_binarise(data), units, [data], languages),
         ]
 
     def run_sample(self) -> dict:
         """Choose the pairs that subwords are learned on."""
-        settings, files = self.settings, self.files
-        with files.train[0].open("rb") as file:
+        settings = self.settings
+        with settings.text("train")[0].open("rb") as file:
             pairs = sum(1 for _ in file)
         if not pairs:
-            stamps = [
-                read_stamp(files.shard_folder(number + 1) / STAMPS / "clean.json") for number in range(settings.shards)
-            ]
+            shards = map(settings.shard_folder, range(1, settings.shards + 1))
+            stamps = [read_stamp(folder / STAMPS / "clean.json") for folder in shards]
             total = sum_counts(counts for stamp in stamps for counts in (stamp or {}).get("counts", {}).values())
             named = ((reason, total[reason][0]) for reason in ("read", *DROPPED) if reason in total)
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in named if count)
@@ -266,21 +252,23 @@ class WmtPreparation(Preparation):
                 f"no training pair is left after filtering ({reasons}): look at "
                 "--max-words, --max-ratio and the languages' order"
             )
-        return {"pairs": write_sample(files.train, pairs, settings.learn_lines, settings.seed, files.sample)}
+        files, sample = settings.text("train"), settings.learned_on
+        return {"pairs": write_sample(files, pairs, settings.learn_lines, settings.seed, sample)}
 
     def run_learn(self) -> dict:
         """Learn the subwords."""
-        settings, files = self.settings, self.files
+        settings = self.settings
         if settings.bpe == SUBWORD_NMT:
-            learn_subword_nmt(files.sample, settings.vocab_size, files.model)
+            learn_subword_nmt(settings.learned_on, settings.vocab_size, settings.model)
         else:
-            learn_sentencepiece(files.sample, settings.vocab_size, settings.model_type, files.model)
+            learn_sentencepiece(settings.learned_on, settings.vocab_size, settings.model_type, settings.model)
         return {}
 
     def run_apply(self) -> dict:
         """Cut all text into subwords."""
-        cut, files = load_subwords(self.settings.bpe, self.files.model), self.files
-        return {split: self.apply((cut, cut), files.text(split), files.units(split), "apply") for split in self.splits}
+        settings = self.settings
+        cut = (load_subwords(settings.bpe, settings.model),) * 2
+        return {one: self.apply(cut, settings.text(one), settings.units(one), "apply") for one in self.splits}
 
     def run_binarise(self, binary: Path) -> dict:
         """Run fairseq-preprocess; count the dictionary's entries and the unknown subwords."""
@@ -304,22 +292,22 @@ class WmtPreparation(Preparation):
     # Reports
 
     def report(self, counts: dict[str, Mapping]) -> list[Report]:
-        settings, files, shard = self.settings, self.files, self.settings.shard
+        settings, shard = self.settings, self.settings.shard
         if shard is not None:
             return [
                 Report(
                     self.texts.paths(),
-                    files.of_shard(shard),
+                    settings.of_shard(shard),
                     [f"shard {shard} of {settings.shards} is ready; join all with --merge {settings.shards}"],
                     {name: counts[name] for name in ("clean", "tokenise") if name in counts},
                     {"settings": settings.cleaning(), "shard": [shard, settings.shards]},
-                    folder=files.shard_folder(shard),
+                    folder=settings.shard_folder(shard),
                 )
             ]
         counts |= counts.pop("shards", {})
-        outputs = [self.out / "data-bin", files.model, files.sample]
-        outputs += [path for split in self.splits for path in files.units(split)]
-        outputs += [path for split in self.texts.held_out for path in files.references(split)]
+        outputs = [self.out / "data-bin", settings.model, settings.learned_on]
+        outputs += [path for split in self.splits for path in settings.units(split)]
+        outputs += [path for split in self.texts.held_out for path in settings.references(split)]
         rows = self.set_rows(counts)
         where = f"{self.out / 'data-bin'} is what fairseq reads; {self.out / MANIFEST} says how it was made"
         return [
@@ -328,7 +316,7 @@ class WmtPreparation(Preparation):
                 outputs,
                 ["", "\n\n".join([*self.tables(counts, rows), where])],
                 counts,
-                {"settings": settings.cleaning() | settings.units(), "sets": self.texts.names},
+                {"settings": settings.cleaning() | settings.learning(), "sets": self.texts.names},
                 {
                     f"{row[0]}.{language}": (unknown, units)
                     for row in rows
@@ -407,64 +395,6 @@ def describe_sources(raw: RawText) -> tuple[str, int]:
             rows.append([path.name, describe_size(size), "", str(path), ""])
     downloads = 0 if raw.settings.from_dir else sum(archive.size or 0 for archive in archives)
     return table(rows, ["source", "size", "checked by", "from", "licence"]), downloads + text * (COPIES + 1)
-
-
-# Shards that were made apart
-
-
-def shards_stage(files: WmtFiles, texts: Texts, hashes: Hashes) -> Stage:
-    """Return the stage that checks the shards; its counts are the sum of theirs, by stage."""
-    settings = files.settings
-    shards = range(1, settings.shards + 1)
-    made = [files.shard_folder(shard) / MANIFEST for shard in shards]
-    made += [path for shard in shards for path in files.of_shard(shard)]
-    there = [path for path in made if path.is_file()]
-    asked = settings.cleaning() | {"shards": settings.shards}
-    return Stage("shards", lambda: read_shards(files, texts, hashes), [*texts.paths(), *there], [], asked)
-
-
-def read_shards(files: WmtFiles, texts: Texts, hashes: Hashes) -> dict[str, dict]:
-    """Return the sum of all shards' counts, by stage.
-
-    Raises:
-        UserError: A shard is missing, was made with other settings, by other versions or of
-            other text, or was changed or left unfinished since.
-    """
-    settings = files.settings
-    wanted = {**settings.cleaning(), "languages": [*settings.languages]}
-    total: dict[str, dict] = {"clean": {}}
-    inputs = describe_files(labelled(texts.paths(), None), hashes)
-    for shard in range(1, settings.shards + 1):
-        path = files.shard_folder(shard) / MANIFEST
-        manifest = read_json(path)
-        option = f"--shard {shard}/{settings.shards}"
-        if manifest is None:
-            raise UserError(f"{path} is missing: run with {option} first")
-        for key, value in wanted.items():
-            if manifest["settings"].get(key) != value:
-                raise UserError(
-                    f"{path} was made with {key} {manifest['settings'].get(key)}, now it is "
-                    f"{value}: run {option} again with these options"
-                )
-        again = f"run {option} again"
-        if others := other_versions(manifest["versions"]):
-            raise UserError(
-                f"{path} was made by other versions than are installed here ({others}): install "
-                f"the same everywhere, or {again}"
-            )
-        if manifest["inputs"] != inputs:
-            raise UserError(f"{path} was made of other text than is there now: {again}")
-        # A shard that was begun again and cut off has a manifest of files that are gone.
-        paths = labelled(files.of_shard(shard), path.parent)
-        whole = all(file.is_file() for file in paths.values())
-        if not whole or manifest["outputs"] != describe_files(paths, hashes):
-            raise UserError(f"{path} is not of the files beside it: {again}")
-        for name, counts in manifest["stages"]["clean"].items():
-            add_counts(total["clean"].setdefault(name, {}), counts)
-        for key, number in manifest["stages"].get("tokenise", {}).items():
-            tokens = total.setdefault("tokenise", {})
-            tokens[key] = tokens.get(key, 0) + number
-    return total
 
 
 def other_versions(shard: dict[str, str]) -> str:
