@@ -25,7 +25,7 @@ from relpos_fairseq.preparation.lm_encoding import (
 from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.preparation.settings import SPLITS, check_lm
 from relpos_fairseq.text.dictionary import NSPECIAL, read_dictionary, write_dictionary
-from relpos_fairseq.text.levels import Bytes, load_level
+from relpos_fairseq.text.levels import Bytes, Level, load_level
 
 
 def parse_fractions(text: str) -> list[Fraction]:
@@ -134,7 +134,7 @@ class LmPreparation(Preparation):
     def stages(self) -> list[Stage]:
         self.planned.clear()
         self.find_text()
-        self.learn_units()
+        self.learn_vocabulary()
         self.encode()
         return self.planned
 
@@ -190,14 +190,14 @@ class LmPreparation(Preparation):
         version = {"version": VERSION}
         self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
 
-    def learn_units(self) -> None:
+    def learn_vocabulary(self) -> None:
         """Add the stages that make sentencepiece.model and dict.txt."""
         args = self.args
         train = self.files.get("train", [])
         reading = {"level": self.level, "on_bad_line": args.on_bad_line}
         if self.level == "sentencepiece":
             self.models = [self.out / "sentencepiece.model"]
-            self.learn_pieces(train, reading)
+            self.learn_sentencepiece(train, reading)
         if args.dict:
             self.add("dictionary", self.copy_dictionary, [args.dict], [self.dictionary], {})
         elif self.level == "byte":
@@ -208,7 +208,7 @@ class LmPreparation(Preparation):
             cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
             self.add("dictionary", self.count_dictionary, [*texts, *self.models], [self.dictionary], {**reading, **cut})
 
-    def learn_pieces(self, train: list[Path], reading: dict) -> None:
+    def learn_sentencepiece(self, train: list[Path], reading: dict) -> None:
         """Add the stage that trains a sentencepiece model, or copies the user's."""
         args, model = self.args, self.models[0]
         if args.sentencepiece:
@@ -222,8 +222,8 @@ class LmPreparation(Preparation):
 
         self.add("sentencepiece", run, train, [model], {**reading, **options})
 
-    def units(self):
-        """Return the units of this level; those of sentencepiece once its model is there."""
+    def load_level(self) -> Level:
+        """Load the level; sentencepiece needs its model."""
         return load_level(self.level, *self.models)
 
     def byte_dictionary(self) -> dict[str, int]:
@@ -238,9 +238,9 @@ class LmPreparation(Preparation):
         # Characters that only valid or test have are in the dictionary too, at its end: bits per
         # character allow no unknown, and published enwik8 vocabularies count all splits.
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
-        units = self.units()
+        level = self.load_level()
         texts = [read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths]
-        symbols, different = count_symbols(texts, units, args.workers)
+        symbols, different = count_symbols(texts, level, args.workers)
         kept = choose_symbols(symbols, args.threshold, args.words, args.padding_factor)
         write_dictionary(self.dictionary, kept)
         return {"symbols": len(kept), "different units": different}
@@ -265,9 +265,9 @@ class LmPreparation(Preparation):
             folders = self.folders if split == "train" else self.folders[:1]
 
             def run(split=split, paths=paths, folders=folders) -> dict:
-                units = self.units()
+                level = self.load_level()
                 symbols = read_dictionary(self.dictionary)
-                counts = encode_split(split, paths, folders, units, symbols, options, args.workers)
+                counts = encode_split(split, paths, folders, level, symbols, options, args.workers)
                 return {str(shard): found for shard, found in enumerate(counts)}
 
             self.add(

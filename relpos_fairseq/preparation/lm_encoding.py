@@ -18,6 +18,7 @@ from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.binarise import write_blocks
 from relpos_fairseq.preparation.settings import DOCUMENTS
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, SPECIAL, UNK
+from relpos_fairseq.text.levels import Level
 from relpos_fairseq.text.training import train_sentencepiece_model
 
 CHUNK = 1 << 19  # characters of a chunk
@@ -125,7 +126,7 @@ UNKNOWN = SPECIAL[UNK]
 SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their number
 
 
-def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple[Counter, int]:
+def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -> tuple[Counter, int]:
     """Count the symbols of the first text; symbols of later texts alone get 0.
 
     Returns:
@@ -134,7 +135,7 @@ def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple
     total: Counter = Counter()
 
     def count(chunk) -> tuple[Counter, int]:
-        return units.count(part.text for part in chunk.parts), chunk.size
+        return level.count(part.text for part in chunk.parts), chunk.size
 
     with progress(description="count units", unit="B") as bar:
         for number, text in enumerate(texts):
@@ -204,7 +205,13 @@ def train_sentencepiece(path: Path, parts: Iterable[Part], options: dict) -> dic
 
 
 def encode_split(
-    split: str, paths: Sequence[Path], folders: Sequence[Path], units, symbols: list[str], options: dict, workers: int
+    split: str,
+    paths: Sequence[Path],
+    folders: Sequence[Path],
+    level: Level,
+    symbols: list[str],
+    options: dict,
+    workers: int,
 ) -> list[dict]:
     """Write a split: `SPLIT.bin`, `SPLIT.idx` and, with documents, `SPLIT.documents.npy`.
 
@@ -215,7 +222,7 @@ def encode_split(
         split: Its name.
         paths: Its files.
         folders: One a shard.
-        units: The level's units.
+        level: How text is cut into tokens.
         symbols: The dictionary without its special symbols.
         options: level, documents, on_bad_line, refuse_unknown.
         workers: How many processes.
@@ -226,10 +233,10 @@ def encode_split(
     Raises:
         UserError: The split is empty, too short for the shards, or has what is refused.
     """
-    level, dropped = options["level"], {}
-    parts = read_text(paths, level, options["on_bad_line"], dropped)
-    total = measure(paths, level, options["on_bad_line"])["size"] if len(folders) > 1 else 0
-    encode = make_encoder(units, symbols, options["refuse_unknown"])
+    reading, dropped = (options["level"], options["on_bad_line"]), {}
+    parts = read_text(paths, *reading, dropped)
+    total = measure(paths, *reading)["size"] if len(folders) > 1 else 0
+    encode = make_encoder(level, symbols, options["refuse_unknown"])
     work = chunks(parts, options["documents"], len(folders), total)
     results = count_progress(ordered_map(encode, work, workers), f"encode {split}")
     counts = []
@@ -274,16 +281,16 @@ def write_shard(prefix: Path, results: Iterator, vocab_size: int, with_documents
     return dict(counts)
 
 
-def make_encoder(units, symbols: list[str], refuse_unknown: bool):
+def make_encoder(level: Level, symbols: list[str], refuse_unknown: bool):
     """Return the workers' function: chunk -> shard, ids, sizes, documents' places, counts."""
-    encode = units.encoder(symbols)
+    encode = level.encoder(symbols)
 
     def encode_chunk(chunk: Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, Counter]:
         flat: list[int] = []
         sizes = []
         for part in chunk.parts:
             ids = encode(part.text)
-            if part.ends or not units.exact:
+            if part.ends or not level.exact:
                 ids.append(EOS)
             flat += ids
             sizes.append(len(ids))
