@@ -51,21 +51,19 @@ class GrammarError(UserError):
 
 # Random sentences
 
-_TENSES = (
-    ("present", 38),
-    ("past", 22),
-    ("perfect", 10),
-    ("future", 9),
-    ("can", 8),
-    ("must", 4),
-    ("should", 4),
-    ("want", 5),
-)
-_FRAMES = (("intrans", 18), ("motion", 10), ("trans", 42), ("dative", 10), ("ditrans", 11), ("copula", 9))
-_SINGULAR = (("the", 50), ("a", 18), ("this", 10), ("my", 12), ("his", 10))
-_PLURAL = (("the", 50), ("two", 12), ("many", 12), ("this", 8), ("my", 10), ("his", 8))
-_PATTERNS = (("plain", 50), ("complement", 18), ("adverbial", 20), ("question", 12))
-_LONG_PATTERNS = (("plain", 10), ("complement", 45), ("adverbial", 45))
+
+def _weights(text: str) -> list[tuple[str, int]]:
+    """Read options with their weights."""
+    entries = (entry.split() for entry in text.split(","))
+    return [(name, int(weight)) for name, weight in entries]
+
+
+_TENSES = _weights("present 38, past 22, perfect 10, future 9, can 8, must 4, should 4, want 5")
+_FRAMES = _weights("intrans 18, motion 10, trans 42, dative 10, ditrans 11, copula 9")
+_SINGULAR = _weights("the 50, a 18, this 10, my 12, his 10")
+_PLURAL = _weights("the 50, two 12, many 12, this 8, my 10, his 8")
+_PATTERNS = _weights("plain 50, complement 18, adverbial 20, question 12")
+_LONG_PATTERNS = _weights("plain 10, complement 45, adverbial 45")
 _HUMAN, _ANIMATE = ("human",), ("human", "animal")
 _ROOMS, _LANDMARKS = "garden house kitchen school park city forest".split(), "house school door table window".split()
 _PLACES = {"in": _ROOMS, "into": _ROOMS, "behind": _LANDMARKS, "in front of": _LANDMARKS}
@@ -145,7 +143,9 @@ class Sampler:
         return replace(clause, obj=obj, recipient=recipient, recipient_last=self._chance(0.3))
 
     def _add_adverbials(self, clause: Clause, scale: float) -> Clause:
-        frame, time, manner, place = clause.verb.frame, "", "", None
+        frame, time = clause.verb.frame, ""
+        manner: str | PP = ""
+        place: PP | None = None
         if self._chance(0.34 * scale):
             times = ["today", "often", "every day", "in the evening"]
             times += ["yesterday"] if clause.tense == "past" else []
@@ -178,15 +178,16 @@ class Sampler:
         if subject.noun is None:
             return subject
         if self._chance(0.15):
-            return replace(subject, relative=self._relative(subject))
+            return replace(subject, relative=self._relative(kind, subject.plural))
         if self._chance(0.05):
             return replace(subject, det="no", adjectives=())
         if subject.definite and not subject.adjectives and self._chance(0.08):
             return replace(subject, conjunct=self._np((kind,), 0, "definite"))
         return subject
 
-    def _relative(self, head: NP) -> Relative:
-        kind, gap = head.noun.kind, NP(plural=head.plural)
+    def _relative(self, kind: str, plural: bool) -> Relative:
+        """Draw a relative clause of a noun of a kind."""
+        gap = NP(plural=plural)
         if kind == "place" and self._chance(0.5):
             clause = self._simple(self._np(_HUMAN, 0.2), "intrans")
             return Relative(replace(clause, place=None, time="", manner=""), "place")
@@ -216,7 +217,7 @@ class Sampler:
         if clause.subject.relative or clause.recipient_last or not self._chance(0.22):
             return clause
         # A relative clause of the object, which nothing of the clause itself may then follow.
-        clause = replace(clause, obj=replace(obj, relative=self._relative(obj)), manner="")
+        clause = replace(clause, obj=replace(obj, relative=self._relative(obj.noun.kind, obj.plural)), manner="")
         clause = clause if clause.front == "time" else replace(clause, time="")
         return clause if clause.front == "place" else replace(clause, place=None)
 

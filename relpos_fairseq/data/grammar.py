@@ -93,8 +93,9 @@ def _nouns() -> dict[str, Noun]:
     for kind, entries in _NOUNS.items():
         for entry in entries.split(","):
             english, gender, german, *weak = entry.split()
-            en, _, plural = english.replace("_", " ").partition("/")
-            found[en] = Noun(en, plural or f"{en}s", gender, *german.split("/"), kind, bool(weak))
+            en, _, en_plural = english.replace("_", " ").partition("/")
+            de, de_plural = german.split("/")
+            found[en] = Noun(en, en_plural or f"{en}s", gender, de, de_plural, kind, bool(weak))
     return found
 
 
@@ -246,7 +247,7 @@ def _en_np(phrase: NP, subject: bool = False) -> list[str]:
 def _en_verb(clause: Clause, support: bool) -> tuple[str, list[str]]:
     """Return the finite verb, an auxiliary if `support`, and the words that follow it or follow "not"."""
     verb, plural, past = clause.verb, clause.subject.plural_agreement, clause.tense == "past"
-    base, third, simple_past, participle = verb.en
+    (base, third, simple_past, participle), more = verb.en, []
     if clause.tense == "perfect":
         return "have" if plural else "has", [participle]
     if clause.tense not in ("present", "past", "want"):
@@ -256,8 +257,6 @@ def _en_verb(clause: Clause, support: bool) -> tuple[str, list[str]]:
     elif verb.frame == "copula":
         forms = ("were", "was") if past else ("are", "is")
         return forms[not plural], []
-    else:
-        more = []
     if support:
         return "did" if past else "do" if plural else "does", [base, *more]
     return simple_past if past else base if plural else third, more
@@ -284,12 +283,8 @@ def _en_clause(clause: Clause, inverted: bool = False) -> list[str]:
     words += ["not"] * clause.negated + rest + _en_objects(clause) + clause.predicate.split()
     words += _en_pp(clause.manner) if isinstance(clause.manner, PP) else clause.manner.split()
     place, time = _en_pp(clause.place), clause.time.split()
-    if clause.front == "time":
-        words = time + words + place
-    elif clause.front == "place":
-        words = place + words + time
-    else:
-        words += place + time
+    front, last = {"time": (time, place), "place": (place, time)}.get(clause.front, ([], place + time))
+    words = front + words + last
     for number, complement in enumerate(clause.complement):
         words += ["and"] * (number > 0) + [clause.complementizer, *_en_clause(complement)]
     return words
@@ -320,8 +315,10 @@ _THIS = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en"}  # and ad
 _A = {"nom": "- e - e", "acc": "en e - e", "dat": "em er em en"}
 _WEAK = {"nom": "e e e en", "acc": "en e e en", "dat": "en en en en"}  # adjectives after "der"
 _MIXED = {"nom": "er e es en", "acc": "en e es en", "dat": "en en en en"}  # adjectives after "ein"
+_CONTRACTIONS = _pairs("in dem: im, in das: ins")
 _POSSESSIVE = _pairs("a: ein, no: kein, any: kein, my: mein, his: sein")
-_QUESTION_WORDS = _pairs("where: wo, when: wann, why: warum, what: was")
+_QUESTION_WORDS = {"whether": ""} | _pairs("where: wo, when: wann, why: warum, what: was")
+_WHO = _pairs("nom: wer, acc: wen, dat: wem")
 
 
 def _determiner(det: str, case: str, ending) -> tuple[str, dict[str, str]]:
@@ -366,11 +363,10 @@ def _de_pp(phrase: PP | None) -> list[str]:
     if phrase is None:
         return []
     preposition, case = PREPOSITIONS[phrase.preposition].split()
-    words = _de_np(phrase.np, case)
-    contraction = {"in dem": "im", "in das": "ins"}.get(f"{preposition} {words[0]}")
-    if phrase.np.det == "the" and contraction:
-        return [contraction, *words[1:]]
-    return [preposition, *words]
+    first, *words = _de_np(phrase.np, case)
+    if phrase.np.det == "the" and f"{preposition} {first}" in _CONTRACTIONS:
+        return [_CONTRACTIONS[f"{preposition} {first}"], *words]
+    return [preposition, first, *words]
 
 
 def _object_case(clause: Clause) -> str:
@@ -398,15 +394,11 @@ def _middle(clause: Clause) -> list[str]:
     The order: pronouns, definite objects, time, "nicht", manner, indefinite objects, place.  In a negated clause an
     indefinite direct object takes "kein" instead of "nicht".
     """
+    obj, recipient = clause.obj or NP(), clause.recipient or NP()
+    kein = clause.negated and obj.noun is not None and obj.det in ("a", "any")
     places: dict[str, list[str]] = {"pronoun": [], "definite": [], "indefinite": []}
-    kein = False
-    for phrase, case in ((clause.recipient, "dat"), (clause.obj, _object_case(clause))):
-        if phrase is None:
-            continue
-        negates = clause.negated and phrase is clause.obj and phrase.det in ("a", "any") and phrase.noun is not None
-        kein = kein or negates
-        place = "pronoun" if phrase.pronoun else "definite" if phrase.definite else "indefinite"
-        places[place] += _de_np(phrase, case, negates)
+    for phrase, words in ((recipient, _de_np(recipient, "dat")), (obj, _de_np(obj, _object_case(clause), kein))):
+        places["pronoun" if phrase.pronoun else "definite" if phrase.definite else "indefinite"] += words
     words = places["pronoun"] + places["definite"]
     words += [TIMES[clause.time]] if clause.time and clause.front != "time" else []
     words += ["nicht"] * (clause.negated and not kein)
@@ -433,20 +425,15 @@ def _de_clause(clause: Clause, order: str) -> list[str]:
     return words
 
 
-def _de_question(clause: Clause, kind: str) -> list[str]:
-    words = _de_clause(clause, "first")
-    if kind == "who":
-        subject_asked = clause.subject.noun is None and not clause.subject.pronoun
-        case = "nom" if subject_asked else _object_case(clause)
-        return [{"nom": "wer", "acc": "wen", "dat": "wem"}[case], *words]
-    return words if kind == "whether" else [_QUESTION_WORDS[kind], *words]
-
-
 def _german(sentence: Sentence) -> list[str]:
     """Return a sentence's words, where commas may still stand before another comma or the final mark."""
-    if sentence.question:
-        return [*_de_question(sentence.main, sentence.question), "?"]
-    words = _de_clause(sentence.main, "first" if sentence.adverbial_first else "second")
+    main, kind = sentence.main, sentence.question
+    words = _de_clause(main, "first" if kind or sentence.adverbial_first else "second")
+    if kind == "who":
+        subject_asked = main.subject.noun is None and not main.subject.pronoun
+        return [_WHO["nom" if subject_asked else _object_case(main)], *words, "?"]
+    if kind:
+        return [*_QUESTION_WORDS[kind].split(), *words, "?"]
     if sentence.adverbial is not None:
         when = "als" if sentence.adverbial.tense in PAST else "wenn"
         adverbial = [CONJUNCTIONS.get(sentence.conjunction, when), *_de_clause(sentence.adverbial, "final")]

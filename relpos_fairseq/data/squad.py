@@ -20,19 +20,12 @@ from relpos_fairseq.text.tokenizer import require_characters
 logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
 _NAMED = 5  # how many ids a message names
-_TYDI_CODES = {
-    "arabic": "ar",
-    "bengali": "bn",
-    "english": "en",
-    "finnish": "fi",
-    "indonesian": "id",
-    "japanese": "ja",
-    "korean": "ko",
-    "russian": "ru",
-    "swahili": "sw",
-    "telugu": "te",
-    "thai": "th",
-}
+# TyDiQA's ids begin with the name of the language.
+_TYDI_CODES = dict(
+    pair.split(":")
+    for pair in "arabic:ar bengali:bn english:en finnish:fi indonesian:id japanese:ja korean:ko russian:ru swahili:sw "
+    "telugu:te thai:th".split()
+)
 _TYDI = re.compile(f"({'|'.join(_TYDI_CODES)})-")
 
 
@@ -139,8 +132,7 @@ def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFil
 def _report_bad(found: QuestionFile, on_bad_answer: str) -> None:
     message = (
         f"{found.path}: {len(found.bad_answers)} answers whose text is not at its offset "
-        f"({'; '.join(found.bad_answers[:_NAMED])}"
-        f"{'; ...' if len(found.bad_answers) > _NAMED else ''})"
+        f"({'; '.join(found.bad_answers[:_NAMED])}{'; ...' if len(found.bad_answers) > _NAMED else ''})"
     )
     if on_bad_answer == "fail":
         raise ValueError(f"{message}: mend them, or choose --on-bad-answer drop or keep")

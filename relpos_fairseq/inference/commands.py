@@ -17,11 +17,7 @@ from relpos_fairseq.io.lines import BOM, LONGEST_LINE, decode, read_lines
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
-    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`).
-
-    Raises:
-        UserError: no such file, or a line that is not UTF-8.
-    """
+    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
     if path is not None and str(path) != "-":
         yield from read_lines(path)
         return

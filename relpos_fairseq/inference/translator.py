@@ -1,7 +1,6 @@
 """Translate lines of text with anything that translates symbols: in batches sorted by length, and in order again.
 
-A `Translator` is a checkpoint (`checkpoints/beam.py`), or an export that another engine runs;
-`export/translators.py` tells them apart.
+A `Translator` is a checkpoint (`BeamSearch` of `checkpoints/loading.py`) or an export that another library runs.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def read_text(folder: Path, language: str | None = None) -> Text:
     if language and (model := folder / piece_file(language)).is_file():
         return SentencePieceText(model, read_dictionary(folder / f"dict.{language}.txt"))
     manifest = manifest_of(folder)
-    facts = read_json(manifest) if manifest else {}
+    facts = (manifest and read_json(manifest)) or {}
     settings = facts.get("settings", {})
     if language and {"languages", "tokenizer", "bpe"} <= settings.keys():
         if language not in settings["languages"]:
@@ -215,9 +215,8 @@ def word_starts(folder: str | Path, dictionary: Any) -> Tensor:
             tokenizer = load_tokenizer(folder)
         except ValueError as error:
             raise UserError(
-                f"--mask-whole-words needs to know which symbols begin a word, and {folder} has "
-                f"neither {WORD_STARTS_FILE} (a line with 0 or 1 for every id of its dictionary) nor a "
-                f"tokenizer ({error})"
+                f"--mask-whole-words needs to know which symbols begin a word, and {folder} has neither "
+                f"{WORD_STARTS_FILE} (a line with 0 or 1 for every id of its dictionary) nor a tokenizer ({error})"
             ) from None
         flags = word_start_flags(tokenizer, symbols)
     return torch.tensor(flags, dtype=torch.uint8)
@@ -284,7 +283,7 @@ def asset_files(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
 
     The tokenizer may lie in a folder of its own.
     """
-    found = {}
+    found: dict[str, Path] = {}
     for place in (data, *([tokenizer] if tokenizer else [])):
         for part in DATA_PARTS:
             patterns = ("dict*.txt", piece_file("*")) if place == data else (piece_file("*"),)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relpos_fairseq.text.dictionary import CONTINUED, EOS, SPECIAL, UNK, UNKNOWN, WORD_START, ids_of
-from relpos_fairseq.text.tokenizer import load_sentencepiece
+from relpos_fairseq.text.tokenizer import load_sentencepiece, usable_pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,16 +139,13 @@ class SentencePieces(Level):
 
     def __init__(self, model: str | Path) -> None:
         self.processor = load_sentencepiece(Path(model))
-        numbers = range(self.processor.get_piece_size())
-        self.pieces = [self.processor.id_to_piece(number) for number in numbers]
-        special = (self.processor.is_control, self.processor.is_unknown)
-        self.usable = [self.pieces[number] for number in numbers if not any(test(number) for test in special)]
+        self.usable = usable_pieces(self.processor)
 
     def split(self, line: str) -> list[int]:
         return self.processor.encode(" ".join(line.split()))
 
     def symbol(self, unit: int) -> str:
-        return self.pieces[unit]
+        return self.processor.id_to_piece(unit)
 
     def to_bytes(self, symbol: str, begins: bool) -> bytes:
         if len(symbol) == 6 and symbol.startswith("<0x"):  # sentencepiece's byte fallback
@@ -164,9 +161,10 @@ class SentencePieces(Level):
 
 def load_level(level: str, model: str | Path | None = None) -> Level:
     """Return the level of a name: "word", "sentencepiece" (of the file `model`), "char" or "byte"."""
-    if level == "sentencepiece":
+    if model is not None:
         return SentencePieces(model)
-    return {"word": Words, "char": Characters, "byte": Bytes}[level]()
+    levels: dict[str, type[Words] | type[Characters] | type[Bytes]] = {"word": Words, "char": Characters, "byte": Bytes}
+    return levels[level]()
 
 
 class LevelText:

@@ -31,6 +31,8 @@ REMEMBERED = 24_000  # words whose subword-nmt subwords are cached
 _KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "wordlevel"}
 # The printable characters that byte-level BPE writes for the space and for other white space.
 _BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")
+# Code points of kana and ideographs.
+_UNSPACED = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF))
 
 
 @dataclass(frozen=True)
@@ -160,14 +162,7 @@ def exact_offsets(text: str, pieces: Sequence[str], offsets: Sequence[tuple[int,
 
 def is_unspaced(character: str) -> bool:
     """Return True for a character of a script written without spaces: ideographs and kana."""
-    code = ord(character)
-    return (
-        0x3040 <= code <= 0x30FF
-        or 0x3400 <= code <= 0x4DBF
-        or 0x4E00 <= code <= 0x9FFF
-        or 0xF900 <= code <= 0xFAFF
-        or 0x20000 <= code <= 0x323AF
-    )
+    return any(first <= ord(character) <= last for first, last in _UNSPACED)
 
 
 # Models of the `tokenizers` library
@@ -310,6 +305,12 @@ def load_sentencepiece(model: Path | bytes) -> Any:
         raise UserError(f"{name} is not a sentencepiece model: {error}") from None
 
 
+def usable_pieces(processor: Any) -> list[str]:
+    """Return the subwords of a sentencepiece model in order, without control and unknown symbols."""
+    numbers = range(processor.get_piece_size())
+    return [processor.id_to_piece(n) for n in numbers if not (processor.is_control(n) or processor.is_unknown(n))]
+
+
 class SentencePieceTokenizer(Tokenizer):
     """A unigram or BPE model of sentencepiece, from its file or the file's content."""
 
@@ -319,10 +320,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.processor = load_sentencepiece(model)
         if not hasattr(self.processor, "EncodeAsOffsetMapping"):
             raise UserError("this version of sentencepiece gives no offsets: pip install 'sentencepiece>=0.2.3'")
-        special = (self.processor.is_control, self.processor.is_unknown)
-        numbers = [n for n in range(self.processor.get_piece_size()) if not any(test(n) for test in special)]
-        pieces = map(self.processor.id_to_piece, numbers)
-        self.symbols = [piece for piece in pieces if piece not in {*SPECIAL, MASK}]
+        self.symbols = [piece for piece in usable_pieces(self.processor) if piece not in {*SPECIAL, MASK}]
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
         unknown = self.processor.unk_id()

@@ -5,7 +5,6 @@ The same text and options give the same files, wherever they lie and whatever th
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import io
 import logging
@@ -13,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,10 @@ def train_tokenizer(
         raise ValueError("give either files or texts to train a tokenizer on")
     if lowercase and kind != "wordpiece":
         raise ValueError(f"lowercase is wordpiece's; {kind} takes no lowercase")
-    if files is not None:
-        texts = Files(list(files))
     train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "sentencepiece": _train_sentencepiece}
     if kind == "wordpiece":
         options["lowercase"] = lowercase
-    tokenizer = train[kind](Counted(texts), vocab_size, options)
+    tokenizer = train[kind](Counted(Files(list(files or ())) if texts is None else texts), vocab_size, options)
     tokenizer.save(folder)
     logger.info("%s tokenizer of %d tokens in %s", kind, len(tokenizer.symbols), folder)
     return tokenizer
@@ -177,7 +175,8 @@ def _train_wordpiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -
 
 def _wordpiece_alphabet(model: Any, texts: Iterable[str], limit: int | None) -> tuple[list[str], dict[int, str]]:
     """Return the characters as first and as later subwords, and a table that blanks those beyond the limit."""
-    counts, later = collections.Counter(), set()
+    counts: Counter[str] = Counter()
+    later: set[str] = set()
     for text in texts:
         for word, _ in model.pre_tokenizer.pre_tokenize_str(model.normalizer.normalize_str(text)):
             counts.update(word)
@@ -200,7 +199,7 @@ def _trainer(kind: Any, vocab_size: int, options: dict[str, Any], **more: Any) -
 # sentencepiece
 
 
-def train_sentencepiece_model(lines: Iterable[str], size: int, option: str, **options: object) -> bytes:
+def train_sentencepiece_model(lines: Iterable[str], size: int, option: str, **options: Any) -> bytes:
     """Train a sentencepiece model and return its file's content.
 
     Args:
@@ -215,7 +214,7 @@ def train_sentencepiece_model(lines: Iterable[str], size: int, option: str, **op
     """
     import sentencepiece
 
-    settings = {"character_coverage": 1.0, "max_sentence_length": LONGEST_SENTENCE, "minloglevel": 2}
+    settings: dict[str, Any] = {"character_coverage": 1.0, "max_sentence_length": LONGEST_SENTENCE, "minloglevel": 2}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

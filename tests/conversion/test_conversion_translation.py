@@ -150,7 +150,7 @@ def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
     quoted = ">>fra<< >> the dog <<"
     assert text.encode(quoted) == [">>fra<<", *text.encode(">> the dog <<")]
     for line in (">> the dog << sees", ">>eng<< the dog"):  # no code that the model knows
-        assert text.encode(line) == text.pieces.encode(line, out_type=str)
+        assert text.encode(line) == text.processor.encode(line, out_type=str)
     (tmp_path / "in").write_text("\n".join(lines[:2]) + "\n")
     given = ("--beam", "3", "--max-len-b", "12", "--cpu")
     assert relpos("translate", tmp_path / "out" / "model.pt", tmp_path / "in", *given) == 0

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
+from relpos_fairseq.data import grammar
 from relpos_fairseq.data.corpus import Corpus, GrammarError, Sampler, build, write
-from relpos_fairseq.data.grammar import NOUNS, NP, PP, PRONOUNS, VERBS, Clause, Relative, Sentence, translate
+from relpos_fairseq.data.grammar import NP, PP, Clause, Relative, Sentence, translate
 
 SIZES = {"train": 1500, "valid": 100, "test": 100, "test_long": 60}
 KNOWN = [
@@ -24,14 +25,14 @@ COMMAND = (sys.executable, "-m", "relpos_fairseq.cli", "corpus")
 
 def np(head: str, det: str = "the", *adjectives: str, plural=False, relative=None, conjunct=None) -> NP:
     """A noun phrase of an English singular noun, or of a pronoun's subject form."""
-    if head in PRONOUNS:
+    if head in grammar.PRONOUNS:
         return NP(pronoun=head)
-    return NP(NOUNS[head], "", det, plural, adjectives, relative, conjunct)
+    return NP(grammar.NOUNS[head], "", det, plural, adjectives, relative, conjunct)
 
 
 def clause(subject: NP, verb: str, **features: object) -> Clause:
     """A clause of a subject, a verb by its name ("pick up") and other fields of `Clause`."""
-    return Clause(subject, VERBS[verb], **features)
+    return Clause(subject, grammar.VERBS[verb], **features)
 
 
 MAN, WOMAN, DOG, CAT, DOOR, BOOK = map(np, ("man", "woman", "dog", "cat", "door", "book"))

@@ -3,9 +3,8 @@
 A split is one stream of N tokens.  Token t > 0 is predicted from the tokens before it, so there are N - 1 predictions.
 They are dealt to R rows as evenly as possible (the first rows have one more), each row a contiguous part.  A row is
 read in blocks of T tokens: the block at p has inputs [p, p + T) and targets [p + 1, p + T + 1).  A row's first input is
-the last target of the row before: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows
-that have ended are padded.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch
-size.)
+the last target of the row before: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows that
+have ended are padded.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch size.)
 
 With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows: W processes with B
 rows see what one process with B W rows sees.
@@ -343,9 +342,8 @@ class StreamBatchIterator(EpochBatchIterator):
         saved, here = state_dict.get("streams"), self._cut()
         if saved is None:
             raise ValueError(
-                "the checkpoint was not written by segment_language_modeling, and has no position "
-                "in a stream: give --reset-dataloader (or --finetune-from-model) to start at its "
-                "beginning"
+                "the checkpoint was not written by segment_language_modeling, and has no position in a stream: give "
+                "--reset-dataloader (or --finetune-from-model) to start at its beginning"
             )
         if state_dict.get("iterations_in_epoch", 0) == 0:
             here["tokens of the stream"] = saved.get("tokens of the stream")  # the next shard has its own number
