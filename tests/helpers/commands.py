@@ -125,14 +125,14 @@ def captured():
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s | %(name)s | %(message)s"))
     root = logging.getLogger()
-    level = root.level
+    level, handlers = root.level, root.handlers[:]
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
             yield stream
     finally:
-        root.removeHandler(handler)
+        root.handlers[:] = handlers  # fairseq-validate adds its own
         root.setLevel(level)
 
 
