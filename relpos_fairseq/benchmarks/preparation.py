@@ -129,7 +129,7 @@ def ours(folder: Path, languages: tuple[str, str], workers: int, vocab: int, out
     preparation = WmtPreparation(settings)
     preparation.run_count()
     preparation.run_held_out()
-    names = [name for name in STAGES if name not in LEARNING or not preparation.files.model.exists()]
+    names = [name for name in STAGES if name not in LEARNING or not settings.model.exists()]
     made = [(stage.name, stage.run) for stage in preparation.stages() if stage.name in names]
     return timed(made)
 

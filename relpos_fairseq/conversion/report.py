@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.io.errors import UserError
+
 # ---- What a conversion did, what it lost, and the errors that it ends in.
 
 
-class ConversionError(ValueError):
+class ConversionError(UserError):
     """A source, an option or a file that cannot be converted; one line that says what to do."""
 
 

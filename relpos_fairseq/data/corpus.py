@@ -30,6 +30,7 @@ from relpos_fairseq.data.grammar import (
     Verb,
     translate,
 )
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import open_together
 from relpos_fairseq.io.progress import table
 
@@ -44,7 +45,7 @@ _MAX_DRAWS_PER_PAIR = 400
 SOURCES = [Path(__file__).with_name("grammar.py"), Path(__file__)]  # what the sentences depend on
 
 
-class GrammarError(ValueError):
+class GrammarError(UserError):
     """The grammar cannot give as many sentences as were asked for."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from relpos_fairseq.io.errors import UserError
 
-class ExportError(ValueError):
+
+class ExportError(UserError):
     """What cannot be exported, in one line: input, value and remedy."""
 
 

@@ -290,7 +290,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         for language, count in sides:
             symbols_of(text, count, language)
     except UserError as error:
-        if data is not None:
+        if data is not None or isinstance(error, ExportError):
             raise
         said = f"none: {error}"
     with atomic_folder(out) as folder:

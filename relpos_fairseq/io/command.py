@@ -1,4 +1,4 @@
-"""How a command ends: its exit status and its last line."""
+"""End a command with an exit status and, after an error, one line on stderr."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
     Args:
         main: takes the arguments (None: those of the process); may return an exit status.
         argv: the arguments.
-        interrupted: what is said of Ctrl-C and SIGTERM.
+        interrupted: the line after Ctrl-C and SIGTERM.
 
     Returns:
         What `main` returns (None: 0); after a line `error: ...` 1 (a program that it started
@@ -69,7 +69,7 @@ def fail(message: str, status: int = 2) -> int:
 
 
 def error_line(lines: Iterable[str]) -> str:
-    """Return why a program failed: its output's last exception, else its last line, else ""."""
+    """Return why a program failed: the last exception in its output, else its last line, else ""."""
     last = error = ""
     for line in lines:
         last = line.strip() or last
@@ -79,7 +79,7 @@ def error_line(lines: Iterable[str]) -> str:
 
 
 def describe_os_error(error: OSError) -> str | None:
-    """Say in words what the file system refused; None where no file is named."""
+    """Describe an error of the file system in words; None where it names no file."""
     if error.errno in FULL:
         where = Path(error.filename) if error.filename else Path.cwd()
         folder = existing_folder(where)

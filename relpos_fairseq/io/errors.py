@@ -1,4 +1,7 @@
-"""Errors that a command reports in one line."""
+"""Errors that a command reports in one line.
+
+`UserError` is for whatever a user did wrong, in any part of the package; a command that meets it ends with status 2.
+"""
 
 import os
 import re
@@ -6,7 +9,7 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """Bad input; the message names the input, the value and the remedy."""
+    """Wrong input or options; the message names the input, its value and the remedy."""
 
 
 class BusyError(UserError):
@@ -14,13 +17,13 @@ class BusyError(UserError):
 
 
 class ToolError(RuntimeError):
-    """A program that was started failed; the message is its own error line and where its log is."""
+    """A program that was started failed; the message is its own error line and the path of its log."""
 
 
 def unreadable(path: str | Path, error: Exception, kind: str = "checkpoint") -> str:
-    """Say in one line why torch.load(weights_only=True) could not load a file.
+    """Return one line on why torch.load(weights_only=True) could not load a file.
 
-    `kind` is what it should be; torch's advice to run the file's code is left out.
+    `kind` names what the file should be; torch's advice to run the file's code is left out.
     """
     size = os.path.getsize(path) if os.path.isfile(path) else 0
     text = str(error)

@@ -1,4 +1,4 @@
-"""Whole files: written under a temporary name, renamed when complete; hashes; free space."""
+"""Write files and folders whole or not at all, hash them, lock them, and check the room on their disk."""
 
 import errno
 import gzip
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from relpos_fairseq.io.errors import UserError
 
@@ -54,12 +54,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     except BaseException:
         remove(temporary)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
 def named_on_disk_full(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError of a write, which has none."""
+    """Add the name of the file that is being written to an OSError that names none."""
     try:
         yield
     except OSError as error:
@@ -93,13 +93,13 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     try:
         with named_on_disk_full(path):
             yield temporary
-            for file in temporary.rglob("*"):
+            for file in files_below(temporary):
                 sync(file)
             replace(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def replace(temporary: Path, path: Path) -> None:
@@ -142,19 +142,32 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file's bytes on the disk before its name is."""
-    if path.is_file():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Have a folder's names on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Write a file's bytes, or a folder's names, through to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the exclusive lock of a file, which is made; the system frees it when this process ends, however it does.
+
+    It is a record lock: unlike one of flock, forked workers do not inherit it.
+
+    Raises:
+        BlockingIOError: Another process holds it, and `wait` is false.
+    """
+    import fcntl  # Windows lacks it
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except PermissionError as error:  # POSIX allows it in the place of BlockingIOError
+            raise BlockingIOError(*error.args) from error
+        yield
 
 
 @contextmanager
@@ -165,10 +178,8 @@ def open_text_out(path: str | Path) -> Iterator[TextIO]:
     """
     path = Path(path)
     with atomic_path(path) as temporary, temporary.open("wb") as raw:
-        if path.suffix == ".gz":
-            packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
-        else:
-            packed = raw
+        zipped = path.suffix == ".gz"
+        packed: Any = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) if zipped else raw
         with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file:
             yield file
 
@@ -188,7 +199,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def copy_file(source: Path, *targets: Path) -> None:
-    """Copy a file, whole or not at all; onto itself it stays."""
+    """Copy a file to each target, whole or not at all; a target that is the file itself is left alone."""
     for target in targets:
         if source.absolute() != target.absolute():
             with atomic_path(target) as temporary:
@@ -206,7 +217,7 @@ def write_json(path: str | Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def read_json(path: str | Path) -> dict | None:
+def read_json(path: str | Path) -> Any:
     """Read a JSON file; None where there is none, an error where it is not JSON."""
     path = Path(path)
     if not path.exists():
@@ -261,10 +272,10 @@ class Hashes:
         self.known[self.state(path)] = {"sha256": sha256}
 
     def state(self, path: Path) -> tuple:
-        """Return what changes whenever a file does.
+        """Return path, inode, size and times of a file, which change whenever its bytes do.
 
-        A write within the clock tick of the last one leaves the times as they are: after that tick
-        has passed, what is read for these times is what they end with.
+        A second write within one tick of the file system's clock leaves the times unchanged, so that this waits until
+        the tick of the last write has passed.
         """
         path = Path(path).absolute()
         status = path.stat()
@@ -282,7 +293,7 @@ def size_of(path: str | Path) -> int:
 
 
 def bytes_below(folder: Path) -> int:
-    """Return the bytes below a folder in which others may work: what vanishes is not counted."""
+    """Return the bytes of all files below a folder; files that other processes remove meanwhile do not count."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -297,7 +308,7 @@ def describe_size(size: int | None) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Lists a folder's files at any depth, in the order of their names."""
+    """Return a folder's files at any depth, in the order of their names."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -310,7 +321,7 @@ def existing_folder(path: str | Path) -> Path:
 
 
 def require_space(folder: str | Path, bytes: int) -> None:
-    """Refuse to write so many bytes into a folder whose disk has not the room."""
+    """Raise a UserError unless the disk of a folder has room for so many bytes."""
     free = shutil.disk_usage(existing_folder(folder)).free
     if free < bytes:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Text of any origin, line by line: plain or compressed, any line ends, checked encoding."""
+"""Read text line by line: plain or compressed, with any line ends, in checked UTF-8."""
 
 import bz2
 import gzip
@@ -32,8 +32,8 @@ def read_lines(
 
     Args:
         path: The file, UTF-8.
-        on_bad_line: What becomes of a line that is not UTF-8 or too long: "fail" or "drop".
-        counts: Counts "lines" (all of them), "invalid_utf8" and "too_long" (those dropped).
+        on_bad_line: "fail" at a line that is not UTF-8 or too long, or "drop" it.
+        counts: Counts "lines" (all lines), "invalid_utf8" and "too_long" (dropped lines).
         longest: The most bytes of a line.
 
     Raises:

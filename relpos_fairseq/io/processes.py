@@ -22,16 +22,13 @@ from typing import TypeVar
 from relpos_fairseq.io.command import error_line
 from relpos_fairseq.io.errors import ToolError, UserError
 
-# ---- Several processes, one result: chunks in, results out in the same order.
-
-
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 AHEAD = 2  # chunks per worker that are read ahead, so that no worker waits
 HELD = (signal.SIGINT, signal.SIGTERM)
 WATCH = 0.5  # seconds between two looks at the parent
 
-_function: Callable | None = None  # a worker's function: sent once, not with every chunk
+_function: Callable  # a worker's function: sent once, not with every chunk
 
 
 def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int) -> Iterator[Result]:
@@ -64,14 +61,15 @@ def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], wo
     done = False
     try:
         with _signals_held():
-            executor.submit(_do_nothing)  # forks all workers
+            executor.submit(os.getpid)  # the first call forks all workers
         yield from _stream(executor, chunks, AHEAD * workers)
         done = True
     except BrokenProcessPool as error:
         raise UserError("a worker process was killed, perhaps for want of memory: use fewer --workers") from error
     finally:
         if not done:
-            _end_workers(set(multiprocessing.active_children()) - others)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
         executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -96,18 +94,6 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _do_nothing() -> None:
-    """Do nothing, in a worker."""
-
-
-def _end_workers(workers: Iterable) -> None:
-    """End worker processes that are in the middle of something."""
-    for worker in workers:
-        worker.terminate()
-    for worker in workers:
-        worker.join()
-
-
 def _start_worker(function: Callable, parent: int) -> None:
     """Prepare a worker: Ctrl-C is the parent's to handle, and the parent's end is the worker's."""
     global _function
@@ -119,23 +105,22 @@ def _start_worker(function: Callable, parent: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent has ended, however it did."""
-    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    """End this process when its parent has ended, however it ended: killed with SIGKILL, say."""
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH)
+        os._exit(1)
 
-def _watch_parent(parent: int) -> None:
-    """End this worker once its parent is gone (killed with SIGKILL, say)."""
-    while os.getppid() == parent:
-        time.sleep(WATCH)
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _call_function(chunk: object) -> object:
+    """Call the worker's function: in a worker."""
     return _function(chunk)
 
 
-# ---- Work in a child of this process: it begins with all that is imported, and leaves nothing here.
-
+# A forked child: it begins with all modules that are imported here, and its memory goes back when it ends.
 
 POLL = 0.05  # seconds between two looks at a child
 
@@ -144,12 +129,10 @@ POLL = 0.05  # seconds between two looks at a child
 class Fork:
     """A child that runs a function; this process must not have computed with several threads."""
 
-    # what it runs; an exception or `SystemExit` ends it as in a command
-    function: Callable[[], object]
+    function: Callable[[], object]  # an exception or `SystemExit` of it ends the child as it ends a command
     log: Path  # file to which all that it prints is appended
-    status: int | None = None  # how it ended; None: it runs
-    # the most memory that it, and each child that it waited for, used at a time
-    megabytes: float = 0.0
+    status: int | None = None  # its exit status; None while it runs
+    megabytes: float = 0.0  # peak memory of the child, or of a child that it waited for
     seconds: float = 0.0  # from its start to its end
     started: float = field(default_factory=time.monotonic)
 
@@ -164,7 +147,7 @@ class Fork:
             self._run(parent)
 
     def _run(self, parent: int) -> None:
-        """In the child: print to the log, run the function, end."""
+        """Run the function in the child, with its output in the log, and end the child."""
         status = 1
         try:
             end_with(parent)
@@ -182,7 +165,7 @@ class Fork:
                 os._exit(status)
 
     def poll(self) -> int | None:
-        """Return how it ended, negative where a signal ended it, or None."""
+        """Return its exit status, negative where a signal ended it, or None while it runs."""
         if self.status is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -192,23 +175,32 @@ class Fork:
         return self.status
 
     def end(self) -> None:
-        """End it, if it runs."""
+        """Kill the child if it runs, and wait for its end."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             while self.poll() is None:
                 time.sleep(POLL)
 
     def reason(self) -> str:
-        """Return why it failed, in words."""
-        if self.status is not None and self.status < 0:
-            return f"killed by {signal.Signals(-self.status).name}"
-        with self.log.open(encoding="utf-8", errors="replace") as file:
-            file.seek(self.offset)
-            return error_line(file) or f"status {self.status}"
+        """Return why it failed: the signal, or the last error in its log."""
+        return failure(self.status or 0, self.log, self.offset)
+
+
+def failure(status: int, log: Path, offset: int) -> str:
+    """Return why a process failed: the signal that ended it, or the last error in its log behind `offset`."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    with log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(offset)
+        return error_line(file) or f"status {status}"
 
 
 def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
-    """Run a function in a child to its end; where it fails, the ToolError calls it by its name."""
+    """Run a function in a child to its end.
+
+    Raises:
+        ToolError: It failed; the message begins with `name`.
+    """
     fork = Fork(function, log)
     try:
         while fork.poll() is None:
@@ -221,7 +213,7 @@ def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
 
 
 def redirect_output(log: Path) -> None:
-    """Send what this process prints, by any way, to the end of a file; nothing is read."""
+    """Append all output of this process, of C code too, to a file; standard input becomes empty."""
     import logging
 
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -235,53 +227,26 @@ def redirect_output(log: Path) -> None:
             handler.stream = sys.stdout  # setStream would flush the parent's, which may be closed
 
 
-# ---- Run other programs, fairseq's commands above all, with a log.
-
-
 USER_DIR = Path(__file__).resolve().parents[1]
 
 
 def run_tool(command: list[str], log: Path, threads: int) -> None:
-    """Run a command to its end with some threads; its output is appended to a log, line by line.
+    """Run a command to its end with some threads; its output is appended to a log.
 
     Raises:
         ToolError: The command did not end with status 0.
     """
-    # Unbuffered, so that progress shows at once and no line is cut by another stream's.
+    # Unbuffered, so that the log shows progress at once.
     settings = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    process = subprocess.Popen(
-        command,
-        env=os.environ | settings,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
-    try:
-        reason = copy_output(process, log)
-        status = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    if status != 0:
-        reason = reason if status > 0 else f"killed by {signal.Signals(-status).name}"
+    with log.open("ab") as file:
+        offset = file.seek(0, os.SEEK_END)
+        done = subprocess.run(
+            command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
+        )
+    if done.returncode:
         name = Path(command[1] if command[0] == sys.executable else command[0]).name
-        raise ToolError(f"{name}: {reason} (its whole output: {log})")
-
-
-def copy_output(process: subprocess.Popen, log: Path) -> str:
-    """Copy a command's output to its log; return its last words."""
-
-    def copied() -> Iterator[str]:
-        for line in process.stdout:
-            file.write(line)
-            yield line
-
-    with log.open("a", encoding="utf-8") as file:
-        return error_line(copied())
+        raise ToolError(f"{name}: {failure(done.returncode, log, offset)} (its whole output: {log})")
 
 
 def key_of(settings: object, files: Iterable[Path] = ()) -> str:

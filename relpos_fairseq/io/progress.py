@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TextIO
 
 from tqdm import tqdm
@@ -30,11 +30,11 @@ def progress(
 ) -> "Bar | LogProgress":
     """Wrap an iterable, or count by `update(n)`; also a context manager.
 
-    `total` is how many there are, where that is known; the unit "B" is printed in kB, MB, ...;
+    `total` is the number of items, if known; the unit "B" is printed in kB, MB, ...;
     `file` is stderr by default.
     """
     file = file or sys.stderr
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if file.isatty():
         scale = {"unit_scale": True} if unit == "B" or (total or 0) > 100_000 else {}
@@ -43,7 +43,7 @@ def progress(
 
 
 class LogProgress:
-    """Prints a line each tenth of the work, or each half minute; nothing of short work."""
+    """Prints a line for each tenth of the work, or each half minute; none for short work."""
 
     def __init__(self, iterable: Iterable | None, total: int | None, description: str, unit: str, file: TextIO) -> None:
         self.iterable, self.total, self.unit, self.file = iterable, total, unit, file
@@ -53,7 +53,7 @@ class LogProgress:
 
     def __iter__(self) -> Iterator:
         with self:
-            for item in self.iterable:
+            for item in self.iterable or ():
                 yield item
                 self.update()
 
@@ -88,11 +88,8 @@ class LogProgress:
         return f"{n / 1e6:,.1f} MB" if self.unit == "B" else f"{n:,.0f} {self.unit}"
 
 
-# ---- Tables for the eye.
-
-
 def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = False) -> str:
-    """Return a Markdown table; integers have thousands separators, `written` cells stay."""
+    """Return a Markdown table; integers get thousands separators, unless the cells are `written` already."""
     import tabulate
 
     formats = {"disable_numparse": True} if written else {"intfmt": ",", "floatfmt": ",.2f"}

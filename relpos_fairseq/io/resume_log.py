@@ -1,4 +1,4 @@
-"""Keep the results of a long computation, one JSON line each, so that an interrupted process goes on with them."""
+"""Keep the results of long work in a file of JSON lines, so that an interrupted run continues after the last one."""
 
 import json
 from collections.abc import Iterator
@@ -9,13 +9,14 @@ from relpos_fairseq.io.files import named_on_disk_full
 
 
 class ResumeLog:
-    """Results in the order in which they were computed, in a file that a kill may cut after any byte.
+    """A file of JSON lines that a kill may cut after any byte: a key, then one result a line, in the order of the work.
 
-    `kept` has the results of an earlier process whose computation had the same key.
+    Attributes:
+        kept: Results of an earlier process that worked under the same key.
     """
 
     def __init__(self, path: Path, key: dict) -> None:
-        """Read the results of an earlier process; those under another `key`, which names all inputs, are replaced."""
+        """Read the results kept under `key`, which holds all that they depend on; a file of another key is replaced."""
         self.path = path
         head = json.dumps(key, sort_keys=True) + "\n"
         lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
@@ -26,7 +27,7 @@ class ResumeLog:
 
     @contextmanager
     def opened(self) -> Iterator:
-        """Open the file; yield a function that appends one more result."""
+        """Open the file; give a function that appends one result."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with named_on_disk_full(self.path), self.path.open("w", encoding="utf-8") as file:
             file.write(self._start)

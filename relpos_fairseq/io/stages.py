@@ -1,39 +1,36 @@
-"""Run stages from files to files, each skipped while nothing it depends on has changed; write manifests."""
+"""Run stages from files to files, each skipped while nothing it depends on has changed; write manifests.
 
-import fcntl
+A stage that has run leaves a stamp, `.stages/NAME.json` of its folder: its parameters, the hashes of its inputs and
+outputs, the versions of the packages, and its counts. A manifest says the same of a whole result, for readers: it
+depends on the input alone, and holds no path and no date.
+"""
+
 import importlib.metadata
 import json
 import platform
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 from relpos_fairseq.io.errors import BusyError, UserError
-from relpos_fairseq.io.files import Hashes, files_below, read_json, remove, sha256_of, size_of, write_json
+from relpos_fairseq.io.files import Hashes, file_lock, files_below, read_json, remove, sha256_of, size_of, write_json
 
-# ---- What was made of what: a manifest that depends on the input alone.
-
-
-# They say how fast and where something is made, not what: places are named, their paths are not.
+STAMPS = ".stages"
+# Options of speed and place, which change no result: the values of places are left out, the others altogether.
 NEUTRAL_OPTIONS = ("--workers",)
-PLACES = ("--out", "--destdir", "--from-dir", "--downloads")
 NEUTRAL_FLAGS = ("--force", "--no-progress")
+PLACES = ("--out", "--destdir", "--from-dir", "--downloads")
 PACKAGES = (
-    "fairseq",
-    "fairseq-fixed",
-    "numpy",
-    "regex",
-    "requests",
-    "sacrebleu",
-    "sacremoses",
-    "sentencepiece",
-    "subword-nmt",
-    "tokenizers",
+    *("fairseq", "fairseq-fixed", "numpy", "regex", "requests", "sacrebleu", "sacremoses"),
+    *("sentencepiece", "subword-nmt", "tokenizers"),
 )
+
+
+# Manifests
 
 
 def write_manifest(
@@ -56,10 +53,10 @@ def write_manifest(
         outputs: Files and folders made, by label or by their names seen from the manifest's folder.
         stages: Each stage's counts, as `run_stages` returns them.
         extra: More top-level entries.
-        hashes: Those of files that stages have read; None reads every file.
+        hashes: Hashes of files that stages have read; None reads every file.
 
     Returns:
-        What was written.
+        The manifest as written.
     """
     path = Path(path)
     manifest = {
@@ -75,19 +72,17 @@ def write_manifest(
 
 
 def neutral(command: Sequence[str]) -> list[str]:
-    """Leave out options that say how fast, the paths of places, and the program's folder."""
-    kept: list[str] = []
-    skip = False
-    for index, part in enumerate(command):
-        if skip:
-            skip = False
-        elif part in (*NEUTRAL_OPTIONS, *PLACES):
-            kept += [part, "DIR"] if part in PLACES else []
-            skip = True
-        elif part.startswith(tuple(f"{option}=" for option in PLACES)):
-            kept += [part.split("=", 1)[0], "DIR"]
-        elif not (part in NEUTRAL_FLAGS or part.startswith(tuple(f"{o}=" for o in NEUTRAL_OPTIONS))):
-            kept.append(Path(part).name if index == 0 else part)
+    """Return a command without its program's folder, the paths of places, and options of speed."""
+    kept = [Path(part).name for part in command[:1]]
+    parts = iter(command[1:])
+    for part in parts:
+        name, equals, _ = part.partition("=")
+        if name in (*PLACES, *NEUTRAL_OPTIONS):
+            kept += [name, "DIR"] if name in PLACES else []
+            if not equals:
+                next(parts, None)
+        elif part not in NEUTRAL_FLAGS:
+            kept.append(part)
     return kept
 
 
@@ -98,7 +93,7 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
     labels: dict[str, Path] = {}
     for path in map(Path, files):
         inside = folder is not None and path.is_relative_to(folder)
-        label, depth = path.relative_to(folder).as_posix() if inside else path.name, 1
+        label, depth = path.relative_to(folder or "").as_posix() if inside else path.name, 1
         path = path.absolute()
         while labels.get(label, path) != path:  # two files of one name in different folders
             depth += 1
@@ -108,25 +103,22 @@ def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) ->
 
 
 def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> dict[str, dict]:
-    """Return size and hash of each file or folder."""
+    """Return size and hash of each file or folder, by its label."""
     return {label: {"bytes": size_of(path), "sha256": sha256_of(path, hashes)} for label, path in sorted(files.items())}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that may change a result."""
+    """Return the versions of Python and of the installed packages that may change a result."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # not installed, so it had no part in this
+            continue
     return found
 
 
-# ---- Stages of a preparation: each resumable, each skipped while nothing it depends on has changed.
-
-
-STAMPS = ".stages"
+# Stages
 
 
 @dataclass(frozen=True)
@@ -138,12 +130,10 @@ class Stage:
     run: Callable[[], Mapping | None]
     inputs: list[Path]  # files and folders that it reads
     outputs: list[Path]  # files and folders that it makes
-    # all else that the outputs depend on, as JSON values
-    parameters: dict = field(default_factory=dict)
+    parameters: dict = field(default_factory=dict)  # all else that the outputs depend on, as JSON values
     # whether outputs that are no longer asked for stay: downloads, a user's own files
     keeps: bool = False
-    # the folder that keeps its stamp, where it is not that of `run_stages`
-    home: Path | None = None
+    home: Path | None = None  # the folder that keeps its stamp, where it is not the folder of `run_stages`
 
 
 def run_stages(
@@ -155,18 +145,18 @@ def run_stages(
     wait: bool = False,
     hashes: Hashes | None = None,
 ) -> dict[str, dict]:
-    """Run the stages whose inputs, parameters, versions or outputs are not their stamps'.
+    """Run the stages whose inputs, parameters, versions or outputs differ from their stamps.
 
     A stage's stamp is removed before it runs and written after its outputs are complete, so after
     a kill at any moment the same call continues where it was.
 
     Args:
-        stages: In order; a stage may read what earlier ones make.
+        stages: In order; a stage may read the outputs of earlier ones.
         folder: Where the stamps are kept, in `.stages`.
         force: Whether to run all of them.
-        prune: Whether to remove what stages made that ran here before and are not among these.
-        wait: Whether to wait for another process at work in the folder, and not to refuse.
-        hashes: Those of files that were read before; None: of this call alone.
+        prune: Whether to remove the outputs of stages that ran here before and are not among these.
+        wait: Whether to wait for another process at work in the folder, rather than refuse.
+        hashes: Hashes of files that were read before; None: of this call alone.
 
     Returns:
         Every stage's counts, by its name.
@@ -192,7 +182,7 @@ def run_stages(
 
 
 def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:
-    """Run a stage or finds it done; return its counts."""
+    """Run a stage unless its stamp holds; return its counts."""
     missing = [str(path) for path in stage.inputs if not Path(path).exists()]
     if missing:
         raise UserError(f"stage {stage.name} needs what is not there: {', '.join(missing)}")
@@ -223,17 +213,17 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
 
 
 def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> bool:
-    """Return whether a stamp is of this key and its outputs are still there."""
+    """Return whether a stamp has this key, and the outputs that it describes are unchanged."""
+    outputs = old.get("outputs", {})
     if {name: old.get(name) for name in key} != as_json(key):
         return False
-    outputs = old.get("outputs", {})
     if set(outputs) != {label(path, folder) for path in stage.outputs}:
         return False
     return all(is_same(Path(path), outputs[label(path, folder)], hashes) for path in stage.outputs)
 
 
 def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
-    """Return whether an output is as it was; files that others put into a folder do not matter."""
+    """Return whether an output is unchanged; files that others put into a folder do not count."""
     if "files" in described:
         files = described["files"].items()
         return path.is_dir() and all(is_same(path / name, file, hashes) for name, file in files)
@@ -241,15 +231,15 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def check_no_foreign_files(stamp: dict | None, folder: Path) -> None:
-    """Refuse, by name, files in a folder to be made anew which the stage did not put there."""
+    """Refuse to remake an output folder that holds files which the stage did not write; name them."""
     for name, described in (stamp or {}).get("outputs", {}).items():
         path = folder / name
         if "files" in described and path.is_dir():
             found = {file.relative_to(path).as_posix() for file in files_below(path)}
-            if strangers := sorted(found - set(described["files"])):
+            if foreign := sorted(found - set(described["files"])):
                 raise UserError(
                     f"{path} has to be made anew, which would remove files that were put there "
-                    f"since: move {', '.join(strangers)} elsewhere and run the same command again"
+                    f"since: move {', '.join(foreign)} elsewhere and run the same command again"
                 )
 
 
@@ -282,7 +272,7 @@ def describe_output(path: Path, hashes: Hashes) -> dict:
 
 
 def read_stamp(path: Path) -> dict | None:
-    """Read a stamp; a damaged one is none."""
+    """Read a stamp; None where it is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -290,24 +280,26 @@ def read_stamp(path: Path) -> dict | None:
 
 
 def as_json(value: object) -> object:
-    """Return what a value is after being written and read."""
+    """Return a value as it is after being written as JSON and read again: tuples are lists."""
     return json.loads(json.dumps(value))
 
 
 def label(path: str | Path, folder: Path) -> str:
-    """Name a file independently of where the folder lies, if it is inside."""
+    """Return a file's path relative to the folder if it is inside, so that the folder may be moved; else its path."""
     path = Path(path)
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 @contextmanager
 def locked(folder: Path, wait: bool) -> Iterator[None]:
-    """Keep a second process out of a folder; the lock ends with this process, however it ends."""
-    (folder / STAMPS).mkdir(parents=True, exist_ok=True)
-    with (folder / STAMPS / "lock").open("w") as file:
+    """Keep other processes out of a folder; the lock ends with this process, however it ends.
+
+    Raises:
+        BusyError: Another process works in the folder, and `wait` is false.
+    """
+    with ExitStack() as stack:
         try:
-            # A record lock: unlike flock's, forked workers do not inherit it.
-            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
+            stack.enter_context(file_lock(folder / STAMPS / "lock", wait))
+        except BlockingIOError as error:
             raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
         yield

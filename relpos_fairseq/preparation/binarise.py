@@ -13,11 +13,10 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, atomic_path, write_text
 from relpos_fairseq.text.dictionary import UNK
 
-# ---- fairseq's binary format: its own command, and a streaming writer of token ids.
-
-
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+MOST_UNKNOWN = 0.001  # of all tokens, above which text and vocabulary do not belong together
+BLOCK = 1 << 22  # ids counted at a time
 # The codes of fairseq's indexed_dataset and the types that its best_fitting_int_dtype chooses.
 CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
 
@@ -73,7 +72,7 @@ def write_indexed(path_prefix: str | Path, items: Iterable[Sequence[int]], vocab
 def write_blocks(
     path_prefix: str | Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], vocab_size: int
 ) -> dict[str, int]:
-    """Do as `write_indexed`, many items at a time: the `.bin` first, then the `.idx`, each whole.
+    """Write token ids as `write_indexed` does, many items at a time: the `.bin`, then the `.idx`, each whole.
 
     `blocks` are pairs of the ids of some items (N,) and the items' sizes (n,), sum(sizes) = N.
     """
@@ -105,17 +104,10 @@ def write_index(file, lengths: np.ndarray, dtype: np.dtype) -> None:
 
 
 def id_type(vocab_size: int) -> np.dtype:
-    """Return the integers that fairseq chooses for a vocabulary."""
+    """Return the integer type that fairseq chooses for a vocabulary's ids."""
     if vocab_size < 65500:
         return np.dtype(np.uint16)
     return np.dtype(np.uint32 if vocab_size < 4294967295 else np.int64)
-
-
-# ---- Unknown pieces (`<unk>`): counted in every data set, with a warning where they are many.
-
-
-MOST = 0.001  # of all pieces, above which text and vocabulary do not belong together
-BLOCK = 1 << 22
 
 
 def count_unknown(prefix: str | Path, vocab_size: int) -> int:
@@ -128,9 +120,9 @@ def count_unknown(prefix: str | Path, vocab_size: int) -> int:
 
 
 def warn_of_unknown(found: Mapping[str, tuple[int, int]]) -> None:
-    """Say on stderr which data sets have many unknown ones among so many pieces."""
+    """Warn on stderr of data sets with many unknown tokens, from the numbers of unknown and of all tokens."""
     for name, (unknown, pieces) in found.items():
-        if unknown > MOST * pieces:
+        if unknown > MOST_UNKNOWN * pieces:
             print(
                 f"warning: {unknown:,} of the {pieces:,} pieces of {name} ({unknown / pieces:.2%}) "
                 f"are unknown (<unk>): its characters or words are not those that the vocabulary "

@@ -1,28 +1,28 @@
-"""Clean parallel text: normalize and filter pairs, drop duplicates."""
+"""Clean parallel text: normalize pairs of lines, filter them, and drop duplicates.
+
+`Filter` names the reason to drop a pair; `Cleaner` normalizes and filters a chunk, in a worker process;
+`clean_shard` does so for a shard of the training text, and writes, besides the lines, a record of each pair that it
+kept: the pair's hash and numbers of words. `drop_duplicates` joins the shards by these records.
+"""
 
 import hashlib
 import random
-import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress, islice, repeat
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import regex
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import named_on_disk_full, open_together
+from relpos_fairseq.io.files import open_together
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.preparation.parallel_text import LINES, LONGEST_SIDE, MALFORMED, Chunk, Text, read_chunks
+from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, MALFORMED, Chunk, Text, read_chunks
 from relpos_fairseq.preparation.settings import Limits
 from relpos_fairseq.text.moses import Normaliser
-
-# ---- Decides whether a normalised pair of lines is worth training on, and says why not.
-
 
 # In the order they are tried; a pair is counted under the first that applies.
 REASONS = ("empty", "too long", "length ratio", "identical sides", "wrong script", "in a test set")
@@ -88,30 +88,27 @@ class Filter:
         return len(self.letters[script].findall(line)) >= self.limits.min_script * letters
 
 
-# ---- The stage that normalises and filters training pairs, several chunks at a time.
-
+# Cleaning
 
 INVALID = "invalid UTF-8"
 DROPPED = (INVALID, MALFORMED, *REASONS)
-# What is kept of every pair for finding duplicates: its hash and the words of both sides.
+# For finding duplicates: a pair's hash, and the numbers of words of its sides.
 RECORD = np.dtype([("hash", "<u8"), ("words", "<u4", 2)])
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What is left of a chunk."""
+    """The pairs of a chunk that were kept, and counts of all."""
 
-    # bytes for the three outputs: source lines, target lines, RECORDs
-    files: tuple[bytes, bytes, bytes]
-    # pairs, source words and target words by reason, and "kept" and "read"
-    counts: dict[str, list[int]]
-    pairs: int  # how many the chunk had
+    files: tuple[bytes, bytes, bytes]  # for the three outputs: source lines, target lines, RECORDs
+    counts: dict[str, list[int]]  # pairs, source words and target words by reason, and "kept" and "read"
+    pairs: int  # pairs of the chunk
 
 
 class Cleaner:
-    """Normalises and filters chunks; the same chunk always gives the same result.
+    """Normalizes and filters a chunk; the result depends on the chunk alone.
 
-    `on_bad_line` is "drop" or "fail" where a line is not UTF-8.
+    `on_bad_line`: "drop" a pair with a line that is not UTF-8, or "fail".
     """
 
     def __init__(self, normalisers: tuple[Normaliser, Normaliser], filter: Filter, on_bad_line: str):
@@ -140,7 +137,7 @@ class Cleaner:
         return Cleaned((*sides, np.array(records, RECORD).tobytes()), counts, len(chunk.numbers))
 
     def decoded(self, chunk: Chunk, counts: dict) -> Iterator[tuple[str, str]]:
-        """Yield a chunk's pairs; those that are not UTF-8 are counted or an error."""
+        """Yield a chunk's pairs; a pair that is not UTF-8 is counted and dropped, or an error."""
         try:
             sides = [blob.decode("utf-8").split("\n") for blob in (chunk.source, chunk.target)]
         except UnicodeDecodeError:
@@ -165,12 +162,12 @@ class Cleaner:
 
 
 def decode_cut(line: bytes) -> str:
-    """Decode a line; one that was cut for its length, perhaps inside a character, is dropped."""
+    """Decode a line; ignore the incomplete character at the end of a line that was cut for its length."""
     return line.decode("utf-8", "ignore" if len(line) > LONGEST_SIDE else "strict")
 
 
 def words_of(line: str) -> int:
-    """Count the words of a normalised line."""
+    """Count the words of a normalized line."""
     return line.count(" ") + 1 if line else 0
 
 
@@ -199,6 +196,18 @@ def sampled(total: int, size: int | None, seed: int) -> Iterator[bool]:
         yield chosen
 
 
+def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output: Path) -> int:
+    """Write a sample of the pairs, source lines then target lines, to one file, which subwords are learned on.
+
+    Of so many `pairs`, at most `size` are chosen; returns their number.
+    """
+    with open_together(output) as (file,):
+        for path in paths:
+            with path.open("rb") as lines:
+                file.writelines(compress(lines, sampled(pairs, size, seed)))
+    return min(size, pairs)
+
+
 def clean_shard(
     texts: list[tuple[Text, int]],
     cleaner: Cleaner,
@@ -213,10 +222,10 @@ def clean_shard(
 
     Args:
         texts: The corpora and their numbers of pairs.
-        cleaner: What does it.
+        cleaner: Normalizes and filters.
         outputs: Source lines, target lines and RECORDs.
         workers: How many processes.
-        sample: How many pairs of all shards together; None for all.
+        sample: Number of pairs to use, of all shards together; None for all.
         seed: Of the sample.
         shard: Its number from 1 and the number of shards: contiguous parts of equal length.
 
@@ -257,78 +266,16 @@ def add_counts(into: dict[str, list[int]], more: dict[str, list[int]]) -> None:
         into[key] = [a + b for a, b in zip(have, values, strict=True)]
 
 
-# ---- Drops pairs that came before, in bounded memory and time linear in their number.
-# Cleaning leaves one fixed record a pair on disk. Hashes are sorted into buckets (by remainder) in an
-# unnamed file, and the buckets dealt with one at a time, each small enough for memory; what stays in
-# memory is one bit a pair. A pair is a duplicate if the 64-bit hash of both sides together came
-# before: two different pairs among N share one with probability N²/2⁶⁵ (forty million pairs:
-# 0.00004).
+# Duplicates
 
 
-BUCKET = 1 << 16  # pairs of a bucket, on average
-READ = 1 << 13  # records read at a time, and bytes of bits
-SORTED = 1 << 15  # records sorted into buckets at a time: enough for few, long writes
-# What a bucket has of every pair: its hash and its place among all pairs.
-ENTRY = np.dtype([("hash", "<u8"), ("number", "<u8")])
-
-
-def read_records(paths: list[Path], size: int = READ) -> Iterator[tuple[int, np.ndarray]]:
-    """Stream all records in blocks of at most `size`, with the number of the first of each."""
-    start = 0
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(size * RECORD.itemsize):
-                records = np.frombuffer(block, RECORD)
-                yield start, records
-                start += len(records)
-
-
-def first_occurrences(paths: list[Path], folder: Path) -> np.ndarray:
-    """Return one bit a pair, packed: whether no earlier pair in these RECORDs is the same.
-
-    `folder` takes the buckets, in a file without a name, which no kill can leave behind.
-    """
-    total = sum(path.stat().st_size for path in paths) // RECORD.itemsize
-    keep = np.zeros(-(-total // 8), np.uint8)
-    folder.mkdir(parents=True, exist_ok=True)
-    with named_on_disk_full(folder / "buckets"), tempfile.TemporaryFile(dir=folder) as file:
-        sizes = sort_into_buckets(paths, max(1, -(-total // BUCKET)), file)
-        file.seek(0)
-        for size in sizes.tolist():
-            entries = np.frombuffer(file.read(size * ENTRY.itemsize), ENTRY)
-            _, first = np.unique(entries["hash"], return_index=True)
-            kept = entries["number"][first].astype(np.int64)
-            np.bitwise_or.at(keep, kept >> 3, (1 << (kept & 7)).astype(np.uint8))
-    return keep
-
-
-def sort_into_buckets(paths: list[Path], buckets: int, file: BinaryIO) -> np.ndarray:
-    """Write an ENTRY a pair, bucket after bucket, each in the pairs' order, to an empty file.
-
-    Returns:
-        Each bucket's number of pairs.
-    """
-    sizes = np.zeros(buckets, np.int64)
-    for _, records in read_records(paths, SORTED):
-        sizes += np.bincount(bucket_of(records, buckets), minlength=buckets)
-    places = np.cumsum(sizes) - sizes  # where each bucket's next entry goes
-    for start, records in read_records(paths, SORTED):
-        bucket = bucket_of(records, buckets)
-        order = np.argsort(bucket, kind="stable")
-        entries = np.empty(len(records), ENTRY)
-        entries["hash"] = records["hash"][order]
-        entries["number"] = order + start
-        found, first = np.unique(bucket[order], return_index=True)
-        for number, part in zip(found, np.split(entries, first[1:]), strict=True):
-            file.seek(int(places[number]) * ENTRY.itemsize)
-            file.write(part)
-            places[number] += len(part)
-    return sizes
-
-
-def bucket_of(records: np.ndarray, buckets: int) -> np.ndarray:
-    """Return the number of each record's bucket."""
-    return (records["hash"] % np.uint64(buckets)).astype(np.int64)
+def first_occurrences(hashes: np.ndarray) -> np.ndarray:
+    """Return for each pair (N,) whether no earlier pair has its hash (N,); takes some 24 bytes of memory a pair."""
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    first = np.ones(len(hashes), bool)
+    first[order[1:]] = ordered[1:] != ordered[:-1]
+    return first
 
 
 def drop_duplicates(
@@ -336,34 +283,20 @@ def drop_duplicates(
 ) -> dict[str, list[int]]:
     """Join the shards' source and target lines without the pairs that came before.
 
+    A pair is a duplicate if the 64-bit hash of both sides together came before: two different pairs
+    among N share one with probability N²/2⁶⁵ (forty million pairs: 0.00004).
+
     Returns:
         Pairs, source words and target words, "duplicate" and "kept".
     """
-    keep = first_occurrences(records, outputs[0].parent)
-    counts = count_kept(keep, records)
+    found = [np.memmap(path, RECORD, "r") for path in records if path.stat().st_size] or [np.empty(0, RECORD)]
+    keep = first_occurrences(np.concatenate([one["hash"] for one in found]))
     with open_together(*outputs) as files:
         for side, file in enumerate(files):
-            flags = unpack_bits(keep)
+            flags = iter(keep)
             for part in parts:
                 with part[side].open("rb") as lines:
-                    while block := list(islice(lines, LINES)):
-                        file.writelines(compress(block, islice(flags, len(block))))
-    return counts
-
-
-def unpack_bits(packed: np.ndarray) -> Iterator[int]:
-    """Stream the bits, in order."""
-    for start in range(0, len(packed), READ):
-        yield from np.unpackbits(packed[start : start + READ], bitorder="little").tolist()
-
-
-def count_kept(keep: np.ndarray, records: list[Path]) -> dict[str, list[int]]:
-    """Count pairs and words of those kept and those dropped."""
-    totals = np.zeros((2, 3), np.int64)
-    flags = unpack_bits(keep)
-    for _, block in read_records(records):
-        kept = np.fromiter(islice(flags, len(block)), bool, len(block))
-        for row, chosen in enumerate((~kept, kept)):
-            words = block["words"][chosen].sum(0, dtype=np.int64)
-            totals[row] += (chosen.sum(), *words)
-    return dict(zip(("duplicate", "kept"), totals.tolist(), strict=True))
+                    file.writelines(compress(lines, flags))
+    words = np.concatenate([one["words"] for one in found])
+    rows = ([int(chosen.sum()), *words[chosen].sum(0, dtype=np.int64).tolist()] for chosen in (~keep, keep))
+    return dict(zip(("duplicate", "kept"), rows, strict=True))

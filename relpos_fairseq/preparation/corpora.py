@@ -1,19 +1,21 @@
-"""Published corpora: addresses, sizes, hashes, and which files of an archive are which split."""
+"""Published corpora: addresses, sizes, hashes, and which files of an archive are which split.
+
+WikiText (Merity 2016): the SHA-256 of torchtext 0.8 and DataDeps. enwik8 (Mahoney): the page of the Large Text
+Compression Benchmark has the MD5 of the archive's only member (a1fa5ffddb56f4953e226637dabbb36a); the hash below is
+the archive's own, which many projects pin.
+
+WMT: Chen2021 (section 4.3) train on WMT 2015 English-German and WMT 2018 English-Czech and test on newstest2015;
+Vaswani et al. 2017 and Shaw et al. 2018 on WMT 2014 English-German and English-French, tested on newstest2014. Sizes
+and SHA-256 of archives are published by TensorFlow Datasets (tensorflow_datasets/url_checksums); test sets, their
+addresses and MD5 by sacrebleu. Where no hash is published, the manifest records the hash of the file.
+"""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sacrebleu.dataset import DATASETS
-
 from relpos_fairseq.io.downloads import RemoteFile
 from relpos_fairseq.io.errors import UserError
-
-# ---- Published corpora: where they are, their published hashes, and which files are which split.
-# WikiText (Merity 2016): the SHA-256 of torchtext 0.8 and DataDeps. enwik8 (Mahoney): the hash of the
-# archive's only member is on the page of the Large Text Compression Benchmark (MD5
-# a1fa5ffddb56f4953e226637dabbb36a), the one below is the archive's own, as many projects pin it.
-
 
 S3 = "https://s3.amazonaws.com/research.metamind.io/wikitext"
 SMERITY = "https://wikitext.smerity.com"
@@ -21,13 +23,12 @@ SMERITY = "https://wikitext.smerity.com"
 
 @dataclass(frozen=True)
 class PublishedCorpus:
-    """A corpus."""
+    """A corpus for language models."""
 
     archive: RemoteFile
-    # each split's file in the archive; only "text" where there are no splits
-    members: dict[str, str]
-    level: str  # its usual level
-    split: str | None = None  # how one text is split; None where the archive has splits
+    members: dict[str, str]  # each split's file in the archive; only "text" where there are no splits
+    level: str  # the level at which it is usually read
+    split: str | None = None  # the usual --split of its one text; None where the archive has splits
 
 
 def wikitext(name: str, sha256: str) -> PublishedCorpus:
@@ -61,15 +62,6 @@ CORPORA = {
         "0.9,0.05,0.05",
     ),
 }
-
-
-# ---- Where the papers' training and test text comes from.
-# Chen et al. 2021 (section 4.3) train on WMT 2015 English-German and WMT 2018 English-Czech and test
-# on newstest2015; Vaswani et al. 2017 and Shaw et al. 2018 on WMT 2014 English-German and
-# English-French, tested on newstest2014. Sizes and SHA-256 of archives are those that TensorFlow
-# Datasets publishes
-# (tensorflow_datasets/url_checksums); test sets, their addresses and MD5 are sacrebleu's. An archive
-# without a published checksum has none here: the manifest records what was got.
 
 
 @dataclass(frozen=True)
@@ -166,7 +158,7 @@ def both(prefix: str, language: str) -> dict[str, str]:
 
 
 def news_task(language: str, commentary: RemoteFile, version: str, folder: str) -> tuple[TrainingCorpus, ...]:
-    """Return what every year's task has: Europarl, Common Crawl and News Commentary."""
+    """Return the corpora of every year's task: Europarl, Common Crawl and News Commentary."""
     pair = f"{language}-en"
     return (
         TrainingCorpus(
@@ -225,6 +217,8 @@ def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, .
 
 def test_set(name: str, source: str, target: str) -> TestSet:
     """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15."""
+    from sacrebleu.dataset import DATASETS  # takes longer to import than --help may
+
     dataset = DATASETS.get(name.replace("newstest20", "wmt"))
     pair = f"{source}-{target}"
     if dataset is None or pair not in dataset.langpairs or not dataset.md5:

@@ -1,9 +1,30 @@
-"""Documents for masked language models: encoded, sampled by language, packed into blocks."""
+"""Documents for masked language models: read as sentences, sampled by language, packed into blocks, encoded.
+
+A document may be as long as its file, so that no document is held whole: a stream has a string for a sentence and
+None for the end of a document. Encoded, a sentence is its ids and </s>, and </s> alone ends a document.
+
+Sampling (Lample and Conneau 2019, section 3.1; mBERT: α = 0.7): with n_l sentences of language l and
+p_l = n_l / Σ n, languages have the shares q_l = p_l^α / Σ p^α. Nothing is drawn: a document of language l occurs
+q_l / p_l times, scaled so that the language with the most sentences occurs once. So no text is left out, rare
+languages repeat, and a document's own hash decides a fractional part.
+
+Packing: a block has at most `tokens - 1` tokens, as fairseq puts <s> in front.
+
+- `document`: no block has two documents (RoBERTa's DOC-SENTENCES; Chen2021, section 4: full sentences from
+  documents, packed up to the maximum length).
+- `full`: blocks run on over the end of a document, with one more </s> there (RoBERTa's FULL-SENTENCES).
+
+Both are read with `--sample-break-mode eos`. Not packed (`none`), an item is a sentence or the </s> that ends a
+document: fairseq's `--sample-break-mode complete_doc` packs it on loading.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,27 +32,166 @@ from pathlib import Path
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.binarise import CODES, MAGIC, count_unknown, write_blocks
-from relpos_fairseq.preparation.settings import LEAST_TOKENS, PACKING, Reading, in_chunks, read_stream
+from relpos_fairseq.preparation.settings import LEAST_TOKENS, PACKING, Reading
 from relpos_fairseq.text.assets import Vocabulary
 from relpos_fairseq.text.dictionary import EOS
 
-# ---- Packs sentences into blocks: full sentences, document boundaries kept.
-# A block has at most `tokens - 1` tokens, as fairseq puts <s> in front; </s> ends every sentence.
-#
-# - `document`: no block has two documents (RoBERTa's DOC-SENTENCES; Chen et al. 2021, section 4:
-#   full sentences from documents, packed up to the maximum length).
-# - `full`: blocks run on over the end of a document, with one more </s> there (RoBERTa's
-#   FULL-SENTENCES).
-#
-# Read with `--sample-break-mode eos`. Not packed (`none`), an item is a sentence and an item of </s>
-# alone ends a document: fairseq's `--sample-break-mode complete_doc` packs it on loading.
+CHUNK_CHARACTERS = 1 << 18  # of a chunk, which a worker is given
+# Where a sentence may end: closing punctuation, what closes after it and space; the full stops of
+# Chinese, Japanese, Hindi and Urdu need no space. No list of abbreviations: "Mr. Smith" is cut.
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[\"'”’」』）]*\s*|(?<=[।۔])\s*")
+OPENING = "\"'“‘([「『（"
+HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
+
+
+# Reading
+
+
+def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> Iterator[str | None]:
+    """Yield the sentences of a file, plain or compressed, with None after the last of each document.
+
+    A document without sentences is skipped. `counts` counts `documents`, `sentences`, `characters` and
+    dropped lines.
+    """
+    counts = Counter() if counts is None else counts
+    if reading.documents == "json":
+        yield from _read_objects(path, reading, counts)
+        return
+    begins = None
+    if reading.documents not in ("blank", "line", "file"):
+        begins = re.compile(reading.documents)
+    is_open = False
+    for line in read_lines(path, on_bad_line=reading.on_bad_line, counts=counts):
+        text = line.strip()
+        ends = not text and reading.documents == "blank"
+        if begins is not None and begins.search(line):
+            ends = True
+        if ends and is_open:
+            counts["documents"] += 1
+            is_open = False
+            yield None
+        if not text:
+            continue
+        for sentence in _sentences(text, reading):
+            counts["sentences"] += 1
+            counts["characters"] += len(sentence)
+            is_open = True
+            yield sentence
+        if reading.documents == "line":
+            counts["documents"] += 1
+            is_open = False
+            yield None
+    if is_open:
+        counts["documents"] += 1
+        yield None
+
+
+def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
+    """Yield the same from JSON lines, each an object whose `text` is a document of lines."""
+    lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            parts = text.split("\n")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UserError(
+                f"{path}, line {number} is no JSON object with a text: {line.strip()[:60]!r}: give "
+                f"files of JSON lines, or another --documents than json"
+            ) from None
+        stripped = (part.strip() for part in parts)
+        sentences = [one for part in stripped if part for one in _sentences(part, reading)]
+        for sentence in sentences:
+            counts["sentences"] += 1
+            counts["characters"] += len(sentence)
+            yield sentence
+        if sentences:
+            counts["documents"] += 1
+            yield None
+
+
+def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) -> Iterator[list[str | None]]:
+    """Cut a stream into chunks between sentences; the places of the cuts change no result."""
+    chunk, size = [], 0
+    for item in stream:
+        chunk.append(item)
+        size += 1 if item is None else len(item)
+        if size >= characters:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _sentences(text: str, reading: Reading) -> list[str]:
+    """Return the sentences of a line."""
+    if reading.sentences == "line":
+        return [text]
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    # What goes on with a small letter is the same sentence.
+    ends = [end for end in ends if not text[end:].lstrip(OPENING)[:1].islower()]
+    parts = (text[i:j].strip() for i, j in itertools.pairwise([0, *ends, len(text)]))
+    return [part for part in parts if part]
+
+
+# Sampling
+
+
+def shares(sentences: dict[str, int], alpha: float) -> dict[str, float]:
+    """Return the share q_l of every language, from its number of sentences.
+
+    `alpha` is the exponent: 1 keeps the shares, 0 makes them equal.
+    """
+    if not 0 <= alpha <= 1:
+        raise UserError(f"--alpha must be from 0 to 1, got {alpha}")
+    empty = [language for language, count in sentences.items() if count < 1]
+    if empty or not sentences:
+        raise UserError(f"there is no text in language {(empty or ['(none)'])[0]!r}")
+    total = sum(sentences.values())
+    weights = {language: (count / total) ** alpha for language, count in sentences.items()}
+    return {language: weight / sum(weights.values()) for language, weight in weights.items()}
+
+
+def repetitions(sentences: dict[str, int], alpha: float) -> dict[str, float]:
+    """Return how often a document of each language occurs; 1 for the largest language."""
+    wanted = shares(sentences, alpha)
+    factors = {language: wanted[language] / count for language, count in sentences.items()}
+    least = min(factors.values())
+    return {language: factor / least for language, factor in factors.items()}
+
+
+def uniform(seed: int, stream: str, indices: np.ndarray) -> np.ndarray:
+    """Return random numbers in [0, 1) (N,) that depend on the arguments alone, one for each index (N,).
+
+    SplitMix64's finaliser (Steele et al. 2014) over the index, a hash of the stream's name (what
+    the numbers are for) and the seed: any subset can be asked for, in any process.
+    """
+    digest = hashlib.blake2b(f"{seed}:{stream}".encode(), digest_size=8).digest()
+    start = np.uint64(int.from_bytes(digest, "little"))
+    with np.errstate(over="ignore"):
+        z = start + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def copies(factor: float, chance: np.ndarray) -> np.ndarray:
+    """Return how often each document occurs (N,): `factor`, rounded up with the probability of its fraction."""
+    whole = int(factor)
+    return whole + (chance < factor - whole).astype(np.int64)
+
+
+# Packing
 
 
 def document_spans(sizes: np.ndarray) -> np.ndarray:
-    """First and past-the-last sentence of every document (D, 2), without the item that ends it.
+    """Return the first and the past-the-last sentence of every document (D, 2), without the item that ends it.
 
     `sizes` are the (N,) tokens of each item; an item of one token ends a document; empty documents
     are left out.
@@ -45,7 +205,7 @@ def document_spans(sizes: np.ndarray) -> np.ndarray:
 def pack(
     documents: Iterable[list[np.ndarray]], mode: str, tokens: int, eos: int, counts: Counter | None = None
 ) -> Iterator[np.ndarray]:
-    """The items of a data set, (L,) tokens each, 1 <= L < tokens where packed.
+    """Yield the items of a data set, (L,) ids each, 1 <= L < tokens if packed.
 
     Args:
         documents: each the list of its sentences' tokens, every sentence ending with `eos`.
@@ -73,7 +233,7 @@ def pack(
 
 
 def _run_on(documents: Iterable[list[np.ndarray]], end: np.ndarray) -> Iterator[np.ndarray]:
-    """Sentences of all documents, each document's last with one more end."""
+    """Yield the sentences of all documents, the last of each document with one more end."""
     for document in documents:
         yield from document[:-1]
         yield np.concatenate([document[-1], end])
@@ -82,7 +242,7 @@ def _run_on(documents: Iterable[list[np.ndarray]], end: np.ndarray) -> Iterator[
 def _blocks(sentences: Iterable[np.ndarray], room: int, counts: Counter) -> Iterator[np.ndarray]:
     """Fill blocks with whole sentences in their order; a sentence without room begins the next.
 
-    A sentence longer than a block is cut into whole blocks; what is left of it begins the next.
+    A sentence longer than a block is cut into whole blocks; its rest begins the next block.
     """
     block, used = [], 0
     for sentence in sentences:
@@ -100,62 +260,7 @@ def _blocks(sentences: Iterable[np.ndarray], room: int, counts: Counter) -> Iter
         yield np.concatenate(block)
 
 
-# ---- How often each language is seen: shares raised to an exponent.
-# With n_l sentences of language l and p_l = n_l / Σ n, languages are drawn by q_l = p_l^α / Σ p^α
-# (Conneau and Lample 2019, section 3.1; mBERT: α = 0.7). Here nothing is drawn: a document of
-# language l occurs q_l / p_l times, scaled so that the language with the most sentences occurs once.
-# So no text is left out, rare languages repeat, and a document's own hash decides a fractional part.
-
-
-def shares(sentences: dict[str, int], alpha: float) -> dict[str, float]:
-    """q_l of every language, from its number of sentences.
-
-    `alpha` is the exponent: 1 keeps the shares, 0 makes them equal.
-    """
-    if not 0 <= alpha <= 1:
-        raise UserError(f"--alpha must be from 0 to 1, got {alpha}")
-    empty = [language for language, count in sentences.items() if count < 1]
-    if empty or not sentences:
-        raise UserError(f"there is no text in language {(empty or ['(none)'])[0]!r}")
-    total = sum(sentences.values())
-    weights = {language: (count / total) ** alpha for language, count in sentences.items()}
-    return {language: weight / sum(weights.values()) for language, weight in weights.items()}
-
-
-def repetitions(sentences: dict[str, int], alpha: float) -> dict[str, float]:
-    """How often a document of each language occurs; 1 for the largest language."""
-    wanted = shares(sentences, alpha)
-    factors = {language: wanted[language] / count for language, count in sentences.items()}
-    least = min(factors.values())
-    return {language: factor / least for language, factor in factors.items()}
-
-
-def uniform(seed: int, stream: str, indices: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) (N,) that depend on the arguments alone, one an index (N,).
-
-    SplitMix64's finaliser (Steele et al. 2014) over the index, a hash of the stream's name (what
-    the numbers are for) and the seed: any subset can be asked for, in any process.
-    """
-    digest = hashlib.blake2b(f"{seed}:{stream}".encode(), digest_size=8).digest()
-    start = np.uint64(int.from_bytes(digest, "little"))
-    with np.errstate(over="ignore"):
-        z = start + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
-
-
-def copies(factor: float, chance: np.ndarray) -> np.ndarray:
-    """How often each document occurs (N,): a factor, rounded up with its fraction's probability."""
-    whole = int(factor)
-    return whole + (chance < factor - whole).astype(np.int64)
-
-
-# ---- Encoded text: every sentence's ids and </s>, and </s> alone behind each document.
-
-
-HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
+# Encoding
 
 
 def encode_file(source: Path, prefix: Path, vocabulary: Vocabulary, reading: Reading, workers: int) -> dict[str, int]:
@@ -208,11 +313,11 @@ class Encoded:
         self.spans = document_spans(self.sizes)
 
     def document(self, number: int) -> list[np.ndarray]:
-        """The sentences of a document, each (L,) ids that end with </s>."""
+        """Return the sentences of a document, each (L,) ids that end with </s>."""
         first, last = self.spans[number]
         return [self.ids[self.starts[i] : self.starts[i + 1]] for i in range(first, last)]
 
     def documents(self, numbers: np.ndarray) -> Iterator[list[np.ndarray]]:
-        """Several documents, in the given order."""
+        """Yield documents by number, in the given order."""
         for number in numbers:
             yield self.document(int(number))

@@ -1,12 +1,17 @@
-"""Prepare GLUE and XNLI for fairseq's sentence_prediction."""
+"""Prepare GLUE and XNLI as fairseq's sentence_prediction reads them: input0, input1, label.
+
+An input's item is its ids and </s>; the task puts <s> (--init-token 0) before the first and a separator
+(--separator-token 2) before the second: `<s> A </s> </s> B </s>`. A class is one symbol of label/dict.txt, in the
+task's order; a number is a line of label/SPLIT.label.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +20,8 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, copy_file, open_text_out, write_json
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.io.stages import Stage, write_manifest
-from relpos_fairseq.preparation.binarise import warn_of_unknown, write_indexed
+from relpos_fairseq.io.stages import Stage
+from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.preparation.glue_tasks import (
     GLUE,
     Example,
@@ -26,19 +31,14 @@ from relpos_fairseq.preparation.glue_tasks import (
     read_examples,
     sources_of,
 )
-from relpos_fairseq.preparation.pipeline import Preparation
+from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.preparation.settings import PAIR_EXTRA, SINGLE_EXTRA
 from relpos_fairseq.text.assets import Vocabulary, tokenizer_files
 from relpos_fairseq.text.dictionary import BOS, EOS, NSPECIAL, UNK, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
-# ---- Writes a task as fairseq's sentence_prediction reads it: input0, input1, label.
-# An input's item is its ids and </s>; the task puts <s> (--init-token 0) before the first and a
-# separator (--separator-token 2) before the second: `<s> A </s> </s> B </s>`. A class is one symbol
-# of label/dict.txt, in the task's order; a number is a line of label/SPLIT.label.
-
-
 CHUNK = 512  # rows that a worker is given at a time
+COLUMNS = ("rows", "dropped", "tokens", "unknown", "longest", "shortened")
 
 
 def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary, options: dict) -> dict[str, int]:
@@ -82,6 +82,7 @@ def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary,
 def _write_split(
     task: GlueTask, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, options: dict
 ) -> Counter:
+    """Write a split of a task into its folder; return its counts."""
     counts = Counter()
     # GLUE's server numbers the rows of a test set: none may be left out.
     on_bad_row = options["on_bad_row"] if source.columns.label else "fail"
@@ -103,6 +104,7 @@ def _write_split(
 
 
 def _write_labels(task: GlueTask, split: str, examples: list[Example], folder: Path) -> None:
+    """Write a split's labels: numbers as text, classes as ids."""
     path = folder / "label"
     path.mkdir(exist_ok=True)
     if task.regression:
@@ -117,7 +119,7 @@ def _write_labels(task: GlueTask, split: str, examples: list[Example], folder: P
 def _encode(
     examples: list[Example], vocabulary: Vocabulary, max_length: int, workers: int, counts: Counter
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Ids of the one or two sentences of every example, each with </s>."""
+    """Yield the ids of the one or two sentences of every example, each with </s>."""
 
     def encode(chunk: list[Example]) -> tuple[list[tuple[np.ndarray, ...]], int]:
         firsts = vocabulary.encode([example.first for example in chunk])
@@ -130,7 +132,8 @@ def _encode(
         shortened = sum(sum(map(len, new)) < sum(map(len, old)) for new, old in zip(cut, parts, strict=True))
         return [tuple(np.append(part, EOS) for part in pair) for pair in cut], shortened
 
-    for pairs, shortened in ordered_map(encode, _chunks(examples), workers):
+    chunks = (examples[at : at + CHUNK] for at in range(0, len(examples), CHUNK))
+    for pairs, shortened in ordered_map(encode, chunks, workers):
         counts["shortened"] += shortened
         yield from pairs
 
@@ -138,7 +141,7 @@ def _encode(
 def shorten(parts: tuple[np.ndarray, ...], max_length: int) -> tuple[np.ndarray, ...]:
     """Take ids off the end of the longer of one or two parts until all fit, as BERT does.
 
-    `max_length` counts special tokens, which the parts have not; 0: as long as it is.
+    `max_length` counts the special tokens, which are not in the parts; 0: no limit.
     """
     if not max_length:
         return parts
@@ -152,18 +155,6 @@ def shorten(parts: tuple[np.ndarray, ...], max_length: int) -> tuple[np.ndarray,
     both = over - gap
     off_first = (gap if first > second else 0) + both // 2
     return parts[0][: first - off_first], parts[1][: second - (over - off_first)]
-
-
-def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    rows = iter(examples)
-    while chunk := list(islice(rows, CHUNK)):
-        yield chunk
-
-
-# ---- GLUE's tasks to data-bins: a stage for each task.
-
-
-COLUMNS = ("rows", "dropped", "tokens", "unknown", "longest", "shortened")
 
 
 class GluePreparation(Preparation):
@@ -185,32 +176,26 @@ class GluePreparation(Preparation):
         stages = []
         for task in self.tasks:
             folder = self.folders[task.name]
-
-            def write(task=task, folder=folder) -> dict:
-                return write_task(task, args.glue, folder, vocabulary, how)
-
+            run = partial(write_task, task, args.glue, folder, vocabulary, how)
             read = [*self.paths[task.name], *tokenizer_files(args.tokenizer)]
-            stages.append(Stage(task.name, write, read, [folder], options))
+            stages.append(Stage(task.name, run, read, [folder], options))
         return stages
 
-    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
-        named = ((name, path) for name, paths in self.paths.items() for path in paths)
-        write_manifest(
-            self.out / "manifest.json",
-            command=command,
-            inputs={f"{name}/{path.name}": path for name, path in named},
-            outputs=list(self.folders.values()),
-            stages=counts,
-            hashes=self.hashes,
-        )
+    def report(self, counts: dict[str, Mapping]) -> list[Report]:
         rows = []
         for task in self.tasks:
             found = counts[task.name]
-            for split in [name[: -len("_rows")] for name in found if name.endswith("_rows")]:
-                values = (found.get(f"{split}_{name}", 0) for name in COLUMNS)
-                rows.append((task.name, split, *values))
-        print(table(rows, ("task", "split", *COLUMNS)))
-        warn_of_unknown({f"{row[0]} {row[1]}": (row[5], row[4]) for row in rows})
+            for split in [name.removesuffix("_rows") for name in found if name.endswith("_rows")]:
+                rows.append((task.name, split, *(found.get(f"{split}_{name}", 0) for name in COLUMNS)))
+        return [
+            Report(
+                {f"{name}/{path.name}": path for name, paths in self.paths.items() for path in paths},
+                self.folders.values(),
+                [table(rows, ("task", "split", *COLUMNS))],
+                counts,
+                unknown={f"{row[0]} {row[1]}": (row[5], row[4]) for row in rows},
+            )
+        ]
 
 
 def tasks_of(args: argparse.Namespace) -> list[GlueTask]:

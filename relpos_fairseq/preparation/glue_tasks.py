@@ -1,4 +1,14 @@
-"""GLUE and XNLI: their tasks, metrics, files and rows."""
+"""GLUE (Wang et al. 2018, gluebenchmark.com) and XNLI (Conneau et al. 2018): tasks, metrics, files and rows.
+
+A task's first metric decides between checkpoints and learning rates, and is the one in the papers' tables: F1 for
+MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else accuracy (Huang2020, section 4.2; M4M,
+Table 2).
+
+XNLI is read from its release (`xnli.dev.tsv`, `xnli.test.tsv`: all languages in one file, with a header) or from
+XTREME (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, quoted as in CSV, no header; its own test files have
+no label). It is trained on English: `train-en.tsv` (XTREME), `multinli.train.en.tsv` (XNLI-MT) or GLUE's
+`MNLI/train.tsv`.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +22,12 @@ from pathlib import Path
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
 
-# ---- GLUE's tasks as their files lay them out, and how each is scored.
-# Source: GLUE (Wang et al. 2018, gluebenchmark.com) and XNLI (Conneau et al. 2018). The metric that
-# comes first is the one by which checkpoints and learning rates are chosen, and which the papers'
-# tables print: F1 for MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else
-# accuracy (Huang et al. 2020, section 4.2; the M4M paper, Table 2).
-
-
 NLI = ("contradiction", "entailment", "neutral")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a file says what."""
+    """The columns of a file."""
 
     first: str  # column of the first sentence: its name in the header
     second: str = ""  # column of the second sentence; empty: there is none
@@ -35,11 +38,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task."""
+    """One task of GLUE, or XNLI."""
 
     name: str  # its folder's name
     columns: Columns  # the columns of train and dev
-    metrics: tuple[str, ...] = ("accuracy",)  # names of what is reported, the deciding one first
+    metrics: tuple[str, ...] = ("accuracy",)  # the deciding one first
     labels: tuple[str, ...] = ("0", "1")  # the classes in their order; empty: a number is predicted
     test_columns: Columns | None = None  # the columns of test, where they differ; it has no labels
     # fairseq's name of a split to the file's name without ending
@@ -52,7 +55,7 @@ class GlueTask:
 
     @property
     def classes(self) -> int:
-        """Outputs of the head."""
+        """Number of outputs of the head."""
         return len(self.labels) or 1
 
     @property
@@ -62,7 +65,7 @@ class GlueTask:
 
     @property
     def valid_splits(self) -> list[str]:
-        """The splits on which it is evaluated: two of MNLI (matched, mismatched), else one."""
+        """The splits on which it is evaluated: two for MNLI (matched, mismatched), else one."""
         return [split for split in self.splits if split.startswith("valid")]
 
 
@@ -94,7 +97,7 @@ TASKS = GLUE | {"XNLI": XNLI}
 
 
 def chosen_tasks(names: str) -> list[GlueTask]:
-    """The tasks of a comma-separated list, each once, in its order; an unknown one is refused."""
+    """Return the tasks of a comma-separated list, each once, in its order; an unknown one is refused."""
     folded = {name.replace("-", "").lower(): task for name, task in TASKS.items()}
     tasks = {}
     for name in filter(None, (name.strip() for name in names.split(","))):
@@ -107,9 +110,7 @@ def chosen_tasks(names: str) -> list[GlueTask]:
     return list(tasks.values())
 
 
-# ---- Reads the tab-separated files of GLUE and XNLI: only newlines end lines.
-# Quotes are letters but in XTREME's files, which Python's csv has written.
-
+# Rows
 
 LABEL_SPELLINGS = {"contradictory": "contradiction"}  # as XNLI-MT's training files write it
 LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
@@ -117,7 +118,7 @@ LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
 
 @dataclass(frozen=True)
 class TableFile:
-    """Where the rows of a split are."""
+    """The file of a split."""
 
     path: Path
     columns: Columns  # its columns; without a label's name it has no labels
@@ -126,7 +127,7 @@ class TableFile:
 
 @dataclass(frozen=True)
 class Example:
-    """One row."""
+    """One row of a file."""
 
     first: str  # first sentence
     second: str  # second sentence, empty where the task has one
@@ -136,7 +137,7 @@ class Example:
 def read_examples(
     source: TableFile, task: GlueTask, on_bad_row: str = "fail", counts: Counter | None = None
 ) -> Iterator[Example]:
-    """The rows of a split.
+    """Yield the rows of a split.
 
     Args:
         source: the file.
@@ -172,7 +173,7 @@ def read_examples(
 
 
 def width_of(path: Path) -> int:
-    """The number of columns of a quoted file's first row; 0: it has no rows."""
+    """Return the number of columns of the first row of a quoted file; 0 if it has no rows."""
     for line in filter(str.strip, read_lines(path)):
         try:
             return len(_fields(line, quoted=True))
@@ -182,6 +183,7 @@ def width_of(path: Path) -> int:
 
 
 def _fields(line: str, quoted: bool) -> list[str]:
+    """Cut a row at tabs, as CSV if its columns may be quoted."""
     if not quoted:
         return line.split("\t")
     try:
@@ -191,7 +193,7 @@ def _fields(line: str, quoted: bool) -> list[str]:
 
 
 def languages_of(path: Path) -> list[str]:
-    """The languages of a file that has a column `language`, in alphabetical order."""
+    """Return the languages of a file that has a column `language`, in alphabetical order."""
     rows = read_lines(path)
     header = next(rows, "").split("\t")
     if "language" not in header:
@@ -201,7 +203,7 @@ def languages_of(path: Path) -> list[str]:
 
 
 def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, dict[str, int]]:
-    """Number of columns, and where each needed one is; reads the header where there is one."""
+    """Return the number of columns and the places of the needed ones; read the header if there is one."""
     columns = source.columns
     wanted = {"first": columns.first, "second": columns.second, "label": columns.label}
     wanted = {part: name for part, name in wanted.items() if name}
@@ -220,7 +222,7 @@ def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, di
 
 
 def _example(fields: list[str], width: int, places: dict[str, int], task: GlueTask) -> Example:
-    """One row; what is wrong with it is an error."""
+    """Return a row as an example; a bad row is an error."""
     # A tab too many inside a sentence would shift the columns behind it, silently.
     if len(fields) <= max(places.values()) or len(fields) > width:
         raise UserError(f"{len(fields)} columns where {width} are expected")
@@ -235,7 +237,7 @@ def _example(fields: list[str], width: int, places: dict[str, int], task: GlueTa
 
 
 def _checked_label(label: str, task: GlueTask) -> str:
-    """The label; one that is none of the task's is an error."""
+    """Return the label; a label that is not of the task is an error."""
     if not label:
         raise UserError("the label is missing")
     if not task.regression:
@@ -252,16 +254,11 @@ def _checked_label(label: str, task: GlueTask) -> str:
 
 
 def without_labels(columns: Columns) -> Columns:
-    """The same columns of a file that has no labels."""
+    """Return the columns of a file that has no labels but the same sentences."""
     return replace(columns, label="")
 
 
-# ---- Finds the files of GLUE's tasks, and of XNLI in the layouts in which it is handed on.
-# XNLI: the release's (`xnli.dev.tsv`, `xnli.test.tsv`, all languages in one file, with a header) or
-# XTREME's (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, quoted as in CSV, no header; its
-# own test files have no label). It is trained on English: `train-en.tsv` (XTREME),
-# `multinli.train.en.tsv` (XNLI-MT) or GLUE's `MNLI/train.tsv`.
-
+# Files
 
 XTREME = Columns("0", "1", "2", count=3, quoted=True)
 XTREME_TEST = replace(without_labels(XTREME), count=2)
@@ -271,7 +268,7 @@ BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.
 
 
 def sources_of(task: GlueTask, root: Path) -> dict[str, TableFile]:
-    """Split to source, for every split that is there in the task's folder below `root`.
+    """Return the file of every split that the task's folder below `root` has.
 
     Raises:
         UserError: the folder, its train or its dev file is missing.
@@ -286,12 +283,13 @@ def sources_of(task: GlueTask, root: Path) -> dict[str, TableFile]:
 
 
 def find_file(folder: Path, *names: str) -> Path | None:
-    """The first of several files that exists, plain or compressed."""
+    """Return the first of several files that exists, plain or compressed."""
     paths = [folder / f"{name}{ending}" for name in names for ending in COMPRESSED]
     return next((path for path in paths if path.is_file()), None)
 
 
 def _glue(task: GlueTask, folder: Path) -> dict[str, TableFile]:
+    """Return the files of a task of GLUE's, by split."""
     sources = {}
     for split, stem in task.splits.items():
         path = find_file(folder, f"{stem}.tsv")
@@ -310,7 +308,7 @@ def _glue(task: GlueTask, folder: Path) -> dict[str, TableFile]:
 
 
 def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
-    """Train and valid in English; `valid_xx` and `test_xx` in every language that is there."""
+    """Return train and valid in English; `valid_xx` and `test_xx` in every language of the folder."""
     sources = {"train": _xnli_train(task, folder)}
     for split, stem in (("valid", "dev"), ("test", "test")):
         path = find_file(folder, f"xnli.{stem}.tsv")
@@ -329,6 +327,7 @@ def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
 
 
 def _xnli_train(task: GlueTask, folder: Path) -> TableFile:
+    """Return XNLI's training file: the first of three layouts that the folder has."""
     if path := find_file(folder, "train-en.tsv"):
         return TableFile(path, XTREME)
     if path := find_file(folder, "multinli.train.en.tsv"):
@@ -339,4 +338,5 @@ def _xnli_train(task: GlueTask, folder: Path) -> TableFile:
 
 
 def _missing(task: GlueTask, folder: Path, name: str) -> UserError:
+    """Return the error of a missing file."""
     return UserError(f"{task.name}: {folder / name} is missing (.gz, .bz2 and .xz of it would do)")

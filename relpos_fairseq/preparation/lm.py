@@ -1,17 +1,17 @@
-"""Prepare text for language models."""
+"""Prepare text for language models: obtain it, split it, make its vocabulary, encode every split."""
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from relpos_fairseq.io.downloads import extract, fetch
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import Hashes, copy_file, open_together, require_space
+from relpos_fairseq.io.files import copy_file, open_together, require_space
 from relpos_fairseq.io.lines import Part
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.io.stages import Stage, write_manifest
-from relpos_fairseq.preparation.binarise import warn_of_unknown
+from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.corpora import CORPORA, PublishedCorpus
 from relpos_fairseq.preparation.lm_encoding import (
     choose_symbols,
@@ -22,12 +22,10 @@ from relpos_fairseq.preparation.lm_encoding import (
     size_of,
     train_sentencepiece,
 )
-from relpos_fairseq.preparation.pipeline import Preparation
+from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.preparation.settings import SPLITS, check_lm
 from relpos_fairseq.text.dictionary import NSPECIAL, read_dictionary, write_dictionary
-from relpos_fairseq.text.levels import Bytes, load_level
-
-# ---- One text into contiguous train, valid and test: by lines, or exactly by characters or bytes.
+from relpos_fairseq.text.levels import Bytes, Level, load_level
 
 
 def parse_fractions(text: str) -> list[Fraction]:
@@ -52,7 +50,7 @@ def split_text(
     Args:
         paths: The text's files, one after another.
         outputs: The parts' files.
-        fractions: The parts' shares of the lines; at the levels of characters and bytes, of those.
+        fractions: The parts' shares: of the lines, or, at the levels of characters and bytes, of these.
         options: level, on_bad_line.
 
     Returns:
@@ -76,7 +74,7 @@ def split_text(
 
 
 def place_parts(parts: Iterator[Part], ends: Sequence[int], exact: bool) -> Iterator[tuple[int, Part]]:
-    """Pair parts with the number of their part; where parts are exact, cuts them at the ends."""
+    """Pair lines with the number of the split that they belong to; if `exact`, cut lines at the ends of splits."""
     done = place = 0
     for part in parts:
         while exact and done + size_of(part) > ends[place]:
@@ -91,78 +89,10 @@ def place_parts(parts: Iterator[Part], ends: Sequence[int], exact: bool) -> Iter
         done += size_of(part) if exact else 1
 
 
-# ---- What was made: the manifests and the table.
-
-
-COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
-ENCODE = "encode-"
-
-
-def write_manifests(
-    folders: Sequence[Path],
-    out: Path,
-    command: Sequence[str],
-    texts: Mapping[str, Path],
-    made: Sequence[Path],
-    counts: Mapping[str, Mapping],
-    facts: Mapping[str, object],
-    hashes: Hashes,
-) -> None:
-    """Write `manifest.json`, of the whole and of every shard, and print the table.
-
-    Args:
-        folders: One a shard; `out` itself where there is one.
-        out: The folder of the whole.
-        command: The program and its arguments.
-        texts: The splits' files, by label.
-        made: What was made of them.
-        counts: Every stage's counts; those of `encode-SPLIT` are by shard.
-        facts: The level and the size of the vocabulary.
-        hashes: Those of files that stages have read.
-    """
-    shards = {
-        name.removeprefix(ENCODE): list(found.values()) for name, found in counts.items() if name.startswith(ENCODE)
-    }
-    splits = {split: add_up(parts) for split, parts in shards.items()}
-    write_manifest(
-        out / "manifest.json",
-        command=command,
-        inputs=texts,
-        outputs=made,
-        stages={name: found for name, found in counts.items() if not name.startswith(ENCODE)},
-        extra={**facts, "splits": splits},
-        hashes=hashes,
-    )
-    for number, folder in enumerate(folders if len(folders) > 1 else []):
-        own = {split: parts[number] for split, parts in shards.items() if number < len(parts)}
-        write_manifest(
-            folder / "manifest.json",
-            command=command,
-            inputs=texts,
-            outputs=[path for path in made if path.parent == folder],
-            extra={**facts, "shard": number, "splits": own},
-            hashes=hashes,
-        )
-    columns = [name for name in COLUMNS if any(name in found for found in splits.values())]
-    rows = [[split, *(found.get(c, 0) for c in columns)] for split, found in splits.items()]
-    print(table(rows, ["split", *columns]))
-    if facts["level"] != "word":  # whose vocabulary leaves rare words out
-        parts = {f"split {name}": found for name, found in splits.items()}
-        warn_of_unknown({name: (p.get("unknown", 0), p["tokens"]) for name, p in parts.items()})
-    print(f"{facts['level']} level, {facts['vocabulary']:,} entries in the dictionary", flush=True)
-
-
-def add_up(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Add the counts of shards."""
-    keys = {key for part in parts for key in part}
-    return {key: sum(part.get(key, 0) for part in parts) for key in keys}
-
-
-# ---- The stages of relpos prepare lm: text, units, a stage for every split, manifests.
-
-
 SENTENCEPIECE = ("model_type", "vocab_size", "character_coverage", "byte_fallback", "sample_lines", "seed")
-VERSION = 1  # raised when the same input and options come to give another result
+VERSION = 1  # to be raised when the result for the same input and options changes
+COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
+ENCODE = "encode-"  # begins the name of the stage of a split
 TEXT = ("extract", "split")  # stages that make text, which is input rather than output
 
 
@@ -204,12 +134,12 @@ class LmPreparation(Preparation):
     def stages(self) -> list[Stage]:
         self.planned.clear()
         self.find_text()
-        self.learn_units()
+        self.learn_vocabulary()
         self.encode()
         return self.planned
 
     def find_text(self) -> None:
-        """Downloads, extracts and splits, as the command line asks."""
+        """Add the stages that extract a corpus and split a text; set the files of every split."""
         corpus = CORPORA.get(self.args.corpus)
         if corpus:
             self.extract_corpus(corpus)
@@ -232,7 +162,7 @@ class LmPreparation(Preparation):
             self.files = {split: [path] for split, path in zip(names, parts, strict=True)}
 
     def extract_corpus(self, corpus: PublishedCorpus) -> None:
-        """Download a corpus and adds the stage that takes its text out of the archive."""
+        """Download a corpus and add the stage that extracts its text."""
         folder = self.args.downloads or self.out / "downloads"
         files = fetch([corpus.archive], folder, from_dir=self.args.from_dir, hashes=self.hashes)
         archive, text = files[corpus.archive.name], self.out / "text"
@@ -256,17 +186,18 @@ class LmPreparation(Preparation):
         return [*self.text, *(path for paths in self.files.values() for path in paths)]
 
     def add(self, name, run, inputs, outputs, parameters) -> None:
+        """Add a stage."""
         version = {"version": VERSION}
         self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
 
-    def learn_units(self) -> None:
+    def learn_vocabulary(self) -> None:
         """Add the stages that make sentencepiece.model and dict.txt."""
         args = self.args
         train = self.files.get("train", [])
         reading = {"level": self.level, "on_bad_line": args.on_bad_line}
         if self.level == "sentencepiece":
             self.models = [self.out / "sentencepiece.model"]
-            self.learn_pieces(train, reading)
+            self.learn_sentencepiece(train, reading)
         if args.dict:
             self.add("dictionary", self.copy_dictionary, [args.dict], [self.dictionary], {})
         elif self.level == "byte":
@@ -277,7 +208,7 @@ class LmPreparation(Preparation):
             cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
             self.add("dictionary", self.count_dictionary, [*texts, *self.models], [self.dictionary], {**reading, **cut})
 
-    def learn_pieces(self, train: list[Path], reading: dict) -> None:
+    def learn_sentencepiece(self, train: list[Path], reading: dict) -> None:
         """Add the stage that trains a sentencepiece model, or copies the user's."""
         args, model = self.args, self.models[0]
         if args.sentencepiece:
@@ -291,8 +222,8 @@ class LmPreparation(Preparation):
 
         self.add("sentencepiece", run, train, [model], {**reading, **options})
 
-    def units(self):
-        """Return the units of this level; those of sentencepiece once its model is there."""
+    def load_level(self) -> Level:
+        """Load the level; sentencepiece needs its model."""
         return load_level(self.level, *self.models)
 
     def byte_dictionary(self) -> dict[str, int]:
@@ -307,15 +238,15 @@ class LmPreparation(Preparation):
         # Characters that only valid or test have are in the dictionary too, at its end: bits per
         # character allow no unknown, and published enwik8 vocabularies count all splits.
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
-        units = self.units()
+        level = self.load_level()
         texts = [read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths]
-        symbols, different = count_symbols(texts, units, args.workers)
+        symbols, different = count_symbols(texts, level, args.workers)
         kept = choose_symbols(symbols, args.threshold, args.words, args.padding_factor)
         write_dictionary(self.dictionary, kept)
         return {"symbols": len(kept), "different units": different}
 
     def copy_dictionary(self) -> dict[str, int]:
-        """Check the user's dictionary and copies it."""
+        """Check the user's dictionary and copy it."""
         symbols = read_dictionary(self.args.dict)
         copy_file(self.args.dict, self.dictionary)
         return {"symbols": len(symbols)}
@@ -334,9 +265,9 @@ class LmPreparation(Preparation):
             folders = self.folders if split == "train" else self.folders[:1]
 
             def run(split=split, paths=paths, folders=folders) -> dict:
-                units = self.units()
+                level = self.load_level()
                 symbols = read_dictionary(self.dictionary)
-                counts = encode_split(split, paths, folders, units, symbols, options, args.workers)
+                counts = encode_split(split, paths, folders, level, symbols, options, args.workers)
                 return {str(shard): found for shard, found in enumerate(counts)}
 
             self.add(
@@ -350,17 +281,43 @@ class LmPreparation(Preparation):
             copies = [folder / "dict.txt" for folder in self.folders]
             self.add("dictionaries", lambda: copy_file(self.dictionary, *copies), [self.dictionary], copies, {})
 
-    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
-        symbols = read_dictionary(self.dictionary)
+    def report(self, counts: dict[str, Mapping]) -> list[Report]:
         facts = {
             "level": self.level,
-            "vocabulary": NSPECIAL + len(symbols),
+            "vocabulary": NSPECIAL + len(read_dictionary(self.dictionary)),
             "</s>": "line feed" if self.level in ("char", "byte") else "end of line",
         }
         read = {"archive": self.archives, "text": self.text, **self.files}
         texts = {
             f"{split} {place}: {path.name}": path for split, paths in read.items() for place, path in enumerate(paths)
         }
-        made = {path for stage in self.planned if stage.name not in TEXT for path in stage.outputs}
-        write_manifests(self.folders, self.out, command, texts, sorted(made), counts, facts, self.hashes)
-        print(f"data: {':'.join(map(str, self.folders))}")
+        made = sorted({path for stage in self.planned if stage.name not in TEXT for path in stage.outputs})
+        encoded = [name for name in counts if name.startswith(ENCODE)]
+        shards = {name.removeprefix(ENCODE): [*counts.pop(name).values()] for name in encoded}
+        splits = {}
+        for split, parts in shards.items():
+            total = Counter()
+            for part in parts:
+                total.update(part)
+            splits[split] = dict(total)
+        columns = [name for name in COLUMNS if any(name in found for found in splits.values())]
+        rows = [[split, *(found.get(c, 0) for c in columns)] for split, found in splits.items()]
+        found = {f"split {name}": (found.get("unknown", 0), found["tokens"]) for name, found in splits.items()}
+        whole = Report(
+            texts,
+            made,
+            [
+                table(rows, ["split", *columns]),
+                f"{self.level} level, {facts['vocabulary']:,} entries in the dictionary",
+                f"data: {':'.join(map(str, self.folders))}",
+            ],
+            counts,
+            {**facts, "splits": splits},
+            {} if self.level == "word" else found,  # whose vocabulary leaves rare words out
+        )
+        reports = [whole]
+        for number, folder in enumerate(self.folders if len(self.folders) > 1 else []):
+            own = {split: parts[number] for split, parts in shards.items() if number < len(parts)}
+            outputs = [path for path in made if path.parent == folder]
+            reports.append(Report(texts, outputs, [], extra={**facts, "shard": number, "splits": own}, folder=folder))
+        return reports

@@ -18,18 +18,16 @@ from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.binarise import write_blocks
 from relpos_fairseq.preparation.settings import DOCUMENTS
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, SPECIAL, UNK
+from relpos_fairseq.text.levels import Level
 from relpos_fairseq.text.training import train_sentencepiece_model
 
-# ---- Text as chunks for the workers: cut at lines, with the documents' starts, divided into shards.
-
-
-CHUNK = 1 << 19  # characters that a worker gets at a time
+CHUNK = 1 << 19  # characters of a chunk
 HEADING = re.compile(r"= (?!= ).*(?<! =) =")  # WikiText: " = Title = ", but not " = = Section = = "
 
 
 @dataclass
 class Chunk:
-    """What a worker gets."""
+    """Lines of one shard, for a worker."""
 
     shard: int = 0  # which shard it belongs to
     parts: list[Part] = field(default_factory=list)  # its lines
@@ -57,13 +55,13 @@ def read_text(paths: Iterable[Path], level: str, on_bad_line: str, counts: dict 
 
 
 def chunks(parts: Iterable[Part], documents: str = "none", shards: int = 1, total: int = 0) -> Iterator[Chunk]:
-    """Collect lines into chunks; a chunk lies in one shard.
+    """Collect lines into chunks, each of one shard.
 
     Args:
         parts: The lines of all files.
         documents: What starts a document: "none", "blank" (lines before it) or "heading"
             (WikiText's). A file starts one too.
-        shards: How many parts of about equal size; cut between documents, if there are any.
+        shards: Number of parts of about equal size; cut between documents, if there are any.
         total: The size of all parts as `size_of` gives it; needed with shards.
     """
     chunk, done = Chunk(), 0
@@ -122,15 +120,14 @@ def measure(paths: Sequence[Path], level: str, on_bad_line: str) -> Counter:
     return counts
 
 
-# ---- Which units there are: counted by workers, ordered as fairseq orders them, `dict.txt`.
-
+# Vocabulary
 
 UNKNOWN = SPECIAL[UNK]
 SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their number
 
 
-def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple[Counter, int]:
-    """Count the symbols of the first text, and note those that only later texts have.
+def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -> tuple[Counter, int]:
+    """Count the symbols of the first text; symbols of later texts alone get 0.
 
     Returns:
         Every symbol and how often the first text has it, and the number of different symbols.
@@ -138,7 +135,7 @@ def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple
     total: Counter = Counter()
 
     def count(chunk) -> tuple[Counter, int]:
-        return units.count(part.text for part in chunk.parts), chunk.size
+        return level.count(part.text for part in chunk.parts), chunk.size
 
     with progress(description="count units", unit="B") as bar:
         for number, text in enumerate(texts):
@@ -151,7 +148,7 @@ def count_symbols(texts: Sequence[Iterable[Part]], units, workers: int) -> tuple
 
 
 def choose_symbols(counts: Counter, threshold: int, words: int | None, factor: int = 1) -> list[tuple]:
-    """Order symbols by falling count, equal ones by the alphabet; rarer ones than `threshold` go.
+    """Order symbols by falling count, equal counts by the alphabet; drop symbols rarer than `threshold`.
 
     At most `words` are kept; the dictionary with its special symbols is filled up to a multiple of
     `factor`. Returns pairs of symbol and count.
@@ -166,7 +163,7 @@ def choose_symbols(counts: Counter, threshold: int, words: int | None, factor: i
 
 
 def sample_lines(parts: Iterable[Part], size: int, seed: int) -> list[str]:
-    """Choose lines evenly from a text of any length, in its order; bounded memory."""
+    """Sample lines evenly from a text of any length, in its order and in bounded memory."""
     chooser = random.Random(seed)
     kept: list[tuple[int, str]] = []
     for number, part in enumerate(part for part in parts if part.text.strip()):
@@ -204,11 +201,17 @@ def train_sentencepiece(path: Path, parts: Iterable[Part], options: dict) -> dic
     return {"sampled lines": len(lines)}
 
 
-# ---- Text to fairseq's binaries: ids by workers, documents' starts, counts of everything.
+# Encoding
 
 
 def encode_split(
-    split: str, paths: Sequence[Path], folders: Sequence[Path], units, symbols: list[str], options: dict, workers: int
+    split: str,
+    paths: Sequence[Path],
+    folders: Sequence[Path],
+    level: Level,
+    symbols: list[str],
+    options: dict,
+    workers: int,
 ) -> list[dict]:
     """Write a split: `SPLIT.bin`, `SPLIT.idx` and, with documents, `SPLIT.documents.npy`.
 
@@ -219,7 +222,7 @@ def encode_split(
         split: Its name.
         paths: Its files.
         folders: One a shard.
-        units: The level's units.
+        level: How text is cut into tokens.
         symbols: The dictionary without its special symbols.
         options: level, documents, on_bad_line, refuse_unknown.
         workers: How many processes.
@@ -230,10 +233,10 @@ def encode_split(
     Raises:
         UserError: The split is empty, too short for the shards, or has what is refused.
     """
-    level, dropped = options["level"], {}
-    parts = read_text(paths, level, options["on_bad_line"], dropped)
-    total = measure(paths, level, options["on_bad_line"])["size"] if len(folders) > 1 else 0
-    encode = make_encoder(units, symbols, options["refuse_unknown"])
+    reading, dropped = (options["level"], options["on_bad_line"]), {}
+    parts = read_text(paths, *reading, dropped)
+    total = measure(paths, *reading)["size"] if len(folders) > 1 else 0
+    encode = make_encoder(level, symbols, options["refuse_unknown"])
     work = chunks(parts, options["documents"], len(folders), total)
     results = count_progress(ordered_map(encode, work, workers), f"encode {split}")
     counts = []
@@ -278,16 +281,16 @@ def write_shard(prefix: Path, results: Iterator, vocab_size: int, with_documents
     return dict(counts)
 
 
-def make_encoder(units, symbols: list[str], refuse_unknown: bool):
+def make_encoder(level: Level, symbols: list[str], refuse_unknown: bool):
     """Return the workers' function: chunk -> shard, ids, sizes, documents' places, counts."""
-    encode = units.encoder(symbols)
+    encode = level.encoder(symbols)
 
     def encode_chunk(chunk: Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, Counter]:
         flat: list[int] = []
         sizes = []
         for part in chunk.parts:
             ids = encode(part.text)
-            if part.ends or not units.exact:
+            if part.ends or not level.exact:
                 ids.append(EOS)
             flat += ids
             sizes.append(len(ids))
@@ -305,7 +308,7 @@ def make_encoder(units, symbols: list[str], refuse_unknown: bool):
 
 
 def count_text(parts: Sequence[Part]) -> Counter:
-    """Count what perplexities per word and bits per character are divided by."""
+    """Count lines, words, characters and bytes, by which perplexities and bits per character are divided."""
     line_feeds = sum(part.ends for part in parts)
     if isinstance(parts[0].text, str):
         text = "\n".join(part.text for part in parts)
@@ -325,7 +328,7 @@ def count_text(parts: Sequence[Part]) -> Counter:
 
 
 def name_unknown(chunk: Chunk, ends: np.ndarray, token: int) -> str:
-    """Say which character is not in the dictionary, and where: `token` is its place."""
+    """Name the character at place `token` of a chunk, which the dictionary lacks, and its place in the file."""
     number = int(np.searchsorted(ends, token, side="right"))
     place = token - (int(ends[number - 1]) if number else 0)
     part = chunk.parts[number]
@@ -337,7 +340,7 @@ def name_unknown(chunk: Chunk, ends: np.ndarray, token: int) -> str:
 
 
 def count_progress(results: Iterator, description: str) -> Iterator:
-    """Pass results on and shows how many tokens they have."""
+    """Pass results on, and show the number of their tokens as progress."""
     with progress(description=description, unit="tokens") as bar:
         for result in results:
             bar.update(len(result[1]))

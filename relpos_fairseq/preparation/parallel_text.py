@@ -3,7 +3,8 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -11,18 +12,17 @@ from pathlib import Path, PurePosixPath
 
 from relpos_fairseq.io.downloads import RemoteFile, extract, fetch
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import Hashes, write_text
+from relpos_fairseq.io.files import Hashes, open_together, write_text
 from relpos_fairseq.io.lines import COMPRESSED, count_lines, raw_lines, read_lines
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.corpora import CZENG, TestSet, TrainingCorpus, segments, test_set, training_set
 from relpos_fairseq.preparation.settings import WmtSettings
 
-# ---- Streams parallel text in chunks of lines that workers take and give back as bytes.
-
-
 LINES = 2000  # of a chunk
 BYTES = 1 << 22  # of a chunk, so that long lines make short chunks
-LONGEST_SIDE = 1 << 18  # bytes of a training line; what is longer is cut, then dropped as too long
+LONGEST_SIDE = 1 << 18  # bytes of a training line; a longer line is cut, then dropped as too long
 MALFORMED = "wrong number of columns"
 CZENG_BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
 
@@ -31,7 +31,7 @@ CZENG_BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
 class Text:
     """One corpus in two files, or in two columns of one."""
 
-    name: str  # what the table and the manifest call it
+    name: str  # in the table and the manifest
     paths: tuple[Path, Path]  # the source's and the target's file; the same twice for columns
     # the source's and the target's column of tab-separated lines; () for two files
     columns: tuple[int, ...] = ()
@@ -62,23 +62,23 @@ class Text:
                 yield cells[self.columns[0]], cells[self.columns[1]]
 
     def is_skipped(self, number: bytes) -> bool:
-        """Return whether a sentence's number is of a block to leave out."""
+        """Return whether a sentence, by its number in CzEng 1.6, belongs to a block that CzEng 1.7 leaves out."""
         block = CZENG_BLOCK.match(number) if self.skipped else None
         return block is not None and int(block.group(1)) in self.skipped
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pairs of a text; a line's text never has a line feed."""
+    """Some pairs of a text, for a worker; no line holds a line feed."""
 
-    text: Text  # where they are from
+    text: Text
     numbers: Sequence[int]  # their lines' numbers in the files, from 1
     source: bytes  # the source's lines, joined by line feeds
     target: bytes  # the target's
 
 
 def read_chunks(text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str) -> Iterator[Chunk]:
-    """Read the pairs of a text that are asked for, in `wanted` for each pair.
+    """Read the pairs of a text for which `wanted` has true, in chunks.
 
     Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail".
     """
@@ -105,14 +105,6 @@ def read_chunks(text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line
         yield Chunk(text, numbers, b"\n".join(source), b"\n".join(target))
 
 
-def read_blobs(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Stream whole files of ours, one after the other, as blocks of lines."""
-    for path in paths:
-        with path.open("rb") as file:
-            while lines := list(islice(file, LINES)):
-                yield b"".join(lines)
-
-
 def map_lines(function, blob: bytes) -> bytes:
     """Apply a function to each line of a block; the result ends every line."""
     lines = blob.decode("utf-8").split("\n")
@@ -121,8 +113,41 @@ def map_lines(function, blob: bytes) -> bytes:
     return "".join([f"{function(line)}\n" for line in lines]).encode("utf-8")
 
 
-# ---- Finds the user's own parallel files, and a folder of CzEng.
+def apply_to_files(
+    functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], workers: int, name: str
+) -> list[int]:
+    """Apply a function to every line of the source, another to the target; as many lines come out.
 
+    Returns:
+        The number of lines, and of words or units of each side.
+    """
+    counts = [0, 0, 0]
+
+    def convert(task: tuple[int, bytes]) -> tuple[int, bytes, int, int]:
+        side, blob = task
+        converted = map_lines(functions[side], blob)
+        return side, converted, converted.count(b"\n"), len(converted.split())
+
+    with open_together(*outputs) as written, progress(description=name, unit="lines") as bar:
+        for side, converted, lines, words in ordered_map(convert, read_blocks(files), workers):
+            written[side].write(converted)
+            counts[0] += lines if side == 0 else 0
+            counts[1 + side] += words
+            bar.update(lines)
+    return counts
+
+
+def read_blocks(files: tuple[Path, Path]) -> Iterator[tuple[int, bytes]]:
+    """Stream blocks of lines with their side: 0, the source's, and 1, the target's, in turn."""
+    with ExitStack() as stack:
+        sides = [stack.enter_context(path.open("rb")) for path in files]
+        while blocks := [block for block in (b"".join(islice(side, LINES)) for side in sides) if block]:
+            if len(blocks) != len(sides):
+                raise ValueError(f"{files[0]} and {files[1]} have different numbers of lines")
+            yield from enumerate(blocks)
+
+
+# Files of the user's own
 
 VALID = ("valid", "val", "dev")
 CZENG_COLUMNS = {"cs": 2, "en": 3}  # number, score, Czech, English
@@ -131,12 +156,11 @@ CZENG_BLOCKS = "convert_czeng16_to_17.pl"  # names the blocks of 1.6 that 1.7 le
 
 @dataclass(frozen=True)
 class Texts:
-    """What a preparation reads."""
+    """The texts that a preparation reads."""
 
     training: list[Text]  # the training corpora
-    held_out: dict[str, Text]  # "valid", "test", "test1", ... and the text
-    # what the held-out sets are called where they come from
-    names: dict[str, str] = field(default_factory=dict)
+    held_out: dict[str, Text]  # by split: "valid", "test", "test1", ...
+    names: dict[str, str] = field(default_factory=dict)  # the held-out sets' names where they come from, by split
 
     def paths(self, texts: list[Text] | None = None) -> list[Path]:
         """Return all files, each once."""
@@ -214,11 +238,11 @@ def czeng_blocks(script: Path) -> frozenset[int]:
     return frozenset(map(int, match.group(1).split()))
 
 
-# ---- Gets the texts of a WMT pair: downloads or finds archives, extracts, unwraps test sets.
+# Published text
 
 
 class RawText:
-    """What is read, and the stages that bring it here."""
+    """The texts that a preparation reads, and the stages that download and extract them."""
 
     def __init__(self, settings: WmtSettings):
         self.settings = settings
@@ -257,7 +281,7 @@ class RawText:
         )
 
     def expected(self) -> Texts:
-        """Return the texts that the stages will have made."""
+        """Return the texts that the stages will have extracted."""
         settings, raw = self.settings, self.settings.out / "raw"
         training = [
             Text(corpus.name, tuple(self.member(raw, corpus, lang) for lang in settings.languages))
@@ -272,7 +296,7 @@ class RawText:
 
     @staticmethod
     def member(raw: Path, corpus: TrainingCorpus, language: str) -> Path:
-        """Return where a member of a corpus' archive is put."""
+        """Return the path to which a member of a corpus' archive is extracted."""
         return raw / corpus.name / PurePosixPath(corpus.members[language]).name
 
     def archives(self) -> list[RemoteFile]:
@@ -315,11 +339,19 @@ class RawText:
         ]
 
     def members(self, archives: dict[str, Path], part: TrainingCorpus | TestSet) -> list[Path]:
-        """Extract both languages' members; say what to do about a download that is of no use."""
-        wanted = [part.members[language] for language in self.settings.languages]
+        """Extract both languages' members, at whatever depth they lie in the archive; return their paths."""
+        wanted = [PurePosixPath(part.members[language]) for language in self.settings.languages]
+        archive, folder = archives[part.archive.name], self.settings.out / "raw" / part.name
         try:
-            folder = self.settings.out / "raw" / part.name
-            return extract_members(archives[part.archive.name], wanted, folder)
+            found = extract(archive, folder, [f"*{member.name}" for member in wanted])
+            paths = []
+            for member in wanted:
+                named = [path for path in found if path.name == member.name]
+                exact = [path for path in named if path.as_posix().endswith(f"/{member}")]
+                if not named:
+                    raise UserError(f"{archive} does not contain {member}")
+                paths.append((exact or named)[0])
+            return paths
         except UserError as error:
             if self.settings.from_dir is not None:
                 raise
@@ -341,20 +373,6 @@ class RawText:
                 write_text(path, "".join(f"{line}\n" for line in lines))
                 counts[path.name] = len(lines)
         return counts
-
-
-def extract_members(archive: Path, wanted: list[str], folder: Path) -> list[Path]:
-    """Extract members, at whatever depth they lie in the archive; return them in order."""
-    found = extract(archive, folder, [f"*{PurePosixPath(member).name}" for member in wanted])
-    paths = []
-    for member in wanted:
-        name = PurePosixPath(member).name
-        named = [path for path in found if path.name == name]
-        exact = [path for path in named if path.as_posix().endswith(f"/{member}")]
-        if not named:
-            raise UserError(f"{archive} does not contain {member}")
-        paths.append((exact or named)[0])
-    return paths
 
 
 def refuse_choices(settings: WmtSettings) -> None:

@@ -12,15 +12,11 @@ from relpos_fairseq.data.squad import read_json, read_questions, split_name
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import copy_file, write_text
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.io.stages import Stage, write_manifest
-from relpos_fairseq.preparation.binarise import warn_of_unknown
-from relpos_fairseq.preparation.pipeline import Preparation
+from relpos_fairseq.io.stages import Stage
+from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.assets import tokenizer_files
 from relpos_fairseq.text.dictionary import SPECIAL, UNK
-
-# ---- What prepare qa may be asked for, and what does not go together.
-
 
 VOCABULARY_SIZE = 8000
 
@@ -58,9 +54,6 @@ def tokenizer_names(args: argparse.Namespace) -> list[str]:
         return [path.name for path in tokenizer_files(args.tokenizer)]
     pieces = args.train_tokenizer == "sentencepiece"
     return ["sentencepiece.model" if pieces else "tokenizer.json", "dict.txt"]
-
-
-# ---- Files of SQuAD's format to the folder that the task question_answering reads.
 
 
 ROLES = ("train", "valid", "eval")
@@ -139,23 +132,23 @@ class QaPreparation(Preparation):
             counts[name] = {"pieces": len(found), "unknown": found.count(SPECIAL[UNK])}
         return counts
 
-    def report(self, counts: Mapping[str, Mapping], command: Sequence[str]) -> None:
-        splits, tokenizer = counts["splits"], counts["tokenizer"]
-        pieces = counts["pieces"]
+    def report(self, counts: dict[str, Mapping]) -> list[Report]:
+        splits, tokenizer, pieces = counts["splits"], counts["tokenizer"], counts["pieces"]
         rows = [(name, *(splits[name][column] for column in COLUMNS), *pieces[name].values()) for name in self.splits]
-        print(table(rows, ("split", *COLUMNS, "pieces", "unknown")))
-        warn_of_unknown({name: (one["unknown"], one["pieces"]) for name, one in pieces.items()})
-        print(f"{tokenizer['kind']} tokenizer, {tokenizer['pieces']:,} pieces; {self.out}")
-        # What a kill left half-written begins with a full stop.
+        # Files that a kill left half-written begin with a full stop.
         made = [p for p in self.out.iterdir() if p.is_file() and not p.name.startswith(".")]
-        write_manifest(
-            self.out / "manifest.json",
-            command=command,
-            inputs=self.given,
-            outputs=sorted(path for path in made if path.name != "manifest.json"),
-            extra={"splits": {name: splits[name] for name in self.splits}},
-            hashes=self.hashes,
-        )
+        return [
+            Report(
+                self.given,
+                sorted(path for path in made if path.name != "manifest.json"),
+                [
+                    table(rows, ("split", *COLUMNS, "pieces", "unknown")),
+                    f"{tokenizer['kind']} tokenizer, {tokenizer['pieces']:,} pieces; {self.out}",
+                ],
+                extra={"splits": {name: splits[name] for name in self.splits}},
+                unknown={name: (one["unknown"], one["pieces"]) for name, one in pieces.items()},
+            )
+        ]
 
 
 def read_articles(paths: Sequence[Path], on_bad_answer: str) -> dict:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.text.tokenizer import SENTENCEPIECE, SUBWORD_NMT
 
-# ---- What a preparation is asked to do.
+# prepare wmt
 
-
-SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"
 DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18", "fr": "wmt14"}
 DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest2015
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a pair must keep within."""
+    """Limits that a pair must keep within."""
 
     max_words: int = 250  # words of each side
     max_ratio: float = 3.0  # words of the longer side to those of the shorter
@@ -33,7 +28,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class WmtSettings:
-    """All that decides the result, and how it is made; its defaults are the command line's."""
+    """The checked options of `relpos prepare wmt`, with the command line's defaults, and the paths of its files.
+
+    A set of text has two files: the source's and the target's.
+    """
 
     year: str  # wmt14, wmt15 or wmt18; "" for parallel files of the user's own
     source: str  # the source language, ISO 639-1
@@ -44,29 +42,84 @@ class WmtSettings:
     without: tuple[str, ...] = ()  # names of corpora to leave out
     valid: tuple[str, ...] = ("newstest2013",)  # newstests to validate on
     tests: tuple[str, ...] = ("newstest2015",)  # newstests to test on
-    sample: int | None = None  # how many training pairs to use; None for all
+    sample: int | None = None  # training pairs to use; None for all
     seed: int = 1  # of every random choice
     tokenizer: str = "moses"  # "moses" or "none"
     bpe: str = SUBWORD_NMT  # "subword-nmt" or "sentencepiece"
     model_type: str = "unigram"  # "unigram" or "bpe", of sentencepiece
     vocab_size: int = 32000  # merges of subword-nmt, pieces of sentencepiece
-    learn_lines: int = 100_000  # pairs that the units are learned on, at most
-    limits: Limits = field(default_factory=Limits)  # what the filter lets pass
+    learn_lines: int = 100_000  # pairs that subwords are learned on, at most
+    limits: Limits = field(default_factory=Limits)  # of the filter
     on_bad_line: str = "fail"  # "fail" or "drop"
     workers: int = 2  # processes
-    shards: int = 1  # of how many shards the training text is made
-    shard: int | None = None  # the shard to make now; None makes all else
+    shards: int = 1  # number of shards of the training text
+    shard: int | None = None  # the shard to make now; None makes all the rest
 
     @property
     def languages(self) -> tuple[str, str]:
+        """Source and target."""
         return self.source, self.target
 
     def sides(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Return the two files of a text of ours."""
+        """Return the source's and the target's file of a set in a folder."""
         return folder / f"{name}.{self.source}", folder / f"{name}.{self.target}"
 
+    @property
+    def tokenises(self) -> bool:
+        """Whether words are cut from punctuation before subwords are learned."""
+        return self.tokenizer == "moses"
+
+    @property
+    def pairs(self) -> Path:
+        """The numbers of pairs of every text."""
+        return self.out / "shards" / "pairs.json"
+
+    @property
+    def folded(self) -> Path:
+        """The sentences of validation and test sets, which are not trained on."""
+        return self.out / "text" / "held-out.txt"
+
+    @property
+    def model(self) -> Path:
+        """The subwords that were learned."""
+        return self.out / "units" / ("bpe.codes" if self.bpe == SUBWORD_NMT else "sentencepiece.model")
+
+    @property
+    def learned_on(self) -> Path:
+        """The sample of the training text that subwords are learned on."""
+        return self.out / "units" / "sample.txt"
+
+    def text(self, split: str) -> tuple[Path, Path]:
+        """Return the files of a set before it is cut into subwords."""
+        return self.sides(self.out / "text", split)
+
+    def references(self, split: str) -> tuple[Path, Path]:
+        """Return the unchanged files of a held-out set, which translations are scored on."""
+        return self.sides(self.out / "reference", split)
+
+    def units(self, split: str) -> tuple[Path, Path]:
+        """Return the files of a set in subwords."""
+        return self.sides(self.out / "units", split)
+
+    def shard_folder(self, shard: int) -> Path:
+        """Return the folder of a shard."""
+        return self.out / "shards" / f"{shard}-of-{self.shards}"
+
+    def cleaned(self, shard: int) -> list[Path]:
+        """Return a shard's source lines, target lines and records."""
+        folder = self.shard_folder(shard)
+        return [*self.sides(folder, "clean"), folder / "clean.records"]
+
+    def ready(self, shard: int) -> tuple[Path, Path]:
+        """Return a shard's lines as subwords are learned on them."""
+        return self.sides(self.shard_folder(shard), "tokens" if self.tokenises else "clean")
+
+    def of_shard(self, shard: int) -> list[Path]:
+        """Return all files of a shard but its manifest."""
+        return list(dict.fromkeys([*self.cleaned(shard), *self.ready(shard)]))
+
     def cleaning(self) -> dict:
-        """What the cleaned training text depends on, besides files."""
+        """Return the options on which the cleaned training text depends."""
         return {
             "languages": self.languages,
             "sample": self.sample,
@@ -76,15 +129,14 @@ class WmtSettings:
             "on_bad_line": self.on_bad_line,
         }
 
-    def units(self) -> dict:
-        """What the subword units depend on, besides files."""
+    def learning(self) -> dict:
+        """Return the options on which the subwords depend."""
         model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
         chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}
         return {"bpe": self.bpe, "seed": self.seed, **chosen, **model}
 
 
-# ---- What prepare lm may be asked for: the choices, and what does not go together.
-
+# prepare lm
 
 LEVELS = ("word", "sentencepiece", "char", "byte")
 DOCUMENTS = ("none", "blank", "heading")
@@ -110,27 +162,24 @@ def check_lm(args: argparse.Namespace, level: str) -> None:
         raise UserError(f"--sentencepiece needs --level sentencepiece, not {level}")
 
 
-# ---- Plain text as a stream of sentences and ends of documents.
-# A document may be as long as its file, so nothing here holds one whole: a stream has a string for a
-# sentence and None for the end of a document.
+# prepare mlm
 
-
-CHUNK_CHARACTERS = 1 << 18  # what one worker is given at a time
-# Where a sentence may end: closing punctuation, what closes after it and space; the full stops of
-# Chinese, Japanese, Hindi and Urdu need no space. No list of abbreviations: "Mr. Smith" is cut.
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[\"'”’」』）]*\s*|(?<=[।۔])\s*")
-OPENING = "\"'“‘([「『（"
+PACKING = ("document", "full", "none")
+LEAST_TOKENS = 8  # of a block
+NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
+NO_LANGUAGE = "text"
+HOLD_OUT = 0.01
+TOKENIZER_DEFAULTS = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_000_000}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file's lines are documents and sentences."""
+    """How the lines of a file make up documents and sentences."""
 
-    # what ends a document: `blank` (an empty line), `line` (each line is one), `file`, or a regular
-    # expression that matches the line that begins one.  `json`: each line is an object whose `text`
-    # is a document, as C4's files are
+    # `blank`: an empty line ends a document; `line`: each line is a document; `file`; `json`: each line is an object
+    # whose `text` is a document, as in C4; else a regular expression that matches a document's first line
     documents: str = "blank"
-    sentences: str = "line"  # `line` (a line is a sentence) or `split` (a line has several)
+    sentences: str = "line"  # `line`: a line is a sentence; `split`: a line holds several
     on_bad_line: str = "fail"  # `fail` or `drop` where a line is not UTF-8
 
     def __post_init__(self) -> None:
@@ -145,108 +194,9 @@ class Reading:
             ) from None
 
 
-def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> Iterator[str | None]:
-    """The sentences of a file, plain or compressed, with None after the last of each document.
-
-    A document without sentences is none. `counts` counts `documents`, `sentences`, `characters` and
-    dropped lines.
-    """
-    counts = Counter() if counts is None else counts
-    if reading.documents == "json":
-        yield from _read_objects(path, reading, counts)
-        return
-    begins = None
-    if reading.documents not in ("blank", "line", "file"):
-        begins = re.compile(reading.documents)
-    is_open = False
-    for line in read_lines(path, on_bad_line=reading.on_bad_line, counts=counts):
-        text = line.strip()
-        ends = not text and reading.documents == "blank"
-        if begins is not None and begins.search(line):
-            ends = True
-        if ends and is_open:
-            counts["documents"] += 1
-            is_open = False
-            yield None
-        if not text:
-            continue
-        for sentence in _sentences(text, reading):
-            counts["sentences"] += 1
-            counts["characters"] += len(sentence)
-            is_open = True
-            yield sentence
-        if reading.documents == "line":
-            counts["documents"] += 1
-            is_open = False
-            yield None
-    if is_open:
-        counts["documents"] += 1
-        yield None
-
-
-def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
-    """Do as `read_stream` for JSON lines, each with a `text`, whose lines are or hold sentences."""
-    lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-            parts = text.split("\n")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UserError(
-                f"{path}, line {number} is no JSON object with a text: {line.strip()[:60]!r}: give "
-                f"files of JSON lines, or another --documents than json"
-            ) from None
-        stripped = (part.strip() for part in parts)
-        sentences = [one for part in stripped if part for one in _sentences(part, reading)]
-        for sentence in sentences:
-            counts["sentences"] += 1
-            counts["characters"] += len(sentence)
-            yield sentence
-        if sentences:
-            counts["documents"] += 1
-            yield None
-
-
-def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) -> Iterator[list[str | None]]:
-    """Cut a stream between sentences; where it is cut changes no result."""
-    chunk, size = [], 0
-    for item in stream:
-        chunk.append(item)
-        size += 1 if item is None else len(item)
-        if size >= characters:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _sentences(text: str, reading: Reading) -> list[str]:
-    if reading.sentences == "line":
-        return [text]
-    ends = [match.end() for match in SENTENCE_END.finditer(text)]
-    # What goes on with a small letter is the same sentence.
-    ends = [end for end in ends if not text[end:].lstrip(OPENING)[:1].islower()]
-    parts = (text[i:j].strip() for i, j in itertools.pairwise([0, *ends, len(text)]))
-    return [part for part in parts if part]
-
-
-# ---- What prepare mlm may be asked for: the choices, their defaults, and what does not go together.
-
-
-TOKENIZER_KINDS = ("bpe", "wordpiece", "sentencepiece")
-PACKING = ("document", "full", "none")
-LEAST_TOKENS = 8  # of a block
-NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
-NO_LANGUAGE = "text"
-HOLD_OUT = 0.01
-TOKENIZER_DEFAULTS = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_000_000}
-
-
 @dataclass(frozen=True)
 class TextFile:
-    """A text file."""
+    """A file of the command line."""
 
     name: str  # unique, also of the files that are made of it
     split: str  # `train` or `valid`
@@ -263,7 +213,7 @@ def check_mlm(args: argparse.Namespace) -> None:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse options that others leave without effect; fill in the defaults of the rest."""
+    """Refuse options that have no effect beside others; fill in the defaults of the rest."""
     if args.valid and args.hold_out is not None:
         raise UserError("--hold-out and --valid: there is validation text: leave one out")
     for name, value in (TOKENIZER_DEFAULTS | {"hold_out": HOLD_OUT}).items():
@@ -277,6 +227,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_values(args: argparse.Namespace) -> None:
+    """Refuse values out of range, and options of other tokenizers."""
     least = {"vocab_size": 5, "tokenizer_sentences": 1, "shards": 1, "workers": 1, "seed": 0}
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
@@ -294,6 +245,7 @@ def _check_values(args: argparse.Namespace) -> None:
 
 
 def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
+    """Read `[LANG=]FILE` arguments of a split; each file must exist."""
     sources = []
     for number, name in enumerate(names):
         match = NAMED.fullmatch(name)
@@ -304,8 +256,7 @@ def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
     return sources
 
 
-# ---- What prepare glue may be asked for, and what does not go together.
-
+# prepare glue
 
 PAIR_EXTRA, SINGLE_EXTRA = 4, 2  # <s> A </s> </s> B </s>, <s> A </s>
 

@@ -429,7 +429,7 @@ def test_fairseq_preprocess_makes_a_whole_folder(tmp_path):
 def test_nothing_here_imports_torch():
     code = """
         import sys
-        from relpos_fairseq.io import archives, command, download, lines, manifest, pool, stages
+        from relpos_fairseq.io import command, downloads, lines, processes, stages
         from relpos_fairseq.preparation import binarise
         print({"torch", "fairseq"} & set(sys.modules))
     """

@@ -20,10 +20,7 @@ from hypothesis import strategies as st
 
 from helpers.folders import contents, parsed, prepare, prepare_status
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.preparation import documents as encoded
-from relpos_fairseq.preparation import documents as sampling
-from relpos_fairseq.preparation import mlm
-from relpos_fairseq.preparation import settings as documents
+from relpos_fairseq.preparation import documents, mlm
 from relpos_fairseq.preparation.documents import document_spans, pack
 from relpos_fairseq.preparation.settings import Reading, check_mlm
 from relpos_fairseq.text import assets
@@ -114,7 +111,7 @@ def test_rare_language_is_repeated_as_its_exponent_says(prepared, text):
     total = sum(count.values())
     wanted = {name: (number / total) ** 0.5 for name, number in count.items()}
     factor = (wanted["bb"] / count["bb"]) / (wanted["aa"] / count["aa"])
-    assert sampling.repetitions(count, 0.5) == pytest.approx({"aa": 1.0, "bb": factor})
+    assert documents.repetitions(count, 0.5) == pytest.approx({"aa": 1.0, "bb": factor})
     found = Counter(s for block in sentences(prepared / "data-bin", "train") for s in block)
     assert {n for s, n in found.items() if s.startswith("aa")} == {1}
     repeated = {n for s, n in found.items() if s.startswith("bb")}
@@ -123,20 +120,20 @@ def test_rare_language_is_repeated_as_its_exponent_says(prepared, text):
 
 def test_alpha_one_and_zero():
     counts = {"a": 900, "b": 100}
-    assert sampling.repetitions(counts, 1) == pytest.approx({"a": 1, "b": 1})
-    assert sampling.shares(counts, 0) == pytest.approx({"a": 0.5, "b": 0.5})
-    assert sampling.shares(counts, 0.7)["b"] == pytest.approx(0.1**0.7 / (0.1**0.7 + 0.9**0.7))
+    assert documents.repetitions(counts, 1) == pytest.approx({"a": 1, "b": 1})
+    assert documents.shares(counts, 0) == pytest.approx({"a": 0.5, "b": 0.5})
+    assert documents.shares(counts, 0.7)["b"] == pytest.approx(0.1**0.7 / (0.1**0.7 + 0.9**0.7))
 
 
 @given(st.floats(0, 4), st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
 def test_copies_average_the_factor_and_depend_on_the_document_alone(factor, seed):
     numbers = np.arange(4000)
-    chance = sampling.uniform(seed, "x", numbers)
+    chance = documents.uniform(seed, "x", numbers)
     assert chance.min() >= 0 and chance.max() < 1
-    assert sampling.copies(factor, chance).mean() == pytest.approx(factor, abs=0.06)
-    assert np.array_equal(sampling.uniform(seed, "x", numbers[7:9]), chance[7:9])
-    assert not np.array_equal(sampling.uniform(seed, "y", numbers), chance)
+    assert documents.copies(factor, chance).mean() == pytest.approx(factor, abs=0.06)
+    assert np.array_equal(documents.uniform(seed, "x", numbers[7:9]), chance[7:9])
+    assert not np.array_equal(documents.uniform(seed, "y", numbers), chance)
 
 
 def test_word_starts_mark_the_words_of_the_text(prepared):
@@ -225,7 +222,7 @@ def test_packing_equals_a_loop(texts, tokens):
 def test_workers_change_nothing(tmp_path, text, monkeypatch):
     for workers in ("1", "3"):
         chunks = functools.partial(documents.in_chunks, characters=200 + int(workers))
-        monkeypatch.setattr(encoded, "in_chunks", chunks)
+        monkeypatch.setattr(documents, "in_chunks", chunks)
         more = ["--workers", workers, "--tokenizer", "wordpiece", "--lowercase"]
         prepare("mlm", arguments(tmp_path / workers, text, *more))
     assert contents(tmp_path / "1", ".stages") == contents(tmp_path / "3", ".stages")
@@ -347,9 +344,9 @@ def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
     path.write_text("kalo\n\u200b\nmine\n\n")
     words = assets.Vocabulary(prepared / "tokenizer")
     words.encode = lambda texts: [np.array([9] * ("\u200b" not in text)) for text in texts]
-    counts = encoded.encode_file(path, tmp_path / "out", words, Reading(), 1)
+    counts = documents.encode_file(path, tmp_path / "out", words, Reading(), 1)
     assert counts == {"items": 3, "tokens": 5, "unknown": 0}
-    assert encoded.Encoded(tmp_path / "out").spans.tolist() == [[0, 2]]
+    assert documents.Encoded(tmp_path / "out").spans.tolist() == [[0, 2]]
 
 
 def test_dictionary_is_fairseqs(prepared):

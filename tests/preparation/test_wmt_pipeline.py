@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sacrebleu.dataset
 
 from helpers import wmt_text
 from helpers.faulty_server import serve
@@ -25,8 +26,8 @@ from relpos_fairseq.io import stages as manifests
 from relpos_fairseq.io.downloads import RemoteFile, fetch
 from relpos_fairseq.io.files import atomic_folder
 from relpos_fairseq.io.progress import LogProgress
-from relpos_fairseq.preparation import cleaning, parallel_text
 from relpos_fairseq.preparation import corpora as sources
+from relpos_fairseq.preparation import parallel_text
 from relpos_fairseq.preparation import wmt as shards
 from relpos_fairseq.preparation import wmt as stages
 
@@ -56,7 +57,6 @@ def quick():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_text, "LINES", 20)
-        patch.setattr(cleaning, "LINES", 20)
         patch.setattr(stages, "preprocess", preprocess)
         yield
 
@@ -531,8 +531,12 @@ def wmt(text, monkeypatch):
             )
 
         monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (corpus("first"), corpus("second")))
-        monkeypatch.setitem(sources.DATASETS, "wmt13", dataset("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"))
-        monkeypatch.setitem(sources.DATASETS, "wmt15", dataset("wmt15", "test.tgz", "test/newstest2015-{}.sgm"))
+        tests = (
+            ("wmt13", "dev.tgz", "test/newstest2013-src.{}.sgm"),
+            ("wmt15", "test.tgz", "test/newstest2015-{}.sgm"),
+        )
+        for test in tests:
+            monkeypatch.setitem(sacrebleu.dataset.DATASETS, test[0], dataset(*test))
         quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20, progress=False)
         monkeypatch.setattr(parallel_text, "fetch", quick)
         yield server

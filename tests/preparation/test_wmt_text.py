@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from relpos_fairseq.comparison.tasks import parallel_text as quickstart_corpus
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.preparation import cleaning, subwords
-from relpos_fairseq.preparation import cleaning as duplicates
+from relpos_fairseq.preparation import cleaning
 from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text, map_lines
 from relpos_fairseq.text import training
@@ -273,47 +271,35 @@ def test_every_pair_is_as_likely_in_the_sample():
     assert all(150 < times[number] < 250 for number in range(6))  # 200 expected, deviation 11.5
 
 
+def deduplicated(folder: Path, hashes: list[int], cuts: int) -> tuple[list[str], list[str], dict]:
+    """Write pairs with these hashes as so many shards; return the lines of both sides that stay, and the counts."""
+    records = np.array([(value, (1, 2)) for value in hashes], cleaning.RECORD)
+    parts, paths = [], []
+    for number, part in enumerate(np.array_split(np.arange(len(hashes)), cuts)):
+        parts.append((folder / f"{number}.a", folder / f"{number}.b"))
+        for path in parts[-1]:
+            path.write_text("".join(f"{path.suffix}{line}\n" for line in part))
+        paths.append(folder / f"{number}.records")
+        paths[-1].write_bytes(records[part].tobytes())
+    outputs = folder / "out.a", folder / "out.b"
+    counts = cleaning.drop_duplicates(parts, paths, outputs)
+    return *(path.read_text().splitlines() for path in outputs), counts
+
+
 @FEW
 @given(hashes=st.lists(st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1), max_size=40), cuts=st.integers(1, 3))
 def test_first_occurrences_stay(tmp_path_factory, hashes, cuts):
-    folder = tmp_path_factory.mktemp("records")
-    seen, expected = set(), []
-    for value in hashes:
-        expected.append(value not in seen)
-        seen.add(value)
-    records = np.array([(value, (1, 2)) for value in hashes], cleaning.RECORD)
-    paths = []
-    for number, part in enumerate(np.array_split(records, cuts)):
-        paths.append(folder / str(number))
-        paths[-1].write_bytes(part.tobytes())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "BUCKET", 3)  # several buckets
-        patch.setattr(duplicates, "SORTED", 4)  # in several goes
-        keep = duplicates.first_occurrences(paths, folder)
-    assert sorted(folder.iterdir()) == sorted(paths)
-    assert list(map(bool, islice(duplicates.unpack_bits(keep), len(hashes)))) == expected
-    kept, dropped = sum(expected), len(expected) - sum(expected)
-    counts = duplicates.count_kept(keep, paths)
+    stay = [number for number, value in enumerate(hashes) if value not in hashes[:number]]
+    source, target, counts = deduplicated(tmp_path_factory.mktemp("records"), hashes, cuts)
+    assert source == [f".a{number}" for number in stay] and target == [f".b{number}" for number in stay]
+    kept, dropped = len(stay), len(hashes) - len(stay)
     assert counts == {"kept": [kept, kept, 2 * kept], "duplicate": [dropped, dropped, 2 * dropped]}
 
 
-def test_duplicates_are_found_in_linear_time(tmp_path, monkeypatch):
-    records = np.zeros(4000, cleaning.RECORD)
-    records["hash"] = np.random.default_rng(1).integers(0, 3000, len(records))
-    (tmp_path / "records").write_bytes(records.tobytes())
-    read, original = [], duplicates.read_records
-
-    def read_records(paths, *size):
-        for start, block in original(paths, *size):
-            read.append(len(block))
-            yield start, block
-
-    monkeypatch.setattr(duplicates, "read_records", read_records)
-    monkeypatch.setattr(duplicates, "BUCKET", 10)
-    keep = duplicates.first_occurrences([tmp_path / "records"], tmp_path)
-    kept = np.flatnonzero(np.unpackbits(keep, bitorder="little")[: len(records)])
-    assert kept.tolist() == sorted(np.unique(records["hash"], return_index=True)[1].tolist())
-    assert sum(read) == 2 * len(records)  # whatever the number of buckets
+def test_first_occurrences_of_many_pairs():
+    hashes = np.random.default_rng(1).integers(0, 3000, 4000).astype("<u8")
+    kept = np.flatnonzero(cleaning.first_occurrences(hashes))
+    assert kept.tolist() == sorted(np.unique(hashes, return_index=True)[1].tolist())
 
 
 def test_blocks_of_lines_keep_empty_lines():
@@ -325,7 +311,7 @@ def test_sample_for_units_takes_the_same_lines_of_both_sides(tmp_path):
     paths = (tmp_path / "a", tmp_path / "b")
     for path in paths:
         path.write_text("".join(f"{path.name}{number}\n" for number in range(50)))
-    size = subwords.write_sample(paths, 50, 9, 3, tmp_path / "sample")
+    size = cleaning.write_sample(paths, 50, 9, 3, tmp_path / "sample")
     lines = (tmp_path / "sample").read_text().split()
     numbers = [number for number, chosen in enumerate(sampled(50, 9, 3)) if chosen]
     assert size == 9 and lines == [f"{side}{number}" for side in "ab" for number in numbers]
