@@ -64,7 +64,7 @@ def _flags() -> list[tuple[str, type, object]]:
         "decoder_position_scheme": ("auto", "scheme of the decoder (auto: --position-scheme)"),
     }
     for option in OPTIONS:
-        auto = f"; auto: {option.auto_said}" if option.auto_said else ""
+        auto = f"; auto: {option.auto_text}" if option.auto_text else ""
         texts[option.field] = ("auto", f"{option.help} ({takers(option)}){auto}")
     texts |= {
         "segment_encoding": ("none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"),

@@ -94,7 +94,7 @@ def rows() -> list[tuple[str, ...]]:
     table = []
     for name in scheme_names():
         scheme = scheme_class(name)
-        card = scheme.card
+        card = scheme.info
         note = f" ({card.difference})" if card.difference else ""
         table.append(
             (

@@ -127,7 +127,7 @@ def test_every_parameter_learns_from_masked_lm(scheme: str) -> None:
 
 
 def test_sentences_of_a_packed_block_count_from_their_own_start() -> None:
-    """`sentence`: real positions of 003 App. B, <s> being part of the first sentence."""
+    """`sentence`: real positions of M4M App. B, <s> being part of the first sentence."""
     model = small_roberta(position_scheme="sentence")
     encoder = model.encoder.sentence_encoder
     ids = torch.tensor([[0, 5, 6, 2, 7, 2, 8, 9, 10, 2, 1, 1]])

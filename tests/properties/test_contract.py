@@ -145,7 +145,7 @@ def test_the_readme_has_the_table_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("scheme", "flags", "count"),
     [
-        # 003 Table 5: m(2n-1); + m(d/h)^2 once; mnd/h + m(d/h)^2 + m(2n-1) (and our two thetas)
+        # M4M Table 5: m(2n-1); + m(d/h)^2 once; mnd/h + m(d/h)^2 + m(2n-1) (and our two thetas)
         ("t5", {"position_buckets": "0", "position_share": "heads"}, 12 * 1023),
         ("deberta", {"position_projections": "one"}, 12 * (1023 * 64 + 64 * 64)),
         ("tupe", {"position_projections": "one", "position_reset_cls": "off"}, 12 * (512 * 64 + 64 * 64 + 1023)),
