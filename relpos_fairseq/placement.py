@@ -242,7 +242,7 @@ class SchemeStack(nn.ModuleList):
         super().__init__(schemes)
         self.layer = layer
 
-    def __iter__(self) -> Iterator[PositionScheme]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[PositionScheme]:
         return super().__iter__()  # type: ignore[return-value]
 
     def embed(self, positions: Positions) -> Tensor | None:

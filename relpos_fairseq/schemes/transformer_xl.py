@@ -193,8 +193,8 @@ class TransformerXL(PositionScheme):
         else:
             dropout = self.options.r_dropout * self.training
             key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact, dropout)
-            waves = positions.once(key, lambda: self._waves(relation, exact, positions.device))
-            vectors = _Projected.apply(weight.to(exact), *waves, relation)  # (R, heads*D)
+            sines_cosines = positions.once(key, lambda: self._waves(relation, exact, positions.device))
+            vectors = _Projected.apply(weight.to(exact), *sines_cosines, relation)  # (R, heads*D)
         split = vectors.view(-1, self.table_heads, self.shape.head_dim)
         return relation, split.transpose(0, 1).to(weight.dtype)
 
