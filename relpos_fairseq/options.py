@@ -6,8 +6,10 @@ of one scheme alone is declared in that scheme's file; options of several scheme
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -58,6 +60,7 @@ class Option:
         remembered: whether a checkpoint remembers it, and a resume must repeat it.
         later: it was added when checkpoints existed: they do not mention it where it is `auto`.
         afterwards: it may be changed after training from `auto`; implies `later`.
+        training_only: it acts in training alone, so that conversion does not take it.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Option:
     remembered: bool = True
     later: bool = False
     afterwards: bool = False
+    training_only: bool = False
 
     @property
     def field(self) -> str:
@@ -175,6 +179,25 @@ def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
     return tuple(sorted(options, key=lambda option: (option.place, option.name)))
 
 
+def declared_options() -> tuple[tuple[str, bool], ...]:
+    """List (config field, training_only) of every option in the order of --help, without importing a scheme.
+
+    A scheme's file imports torch, which no command's --help should wait for.  The declarations
+    (`NEAR = Number(name="near", place=110, ...)`) are therefore read from the sources; the fields that are
+    read here must be literals.
+    """
+    here = Path(__file__).parent
+    found = []
+    for file in (Path(__file__), here / "rotation.py", *(here / "schemes").glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            call = getattr(node, "value", None)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Number", "Factor", "Choice"):
+                given = {part.arg: part.value.value for part in call.keywords if isinstance(part.value, ast.Constant)}
+                read = {name: given[name] for name in ("name", "place", "prefix", "training_only") if name in given}
+                found.append(Option(help="", auto=None, **read))
+    return tuple((option.field, option.training_only) for option in in_order(found))
+
+
 class SchemeOptions(SimpleNamespace):
     """Resolved options by name: those below, which every scheme reads, and those that a scheme declares.
 
@@ -261,6 +284,7 @@ INIT = Choice(
     auto_help="as the table of schemes says",
     choices=("paper", "neutral"),
     remembered=False,
+    training_only=True,
 )
 PROJECTIONS = Choice(
     name="projections",

@@ -90,6 +90,7 @@ R_DROPOUT = Factor(
     auto=0.0,
     auto_help="",
     remembered=False,
+    training_only=True,
 )
 
 
