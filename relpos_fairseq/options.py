@@ -192,8 +192,11 @@ def declared_options() -> tuple[tuple[str, bool], ...]:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             call = getattr(node, "value", None)
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Number", "Factor", "Choice"):
-                given = {part.arg: part.value.value for part in call.keywords if isinstance(part.value, ast.Constant)}
-                read = {name: given[name] for name in ("name", "place", "prefix", "training_only") if name in given}
+                read: dict[str, Any] = {
+                    part.arg: part.value.value
+                    for part in call.keywords
+                    if isinstance(part.value, ast.Constant) and part.arg in ("name", "place", "prefix", "training_only")
+                }
                 found.append(Option(help="", auto=None, **read))
     return tuple((option.field, option.training_only) for option in in_order(found))
 

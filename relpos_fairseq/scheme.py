@@ -358,7 +358,11 @@ class PositionScheme(nn.Module):
         return None
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return what the scheme's relations contribute."""
+        """Return what the scheme's relations contribute.
+
+        Decoding keeps the terms of one step for the steps that follow: they may depend on `positions` by a
+        reset and by static_factors alone.
+        """
         return ()
 
 

@@ -18,9 +18,8 @@ clip(j - i, -k, k), and a table of 2k + 1 rows keeps r in row r + k. `index` cou
 tokens of a row from 0. A table's first dimension is its number of heads, or 1 where the heads
 share it.
 
-Papers: Huang2020 Huang 2020, Dai2019 Dai 2019, M4M Multiplicative Position-aware Transformer Models,
-Chen2021 Chen 2021; Vaswani 2017 (arXiv 1706.03762), Shaw 2018
-(1803.02155), Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
+Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-aware Transformer Models
+(M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155), Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
 Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Lin 2025 (2503.02130),
 Golovneva 2024 (2405.18719).
 """
@@ -190,7 +189,7 @@ def sinusoid_xl(pos: int, dim: int) -> list[float]:
 
 
 def transformer_xl(pair: Pair, p: Params, o: Options) -> Parts:
-    """Transformer-XL: Dai 2019, section 3.3 (Dai2019); Huang2020 eq. 10.
+    """Transformer-XL: Dai 2019, section 3.3 ; Huang2020 eq. 10.
 
     e_ij = (q.k + q.W_R R_{i-j} + u.k + v.W_R R_{i-j}) / sqrt(d)
 
@@ -425,7 +424,7 @@ def tupe_released(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def abs_scalar(pair: Pair, p: Params, o: Options) -> Parts:
-    """ABS-SCALAR: Chen 2021, Chen2021 eq. 7. P_i by index; S is `segment_bias`.
+    """ABS-SCALAR: Chen2021 eq. 7. P_i by index; S is `segment_bias`.
 
     e_ij = q.k / sqrt(d) + P_i.P_j + S_ij
     """
@@ -434,7 +433,7 @@ def abs_scalar(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def rel_scalar(pair: Pair, p: Params, o: Options) -> Parts:
-    """REL-SCALAR: Chen 2021, Chen2021 eq. 8 and 11. S is `segment_bias`.
+    """REL-SCALAR: Chen2021 eq. 8 and 11. S is `segment_bias`.
 
     e_ij = q.k / sqrt(d) + s_r + S_ij           s: what is stored times a gain
     """
@@ -443,7 +442,7 @@ def rel_scalar(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def segment_bias(table: Sequence[Vector], head: int, seg_i: int, seg_j: int) -> float:
-    """Chen 2021, Chen2021 eq. 9: S_ij = Seg[segment(i), segment(j)], n segments as n * n entries."""
+    """Chen2021 eq. 9: S_ij = Seg[segment(i), segment(j)], n segments as n * n entries."""
     flat = of_head(table, head)
     n = math.isqrt(len(flat))
     if n * n != len(flat) or not (0 <= seg_i < n and 0 <= seg_j < n):
@@ -636,33 +635,11 @@ def cope(pair: Pair, p: Params, o: Options) -> Parts:
 # ------------------------------------------------------------------------ putting it together
 
 INPUT_SCHEMES = ("none", "sinusoidal", "learned", "sentence")
-SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = {
-    **dict.fromkeys(INPUT_SCHEMES, nothing),
-    "shaw": shaw,
-    "shaw_keys": shaw_keys,
-    "transformer_xl": transformer_xl,
-    "transformer_xl_learned": transformer_xl_learned,
-    "t5": t5,
-    "m1": m1,
-    "m2": m2,
-    "m3": m3,
-    "m4": m4,
-    "m4m": m4m,
-    "deberta": deberta,
-    "deberta_released": deberta_released,
-    "tupe": tupe,
-    "tupe_a": tupe_a,
-    "tupe_released": tupe_released,
-    "abs_scalar": abs_scalar,
-    "rel_scalar": rel_scalar,
-    "rope": rope,
-    "alibi": alibi,
-    "kerple": kerple,
-    "xpos": xpos,
-    "pope": pope,
-    "fire": fire,
-    "fox": fox,
-    "cope": cope,
+# The oracle of a scheme is the function above that has its name.
+SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = dict.fromkeys(INPUT_SCHEMES, nothing) | {
+    name: function
+    for name, function in globals().items()
+    if getattr(function, "__annotations__", {}).get("return") == "Parts"
 }
 OWN_SCALE_FACTOR = {
     "deberta": 3.0,
