@@ -10,9 +10,15 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.configs import LanguageModelFlags, RelPosTransformerLMConfig, nested_decoder
+from relpos_fairseq.models.configs import (
+    LanguageModelFlags,
+    RelPosTransformerLMConfig,
+    add_flags,
+    nested_decoder,
+    register_sizes,
+    widths,
+)
 from relpos_fairseq.models.decoder import RelPosDecoder, decoder_positions
-from relpos_fairseq.models.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 

@@ -1,4 +1,13 @@
-"""Define the question_answering task: extractive answers, SQuAD's format, from raw JSON."""
+r"""Task `question_answering`: extractive answers, SQuAD's format, from raw JSON.
+
+    fairseq-train DATA --user-dir relpos_fairseq --task question_answering \
+        --criterion question_answering --arch relpos_roberta_tiny --finetune-from-model MODEL.pt
+
+DATA holds dict.txt, a tokenizer, train.json and valid.json (relpos prepare qa makes such a folder);
+`--valid-subset` takes the name of any other .json there.  A window is a sample in training, a question in
+evaluation: all windows of a question stand in one batch, so that its answer is known at once and every
+metric is a sum over questions, whatever the batches and the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +38,11 @@ from relpos_fairseq.metrics.answer_scores import normalise, normaliser
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 from relpos_fairseq.text import MASK, load_tokenizer
 
-# ---- fairseq data sets of questions: a window is a sample in training, a question in evaluation.
-# All windows of a question stand in one batch of evaluation, so that its answer is known at once and
-# every metric is a sum over questions, whatever the batches and however many processes.
+logger = logging.getLogger(__name__)
+SEGMENTS = 2  # of a sample: the question and its context
+_SUFFIXES = (".json", ".json.gz")
+_MLQA_NAME = re.compile(r"context-([a-z]{2})-question")
+_DOTTED_NAME = re.compile(r"\.([a-z]{2})$")
 
 
 @dataclass(frozen=True)
@@ -223,21 +234,6 @@ class QuestionDataset(FairseqDataset):
             )
             row += len(sample["rows"])
         return asked
-
-
-# ---- The question_answering task: extractive answers, SQuAD's format, from raw JSON.
-#     fairseq-train DATA --user-dir relpos_fairseq --task question_answering \
-#         --criterion question_answering --arch relpos_roberta_tiny --finetune-from-model MODEL.pt
-#
-# DATA holds dict.txt, a tokenizer, train.json and valid.json (relpos prepare qa makes such a
-# folder); `--valid-subset` takes the name of any other .json there.
-
-
-logger = logging.getLogger(__name__)
-SEGMENTS = 2  # of a sample: the question and its context
-_SUFFIXES = (".json", ".json.gz")
-_MLQA_NAME = re.compile(r"context-([a-z]{2})-question")
-_DOTTED_NAME = re.compile(r"\.([a-z]{2})$")
 
 
 @register_task("question_answering", dataclass=QuestionAnsweringConfig)

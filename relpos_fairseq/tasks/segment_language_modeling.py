@@ -1,4 +1,12 @@
-"""Define the task `segment_language_modeling`: contiguous streams, read block by block with memory."""
+"""Task `segment_language_modeling`: contiguous streams, read block by block with memory.
+
+The data is cut as data/streams/dataset.py says.  Memory goes to the model in `net_input` as a carrier
+(modules/memory.py), one for each split and each of training and validation, so that fairseq's own
+criterions work and validation never touches the memory of training.  Models without memory
+(`relpos_transformer_lm`) read the same blocks, each by itself.
+
+A checkpoint holds every rank's memory and position: memory recomputed from newer weights would differ.
+"""
 
 import logging
 import math
@@ -23,9 +31,7 @@ from relpos_fairseq.data.streams.dataset import StreamBatchIterator, StreamBlock
 from relpos_fairseq.data.streams.text_level import LEVELS
 from relpos_fairseq.modules.memory import MemoryCarrier
 
-# ---- Flags of the task `segment_language_modeling`.
-
-
+logger = logging.getLogger(__name__)
 BOUNDARIES = ("sidecar", "eos")
 
 
@@ -54,10 +60,6 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     dataset_impl: Any = II("dataset.dataset_impl")
 
 
-# ---- What the task is made of: its dictionary, a batch with its memory, numbers, and a resume.
-
-
-_logger = logging.getLogger(__name__)
 UNITS = {"char": "bpc", "byte": "bpb"}
 
 
@@ -84,7 +86,7 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
         raise ValueError(f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one")
     dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
     level = text_level.text_level(folders[0], dictionary, level)
-    _logger.info("dictionary: %d types, text level %s", len(dictionary), level)
+    logger.info("dictionary: %d types, text level %s", len(dictionary), level)
     return dictionary, level
 
 
@@ -204,7 +206,7 @@ def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> i
 def log_plan(split: str, blocks: StreamBlocks) -> None:
     """Say how a split is cut."""
     plan = blocks.plan
-    _logger.info(
+    logger.info(
         "%s: %s tokens, %s predicted, in %d row(s) x %d process(es): %d seam(s), where context is "
         "lost and no prediction; %s blocks of %d",
         split,
@@ -217,7 +219,7 @@ def log_plan(split: str, blocks: StreamBlocks) -> None:
         plan.block,
     )
     if plan.rows > plan.predictions:
-        _logger.warning(
+        logger.warning(
             "%s: only %d of %d rows have anything to read: give a smaller batch", split, plan.predictions, plan.rows
         )
 
@@ -244,19 +246,6 @@ def log_units(logging_outputs: list[dict], level: str) -> None:
 
 def _word_perplexity(meters: Any) -> float:
     return utils.get_perplexity(meters["word_loss"].avg)
-
-
-# ---- Task `segment_language_modeling`: contiguous streams, read block by block with memory.
-# The data is cut as data/streams/dataset.py says; memory goes to the model in `net_input` as a carrier
-# (modules/memory.py), one for each split and each of training and validation, so that fairseq's own
-# criterions work and validation never touches the memory of training.  Models without memory
-# (`relpos_transformer_lm`) read the same blocks, each on its own.
-#
-# A checkpoint holds every rank's memory and position: memory computed again from newer weights would
-# not be the same.
-
-
-logger = logging.getLogger(__name__)
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
