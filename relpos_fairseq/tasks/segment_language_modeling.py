@@ -64,7 +64,7 @@ UNITS = {"char": "bpc", "byte": "bpb"}
 
 
 def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
-    """The dictionary that all data folders have, and what a token is.
+    """Return the dictionary that all data folders share, and the level of its tokens.
 
     Args:
         data: folders joined by colons.
@@ -91,17 +91,17 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
 
 
 class WithMemory:
-    """Samples in order, each with the carrier that the one before filled."""
+    """Samples in order, each with the carrier that the sample before it filled."""
 
     def __init__(self, samples: Any, model: Any) -> None:
-        """Wrap an iterator over the blocks of a split, for a model that is there already."""
+        """Wrap an iterator over the blocks of a split, for a model."""
         self.samples, self.model = samples, model
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __iter__(self) -> Iterator[dict]:
-        """Blocks, with an empty memory before the first."""
+        """Yield the blocks, with an empty memory before the first."""
         reading = StreamMemory()
         device = next(self.model.parameters()).device  # samples are moved there afterwards
         for sample in self.samples:
@@ -110,7 +110,7 @@ class WithMemory:
 
 
 def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
-    """The sample with memory in its input, where the model carries any."""
+    """Return the sample with the carrier in its input, if the model has memory."""
     net_input = dict(sample["net_input"])
     if hasattr(model, "mem_len"):
         net_input["memory"] = carrier
@@ -118,7 +118,7 @@ def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
 
 
 def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]:
-    """What a training memory depends on beside the cut of its stream: flags, every `auto` resolved.
+    """Return the resolved flags on which a training memory depends, beside the cut of its stream.
 
     A model without memory depends on nothing.
     """
@@ -138,7 +138,7 @@ def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]
 
 
 def check_memory_flags(saved: dict | None, here: dict) -> None:
-    """Refuse to go on with a memory that was filled under other flags.
+    """Refuse to continue with a memory that was filled under other flags.
 
     Args:
         saved: of the checkpoint; None, or without a flag, where it is older than the check of it.
@@ -160,7 +160,7 @@ def check_memory_flags(saved: dict | None, here: dict) -> None:
 
 
 def gather(own: dict, group: Any, rank: int, world_size: int) -> list[dict | None]:
-    """Every rank's memories on rank 0; on the others there is only their own."""
+    """Return every rank's memories on rank 0, and on any other rank its own alone."""
     gathered: list = [None] * world_size
     if world_size > 1:
         torch.distributed.gather_object(own, gathered if rank == 0 else None, dst=0, group=group)
@@ -169,7 +169,7 @@ def gather(own: dict, group: Any, rank: int, world_size: int) -> list[dict | Non
 
 
 def own_part(ranks: list[dict]) -> dict:
-    """This rank's part of what `gather` gave.
+    """Return this rank's part of the result of `gather`.
 
     Raises:
         ValueError: it was gathered from another number of processes.
@@ -186,7 +186,7 @@ def own_part(ranks: list[dict]) -> dict:
 
 
 def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
-    """Rows of a process, from --batch-size or --max-tokens.
+    """Return the number of rows of a process, from --batch-size or --max-tokens.
 
     Raises:
         ValueError: neither, or less than one block.
@@ -204,7 +204,7 @@ def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> i
 
 
 def log_plan(split: str, blocks: StreamBlocks) -> None:
-    """Say how a split is cut."""
+    """Log how a split is cut into rows and blocks."""
     plan = blocks.plan
     logger.info(
         "%s: %s tokens, %s predicted, in %d row(s) x %d process(es): %d seam(s), where context is "
@@ -225,7 +225,7 @@ def log_plan(split: str, blocks: StreamBlocks) -> None:
 
 
 def log_units(logging_outputs: list[dict], level: str) -> None:
-    """Count predictions, and log their likelihood in the unit of the text's level.
+    """Log the number of predictions, and their likelihood in the unit of the text's level.
 
     A criterion that smooths labels reports the likelihood beside its loss, as `nll_loss`.
     """
@@ -250,7 +250,7 @@ def _word_perplexity(meters: Any) -> float:
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
 class SegmentLanguageModelingTask(LanguageModelingTask):
-    """Language modelling over contiguous streams with memory.
+    """The task of language modelling over contiguous streams with memory.
 
     Args:
         args: the config above.
@@ -287,7 +287,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return cls(args, dictionary, level)
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
-        """As fairseq's, and remember it.
+        """Build the model as fairseq does, and keep it.
 
         Raises:
             ValueError: document boundaries for a model without memory.
@@ -331,7 +331,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         max_positions: int | None = None,
         **options: Any,
     ) -> Any:
-        """Blocks of a split in order; any other dataset (for generation) is fairseq's own affair.
+        """Return the blocks of a split in order; any other dataset (for generation) is left to fairseq.
 
         Raises:
             ValueError: no batch size, blocks longer than the model takes, or dropped batches.
@@ -368,7 +368,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         max_positions: int | None = None,
         **options: Any,
     ) -> Any:
-        """What fairseq-eval-lm reads: one row unless --batch-size says more, with memory.
+        """Return the samples of fairseq-eval-lm, with memory: one row, or as many as --batch-size says.
 
         Raises:
             ValueError: a context window, which memory replaces, or no model yet.
@@ -395,7 +395,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         ignore_grad: bool = False,
         **more: Any,
     ) -> tuple:
-        """fairseq's, with the split's training memory."""
+        """Take fairseq's training step with the split's training memory."""
         reading = self.memories.setdefault(("train", sample["split"]), StreamMemory())
         device = sample["target"].device
         with reading.block(sample["step"], update_num, device) as carrier:
@@ -406,7 +406,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return loss, size, {**output, "nwords": sample["nwords"]}
 
     def valid_step(self, sample: dict, model: Any, criterion: Any, **more: Any) -> tuple:
-        """fairseq's, with the split's validation memory."""
+        """Take fairseq's validation step with the split's validation memory."""
         reading = self.memories.setdefault(("valid", sample["split"]), StreamMemory())
         device = sample["target"].device
         with reading.block(sample["step"], sample["step"], device) as carrier:
@@ -415,7 +415,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return loss, size, {**output, "nwords": sample["nwords"]}
 
     def post_validate(self, *unused: Any) -> None:
-        """Drop the memory of a split that is read: training has a use for the room."""
+        """Free the memory of validation."""
         self.memories = {key: kept for key, kept in self.memories.items() if key[0] != "valid"}
 
     def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
@@ -429,11 +429,11 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         self._gathered = gather(own, group, rank, world_size)
 
     def get_checkpoint_dict(self) -> dict:
-        """What fairseq puts into a checkpoint: {class: every rank's memories}."""
+        """Return the task's state for a checkpoint: {class name: every rank's memories}."""
         return {type(self).__name__: {"ranks": self._gathered or [], "flags": self.memory_flags}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Continue with this rank's memory.
+        """Restore this rank's memory from a checkpoint.
 
         Raises:
             ValueError: the checkpoint is of another number of processes, or remembers otherwise.

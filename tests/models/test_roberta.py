@@ -377,8 +377,8 @@ def test_evaluation_draws_positions_where_it_is_asked_to(scheme: str) -> None:
     torch.manual_seed(99)
     assert torch.equal(model(ids)[0], found)
     assert not torch.allclose(plain(ids)[0], found, rtol=0, atol=1e-5)
-    draw = positions._random.draw
-    positions._random.draw = lambda length, anew: draw(length, anew=False)
+    sample = positions._random.sample
+    positions._random.sample = lambda length, by_batch: sample(length, by_batch=False)
     assert torch.equal(plain.train()(ids)[0], found)
 
 
