@@ -170,7 +170,7 @@ class RelPosRobertaModel(RobertaModel):
         segments: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, dict]:
-        """As fairseq's RobertaModel.
+        """Return logits or features, as fairseq's RobertaModel does.
 
         Args:
             src_tokens: (B, T) token ids.
@@ -233,7 +233,7 @@ class RelPosRobertaModel(RobertaModel):
         )
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """As fairseq's, for span heads too.
+        """Add or remove heads of a checkpoint, as fairseq does, span heads included.
 
         Heads of the checkpoint that the model lacks are registered with --load-checkpoint-heads
         and else left out; heads of the model that the checkpoint lacks keep their own weights.

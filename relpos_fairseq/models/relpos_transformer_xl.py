@@ -189,7 +189,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             memory: what came before; a carrier is given the new one.
             document_starts: (B, T) True at tokens that begin a document: they and those after them
                 see nothing before.
-            unused: what fairseq's tasks hand in besides.
+            unused: further inputs of fairseq's tasks.
 
         Raises:
             ValueError: a memory or document_starts that do not fit the tokens.
@@ -242,7 +242,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _decode(
         self, tokens: Tensor, state: dict, memory: Memory | None, starts: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The tokens that the cache has not yet; memory enters it with the first."""
+        """Read the tokens that the cache lacks; the first step puts the memory into the cache."""
         cache = self.get_incremental_state(state, "segment") or {}
         done = cache.get("tokens", 0)
         new = tokens[:, done:]

@@ -1,7 +1,7 @@
 """The hub interface of `relpos_roberta`: encode, extract_features, fill_mask and predict, all offline.
 
 As fairseq's RobertaHubInterface, with a tokenizer of this package (`data.tokenizers`), which is
-looked for beside the data and the checkpoint, and with the segments of sentence pairs.
+looked for in the folders of the data and the checkpoint, and with the segments of sentence pairs.
 """
 
 from __future__ import annotations
@@ -202,11 +202,11 @@ def from_pretrained(
     if not isinstance(bpe, Tokenizer):
         data = Path(loaded["task"].cfg.data.split(":")[0])
         folders = (data, data / "input0", Path(model_name_or_path))
-        tokenizer = load_tokenizer(bpe) if bpe else _beside(folders)
+        tokenizer = load_tokenizer(bpe) if bpe else _tokenizer_of(folders)
     return RelPosRobertaHub(loaded["args"], loaded["task"], loaded["models"][0], tokenizer)
 
 
-def _beside(folders: Sequence[Path]) -> Tokenizer | None:
+def _tokenizer_of(folders: Sequence[Path]) -> Tokenizer | None:
     """Load the tokenizer of the first folder that has one, or return None; a broken one is an error."""
     for folder in folders:
         if any((folder / name).is_file() for name in MODEL_FILES):
