@@ -19,7 +19,8 @@ tokens of a row from 0. A table's first dimension is its number of heads, or 1 w
 share it.
 
 Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-aware Transformer Models
-(M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155), Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
+(M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155),
+Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
 Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Lin 2025 (2503.02130),
 Golovneva 2024 (2405.18719).
 """
