@@ -64,7 +64,7 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["relpos_fairseq", "relpos_fairseq.*"]),
-    package_data={"relpos_fairseq": ["**/*.yaml", "**/*.json", "**/*.jinja", "**/*.c", "**/*.h"]},
+    package_data={"relpos_fairseq": ["py.typed", "**/*.yaml", "**/*.json", "**/*.jinja", "**/*.c", "**/*.h"]},
     python_requires=">=3.10",
     install_requires=REQUIRES,
     entry_points={

@@ -1,8 +1,8 @@
-"""PositionConfig: every flag, once.
+"""PositionConfig: every flag of positions, declared once; and `resolve`, which makes a plan of the flags.
 
-The fields below become `--position-scheme` and so on for `fairseq-train`, and `model.*` in hydra.
-`resolve` turns what the user wrote into what schemes are built from, with every `auto` decided,
-every option checked against the schemes that take it, and every error in one line.
+The fields of `PositionConfig` become `--position-scheme` and so on in `fairseq-train`, and `model.*` in
+hydra.  `resolve` decides every `auto`, checks every option against the schemes that take it, and says
+every error in one line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS = in_order(frozenset().union(*(scheme.takes for scheme in REGISTER.value
 
 
 def takers(option: Option) -> str:
-    """Return the names of the schemes that take an option, or of those that do not if fewer."""
+    """Return the names of the schemes that take an option, or "all but" the others where these are fewer."""
     taking = [name for name in scheme_names() if option in REGISTER[name].takes]
     leaving = [name for name in scheme_names() if name not in taking]
     if len(leaving) < len(taking):
@@ -64,7 +64,7 @@ def _flags() -> list[tuple[str, type, object]]:
         "decoder_position_scheme": ("auto", "scheme of the decoder (auto: --position-scheme)"),
     }
     for option in OPTIONS:
-        auto = f"; auto: {option.auto_said}" if option.auto_said else ""
+        auto = f"; auto: {option.auto_text}" if option.auto_text else ""
         texts[option.field] = ("auto", f"{option.help} ({takers(option)}){auto}")
     texts |= {
         "segment_encoding": ("none", "none, input (added to the embedding) or head (a scalar a head and segment pair)"),
@@ -79,23 +79,24 @@ def _flags() -> list[tuple[str, type, object]]:
 
 
 def help_text(default: Any, text: str) -> Any:
-    """Return a field of a config with its default and what --help says."""
+    """Return a dataclass field with a default and its help text."""
     return field(default=default, metadata={"help": text})
 
 
-PositionConfig = make_dataclass("PositionConfig", _flags())
+PositionConfig: Any = make_dataclass("PositionConfig", _flags())
 PositionConfig.__module__ = __name__
 PositionConfig.__doc__ = "Position flags as the user gives them; `auto` everywhere means the scheme's own choice."
+Flags = Any  # a PositionConfig, or any object with its attributes
 
 
 def resolve(
-    config: PositionConfig, shape: AttentionShape, model: str, *, side: str = "", sides: Iterable[str] = ()
+    config: Flags, shape: AttentionShape, model: str, *, side: str = "", sides: Iterable[str] = ()
 ) -> PositionPlan:
-    """Decide every `auto` and check every option.
+    """Return the plan of an encoder or decoder: decide every `auto` and check every option.
 
     Args:
-        config: the flags (anything with PositionConfig's attributes).
-        shape: the attention that is served.
+        config: the flags.
+        shape: the attention that the schemes serve.
         model: `translation`, `language_model` or `masked_lm`, which decides clip distances.
         side: `encoder` or `decoder` where each may have its own scheme, else "".
         sides: all sides of the model; an option is refused only if no side's scheme takes it.
@@ -112,13 +113,9 @@ def resolve(
 
 
 def _resolve_part(
-    config: PositionConfig,
-    members: tuple[type[PositionScheme], ...],
-    shape: AttentionShape,
-    model: str,
-    decoder_only: bool,
+    config: Flags, members: tuple[type[PositionScheme], ...], shape: AttentionShape, model: str, decoder_only: bool
 ) -> PositionPlan:
-    """Decide for the hybrid of some layers, as `resolve`."""
+    """Return the plan of the hybrid of some layers; see `resolve`."""
     name = "+".join(member.name for member in members)
     constant = _scale_constant(config, name, members, shape)
     resets = _resets(config, members, shape, decoder_only)
@@ -136,13 +133,13 @@ def _resolve_part(
     )
 
 
-def _scheme_of(config: PositionConfig, side: str) -> str:
+def _scheme_of(config: Flags, side: str) -> str:
     own = getattr(config, f"{side}_position_scheme", "auto") if side else "auto"
     return config.position_scheme if own in ("auto", None) else own
 
 
-def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
-    """Refuse an option that no side's scheme takes (a decoder never takes the reset)."""
+def _refuse_untaken(config: Flags, sides: tuple[str, ...]) -> None:
+    """Refuse an option that the scheme of no side takes (a decoder never takes the reset)."""
     schemes = {side: sum(parse_layers(_scheme_of(config, side)), ()) for side in sides}
     taken = {
         option
@@ -163,19 +160,19 @@ def _refuse_untaken(config: PositionConfig, sides: tuple[str, ...]) -> None:
             )
 
 
-def _given(config: PositionConfig, option: Option) -> str | None:
+def _given(config: Flags, option: Option) -> str | None:
     value = getattr(config, option.field)
     return None if value is None or str(value) == "auto" else str(value)
 
 
-def _choice(config: PositionConfig, flag: str, choices: tuple[str, ...]) -> str:
+def _choice(config: Flags, flag: str, choices: tuple[str, ...]) -> str:
     value = str(getattr(config, flag))
     if value not in choices:
         raise ValueError(f"--{flag.replace('_', '-')} must be one of {', '.join(choices)}, got {value}")
     return value
 
 
-def _segment_share(config: PositionConfig, encoding: str, shape: AttentionShape) -> str:
+def _segment_share(config: Flags, encoding: str, shape: AttentionShape) -> str:
     given = getattr(config, "segment_share", "auto")
     if given in ("auto", None):
         return _given(config, SHARE) or "none"
@@ -186,7 +183,7 @@ def _segment_share(config: PositionConfig, encoding: str, shape: AttentionShape)
     return SEGMENT_SHARE.read(given, shape)
 
 
-def _num_segments(config: PositionConfig, encoding: str, shape: AttentionShape) -> int:
+def _num_segments(config: Flags, encoding: str, shape: AttentionShape) -> int:
     given = _given(config, NUM_SEGMENTS)
     if given is not None and encoding == "none":
         raise ValueError(
@@ -197,7 +194,7 @@ def _num_segments(config: PositionConfig, encoding: str, shape: AttentionShape) 
 
 
 def _scale_constant(
-    config: PositionConfig, name: str, members: tuple[type[PositionScheme], ...], shape: AttentionShape
+    config: Flags, name: str, members: tuple[type[PositionScheme], ...], shape: AttentionShape
 ) -> float:
     own = {
         member.name: member.scale_under(lambda option: option.value(_given(config, option), shape))
@@ -213,11 +210,11 @@ def _scale_constant(
             f"position scheme {name}: its members' scales disagree ({scales}): choose one by "
             f"--position-scale C for 1/sqrt(C d)"
         )
-    return next(iter(own.values()), 1.0)
+    return next((scale for scale in own.values() if scale is not None), 1.0)
 
 
 def _resets(
-    config: PositionConfig, members: tuple[type[PositionScheme], ...], shape: AttentionShape, decoder_only: bool
+    config: Flags, members: tuple[type[PositionScheme], ...], shape: AttentionShape, decoder_only: bool
 ) -> bool:
     given = _given(config, RESET_CLS)
     text = None if given is None else RESET_CLS.read(given, shape)
@@ -233,16 +230,11 @@ def _resets(
 
 
 def _options(
-    config: PositionConfig,
-    scheme: type[PositionScheme],
-    shape: AttentionShape,
-    model: str,
-    constant: float,
-    resets: bool,
+    config: Flags, scheme: type[PositionScheme], shape: AttentionShape, model: str, constant: float, resets: bool
 ) -> SchemeOptions:
     given = {option: _given(config, option) for option in scheme.takes}
     values = {option.name: option.value(text, shape) for option, text in given.items()}
-    # The `auto` of these is more than the scheme's own.
+    # The `auto` of these options depends on the hybrid or the model.
     if SCALE in scheme.takes:
         values["scale"] = constant
     if RESET_CLS in scheme.takes:

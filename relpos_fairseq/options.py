@@ -1,13 +1,15 @@
-"""What a scheme is built from: the shape of its attention, and its options.
+"""Options of position schemes, and the shape of the attention that a scheme serves.
 
-An `Option` is one flag: its name, its help, the values that it takes, and what `auto` means.  An
-option of one scheme alone is declared in that scheme's file; those of several schemes are here.
+An `Option` is one flag: its name, its help, the values that it takes, and what `auto` means.  An option
+of one scheme alone is declared in that scheme's file; options of several schemes are declared here.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -49,15 +51,16 @@ class Option:
     """One flag that schemes take.
 
     Args:
-        name: what schemes and checkpoints call it.
-        place: where it stands among the flags of --help; the gaps leave room for new options.
+        name: its name in schemes and checkpoints.
+        place: sorts the flags of --help; the gaps between numbers leave room for new options.
         help: what it does, without the schemes that take it.
         auto: the value of `auto`, which may depend on the attention.
         auto_help: `auto` in words; None: its value.
-        prefix: of its flag, before the name.
+        prefix: prefix of its flag, before the name.
         remembered: whether a checkpoint remembers it, and a resume must repeat it.
-        later: it came after checkpoints were written, which say nothing of it at `auto`.
-        afterwards: it may be chosen for a model that was trained at `auto`; implies `later`.
+        later: it was added when checkpoints existed: they do not mention it where it is `auto`.
+        afterwards: it may be changed after training from `auto`; implies `later`.
+        training_only: it acts in training alone, so that conversion does not take it.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Option:
     remembered: bool = True
     later: bool = False
     afterwards: bool = False
+    training_only: bool = False
 
     @property
     def field(self) -> str:
@@ -76,8 +80,8 @@ class Option:
         return self.prefix + self.name
 
     @property
-    def auto_said(self) -> str:
-        """`auto` for --help; "": nothing."""
+    def auto_text(self) -> str:
+        """The value of `auto` in --help; "": it is not mentioned."""
         if self.auto_help is not None:
             return self.auto_help
         return self.auto if isinstance(self.auto, str) else f"{self.auto:g}"
@@ -87,21 +91,21 @@ class Option:
         return f"--{self.field.replace('_', '-')}"
 
     def read(self, text: str, shape: AttentionShape) -> Any:
-        """Return the value that the user wrote.
+        """Return the value of a text that the user gave.
 
         Raises:
-            ValueError: no value of this option.
+            ValueError: the text is no value of this option.
         """
         raise NotImplementedError(f"{type(self).__name__} must define read")
 
     def value(self, text: str | None, shape: AttentionShape) -> Any:
-        """Return the value that the user wrote, or (None) that of `auto`."""
+        """Return the value of a text that the user gave, or (None) of `auto`."""
         if text is not None:
             return self.read(text, shape)
         return self.auto(shape) if callable(self.auto) else self.auto
 
     def memory(self, value: Any, shape: AttentionShape) -> str | None:
-        """Return what a checkpoint says of a value, or None where it says nothing."""
+        """Return a checkpoint's entry for a value, or None where it has none."""
         later = self.later or self.afterwards
         if not self.remembered or (later and value == self.value(None, shape)):
             return None
@@ -120,6 +124,7 @@ class Number(Option):
 
     def read(self, text: str, shape: AttentionShape) -> int:
         least = self.least(shape) if callable(self.least) else self.least
+        value: int | None
         try:
             value = int(text)
         except ValueError:
@@ -146,10 +151,11 @@ class Factor(Option):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Option):
-    """One of some words: on or off, if nothing else is said.
+    """One of some words, by default on or off.
 
     Args:
-        older: earlier words, still taken and what checkpoints say, to today's.
+        choices: the words.
+        older: maps earlier words, which are still accepted and written to checkpoints, to today's.
     """
 
     choices: tuple[str, ...] = ("on", "off")
@@ -163,9 +169,9 @@ class Choice(Option):
         return text
 
     def memory(self, value: str, shape: AttentionShape) -> str | None:
-        """Return what a checkpoint says, by the first word that the value had."""
-        said = next((old for old, new in self.older.items() if new == value), value)
-        return super().memory(value, shape) and f"{self.name}={said}"
+        """Return a checkpoint's entry, with the first word that the value ever had."""
+        word = next((old for old, new in self.older.items() if new == value), value)
+        return super().memory(value, shape) and f"{self.name}={word}"
 
 
 def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
@@ -173,8 +179,30 @@ def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
     return tuple(sorted(options, key=lambda option: (option.place, option.name)))
 
 
+def declared_options() -> tuple[tuple[str, bool], ...]:
+    """List (config field, training_only) of every option in the order of --help, without importing a scheme.
+
+    A scheme's file imports torch, which no command's --help should wait for.  The declarations
+    (`NEAR = Number(name="near", place=110, ...)`) are therefore read from the sources; the fields that are
+    read here must be literals.
+    """
+    here = Path(__file__).parent
+    found = []
+    for file in (Path(__file__), here / "rotation.py", *(here / "schemes").glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            call = getattr(node, "value", None)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Number", "Factor", "Choice"):
+                read: dict[str, Any] = {
+                    part.arg: part.value.value
+                    for part in call.keywords
+                    if isinstance(part.value, ast.Constant) and part.arg in ("name", "place", "prefix", "training_only")
+                }
+                found.append(Option(help="", auto=None, **read))
+    return tuple((option.field, option.training_only) for option in in_order(found))
+
+
 class SchemeOptions(SimpleNamespace):
-    """Options by name, every `auto` resolved: those below, and those that a scheme declares.
+    """Resolved options by name: those below, which every scheme reads, and those that a scheme declares.
 
     Args:
         clip_distance: tables cover -K..K; 0 = all of max_positions.
@@ -183,7 +211,7 @@ class SchemeOptions(SimpleNamespace):
         reset_cls: whether the first token's row and column are reset.
         num_segments: number of segments, for segment encodings.
         init: where tables start: own (the scheme's), paper or neutral.
-        own: options that the scheme alone declares.
+        given: options by name, those that the scheme declares among them.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
@@ -199,7 +227,7 @@ class SchemeOptions(SimpleNamespace):
         super().__init__(**self.DEFAULTS | given)
 
 
-# Options of several schemes.  `config` decides their `auto`, by scheme, hybrid and model.
+# Options of several schemes.  `config` resolves their `auto`, by scheme, hybrid and model.
 CLIP_DISTANCE = Number(
     name="clip_distance",
     place=10,
@@ -259,6 +287,7 @@ INIT = Choice(
     auto_help="as the table of schemes says",
     choices=("paper", "neutral"),
     remembered=False,
+    training_only=True,
 )
 PROJECTIONS = Choice(
     name="projections",

@@ -1,9 +1,18 @@
-"""Build the position schemes of an encoder or decoder and evaluate them once a forward pass."""
+"""Placement: the position schemes of an encoder or decoder, evaluated once a forward pass.
+
+    added, context = placement.of(tokens, padding_idx, eos_idx)
+
+A `PositionPlan`, which `config.resolve` makes from the flags, says which schemes stand where.  A `Placement`
+builds them: it holds what is added to the input and what all layers share, and evaluates both once a
+forward pass; the tables of one layer belong to that layer's attention, as a `SchemeStack`.  Every layer
+takes the `PositionContext` as an argument, so that activation recomputation and torch.compile see the
+same values.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,26 +32,27 @@ from relpos_fairseq.scheme import PositionMismatchError, PositionScheme
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 from relpos_fairseq.terms import Decay, PositionTerms
 
-# ---- What the flags come to: the members of a hybrid, their options, and what they share.
-# `config.resolve` makes a `PositionPlan` of the flags; `placement` builds schemes from it.
+logger = logging.getLogger(__name__)
+LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
+Rotation = tuple[PositionScheme, Any]  # a scheme that transforms queries and keys, and what it prepared
 
 
 @dataclass(frozen=True)
 class SchemePlan:
-    """One member of a resolved hybrid: a class, and the options it is built with."""
+    """One member of a hybrid: its class, and the options with which it is built."""
 
     scheme: type[PositionScheme]
     options: SchemeOptions
 
     @property
     def across_layers(self) -> bool:
-        """Whether one instance serves all layers."""
+        """True if one instance serves all layers."""
         return self.options.share in ("layers", "both") or self.scheme.default_share is None
 
 
 @dataclass(frozen=True)
 class PositionPlan:
-    """A resolved stack (an encoder or a decoder): its members and everything they share.
+    """The position schemes of an encoder or decoder: the members of its hybrid, and what they share.
 
     Where layers have different schemes, `parts` are the plans of the first layers, repeated over
     the others (layer n has part n modulo their number); `members` are then those of all parts.
@@ -59,7 +69,7 @@ class PositionPlan:
     parts: tuple[PositionPlan, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse members that this attention, or its length, does not allow."""
+        """Refuse members that this attention or its longest input does not allow."""
         for scheme in (member.scheme for member in self.members):
             if scheme.causal_only and not self.shape.causal:
                 raise ValueError(
@@ -83,10 +93,10 @@ class PositionPlan:
 
     @classmethod
     def of_parts(cls, parts: tuple[PositionPlan, ...]) -> PositionPlan:
-        """Join plans of layers, each a hybrid, to that of all layers.
+        """Join the plans of single layers to the plan of all layers.
 
         Raises:
-            ValueError: a member that acts on the input, which layers have in common, is not in all,
+            ValueError: a member that acts on the input, which all layers share, is not in all parts,
                 or `auto` means something else for a member in one part than in another.
         """
         if len(parts) == 1:
@@ -115,7 +125,7 @@ class PositionPlan:
         return self.parts[layer % len(self.parts)] if self.parts else self
 
     def check_layers(self, count: int) -> None:
-        """Refuse a scheme for a layer that there is not.
+        """Refuse a plan with more parts than the model has layers.
 
         Raises:
             ValueError: names the scheme and the number of layers.
@@ -129,7 +139,7 @@ class PositionPlan:
 
     @property
     def scale(self) -> float:
-        """What q.k is multiplied by (in the first part: ask `of_layer` for a layer's)."""
+        """The factor of q.k in the first part; that of a layer is in the plan of `of_layer`."""
         return (self.scale_constant * self.shape.head_dim) ** -0.5
 
     @property
@@ -138,7 +148,7 @@ class PositionPlan:
 
     @property
     def random_range(self) -> int:
-        """The number of positions that training draws those of a batch from; 0: it draws none."""
+        """The number of positions of which training samples those of a batch; 0: positions are the slots."""
         return max(getattr(plan.options, RANDOM_RANGE.name, 0) for plan in self.members)
 
     @property
@@ -153,9 +163,9 @@ class PositionPlan:
         return self.shape.max_positions if limited else None
 
     def agrees(self, described: str) -> bool:
-        """Tell whether a checkpoint that describes its positions so may be loaded.
+        """Tell whether a checkpoint with this description (`describe`) may be loaded.
 
-        What may be chosen afterwards may differ from a checkpoint that says nothing of it.
+        An option that may be chosen after training may differ from a checkpoint that does not mention it.
         """
         afterwards = {
             f"{plan.scheme.name}.{option.name}"
@@ -169,16 +179,16 @@ class PositionPlan:
         return ours == described.split()
 
     def describe(self) -> str:
-        """Return the line that a checkpoint remembers and a resume is compared with.
+        """Return schemes and options in one line, which a checkpoint remembers and a resume must repeat.
 
-        The scale is the hybrid's, and stands once.
+        The scale is the hybrid's, and is mentioned once.
         """
         parts = [self.name]
         for plan in self.members:
             for option in in_order(plan.scheme.takes):
-                said = option.memory(getattr(plan.options, option.name), self.shape)
-                if said is not None and option is not SCALE:
-                    parts.append(f"{plan.scheme.name}.{said}")
+                entry = option.memory(getattr(plan.options, option.name), self.shape)
+                if entry is not None and option is not SCALE:
+                    parts.append(f"{plan.scheme.name}.{entry}")
         scales = [f"{part.scale_constant:g}" for part in self.parts or (self,)]
         parts.append(f"scale={'/'.join(scales if len(set(scales)) > 1 else scales[:1])}")
         shared = f" segments.share={self.segment_share}" * (self.segment_encoding == "head")
@@ -197,19 +207,13 @@ def decode_text(codes: Tensor) -> str:
     return bytes(codes.tolist()).decode()
 
 
-# ---- The members of a hybrid at one place, evaluated together: what layers see and decoding keeps.
-
-
-LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
-
-
 class Evaluated(NamedTuple):
-    """What members come to for some positions.
+    """The members of a stack, evaluated for some positions.
 
     Args:
-        prepared: each member's content-free part.
-        terms: the terms of all members, one after the other.
-        members: the same, a tuple a member.
+        prepared: what each member's `prepare` returned.
+        terms: the terms of all members, concatenated.
+        members: the same terms, one tuple a member.
     """
 
     prepared: tuple[Any, ...]
@@ -217,7 +221,7 @@ class Evaluated(NamedTuple):
     members: tuple[tuple[PositionTerms, ...], ...]
 
     def at(self, positions: Positions) -> Evaluated:
-        """Return the same with all factors read by position."""
+        """Return the same with every table of factors read at `positions`."""
         if all(term.position_factors is None for term in self.terms):
             return self
         members = tuple(tuple(term.at(positions) for term in terms) for terms in self.members)
@@ -229,31 +233,38 @@ class SchemeStack(nn.ModuleList):
 
     Args:
         schemes: the members.
-        layer: the layer that they stand in; 0 too where layers share them.
+        layer: the layer in which they stand; 0 also where layers share them.
     """
+
+    __call__: Callable[..., Any]
 
     def __init__(self, schemes: Iterable[PositionScheme] = (), layer: int = 0) -> None:
         super().__init__(schemes)
         self.layer = layer
 
+    def __iter__(self) -> Iterator[PositionScheme]:
+        return super().__iter__()  # type: ignore[return-value]
+
     def embed(self, positions: Positions) -> Tensor | None:
-        """Sum what the members add to the input: (B|1, T, E) or None."""
+        """Sum what the members add to the input: (B|1, T, E), or None if no member adds anything."""
         return _sum(scheme.embed(positions) for scheme in self)
 
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
+        """Prepare every member."""
         return tuple(scheme.prepare(positions) for scheme in self)
 
     def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
+        """Return the terms of all members, from what `prepare` returned."""
         return self.evaluated(prepared, positions).at(positions).terms
 
     def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
-        """Return what was prepared, with the members' terms, whose factors are not yet read by position."""
+        """Evaluate the members from what `prepare` returned, without reading tables of factors."""
         pairs = zip(self, prepared, strict=True)
         members = tuple(scheme.terms(part, positions) for scheme, part in pairs)
         return Evaluated(prepared, sum(members, ()), members)
 
     def evaluate(self, positions: Positions) -> Evaluated:
-        """Return what the members prepare, and their terms."""
+        """Prepare the members and return their terms for some positions."""
         return self.evaluated(self.prepare(positions), positions).at(positions)
 
     def log_gates(self, source: Tensor) -> Tensor | None:
@@ -261,23 +272,23 @@ class SchemeStack(nn.ModuleList):
         return _sum(scheme.log_gates(source) for scheme in self)
 
     def gated(self, source: Tensor) -> tuple[PositionTerms, ...]:
-        """Return what the members' gates contribute for a layer's input (S, B, E)."""
+        """Return the term of the members' gates for a layer's input (S, B, E), or no term."""
         return decay_of(self.log_gates(source))
 
 
 def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
-    """Sum those that are there, None without any."""
+    """Sum the tensors that are not None, or return None if all are."""
     found = [part for part in parts if part is not None]
     return sum(found[1:], found[0]) if found else None
 
 
 def decay_of(gates: Tensor | None) -> tuple[PositionTerms, ...]:
-    """Return the term of log gates (B, H|1, S, sides), none without any."""
+    """Return the term of log gates (B, H|1, S, sides), or no term for None."""
     return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates)),)
 
 
-def rotation_of(pairs: Iterable[tuple[PositionScheme, Any]]) -> tuple[PositionScheme, Any] | None:
-    """Return the first member that transforms queries and keys, with its prepared part."""
+def rotation_of(pairs: Iterable[Rotation]) -> Rotation | None:
+    """Return the first scheme that transforms queries and keys, with what it prepared."""
     return next((pair for pair in pairs if pair[0].rotates), None)
 
 
@@ -289,8 +300,8 @@ class PositionContext:
         positions: where queries and keys stand.
         causal: keys in a query's future are excluded.
         shared: the terms that all layers share.
-        rotation: the scheme that transforms queries and keys, with its prepared part, or None.
-        memory: (M, B, E) input of the key and value projections for the slots before the
+        rotation: the scheme that transforms queries and keys, with what it prepared, or None.
+        memory: (M, B, E) input of the key and value projections for the M slots before the
             queries' tokens, or None; the positions count these slots.
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
@@ -300,14 +311,14 @@ class PositionContext:
     positions: Positions
     causal: bool
     shared: tuple[PositionTerms, ...] = ()
-    rotation: tuple[PositionScheme, Any] | None = None
+    rotation: Rotation | None = None
     memory: Tensor | None = None
     window: int | None = None
     documents: Tensor | None = None
-    parts: tuple[tuple[tuple[PositionTerms, ...], tuple[PositionScheme, Any] | None], ...] = ()
+    parts: tuple[tuple[tuple[PositionTerms, ...], Rotation | None], ...] = ()
 
     def of_layer(self, layer: int) -> PositionContext:
-        """Return what the attention of one layer, counted from 0, needs."""
+        """Return the context of one layer, counted from 0."""
         if not self.parts:
             return self
         shared, rotation = self.parts[layer % len(self.parts)]
@@ -315,70 +326,57 @@ class PositionContext:
 
 
 class DecodingTerms:
-    """What schemes prepare, and their terms, kept between the steps of decoding.
+    """The terms of one stack, kept between the steps of decoding.
 
-    Parts are prepared for more tokens than there are, so that many steps are served.  Where tokens
-    stand in order, a step's factors stay tables, which attention reads at the last position.
+    Schemes prepare for more tokens than there are, so that what they prepared serves many steps.  Where
+    slots are positions, a step's factors stay tables, which attention reads at the last position.
     """
 
     def __init__(self) -> None:
         self._capacity = 0
         self._gradients = False
-        self._prepared: tuple = ()
         self._last = Evaluated((), (), ())
         self._moving = True
         self._limited: list[PositionScheme] = []
 
     def evaluate(self, schemes: SchemeStack, positions: Positions) -> Evaluated:
-        """Do as `SchemeStack.evaluate`, with what earlier steps left."""
+        """Return what `SchemeStack.evaluate` returns, computed from earlier steps where possible."""
         if any(scheme.by_length for scheme in schemes):
             return schemes.evaluate(positions)
-        # What was prepared without gradients has none to give to a step that wants them.
+        # What was prepared without gradients cannot serve a step that needs them.
         if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
-            self._prepare(schemes, positions)
-            self._form(schemes, positions)
+            self._form(schemes, self._prepare(schemes, positions), positions)
         elif self._moving:
-            self._form(schemes, positions)
+            self._form(schemes, self._last.prepared, positions)
         else:
             for scheme in self._limited:
                 scheme.check_length(positions)
-        in_order = positions.token_index is None and positions.drawn is None
+        in_order = positions.token_index is None and positions.randomized is None
         return self._last if positions.is_step and in_order else self._last.at(positions)
 
-    def _form(self, schemes: SchemeStack, positions: Positions) -> None:
-        self._last = schemes.evaluated(self._prepared, positions)
-        terms = self._last.terms
-        # What moves with the query: a reset, and factors that a scheme read itself.
-        self._moving = any(term.reset is not None or term.static_factors is not None for term in terms)
+    def _form(self, schemes: SchemeStack, prepared: tuple[Any, ...], positions: Positions) -> None:
+        self._last = schemes.evaluated(prepared, positions)
+        # A reset, and factors that a scheme read itself, change with the query.
+        self._moving = any(term.reset is not None or term.static_factors is not None for term in self._last.terms)
         members = zip(schemes, self._last.members, strict=True)
         self._limited = [scheme for scheme, own in members if any(term.position_factors for term in own)]
 
-    def _prepare(self, schemes: SchemeStack, positions: Positions) -> None:
+    def _prepare(self, schemes: SchemeStack, positions: Positions) -> tuple[Any, ...]:
         self._capacity = length = capacity_for(positions.src_len)
         self._gradients = torch.is_grad_enabled()
         start = length - positions.tgt_len
-        self._prepared = schemes.prepare(replace(positions, src_len=length, query_start=start))
+        return schemes.prepare(replace(positions, src_len=length, query_start=start))
 
 
 def capacity_for(length: int) -> int:
-    """Return how many tokens decoding makes room for, once it holds `length`."""
+    """Return for how many tokens decoding makes room once it holds `length`."""
     return max(LEAST_CAPACITY, 1 << (length - 1).bit_length())
 
 
-# ---- The positions of an encoder or a decoder: which scheme stands where, evaluated once a pass.
-#     added, context = placement.of(tokens, padding_idx, eos_idx)
-#
-# What layers share, and what is added to the input, belongs to the `Placement`, which evaluates it
-# once a forward pass; a layer's own tables belong to the layer's attention.  Every layer takes the
-# `PositionContext` as an argument, so that activation recomputation and torch.compile see the same
-# values.
-
-
-logger = logging.getLogger(__name__)
-
-
 class Placement(nn.Module):
-    """The schemes that all layers share, and the identity that checkpoints carry."""
+    """The schemes that all layers of an encoder or decoder share, and the description in its checkpoints."""
+
+    scheme_version: Tensor
 
     def __init__(self, plan: PositionPlan) -> None:
         super().__init__()
@@ -394,7 +392,7 @@ class Placement(nn.Module):
         logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 
     def layer_schemes(self, layer: int) -> SchemeStack:
-        """Build the schemes that layer `layer` has for itself."""
+        """Build the schemes that stand in layer `layer`, counted from 0, alone."""
         schemes = _build(self.plan, layer)
         for scheme in schemes:
             for name in scheme.common_parameters:
@@ -412,7 +410,7 @@ class Placement(nn.Module):
         segments: Tensor | None = None,
         decoding: DecodingTerms | None = None,
     ) -> tuple[Tensor | None, PositionContext]:
-        """Evaluate for a batch what its model needs of positions.
+        """Evaluate the positions of a batch: what is added to its embeddings, and the layers' context.
 
         Args:
             tokens: (B, S) token ids of all keys.
@@ -420,23 +418,23 @@ class Placement(nn.Module):
             eos_idx: id of a sentence's end.
             query_start: slot of the first query.
             segments: (B, S) segment numbers or None.
-            decoding: what decoding keeps between steps, or None.
+            decoding: the shared terms of earlier steps of decoding, or None.
 
         Returns:
             (B|1, T, E) to add to the queries' embeddings or None, and the context of all layers.
 
         Raises:
-            ValueError: a segment number that the tables do not have.
+            ValueError: a segment number beyond the tables.
         """
         positions = self.positions(tokens, padding_idx, eos_idx, query_start=query_start, segments=segments)
         if decoding is None and self._random.limit and (self.training or self._always_random):
-            positions = self._drawn(positions)
+            positions = self._randomize(positions)
         return self.embed(positions), self.context(positions, decoding)
 
     def positions(
         self, tokens: Tensor, padding_idx: int, eos_idx: int, *, query_start: int = 0, segments: Tensor | None = None
     ) -> Positions:
-        """Return where the tokens stand; arguments and errors as of `of`."""
+        """Return the positions of a batch of tokens; see `of` for arguments and errors."""
         if segments is not None:
             _check_segments(segments, self.plan.num_segments)
         padding = tokens.eq(padding_idx) if self._needs_index else None
@@ -455,23 +453,23 @@ class Placement(nn.Module):
             device=tokens.device,
         )
 
-    def _drawn(self, positions: Positions) -> Positions:
-        """Return the same tokens at positions drawn at random."""
+    def _randomize(self, positions: Positions) -> Positions:
+        """Return the same tokens at randomized positions."""
         if is_exported():
             raise ValueError(
                 "--position-random-at always: a graph cannot hold the positions of every length; "
                 "export with --position-random-at training"
             )
-        drawn = self._random.draw(positions.src_len, anew=self.training)
+        sample = self._random.sample(positions.src_len, by_batch=self.training)
         sentence = positions.sentence_index
         if sentence is not None:
-            sentence = drawn.to(sentence.device)[sentence]
-        return replace(positions, drawn=drawn, sentence_index=sentence)
+            sentence = sample.to(sentence.device)[sentence]
+        return replace(positions, randomized=sample, sentence_index=sentence)
 
     def _in_place(self, padding: Tensor) -> bool:
-        """Tell whether every token's index is its slot: no token follows padding (B, S).
+        """Tell whether every token's index is its slot, because no token follows padding (B, S).
 
-        Padding itself then reads tables as tokens do, so they must have rows for it.
+        Padding then reads tables at its slots, so that they must have rows for it.
         """
         if is_captured():
             return False
@@ -487,7 +485,7 @@ class Placement(nn.Module):
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether some member must know how many tokens each row has."""
+        """True if some member must know the number of tokens of each row."""
         return any(plan.scheme.counts_tokens(plan.options) for plan in self.plan.members)
 
     def embed(self, positions: Positions) -> Tensor | None:
@@ -495,11 +493,11 @@ class Placement(nn.Module):
         return self.shared.embed(positions)
 
     def context(self, positions: Positions, decoding: DecodingTerms | None = None) -> PositionContext:
-        """Evaluate what all layers share.
+        """Evaluate the schemes that layers share, and return the context of all layers.
 
         Args:
             positions: where queries and keys stand.
-            decoding: what decoding keeps between steps, or None.
+            decoding: the shared terms of earlier steps of decoding, or None.
 
         Raises:
             RuntimeError: torch.jit.trace, which would take this input's lengths for all.
@@ -521,20 +519,20 @@ class Placement(nn.Module):
         )
         return replace(context, parts=tuple(self._part(found, p) for p in self.plan.parts))
 
-    def _part(self, found: Evaluated, plan: PositionPlan) -> tuple:
-        """Return the terms and the rotation of those shared members that a part's layers have."""
+    def _part(self, found: Evaluated, plan: PositionPlan) -> tuple[tuple[PositionTerms, ...], Rotation | None]:
+        """Return the terms and the rotation of the shared members that stand in a part's layers."""
         every = zip(self.shared, found.prepared, found.members, strict=True)
-        mine = [found for found in every if _stands(found[0], plan)]
+        mine = [member for member in every if _stands(member[0], plan)]
         terms = sum((terms for _, _, terms in mine), ())
-        return terms, rotation_of((scheme, part) for scheme, part, _ in mine)
+        return terms, rotation_of((scheme, prepared) for scheme, prepared, _ in mine)
 
     def shared_by(self, layer: int) -> list[PositionScheme]:
-        """Return those of the shared members that a layer, counted from 0, has."""
+        """Return the shared members that stand in a layer, counted from 0."""
         plan = self.plan.of_layer(layer)
         return [scheme for scheme in self.shared if _stands(scheme, plan)]
 
     def check_before(self, owner: nn.Module) -> None:
-        """Compare checkpoints with this scheme before the layers of `owner` load their tables."""
+        """Check a checkpoint's schemes and options before the layers of `owner` load their tables."""
         owner.register_load_state_dict_pre_hook(self._check_owner)
 
     def _check_owner(self, owner: nn.Module, state_dict: dict, prefix: str, *rest: Any) -> None:
@@ -552,13 +550,13 @@ class Placement(nn.Module):
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
         self._check_identity(state_dict, prefix)
         key = f"{prefix}scheme_version"
-        if key in state_dict:  # flags may say more than the checkpoint
+        if key in state_dict:  # flags may name options of which the checkpoint says nothing
             state_dict = {**state_dict, key: self.scheme_version}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def _stands(scheme: PositionScheme, plan: PositionPlan) -> bool:
-    """Tell whether the layers of a plan have a scheme, as they all have segments."""
+    """Tell whether a scheme stands in the layers of a plan; segments stand in all."""
     segments = isinstance(scheme, (SegmentHead, SegmentInput))
     return segments or any(type(scheme) is member.scheme for member in plan.members)
 
@@ -576,7 +574,7 @@ def _segment_options(plan: PositionPlan) -> SchemeOptions:
 
 
 def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
-    """Build the members that stand in a layer, or (None) those that layers share."""
+    """Build the members that stand in one layer, or (None) the members that layers share."""
     where = "shared" if layer is None else str(layer)
     shape = replace(plan.shape, seed_name=f"{plan.shape.seed_name}.{where}")
     schemes = [

@@ -12,34 +12,17 @@ import functools
 
 @functools.cache  # once a process, though this package may be imported again
 def register() -> None:
-    """Mend fairseq, register what is ours, and connect our models to fairseq's own parts."""
-    mend_fairseq()
+    """Patch fairseq, register our names, and connect our models to fairseq's own parts."""
+    patch_fairseq()
     register_ours()
     connect_ours()
 
 
-def mend_fairseq() -> None:
-    """Mend what is wrong in fairseq (patches/README.md); no number of another model changes."""
-    from relpos_fairseq.patches import checkpoints, literal_options, messages, training
+def patch_fairseq() -> None:
+    """Patch fairseq's faults (patches/README.md); no number of another model changes."""
+    from relpos_fairseq.patches.table import apply_patches
 
-    messages.quiet_warnings()
-    training.restore_numpy_names()
-    training.make_swish_a_function()
-    checkpoints.allow_checkpoint_types()
-    literal_options.read_options_as_literals()
-    training.keep_last_batch()
-    training.explain_filtered_lengths()
-    checkpoints.explain_broken_checkpoints()
-    checkpoints.override_later_options()
-    checkpoints.name_position_mismatch()
-    training.run_ddp_on_cpu()
-    training.let_one_process_use_adaptive_loss()
-    training.refuse_fp16_without_gpu()
-    messages.refuse_foreign_flags()
-    messages.print_errors_in_one_line()
-    checkpoints.gather_task_state()
-    training.mask_whole_words()
-    checkpoints.copy_checkpoints_whole()
+    apply_patches()
 
 
 def register_ours() -> None:

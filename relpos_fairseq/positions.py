@@ -1,30 +1,32 @@
-"""Tell where the queries and keys of one attention call stand."""
+"""Positions: where the queries and keys of one attention call stand.
+
+Slots are columns of the key matrix: key j stands at slot j, query row t at slot ``query_start + t``.
+The *distance* from a query to a key is ``j - i`` (negative: the key lies in the past).  Padding on
+either side leaves the real tokens of a row contiguous, so that distances between slots are distances
+between tokens.  Only a scheme with absolute positions must know how many real tokens came before a
+token: ``token_index`` holds that number.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-# ---- Where queries and keys stand.
-# Slots are columns of the key matrix: key j stands at slot j, query row t at slot
-# ``query_start + t``.  The *distance* from a query to a key is ``j - i`` (negative: the key lies in
-# the past).  Padding on either side leaves the real tokens of a row contiguous, so distances between
-# slots are distances between tokens; only a scheme with absolute positions needs to know how many
-# real tokens came before, which is what ``token_index`` holds.
+T = TypeVar("T")
 
 
 def is_exported() -> bool:
-    """Tell whether torch.export reads the code: sizes are symbols, and no value is known."""
+    """Tell whether torch.export traces the code: sizes are symbols, and no value is known."""
     return getattr(torch.compiler, "is_exporting", bool)()
 
 
 def is_captured() -> bool:
-    """Tell whether torch.compile or torch.export reads the code: no tensor's value is known."""
+    """Tell whether torch.compile or torch.export traces the code: no tensor's value is known."""
     return torch.compiler.is_compiling()
 
 
@@ -35,15 +37,15 @@ class Positions:
     Args:
         tgt_len: number of query rows T.
         src_len: number of key columns S.
-        query_start: slot of the first query row; ``S - T`` when the queries end the keys, which
-            is training (0), cached decoding (S - 1) and memory (M) alike.
+        query_start: slot of the first query row; ``S - T`` where the queries are the last keys, which
+            holds in training (0), in decoding with a cache (S - 1) and after M slots of memory (M).
         token_index: (B, S) index of each key among the real tokens of its row, or None where it
             equals the slot.  Values at padding are arbitrary but inside [0, S).
         sentence_index: (B, S) index of each token counted from its own sentence's start, or None.
         segments: (B, S) segment number of each token, or None.
-        drawn: (S,) rising positions on the CPU that stand in for 0..S-1 in all that schemes read
-            (`drawn.RandomizedPositions`), or None.  Masks count slots all the same.
-        device: where index tensors are made.
+        randomized: (S,) rising positions on the CPU that schemes read in place of the slots 0..S-1
+            (`RandomizedPositions`), or None.  Masks count slots in either case.
+        device: device of the index tensors.
     """
 
     tgt_len: int
@@ -52,7 +54,7 @@ class Positions:
     token_index: Tensor | None = None
     sentence_index: Tensor | None = None
     segments: Tensor | None = None
-    drawn: Tensor | None = None
+    randomized: Tensor | None = None
     device: torch.device = torch.device("cpu")
     _formed: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -82,129 +84,130 @@ class Positions:
 
     @property
     def is_step(self) -> bool:
-        """One query that stands on the last key: a step of incremental decoding."""
+        """Tell whether there is one query, on the last key: a step of incremental decoding."""
         return self.tgt_len == 1 and self.query_start == self.src_len - 1
 
-    def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
-        """What `form` returns, formed for the first layer that asks and kept for the others.
+    def once(self, key: Hashable, form: Callable[[], T]) -> T:
+        """Return what `form` returns, computed for the first layer that asks and kept for the others.
 
-        All layers of a forward pass are handed the same positions.  Positions outlive no pass, but
-        the recomputation of a layer reads them again: what is formed may depend on `key` and on
-        these positions alone, never on a parameter.
+        All layers of a forward pass are given the same `Positions`, which live no longer than the
+        pass.  Activation recomputation reads them again: the result of `form` may depend on `key`
+        and on these positions alone, never on a parameter.
 
         Args:
-            key: whose it is, and all that it depends on beside the positions.
-            form: makes it.
+            key: identifies the result: the caller, and everything it depends on beside the positions.
+            form: computes the result.
         """
         if is_captured():
-            return form()  # a symbol has no hash, and a compiler forms twice the same once
+            return form()  # a symbolic size has no hash, and the compiler removes repeated work itself
         if key not in self._formed:
             self._formed[key] = form()
         return self._formed[key]
 
     def rows(self, start: int, stop: int) -> Positions:
-        """The same keys seen from query rows [start, stop)."""
+        """Return positions of the same keys and the query rows [start, stop)."""
         return replace(self, tgt_len=stop - start, query_start=self.query_start + start)
 
     def keys(self, stop: int) -> Positions:
-        """The same query rows over the keys [0, stop) alone."""
+        """Return positions of the same query rows and the keys [0, stop)."""
         cut = {
             name: getattr(self, name)[:, :stop]
             for name in ("token_index", "sentence_index", "segments")
             if getattr(self, name) is not None
         }
-        if self.drawn is not None:
-            cut["drawn"] = self.drawn[:stop]
+        if self.randomized is not None:
+            cut["randomized"] = self.randomized[:stop]
         return replace(self, src_len=stop, **cut)
 
     def distance(self) -> Tensor:
-        """(T, S) distances j - i."""
+        """Return the distances j - i between slots: (T, S)."""
         key = torch.arange(self.src_len, device=self.device)
         query = torch.arange(self.query_start, self.query_stop, device=self.device)
         return key[None, :] - query[:, None]
 
-    def places(self) -> Tensor:
-        """(S,) position of each slot: the slot itself, or what was drawn for it."""
-        if self.drawn is None:
+    def slot_positions(self) -> Tensor:
+        """Return the position that schemes read at each slot: (S,) the slot itself, or its randomized one."""
+        positions = self.randomized
+        if positions is None:
             return torch.arange(self.src_len, device=self.device)
-        return self.once("places", lambda: self.drawn.to(self.device))
+        return self.once("slot_positions", lambda: positions.to(self.device))
 
-    def gaps(self) -> Tensor:
-        """(T, S) distances j - i between the positions that schemes read."""
-        places = self.places()
-        return places - self.query_rows(places, 0)[:, None]
+    def position_distance(self) -> Tensor:
+        """Return the distances j - i between the positions that schemes read: (T, S)."""
+        positions = self.slot_positions()
+        return positions - self.query_rows(positions, 0)[:, None]
 
     def last_index(self) -> Tensor:
-        """(B|1,) position of each row's last token."""
+        """Return the position of each row's last token: (B|1,)."""
         last = self.row_lengths() - 1
-        return last if self.drawn is None else self.places()[last]
+        return last if self.randomized is None else self.slot_positions()[last]
 
-    def span(self) -> tuple[int, int]:
-        """Return the lowest and the highest distance that schemes read."""
-        if self.drawn is None:
+    def distance_range(self) -> tuple[int, int]:
+        """Return the lowest and the highest distance between the positions that schemes read."""
+        if self.randomized is None:
             return self.lowest_distance, self.highest_distance
-        first, last = int(self.drawn[0]), int(self.drawn[-1])
-        start, end = int(self.drawn[self.query_start]), int(self.drawn[self.query_stop - 1])
+        first, last = int(self.randomized[0]), int(self.randomized[-1])
+        start, end = int(self.randomized[self.query_start]), int(self.randomized[self.query_stop - 1])
         return first - end, last - start
 
     @property
     def stop(self) -> int:
-        """The position after the last that schemes read."""
-        return self.src_len if self.drawn is None else int(self.drawn[-1]) + 1
+        """The last position that schemes read, plus 1: how many rows a table of positions needs."""
+        return self.src_len if self.randomized is None else int(self.randomized[-1]) + 1
 
     def key_index(self) -> Tensor:
-        """(B|1, S) position of each key's token in its row."""
+        """Return the position of each key's token in its row: (B|1, S)."""
         number = self.key_number()
-        return number if self.drawn is None else self.places()[number]
+        return number if self.randomized is None else self.slot_positions()[number]
 
     def key_number(self) -> Tensor:
-        """(B|1, S) number of each key's token in its row, from 0, whatever was drawn."""
+        """Return each key's number among the real tokens of its row, from 0, never randomized: (B|1, S)."""
         if self.token_index is not None:
             return self.token_index
         return torch.arange(self.src_len, device=self.device)[None]
 
     def query_index(self) -> Tensor:
-        """(B|1, T) position of each query's token in its row."""
+        """Return the position of each query's token in its row: (B|1, T)."""
         return self.query_rows(self.key_index())
 
     def query_rows(self, values: Tensor, axis: int = 1) -> Tensor:
-        """Return the queries' part (B, T) of what all slots have (B, S), along `axis`."""
+        """Cut values of all slots (B, S) to those of the query rows (B, T), along `axis`."""
         return values.narrow(axis, self.query_start, self.tgt_len)
 
     def rows_of_keys(self, table: Tensor) -> Tensor:
-        """Read a table by the index of each key's token.
+        """Read a table by the position of each key's token.
 
         Args:
             table: (heads, n, r) with a row for every position.
 
         Returns:
-            (B|1, heads, S, r), a view of the table where tokens stand in order.
+            (B|1, heads, S, r), a view of the table where positions are the slots.
         """
-        if self.token_index is None and self.drawn is None:
+        if self.token_index is None and self.randomized is None:
             return table[None, :, : self.src_len]
         heads, rows, _ = table.shape
         flat = self.once(("rows of keys", heads, rows), lambda: self._row_numbers(heads, rows))
         return torch.nn.functional.embedding(flat, table.flatten(0, 1))
 
     def _row_numbers(self, heads: int, rows: int) -> Tensor:
-        """Return the row (B, heads, S) of each key in the heads' tables, laid end to end."""
+        """Return each key's row in the tables of all heads, concatenated: (B, heads, S)."""
         first = torch.arange(heads, device=self.device) * rows
         return self.key_index()[:, None] + first[:, None]
 
     def row_lengths(self) -> Tensor:
-        """(B|1,) tokens of each row, padding not counted (a lone token before padding counts 2)."""
+        """Return the number of real tokens of each row: (B|1,), 2 for one token before padding."""
         if self.token_index is None:
             return torch.tensor([self.src_len], device=self.device)
         return self.token_index.amax(dim=1) + 1
 
     def longest_row(self) -> int:
-        """Tokens of the longest row, padding not counted."""
+        """Return the number of real tokens of the longest row."""
         if self.token_index is None:
             return self.src_len
         return int(self.token_index.max()) + 1
 
     def first_slot(self) -> Tensor:
-        """(B|1,) slot of each row's first real token."""
+        """Return the slot of each row's first real token: (B|1,)."""
         if self.token_index is None:
             return torch.zeros(1, dtype=torch.long, device=self.device)
         # Only padding before the first token shares its index 0 (see index_of_tokens).
@@ -214,7 +217,7 @@ class Positions:
 
 
 def index_of_tokens(padding: Tensor | None) -> Tensor | None:
-    """Index of each token among its row's real tokens.
+    """Number each row's real tokens from 0.
 
     Args:
         padding: (B, S) True at padding, or None.
@@ -231,10 +234,10 @@ def index_of_tokens(padding: Tensor | None) -> Tensor | None:
 
 
 def index_in_document(padding: Tensor | None, documents: Tensor | None, length: int) -> Tensor | None:
-    """Index of each token among the real ones of its document.
+    """Number each document's real tokens from 0.
 
     Args:
-        padding: (B, S') True at padding of the last S' <= `length` slots; before them is none.
+        padding: (B, S') True at padding of the last S' <= `length` slots; there is none before them.
         documents: (B, length) number of each slot's document, which never falls, or None.
         length: number of slots S.
 
@@ -253,7 +256,7 @@ def index_in_document(padding: Tensor | None, documents: Tensor | None, length: 
 
 
 def index_in_sentence(tokens: Tensor, padding_idx: int, eos_idx: int, causal: bool) -> Tensor:
-    """Index of each token counted from the start of its own sentence in a packed block.
+    """Number each sentence's tokens from 0 in packed blocks of sentences.
 
     Args:
         tokens: (B, S) token ids.
@@ -280,21 +283,19 @@ def index_in_sentence(tokens: Tensor, padding_idx: int, eos_idx: int, causal: bo
     return torch.where(real, slots - begin, torch.zeros_like(slots))
 
 
-# ---- Positions that training draws at random, so that it sees the distances of longer input.
-
-
 class RandomizedPositions:
-    """Ruoss et al. 2023, Randomized Positional Encodings (arXiv:2305.16843), section 3.
+    """Sample the positions of each batch, so that training sees the distances of longer input.
 
-    A batch of n tokens takes a random subset of n of the positions 0..L-1, in rising order, so that
-    training sees the distances of longer input.  The subset depends on torch's seed, which fairseq
-    sets to --seed plus the number of updates, and on how many were drawn since that changed: it is
-    the same on all ranks and after a resume, and another for each batch of an update.  Evaluation,
-    where it draws, takes one subset for each n, so that a score does not hang on the batches.
+    Ruoss et al. 2023, Randomized Positional Encodings (arXiv:2305.16843), section 3: a batch of n
+    tokens takes a random subset of n of the positions 0..L-1, in rising order.  The sample depends on
+    torch's seed, which fairseq sets to --seed plus the number of updates, and on how many samples that
+    seed has given: it is the same on all ranks and after a resume, and another for each batch of an
+    update.  Evaluation, where it is randomized, has one sample for each n, so that a score does not
+    depend on the batches.
 
     Args:
-        limit: L.
-        label: whose positions they are.
+        limit: number of positions L.
+        label: name of the stack whose positions they are, which seeds the samples.
     """
 
     def __init__(self, limit: int, label: str) -> None:
@@ -302,15 +303,15 @@ class RandomizedPositions:
         self._seed, self._count = -1, 0
 
     @torch._disable_dynamo  # torch.compiler.disable imports dynamo at once, which takes seconds
-    def draw(self, length: int, anew: bool = True) -> Tensor:
+    def sample(self, length: int, by_batch: bool = True) -> Tensor:
         """Return (length,) rising positions, on the CPU.
 
         Args:
-            length: n.
-            anew: others for each batch; else those of the length.
+            length: number of tokens n.
+            by_batch: True: a new sample at each call; False: always the one of this length.
 
         Raises:
-            ValueError: there are fewer positions than tokens.
+            ValueError: the batch has more tokens than there are positions.
         """
         if length > self.limit:
             raise ValueError(
@@ -318,12 +319,12 @@ class RandomizedPositions:
                 f"there are positions to draw: raise it, or shorten the input"
             )
         seed = 0
-        if anew:
+        if by_batch:
             if self._seed != torch.initial_seed():
                 self._seed, self._count = torch.initial_seed(), 0
             self._count += 1
             seed = self._seed
-        label = f"random positions/{self.label}/{self._count if anew else length}"
+        label = f"random positions/{self.label}/{self._count if by_batch else length}"
         generator = torch.Generator()
         generator.manual_seed((seed + zlib.crc32(label.encode())) % 2**63)
         return torch.randperm(self.limit, generator=generator)[:length].sort().values

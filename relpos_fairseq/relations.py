@@ -1,7 +1,7 @@
-"""Relations: which row of a table a (query, key) pair reads.
+"""Relations: which row of a table the pair of a query and a key reads.
 
-A relation is structure, not a tensor: a backend sees a clipped band as a band and a Toeplitz
-matrix as a vector over distances, and only the reference expands it to ids for every pair.
+A relation is structure, not a tensor: a backend sees a clipped table as a few near distances and two
+constant ends, and only the reference expands it to the row of every pair (its *id*).
 """
 
 from __future__ import annotations
@@ -16,32 +16,39 @@ from relpos_fairseq.positions import Positions, is_exported
 
 
 class Relation:
-    """Maps every (query, key) pair to an id in [0, size)."""
+    """A map from every pair of a query and a key to an id in [0, size)."""
 
-    size: int
+    @property
+    def size(self) -> int:
+        """Number of ids, hence of rows of a table."""
+        raise NotImplementedError(f"{type(self).__name__} must define size")
 
     def ids(self, positions: Positions) -> Tensor:
-        """Return (B|1, T, S) ids of the pairs, for the rows that `positions` holds."""
+        """Return the ids of all pairs of the queries and keys of `positions`: (B|1, T, S)."""
         raise NotImplementedError(f"{type(self).__name__} must define ids")
 
 
 class DistanceRelation(Relation):
-    """A relation that depends on the distance j - i alone.
+    """A relation that depends on the distance j - i alone."""
 
-    `lowest` and `highest` are the distances at and beyond which the id no longer changes.
-    """
+    @property
+    def lowest(self) -> int:
+        """The distance at and below which the id no longer changes."""
+        raise NotImplementedError(f"{type(self).__name__} must define lowest")
 
-    lowest: int
-    highest: int
+    @property
+    def highest(self) -> int:
+        """The distance at and above which the id no longer changes."""
+        raise NotImplementedError(f"{type(self).__name__} must define highest")
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Return ids of the given distances, elementwise."""
+        """Return the ids of distances, elementwise."""
         raise NotImplementedError(f"{type(self).__name__} must define of_distance")
 
     def ids(self, positions: Positions) -> Tensor:
-        """(1, T, S) ids: those of a row are a slice of those of all distances, lowest first."""
-        if positions.drawn is not None:
-            return self.of_distance(positions.gaps())[None]
+        """Return the ids of all pairs: (1, T, S), each row a slice of the ids of all distances."""
+        if positions.randomized is not None:
+            return self.of_distance(positions.position_distance())[None]
         low, high = positions.lowest_distance, positions.highest_distance
         if is_exported():
             return self.of_distance(positions.distance())[None]
@@ -49,13 +56,13 @@ class DistanceRelation(Relation):
         return every.unfold(0, positions.src_len, 1).flip(0)[None]
 
     def window(self, low: int, high: int, device: torch.device) -> Tensor:
-        """Return (high - low + 1,) ids of the distances low..high in order."""
+        """Return the ids of the distances low..high in order: (high - low + 1,)."""
         return self.of_distance(torch.arange(low, high + 1, device=device))
 
 
 @dataclass(frozen=True)
 class Clipped(DistanceRelation):
-    """clip(j - i, -past, future) + past: Shaw's clipped distance (001; 000 eq. 8-9).
+    """clip(j - i, -past, future) + past: Shaw's clipped distance (Shaw2018; Huang2020 eq. 8-9).
 
     Args:
         past: how many distances into the past have a row of their own.
@@ -67,12 +74,12 @@ class Clipped(DistanceRelation):
 
     @classmethod
     def unclipped(cls, positions: Positions) -> Clipped:
-        """Return the relation that gives every distance of `positions` a row of its own."""
-        lowest, highest = positions.span()
+        """Return the relation in which every distance of `positions` has a row of its own."""
+        lowest, highest = positions.distance_range()
         return cls(-lowest, highest if is_exported() else max(highest, 0))
 
     def distances(self, device: torch.device) -> Tensor:
-        """Return the distance (R,) that each row stands for."""
+        """Return the distance that each row stands for: (R,)."""
         return torch.arange(-self.past, self.future + 1, device=device)
 
     @property
@@ -93,36 +100,48 @@ class Clipped(DistanceRelation):
 
 @dataclass(frozen=True)
 class Folded(DistanceRelation):
-    """min(abs(j - i), size - 1): Huang's M1 (000 eq. 11), which does not see the sign."""
+    """min(abs(j - i), rows - 1): Huang's M1 (Huang2020 eq. 11), which does not see the sign.
 
-    size: int
+    Args:
+        rows: number of rows; the last serves all further distances.
+    """
+
+    rows: int
+
+    @property
+    def size(self) -> int:
+        return self.rows
 
     @property
     def lowest(self) -> int:
-        return 1 - self.size
+        return 1 - self.rows
 
     @property
     def highest(self) -> int:
-        return self.size - 1
+        return self.rows - 1
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        return distance.abs().clamp(max=self.size - 1)
+        return distance.abs().clamp(max=self.rows - 1)
 
 
 @dataclass(frozen=True)
 class Bucketed(DistanceRelation):
-    """T5's logarithmic buckets (Raffel 2019): exact near by, coarser further off.
+    """T5's logarithmic buckets (Raffel 2019): near distances have their own, further ones share.
 
     Args:
-        size: number of buckets; bidirectional ones give half to each direction.
+        buckets: number of buckets; bidirectional ones give half to each direction.
         max_distance: distances at or beyond it share the last bucket.
-        bidirectional: False lets a causal decoder spend all buckets on the past; the future
-            then reads the bucket of distance 0.
+        bidirectional: False: the past has all buckets, as in a causal decoder, and the future reads
+            the bucket of distance 0.
     """
 
-    size: int
+    buckets: int
     max_distance: int
     bidirectional: bool
+
+    @property
+    def size(self) -> int:
+        return self.buckets
 
     @property
     def lowest(self) -> int:
@@ -133,10 +152,10 @@ class Bucketed(DistanceRelation):
         return self.max_distance if self.bidirectional else 0
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        buckets = self.size // 2 if self.bidirectional else self.size
+        buckets = self.buckets // 2 if self.bidirectional else self.buckets
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = buckets // 2
-        if is_exported():  # whole numbers, which no library's logarithm rounds otherwise
+        if is_exported():  # compare whole numbers: another library's logarithm may round otherwise
             starts = torch.tensor(self._starts(buckets, exact), device=distance.device)
             coarse = exact + (away[..., None] >= starts).sum(-1)
             bucket = torch.where(away < exact, away, coarse)
@@ -151,7 +170,7 @@ class Bucketed(DistanceRelation):
         return bucket
 
     def _starts(self, buckets: int, exact: int) -> list[int]:
-        """Return the distance that each coarse bucket but the first begins at."""
+        """Return the distance at which each shared bucket but the first begins."""
         steps = (buckets - exact) / math.log(self.max_distance / exact)
         numbers = [math.floor(math.log(away / exact) * steps + 1e-9) for away in range(exact, self.max_distance + 1)]
         return [
@@ -164,16 +183,20 @@ class Bucketed(DistanceRelation):
 class LogClipped(DistanceRelation):
     """DeBERTa's buckets (transformers' make_log_bucket_position), of both signs.
 
-    Distances below size / 4 have a bucket of their own, further ones logarithmic buckets; the
+    Distances below rows / 4 have a row of their own, further ones share logarithmic buckets; the
     future has one row more than the past.
 
     Args:
-        size: number of rows, a multiple of 4.
-        max_distance: of the last buckets.
+        rows: number of rows, a multiple of 4.
+        max_distance: distances at or beyond it share the last bucket.
     """
 
-    size: int
+    rows: int
     max_distance: int
+
+    @property
+    def size(self) -> int:
+        return self.rows
 
     @property
     def lowest(self) -> int:
@@ -184,8 +207,8 @@ class LogClipped(DistanceRelation):
         return self.max_distance
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Return rows in [0, size), computed in fp32 as the released code does."""
-        half, middle = self.size // 2, self.size // 4
+        """Return the rows in [0, rows) of distances, computed in fp32 as the released code does."""
+        half, middle = self.rows // 2, self.rows // 4
         away = distance.abs()
         steps = torch.log(away.clamp(min=1) / middle)
         steps = steps / torch.log(torch.tensor((self.max_distance - 1) / middle))
@@ -196,7 +219,11 @@ class LogClipped(DistanceRelation):
 
 @dataclass(frozen=True)
 class Segments(Relation):
-    """segment(i) * count + segment(j): Chen's segment pairs (004 eq. 9)."""
+    """segment(i) * count + segment(j): Chen's segment pairs (Chen2021 eq. 9).
+
+    Args:
+        count: number of segments.
+    """
 
     count: int
 
@@ -205,7 +232,7 @@ class Segments(Relation):
         return self.count * self.count
 
     def ids(self, positions: Positions) -> Tensor:
-        """Return (B, T, S) ids of the segment pairs.
+        """Return the ids of the pairs of segments: (B, T, S).
 
         Raises:
             ValueError: if `positions` carries no segments.
@@ -215,12 +242,12 @@ class Segments(Relation):
                 "segment encoding needs segments, and this task supplies none: use "
                 "--segment-encoding none or a task with sentence pairs"
             )
-        query = positions.segments[:, positions.query_start : positions.query_stop]
+        query = positions.query_rows(positions.segments)
         return query[:, :, None] * self.count + positions.segments[:, None, :]
 
 
 def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
-    """Dai 2019's R of (N,) offsets i - j: (N, dim) as their code lays it out, at least fp32."""
+    """Return the sinusoids R of offsets i - j (N,), in the layout of Dai2019's code: (N, dim), at least fp32."""
     exact = offset.dtype if offset.dtype == torch.float64 else torch.float32
     channel = torch.arange(0, dim, 2, device=offset.device, dtype=exact)
     angle = offset.to(exact)[:, None] * 10000 ** (-channel / dim)  # (N, ceil(dim/2))

@@ -1,8 +1,8 @@
-"""Rotations of pairs of channels of queries and keys, and their angles.
+"""Rotate pairs of channels of queries and keys by angles that grow with the slot.
 
-Pair c turns by theta_c = b^(-2c/d) from slot to slot, d the number of rotated channels.  Inputs
-longer than those of training, L tokens, may have other angles, where s is --position-rope-factor;
-auto: n / L for an input of n > L tokens, else 1 (dynamic scaling).
+Pair c turns by theta_c = b^(-2c/d) from slot to slot, d the number of rotated channels.  Inputs longer
+than the L tokens of training may have other angles, where s is --position-rope-factor (auto: n / L for
+an input of n > L tokens, else 1: dynamic scaling):
 
     linear    theta_c / s                             Chen 2023 (2306.15595), position interpolation
     ntk       b' = b s^(d/(d-2))                      bloc97 2023, "NTK-aware"
@@ -10,8 +10,8 @@ auto: n / L for an input of n > L tokens, else 1 (dynamic scaling).
     yarn      theta_c (r_c / s + 1 - r_c), q and k multiplied by 0.1 ln s + 1
                                                       Peng 2023 (2309.00071), eq. 21-23 and 26
 
-r_c rises from 0 to 1 between the pairs that turn 32 times and once over L, whose numbers the
-released code rounds outwards.
+r_c rises from 0 to 1 between the pair that turns 32 times over L tokens and the pair that turns once; the
+released code rounds the numbers of both outwards.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from relpos_fairseq.options import Choice, Factor, Number, SchemeOptions
 from relpos_fairseq.positions import is_captured
 
 FAST, SLOW = 32, 1  # YaRN's beta: turns over the trained length
+SHORTEST = 2  # tokens of a training input
 SCALING = Choice(
     name="rope_scaling",
     place=110,
@@ -48,7 +49,7 @@ LENGTH = Number(
     help="tokens of an input in training, which other angles and temperatures count from",
     auto=None,
     auto_help="what the checkpoint remembers; in training the longest input",
-    least=2,
+    least=SHORTEST,
     afterwards=True,
 )
 LOG_N = Choice(
@@ -77,10 +78,10 @@ def rotate(x: Tensor, turn: Tensor, halves: bool = False) -> Tensor:
 
     Args:
         x: (B, H, L, D).
-        turn: (L, P) or (B, 1, L, P) complex numbers in at least single precision, 2P <= D; their
-            parts (..., P, 2) where torch.compile or torch.export reads this, whose graphs
+        turn: (L, P) or (B, 1, L, P) complex numbers in at least single precision, 2P <= D; or their
+            real and imaginary parts (..., P, 2), under torch.compile and torch.export, whose graphs
             have no complex numbers.
-        halves: channels (c, c + P) are a pair (GPT-NeoX, Llama), not (2c, 2c + 1).
+        halves: True: channels (c, c + P) are a pair (GPT-NeoX, Llama); False: (2c, 2c + 1).
 
     Returns:
         (B, H, L, D) in x's type.
@@ -95,22 +96,22 @@ def rotate(x: Tensor, turn: Tensor, halves: bool = False) -> Tensor:
 
 
 def _by_parts(pairs: Tensor, turn: Tensor) -> Tensor:
-    """Multiply pairs (..., L, P, 2) as complex numbers."""
+    """Multiply pairs (..., L, P, 2) as complex numbers, by real arithmetic."""
     (real, imaginary), (cos, sin) = pairs.unbind(-1), turn.unbind(-1)
     return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
 
 
 class _Turned(torch.autograd.Function):
-    """Pairs (..., L, P, 2) as complex numbers, multiplied.
+    """Multiply pairs (..., L, P, 2) by complex numbers.
 
-    Autograd's own way back through them makes four passes over memory; this makes one.
+    Its backward pass reads memory once, where autograd's own reads it four times.
     """
 
     @staticmethod
     def forward(ctx, pairs: Tensor, turn: Tensor) -> Tensor:
         ctx.save_for_backward(turn)
-        *apart, beside = pairs.stride()  # complex numbers must lie a whole number of them apart
-        if beside != 1 or any(step % 2 for step in (*apart, pairs.storage_offset())):
+        *strides, inner = pairs.stride()  # torch views pairs as complex numbers only at even places
+        if inner != 1 or any(step % 2 for step in (*strides, pairs.storage_offset())):
             pairs = pairs.clone(memory_format=torch.contiguous_format)
         return torch.view_as_real(torch.view_as_complex(pairs) * turn)
 
@@ -121,7 +122,7 @@ class _Turned(torch.autograd.Function):
 
 
 class Turns:
-    """What every slot is multiplied by, size (cos + i sin) of its angles: exact for any length.
+    """The complex factor size (cos + i sin) of every slot and pair, computed in fp64 for any length.
 
     Args:
         angle: (S, P) or (B, 1, S, P) in fp64.
@@ -130,16 +131,17 @@ class Turns:
 
     def __init__(self, angle: Tensor, size: Tensor | None = None) -> None:
         size = torch.ones_like(angle) if size is None else size.expand_as(angle)
-        self._parts = self._by_type = None
+        self._parts: Tensor | None = None
+        self._by_type: dict[torch.dtype, Tensor] = {}
         if is_captured():
             self._parts = torch.stack([size * angle.cos(), size * angle.sin()], dim=-1)
         else:
-            self._by_type = {torch.complex128: torch.polar(size, angle)}
+            self._by_type[torch.complex128] = torch.polar(size, angle)
 
     def of(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
-        """Return those of slots [start, stop) for tensors of a type, in at least single precision.
+        """Return the factors of slots [start, stop) for tensors of a type, in at least single precision.
 
-        All layers are given the same ones.
+        All layers are given the same tensor.
         """
         if self._parts is not None:
             exact = torch.promote_types(dtype, torch.float32)
@@ -152,12 +154,12 @@ class Turns:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Slot m turns pair c by m base^(-2c/channels) / slower, as other engines do too.
+    """A rotation as other libraries have it: slot m turns pair c by m base^(-2c/channels) / slower.
 
     Args:
-        base: of the frequencies.
+        base: base of the frequencies.
         channels: how many of the first channels are rotated.
-        adjacent: pairs are (2c, 2c + 1), else halves (c, channels / 2 + c).
+        adjacent: True: pairs are (2c, 2c + 1); False: (c, channels / 2 + c).
         slower: factor of linear scaling.
     """
 
@@ -170,21 +172,21 @@ class Rotary:
 def frequencies(
     options: SchemeOptions, pairs: int, length: int, tokens: Tensor | None, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return theta (P,) or (B|1, 1, 1, P), and what q and k are multiplied by, or None.
+    """Return theta (P,) or (B|1, 1, 1, P), and the factor of q and k, or None.
 
     Args:
-        options: of the scheme.
-        pairs: how many pairs of channels are rotated.
-        length: L.
-        tokens: (B|1,) of each row, where the angles depend on them.
-        device: of the results.
+        options: options of the scheme.
+        pairs: number of pairs of channels that are rotated, P.
+        length: length in training, L.
+        tokens: (B|1,) number of tokens of each row, where the angles depend on it, else None.
+        device: device of the results.
     """
     dim, base, given = 2 * pairs, options.rope_base, options.rope_factor
     exponent = -2 * torch.arange(pairs, device=device, dtype=torch.float64) / dim
     if options.rope_scaling == "none":
         return base**exponent, None
     factor = torch.tensor(given or 1.0, dtype=torch.float64, device=device)
-    if scales_by_length(options):
+    if tokens is not None and scales_by_length(options):
         times = (tokens.double() / length).clamp(min=1)[:, None, None, None]
         factor = factor * times - (factor - 1)
     if options.rope_scaling in ("ntk", "dynamic"):
@@ -197,14 +199,14 @@ def frequencies(
 
 
 def scales_by_length(options: SchemeOptions) -> bool:
-    """Tell whether angles change in inputs longer than in training, and in no other."""
+    """Tell whether angles are rescaled only beyond the training length."""
     if options.rope_scaling == "none":
         return False
     return options.rope_factor is None or options.rope_scaling == "dynamic"
 
 
 def _ramp(pairs: int, base: float, length: int) -> Tensor:
-    """Return r_c (P,): 0 for pairs that turn often over the trained length, 1 for slow ones."""
+    """Return r_c: (P,), 0 for pairs that turn often over the trained length, 1 for slow ones."""
     first, last = (pairs * math.log(length / (turns * 2 * math.pi)) / math.log(base) for turns in (FAST, SLOW))
     first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
     channel = torch.arange(pairs, dtype=torch.float64)

@@ -1,4 +1,21 @@
-"""Define PositionScheme, the base class of every position scheme, and what a scheme declares of itself."""
+"""PositionScheme: one published way to tell a transformer where its tokens stand.
+
+A scheme declares terms over relations; it never forms an attention matrix.  A forward pass calls, in
+this order, where the scheme defines them:
+
+1. `embed(positions)`: what is added to the input embedding;
+2. `prepare(positions)`: everything that needs no content, once a forward pass and cached in decoding;
+3. `transform_query`, `transform_key`: the content after a rotation (RoPE);
+4. `terms(prepared, positions)`: what the scheme's relations contribute to logits and output;
+5. `log_gates(source)`: a number for each token of the layer's input, where the scheme has gates.
+
+Row rule: whatever concerns query row i depends on q_i, the keys, what is cached with each key, and
+`positions` alone.  Blocks of rows, caching and memory are right because of this rule.
+
+Beside the scheme itself stand its declarations: `SchemeInfo` (its row in the table of schemes), `Table`
+(what conversion must know of a parameter) and its conversion rules (`convert_from`), each a function
+of a `ConversionSource`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +23,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +33,18 @@ from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, DistanceRelation, Relation
 from relpos_fairseq.terms import PositionTerms, Reset
 
-# ---- A scheme's row in the contract table (schemes/README.md, which `relpos schemes` writes).
-
 
 @dataclass(frozen=True)
 class SchemeInfo:
-    """What the table says of a scheme.
+    """A scheme's row in the table of schemes (schemes/README.md, which `relpos schemes` writes).
 
     Args:
-        row: where it stands among the other rows; the gaps leave room for new schemes.
+        row: sorts the rows; the gaps between numbers leave room for new schemes.
         source: paper and equation.
-        logits: the equation, in words of the table.
+        logits: the equation.
         starts_at: initial values.
-        published: parameters of BERT-base as the papers count them, if they do.
-        difference: why ours are not that number.
+        published: number of parameters that the papers count for BERT-base, if they do.
+        difference: why our number is another.
     """
 
     row: int
@@ -40,32 +55,28 @@ class SchemeInfo:
     difference: str = ""
 
 
-# ---- What conversion must know of a scheme's parameters.
-# Each scheme declares a `Table` for each of its parameters; `conversion` reads nothing else.
-
-
-# Powers (a, b) of what q and k grow by: a table grows by f_q^a f_k^b.
+# Exponents (a, b) of `Table.grows`: where conversion multiplies q by f_q and k by f_k to fold another
+# scale into them, a table is multiplied by f_q^a f_k^b, so that every logit stays as it was.
 WITH_Q, WITH_K, WITH_BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Table:
-    """One parameter of a scheme.
+    """What conversion must know of one parameter of a scheme.
 
     Args:
         rows: what a row stands for: a `distance` (read by the scheme's relation), an absolute
             `position`, or None.
-        axis: of the positions.
+        axis: the axis of the positions.
         neutral: the value at which the scheme changes no logit; None: its initial value.
-        grows: powers of the factors by which the projections of q and k grow when another scale is
-            folded into them (`conversion.scales`), so that every logit stays what it was.
-        multiplies_both: q and k are both multiplied by this table and their products added: they can
-            only grow alike.
-        head_axis: of the heads.
-        flat_heads: the first axis holds the heads' rows of width D one after another.
-        has_heads: whether there is an axis of heads; else all heads have the parameter in common.
-        meaning: what a reader of a report calls it, if not by its name.
-        copies: the parameters that it stands for, where options give each of them its own.
+        grows: exponents, as `WITH_Q` has them.
+        multiplies_both: q and k are both multiplied by this table and the products are added, so that
+            q and k can only be scaled alike.
+        head_axis: the axis of the heads.
+        flat_heads: the first axis holds each head's D rows in turn.
+        has_heads: whether there is an axis of heads; without one all heads share the parameter.
+        meaning: its name in reports; "": the parameter's name.
+        copies: the parameters that it stands for, where other options give each of them its own.
     """
 
     rows: Literal["distance", "position"] | None = None
@@ -86,69 +97,12 @@ class Table:
         return value.movedim(self.head_axis, 0)
 
     def stored(self, value: Tensor) -> Tensor:
-        """Return what `by_head` was given."""
+        """Return the parameter in its own layout, from that of `by_head`."""
         return value.flatten(0, 1) if self.flat_heads else value.movedim(0, self.head_axis)
 
 
-# theta of the reset (2, heads), which every scheme with --position-reset-cls has.
+# theta of the reset (2, heads), a parameter of every scheme that takes --position-reset-cls.
 RESET_TABLE = Table(neutral=0.0, head_axis=1, meaning="the reset of the first token")
-
-
-def remap_distances(
-    table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
-) -> tuple[Tensor, float, float]:
-    """Return a table over distances for another relation.
-
-    A row of the target that several distances read becomes the mean of what the source has for
-    them, those that inputs of `length` tokens meet if there are any.
-
-    Args:
-        table: (H|1, R, ...) of the source.
-        source: the relation that it is read by.
-        target: the relation that the result is read by.
-        length: longest input that the target is meant for.
-
-    Returns:
-        (H|1, R', ...); the largest difference that a distance of such inputs sees (0: exact); and
-        the largest that a longer distance sees.
-    """
-    if source == target:
-        return table, 0.0, 0.0
-    # One more than any of them knows: what all further distances read.
-    reach = max(-source.lowest, source.highest, -target.lowest, target.highest, length) + 1
-    distance = torch.arange(-reach, reach + 1, device=table.device)
-    old, new = source.of_distance(distance), target.of_distance(distance)
-    met = distance.abs() < length
-    counted = torch.zeros(target.size, dtype=torch.long, device=table.device)
-    counted.index_add_(0, new, met.long())
-    weight = (met | (counted[new] == 0)).to(table.dtype)
-    total = torch.zeros(target.size, dtype=table.dtype, device=table.device)
-    total.index_add_(0, new, weight)
-    # Some distance of a row, then the mean of the differences to it: equal rows stay to the bit.
-    some = torch.zeros(target.size, dtype=torch.long, device=table.device)
-    some[new[weight > 0]] = (weight > 0).nonzero()[:, 0]
-    result = table[:, old[some]]
-    tail = [1] * (table.dim() - 2)
-    apart = (table[:, old] - result[:, new]) * weight.view(1, -1, *tail)
-    mean = torch.zeros_like(result).index_add_(1, new, apart)
-    result = result + mean / total.clamp(min=1).view(1, -1, *tail)
-    error = (table[:, old] - result[:, new]).abs().reshape(table.size(0), len(new), -1)
-    beyond = float(error[:, ~met].max()) if not bool(met.all()) else 0.0
-    return result, float(error[:, met].max()), beyond
-
-
-# ---- PositionScheme: one published way to tell a transformer where its tokens stand.
-# A scheme declares terms over relations; it never forms an attention matrix.  What it may do, in the
-# order in which a forward pass asks:
-#
-# 1. `embed(positions)`: what is added to the input embedding;
-# 2. `prepare(positions)`: everything free of content, once a forward pass and cached in decoding;
-# 3. `transform_query`, `transform_key`: rotate the content (RoPE);
-# 4. `terms(prepared, positions)`: what its relations contribute to logits and output;
-# 5. `log_gates(source)`: a number a token of the layer's input, where it has gates.
-#
-# Row rule: whatever concerns query row i depends on q_i, the keys, what is kept with each key, and
-# `positions` alone.  Blocks, caching and memory are right because of it.
 
 
 class PositionMismatchError(ValueError):
@@ -156,35 +110,36 @@ class PositionMismatchError(ValueError):
 
 
 class PositionScheme(nn.Module):
-    """Base of every scheme.  Class attributes say what a scheme is; nothing else names it.
+    """Base class of every scheme.  Class attributes declare what a scheme is; nothing else names it.
 
     Attributes:
         name: the scheme's name on the command line.
-        card: its row in the contract table.
+        info: its row in the table of schemes.
         takes: the options that it accepts.
-        own_scale: C in the published 1/sqrt(C * head_dim); None: acts on the input alone.
-        default_share: sharing in the paper; None where there is nothing to share.
+        own_scale: C in the published 1/sqrt(C * head_dim); None: the scheme acts on the input alone.
+        default_share: sharing of tables in the paper; None where there is nothing to share.
         clip: `vectors` or `scalars`, which decides the clip distance that `auto` means.
-        absolute: reads absolute positions, hence has a longest input and carries no memory.
+        absolute: reads absolute positions, hence carries no memory.
         counts_sentences: reads positions counted from each sentence's start.
         table_limited: refuses input longer than max_positions.
         rotates: transforms queries and keys.
-        nonlinear_qk: transforms them so that twice a query is not twice the logit.
+        nonlinear_qk: transforms them nonlinearly: twice a query is not twice the logit.
         resets_by_default: what --position-reset-cls auto means in an encoder.
-        replaces_qk: has a trilinear term.
-        causal_only: is defined for a decoder's queries alone, which see no key after them.
-        uses_positions: reads distances or positions, which --position-random-range may draw.
+        replaces_qk: has a trilinear term, which replaces q.k.
+        causal_only: is defined only where queries see no key after them, as in a decoder.
+        uses_positions: reads distances or positions, which --position-random-range may randomize.
 
     For conversion:
-        tables: its parameters, by name.
-        never_neutral: why no values of its tables leave the logits as they are; "": some do.
-        convert_from: by the name of a scheme, how that one's parameters become this one's, as far as
-            equal terms go; by its own name, what its options change.
-        elsewhere: names of the same scheme in other libraries.
+        tables: what conversion must know of its parameters, by name.
+        never_neutral: why no values of its tables leave the logits unchanged; "": some do.
+        convert_from: conversion rules: by the name of a scheme, the function that turns the parameters of
+            that scheme into this one's, as far as the equations allow; by its own name, the function that
+            turns parameters under other options into its own.
+        elsewhere: the scheme's names in other libraries, by library.
     """
 
     name: ClassVar[str]
-    card: ClassVar[SchemeInfo]
+    info: ClassVar[SchemeInfo]
     takes: ClassVar[frozenset[Option]] = frozenset({SCALE})
     own_scale: ClassVar[float | None] = 1.0
     default_share: ClassVar[str | None] = None
@@ -199,12 +154,12 @@ class PositionScheme(nn.Module):
     causal_only: ClassVar[bool] = False
     uses_positions: ClassVar[bool] = True
     tables: ClassVar[dict[str, Table]] = {}
-    never_neutral: ClassVar[str] = ""
-    convert_from: ClassVar[dict[str, Callable[[Any], dict[str, Tensor]]]] = {}
+    never_neutral: str = ""  # an instance's options may make it so
+    convert_from: ClassVar[dict[str, Callable[[ConversionSource], dict[str, Tensor]]]] = {}
     elsewhere: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **rest: Any) -> None:
-        """Let every scheme take what is for all that read positions."""
+        """Let every scheme that uses positions take the options that randomize them."""
         super().__init_subclass__(**rest)
         cls.takes = cls.takes - RANDOMIZATION | (RANDOMIZATION if cls.uses_positions else set())
 
@@ -217,10 +172,10 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def built(cls, shape: AttentionShape, options: SchemeOptions) -> PositionScheme:
-        """Return the scheme with its initial values, or neutral ones where the options say so.
+        """Build the scheme with its initial values, or neutral ones where the options ask for them.
 
         Raises:
-            ValueError: no values leave the logits as they are, or gradients leave none that do.
+            ValueError: no values leave the logits unchanged, or gradients vanish at those that do.
         """
         scheme = cls(shape, options)
         if options.init == "neutral":
@@ -228,32 +183,33 @@ class PositionScheme(nn.Module):
         return scheme
 
     def start_neutral(self) -> None:
-        """Give the tables those of their values that change no logit."""
+        """Set the tables to the values that change no logit."""
         if self.never_neutral and self.tables:
             raise ValueError(f"{INIT.flag} neutral: {self.name}: {self.never_neutral}")
         with torch.no_grad():
-            for name, value in self.named_parameters():
-                if self.table_of(name).neutral is not None:
-                    value.fill_(self.table_of(name).neutral)
+            for name, parameter in self.named_parameters():
+                neutral = self.table_of(name).neutral
+                if neutral is not None:
+                    parameter.fill_(neutral)
 
     def read_content(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Take the layer's projections of queries and keys, for positions that share them."""
+        """Keep the layer's projections of queries and keys, for options that project positions by them."""
         if getattr(self.options, "projections", "own") == "content":
             self.content = (q_proj, k_proj)  # in a tuple: the layer registers them, not the scheme
 
     @classmethod
     def table_of(cls, parameter: str) -> Table:
-        """Return what is declared of a parameter."""
+        """Return the declaration of a parameter."""
         return RESET_TABLE if parameter == "theta" else cls.tables[parameter]
 
     @classmethod
     def has_position_table(cls) -> bool:
-        """Tell whether it has a table with a row a position."""
+        """Tell whether it has a table with one row a position."""
         return any(table.rows == "position" for table in cls.tables.values())
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse options that contradict each other; called once each is read.
+        """Refuse options that contradict each other; called once all are resolved.
 
         Raises:
             ValueError: names both, and the way out.
@@ -261,22 +217,22 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def counts_tokens(cls, options: SchemeOptions) -> bool:
-        """Tell whether it must know how many tokens a row has, though it is relative."""
+        """Tell whether the scheme, though relative, must know the number of tokens of each row."""
         return False
 
     @property
     def by_length(self) -> bool:
-        """Whether what it prepares depends on the number of keys, so that each step prepares it."""
+        """True if `prepare` depends on the number of keys: decoding then calls it at every step."""
         return False
 
     @classmethod
-    def scale_under(cls, value: Callable[[Option], Any]) -> float:
-        """Return C in the published 1/sqrt(C * head_dim), given what options are set to."""
+    def scale_under(cls, value: Callable[[Option], Any]) -> float | None:
+        """Return C in the published 1/sqrt(C * head_dim), given the value of each option."""
         return cls.own_scale
 
     @property
     def common_parameters(self) -> tuple[str, ...]:
-        """Names of parameters that the instances of all layers have in common."""
+        """Names of parameters that the instances of all layers share."""
         return ()
 
     @property
@@ -286,17 +242,17 @@ class PositionScheme(nn.Module):
 
     @property
     def scalar_gain(self) -> float:
-        """What stored scalars are multiplied by."""
+        """The factor by which stored scalars are multiplied (--position-scalar-gain)."""
         return getattr(self.options, "scalar_gain", 1.0)
 
     @property
     def scale(self) -> float:
-        """What q.k is multiplied by: 1/sqrt(C * head_dim)."""
+        """The factor of q.k: 1/sqrt(C * head_dim)."""
         return (self.options.scale * self.shape.head_dim) ** -0.5
 
     @property
     def relation(self) -> Relation:
-        """The relation that its tables are read by."""
+        """The relation by which its tables are read."""
         return self.clipped
 
     @property
@@ -306,10 +262,11 @@ class PositionScheme(nn.Module):
         return Clipped(reach, reach)
 
     def draw(self, *size: int, std: float, mean: float = 0.0, uniform: bool = False) -> nn.Parameter:
-        """Draw a parameter from N(mean, std), or evenly with that deviation, without touching the global random state.
+        """Draw a parameter from N(mean, std), or a uniform distribution of that mean and deviation.
 
-        The stream depends on the global seed, where the scheme stands and what was drawn before,
-        so that choosing a scheme changes no other parameter's initial value.
+        The global random state is not used: the generator's seed is made from the global seed, the place of
+        the scheme in the model and the number of parameters drawn before, so that the choice of a scheme
+        changes no other parameter's initial value.
         """
         generator = self._generator()
         if uniform:
@@ -337,7 +294,7 @@ class PositionScheme(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def check_length(self, positions: Positions) -> None:
-        """Refuse input that a table does not reach.
+        """Refuse input longer than a table of positions.
 
         Raises:
             ValueError: names scheme, limit, length and the way out.
@@ -356,24 +313,27 @@ class PositionScheme(nn.Module):
             )
 
     def reset_at(self, positions: Positions) -> Reset | None:
-        """Return the reset of the first token's row and column, where it is switched on."""
+        """Return the reset of the first token's row and column, or None where it is off."""
         if not self.options.reset_cls:
             return None
         return Reset(self.theta[0], self.theta[1], positions.first_slot())
 
     def initialize_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Called once after the model's own initialisation; M4M alone sets the biases."""
+        """Set initial values of a layer's projections, after the model's own; M4M alone sets biases."""
 
     def embed(self, positions: Positions) -> Tensor | None:
-        """Return (B|1, T, E) to add to the embedding of the queries' tokens, or None."""
+        """Return what is added to the embeddings of the queries' tokens: (B|1, T, E), or None."""
         return None
 
     def prepare(self, positions: Positions) -> Any:
-        """Whatever needs no content: once a forward pass; a longer `positions` serves a shorter."""
+        """Compute everything that needs no content, once a forward pass.
+
+        What is prepared for some positions serves fewer keys too, unless the scheme is `by_length`.
+        """
         return None
 
     def rotary(self) -> Any:
-        """Return its rotation as a `rotation.Rotary`; None: it has none, or one of its own kind."""
+        """Return its rotation as a `rotation.Rotary`; None: it has none, or one of another kind."""
         return None
 
     def transform_query(self, q: Tensor, prepared: Any, start: int) -> Tensor:
@@ -385,9 +345,9 @@ class PositionScheme(nn.Module):
         return k
 
     def log_gates(self, source: Tensor) -> Tensor | None:
-        """Return the logarithms of each token's gates, formed of the layer's input at it alone.
+        """Return the logarithms of each token's gates, computed from the layer's input at that token alone.
 
-        What they add to the logits is said in `terms.Decay`.  Decoding caches them with the keys.
+        `terms.Decay` says what they add to the logits.  Decoding caches them with the keys.
 
         Args:
             source: (S, B, E) input of the key projection, memory included.
@@ -398,7 +358,11 @@ class PositionScheme(nn.Module):
         return None
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return what the scheme's relations contribute."""
+        """Return what the scheme's relations contribute.
+
+        Decoding keeps the terms of one step for the steps that follow: they may depend on `positions` by a
+        reset and by static_factors alone.
+        """
         return ()
 
 
@@ -406,7 +370,7 @@ REGISTER: dict[str, type[PositionScheme]] = {}
 
 
 def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[PositionScheme]]:
-    """Class decorator: make a scheme known by `name`."""
+    """Register the decorated class as the scheme `name`."""
 
     def keep(cls: type[PositionScheme]) -> type[PositionScheme]:
         known = REGISTER.get(name)
@@ -419,29 +383,25 @@ def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[Position
     return keep
 
 
-# ---- ConversionSource: the parameters of one scheme on their way into another's tables.
-# What a scheme's `convert_from` is made of.  q and k stand at the target's scale already.
-
-
 class LossReport(Protocol):
-    """Where a conversion says what it lost."""
+    """Where a conversion reports what is not exact."""
 
     def lose(self, text: str, moved: float = 0.0) -> None:
-        """Say what the target cannot express, and how far a table moved."""
+        """Report what the target cannot express, and the largest change of a table."""
 
     def limit(self, text: str) -> None:
-        """Say for which inputs alone the conversion is exact."""
+        """Report the only inputs for which the conversion is exact."""
 
 
 @dataclass(frozen=True)
 class ConversionSource:
-    """One layer's parameters of a scheme.
+    """One layer's parameters of the scheme to convert from; q and k are scaled for the target already.
 
     Args:
-        params: the source's, by name.
-        old: the source.
-        new: the target, with its initial values.
-        report: where losses are said.
+        params: parameters of the source, by name.
+        old: the source scheme.
+        new: the target scheme, with its initial values.
+        report: takes what is lost.
     """
 
     params: dict[str, Tensor]
@@ -450,8 +410,8 @@ class ConversionSource:
     report: LossReport
 
     def remap_table(self, name: str) -> Tensor:
-        """Return a table over distances as the target's relation reads it."""
-        old, new = self.old.relation, self.new.relation
+        """Return the source's table over distances with the rows of the target's relation."""
+        old, new = cast(DistanceRelation, self.old.relation), cast(DistanceRelation, self.new.relation)
         length = self.new.shape.max_positions
         table, error, beyond = remap_distances(self.params[name], old, new, length)
         if error:
@@ -462,14 +422,57 @@ class ConversionSource:
         return table if gain == 1 else table * gain
 
     def reset(self) -> dict[str, Tensor]:
-        """Return the reset's parameter, where the source has one."""
+        """Return the reset's parameter under its name, if the source has one."""
         return {name: value for name, value in self.params.items() if name == "theta"}
 
     def zeros(self, name: str, like: Tensor) -> Tensor:
         """Return zeros for a parameter of the target, for as many heads as `like` has."""
-        return like.new_zeros(like.size(0), *getattr(self.new, name).shape[1:])
+        return like.new_zeros(like.size(0), *self.new.get_parameter(name).shape[1:])
 
 
 def identity_per_head(like: Tensor, dim: int) -> Tensor:
     """Return a unit matrix (heads, dim, dim) for each head of `like` (heads, ...)."""
     return torch.eye(dim, dtype=like.dtype, device=like.device).expand(like.size(0), dim, dim)
+
+
+def remap_distances(
+    table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
+) -> tuple[Tensor, float, float]:
+    """Return a table over distances with the rows of another relation.
+
+    A row of the target that several distances read becomes the mean of the source's rows for those of
+    them that occur in inputs of `length` tokens, or of all of them if none occurs.
+
+    Args:
+        table: (H|1, R, ...) of the source.
+        source: the relation by which it is read.
+        target: the relation by which the result is read.
+        length: longest input that the target is meant for.
+
+    Returns:
+        (H|1, R', ...); the largest change of a value that such inputs read (0: exact); and the largest
+        change of a value that longer distances read.
+    """
+    if source == target:
+        return table, 0.0, 0.0
+    # The last distance stands for all further ones: no relation tells them apart.
+    reach = max(-source.lowest, source.highest, -target.lowest, target.highest, length) + 1
+    distance = torch.arange(-reach, reach + 1, device=table.device)
+    old, new = source.of_distance(distance), target.of_distance(distance)
+    occurs = distance.abs() < length
+    counted = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    counted.index_add_(0, new, occurs.long())
+    weight = (occurs | (counted[new] == 0)).to(table.dtype)
+    total = torch.zeros(target.size, dtype=table.dtype, device=table.device)
+    total.index_add_(0, new, weight)
+    # One of a row's distances, plus the mean difference from it: equal rows stay equal to the bit.
+    some = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    some[new[weight > 0]] = (weight > 0).nonzero()[:, 0]
+    result = table[:, old[some]]
+    tail = [1] * (table.dim() - 2)
+    apart = (table[:, old] - result[:, new]) * weight.view(1, -1, *tail)
+    mean = torch.zeros_like(result).index_add_(1, new, apart)
+    result = result + mean / total.clamp(min=1).view(1, -1, *tail)
+    error = (table[:, old] - result[:, new]).abs().reshape(table.size(0), len(new), -1)
+    beyond = float(error[:, ~occurs].max()) if not bool(occurs.all()) else 0.0
+    return result, float(error[:, occurs].max()), beyond

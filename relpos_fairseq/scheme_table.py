@@ -98,20 +98,20 @@ def rows() -> list[tuple[str, ...]]:
     table = []
     for name in scheme_names():
         scheme = scheme_class(name)
-        card = scheme.card
-        note = f" ({card.difference})" if card.difference else ""
+        info = scheme.info
+        note = f" ({info.difference})" if info.difference else ""
         table.append(
             (
                 f"`{name}`",
-                card.source,
-                card.logits,
+                info.source,
+                info.logits,
                 acts_on(scheme),
                 scheme.default_share or "-",
-                card.starts_at,
+                info.starts_at,
                 clip(scheme),
                 "its table" if scheme.table_limited else "any",
                 f"{parameters(name):,}",
-                card.published + note,
+                info.published + note,
                 backends(name),
             )
         )
@@ -120,7 +120,7 @@ def rows() -> list[tuple[str, ...]]:
 
 def short_rows() -> list[tuple[str, ...]]:
     """Return (name, paper and equation, logits, parameters added to BERT-base) of every scheme."""
-    infos = {name: scheme_class(name).card for name in scheme_names()}
+    infos = {name: scheme_class(name).info for name in scheme_names()}
     return [(f"`{name}`", info.source, info.logits, f"{parameters(name):,}") for name, info in infos.items()]
 
 
@@ -133,7 +133,7 @@ def markdown(headings: Sequence[str] = HEADINGS, lines: Sequence[Sequence[str]] 
 
 def listing(width: int = 80) -> str:
     """Return all schemes as lines for a terminal: name, then paper and equation, cut at a width in columns."""
-    infos = {name: scheme_class(name).card for name in scheme_names()}
+    infos = {name: scheme_class(name).info for name in scheme_names()}
     longest = max(map(len, infos))
     texts = {name: f"{info.source}: {info.logits}" for name, info in infos.items()}
     cut = {name: textwrap.shorten(text, width - longest - 2, placeholder=" ...") for name, text in texts.items()}
@@ -146,7 +146,7 @@ def description(name: str) -> str:
     Raises:
         ValueError: There is no such scheme.
     """
-    scheme, info = scheme_class(name), scheme_class(name).card
+    scheme, info = scheme_class(name), scheme_class(name).info
     options = ", ".join(option.flag for option in in_order(scheme.takes)) or "none"
     lines = {
         "paper": info.source,

@@ -1,16 +1,17 @@
-"""PositionTerms: what a scheme declares and a backend evaluates.
+"""PositionTerms: what a position scheme contributes to attention, and a backend evaluates.
 
 For query q_i and key k_j of one head, with r the id of (i, j) in a term's relation:
 
     logits = scale * [ content * gate_r * (q.a_r)(k.b_r) | content, see below
                        + q.a_r + k.b_r + u.k + v.a_r + q.e_p ]
-             + static_r + by_row_ij + f_i . g_j + decay_ij
+             + static_r + dense_bias_ij + f_i . g_j + decay_ij
     content = q'.k'   or, where a term is trilinear,   sum_c q'_c k'_c w_{r,c}
     p_ij    = sum of sigmoid(scale * content_il) over the keys l >= j that i sees
     output  = sum_j probs_ij (value_j + value_vectors_r)
 
-Terms of several schemes add; gates and products multiply the content.  Terms carry vectors, not
-products: a backend forms q.a per block, per decoding step, or folds a constant tail into q.
+Terms of several schemes add; gates and products multiply the content.  A term holds vectors, not their
+products with q and k: a backend forms q.a for each block of rows or step of decoding, or adds the
+vectors of the constant ends of a table to k.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from relpos_fairseq.relations import Relation
 
 @dataclass(frozen=True)
 class Reset:
-    """TUPE's reset (003 eq. 10): a term's logits in the first token's row and column.
+    """TUPE's reset (M4M eq. 10): the logits that replace a term's in the first token's row and column.
 
     Args:
         row: (H|1,) logit from the first token to every key (theta_1).
@@ -42,28 +43,28 @@ class Reset:
 
 @dataclass(frozen=True)
 class DenseBias:
-    """Logits that no table over distances holds, for they depend on the query's row as well.
+    """Logits that depend on the query's row as well as on the distance, so that no table holds them.
 
-    Nobody keeps them: they are formed of a few tensors for the rows that are asked for.
+    They are computed from a few tensors for each block of rows, and never kept.
 
     Args:
-        form: makes (B|1, H|1, T, S) of the tensors, for the rows and keys of positions.
-        tensors: what the numbers depend on beside the positions.
+        form: computes (B|1, H|1, T, S) from the tensors, for the rows and keys of positions.
+        tensors: everything that the logits depend on beside the positions.
     """
 
     form: Callable[[tuple[Tensor, ...], Positions], Tensor]
     tensors: tuple[Tensor, ...]
 
     def of(self, positions: Positions) -> Tensor:
-        """Return (B|1, H|1, T, S) for the rows and keys of `positions`."""
+        """Return the logits of the rows and keys of `positions`: (B|1, H|1, T, S)."""
         return self.form(self.tensors, positions)
 
 
 @dataclass(frozen=True)
 class Decay:
-    """Sums of the logarithms of gates up to and with each slot, in logit units.
+    """Running sums of the logarithms of gates, each slot's own gate included, in logit units.
 
-    A key at j <= i adds past_i - past_j, one at j > i future_j - future_i, to the query at i.
+    The logit of query i and key j has past_i - past_j added for j <= i, and future_j - future_i for j > i.
 
     Args:
         past: (B, H|1, S), falling.
@@ -74,12 +75,12 @@ class Decay:
     future: Tensor | None = None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Decay:
-        """Return it with each of its tensors changed."""
-        return Decay(*(None if part is None else change(part) for part in (self.past, self.future)))
+        """Return the same sums with `change` applied to each tensor."""
+        return Decay(change(self.past), None if self.future is None else change(self.future))
 
     @classmethod
     def of_gates(cls, gates: Tensor) -> Decay:
-        """Return the sums of log gates (B, H|1, S, sides) in at least single precision."""
+        """Sum logarithms of gates (B, H|1, S, sides) in at least single precision."""
         exact = torch.promote_types(gates.dtype, torch.float32)
         return cls(*gates.to(exact).cumsum(dim=2).unbind(dim=-1))
 
@@ -89,7 +90,7 @@ class PositionTerms:
     """What one relation contributes to the logits and the output; absent terms are None.
 
     Args:
-        relation: the ids that the tables below are read by (None where only factors are given).
+        relation: the ids by which the tables below are read (None where only factors are given).
         query_vectors: (H|1, R, D) a_r in q.a_r, scaled with the content.
         query_offset: (H|1, D) v in (q + v).a_r.
         key_vectors: (H|1, R, D) b_r in k.b_r, scaled with the content.
@@ -98,14 +99,14 @@ class PositionTerms:
         gate: (H|1, R) multiplies the content.
         trilinear: (H|1, R, D) w_r replaces q.k by sum_c q_c k_c w_rc.
         static: (H|1, R) in logit units.
-        dense_bias: likewise, formed for each row by itself.
+        dense_bias: in logit units, computed for each row of queries.
         static_factors: ((B|1, H|1, T, r), (B|1, H|1, S, r)) whose product is in logit units.
-        position_factors: (H|1, n, r) tables of queries and of keys with a row a position, which `at`
-            reads: a term with them serves any positions, as one with tables over distances does.
-        contextual: (H|1, n, D) vectors e in q.e_p, scaled; p counts what the row's logits count.
-        decay: sums of gates, of the layer's input; it stands in a term of its own.
+        position_factors: two (H|1, n, r) tables, of queries and of keys, with a row for each position.
+            `at` reads them for some positions and returns static_factors.
+        contextual: (H|1, n, D) vectors e in q.e_p, scaled; p is the sum of gates in the formula above.
+        decay: running sums of gates of the layer's input; a term with them has no other field.
         value_vectors: (H|1, R, D) added to the values.
-        reset: replaces all that this term adds to the logits in a row and a column.
+        reset: replaces everything that this term adds to the logits of the first token's row and column.
     """
 
     relation: Relation | None = None
@@ -147,12 +148,12 @@ class PositionTerms:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Names of the fields that are given, for error messages and a backend's choice."""
+        """Names of the fields that are not None, for error messages and the choice of a backend."""
         given = [name for name in _GIVEN if getattr(self, name) is not None]
         return tuple(name for name in given if name != "product" or self.product)
 
     def at(self, positions: Positions) -> PositionTerms:
-        """Return the same term with the factors of `positions`, if it has tables of them."""
+        """Return the same term with its tables of factors read for the queries and keys of `positions`."""
         if self.position_factors is None:
             return self
         queries, keys = self.position_factors
@@ -161,24 +162,24 @@ class PositionTerms:
         return replace(self, position_factors=None, static_factors=(positions.query_rows(rows, axis=2), of_keys))
 
     def with_reset(self, reset: Reset | None) -> PositionTerms:
-        """Return the same term under a reset."""
+        """Return the same term with a reset."""
         return self if reset is None else replace(self, reset=reset)
 
     @property
     def uses_unrotated_qk(self) -> bool:
-        """Whether q or k meets vectors, which they do as they are before any rotation."""
+        """True if the term uses q or k before rotation."""
         vectors = (self.query_vectors, self.key_vectors, self.content_offset)
         return any(part is not None for part in vectors)
 
     @property
     def has_vectors(self) -> bool:
-        """Whether q, k or the probabilities meet a table of vectors."""
+        """True if q, k or the probabilities are multiplied by a table of vectors."""
         tables = (self.query_vectors, self.key_vectors, self.value_vectors)
         return any(table is not None for table in tables)
 
     @property
     def adds_to_logits(self) -> bool:
-        """Whether anything is added to (rather than multiplied into) the logits."""
+        """True if the term adds something to the logits, and does not only multiply the content."""
         vectors = self.query_vectors is not None or self.key_vectors is not None
         factors = (self.static_factors, self.position_factors)
         added = (self.static, self.dense_bias, *factors, self.contextual, self.decay)

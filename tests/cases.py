@@ -1,7 +1,8 @@
 """One row per scheme and option set: its flags, and how the oracle is asked for the same.
 
-A new scheme needs its name in one or more of the groups below, and a function in tests/naive.py
-that takes the scheme's parameters under their own names.
+A new scheme has a row by itself, and one for each value of the options that many schemes take; its own
+options need a row in `_cases`.  Its oracle is a function in tests/naive.py that takes the scheme's
+parameters under their own names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Option
 from relpos_fairseq.placement import Placement, PositionPlan, SchemeStack
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
@@ -20,55 +22,15 @@ from relpos_fairseq.terms import PositionTerms
 
 # The oracle has the schemes' own parameter names, but for this one.
 RENAMED = {"theta": ("theta1", "theta2")}
-ADDITIVE = (
-    "shaw",
-    "shaw_keys",
-    "transformer_xl",
-    "t5",
-    "m4",
-    "deberta",
-    "tupe",
-    "tupe_a",
-    "abs_scalar",
-    "rel_scalar",
-    "alibi",
-    "kerple",
-    "transformer_xl_learned",
-)
-CLIPPED = (
-    "shaw",
-    "shaw_keys",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "deberta",
-    "tupe",
-    "rel_scalar",
-    "deberta_released",
-    "transformer_xl_learned",
-)
-SHARED = (
-    "shaw",
-    "shaw_keys",
-    "transformer_xl",
-    "t5",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "deberta",
-    "tupe",
-    "tupe_a",
-    "abs_scalar",
-    "rel_scalar",
-    "kerple",
-    "transformer_xl_learned",
-)
-INPUT = ("sinusoidal", "learned", "sentence")
 
 
+def taking(option: Option) -> list[str]:
+    """Names of the schemes that take an option."""
+    return [name for name in scheme_names() if option in scheme_class(name).takes]
+
+
+CLIPPED = taking(CLIP_DISTANCE)
+INPUT = [name for name in scheme_names() if scheme_class(name).own_scale is None]
 # Schemes of encoders too; the others are for decoders alone.
 ENCODERS = [name for name in scheme_names() if not scheme_class(name).causal_only]
 
@@ -83,12 +45,13 @@ class Case:
     @property
     def gated(self) -> bool:
         """Whether it has gates, which the kernels serve in causal calls alone."""
-        return "fox" in self.scheme.split("+")
+        own = PositionScheme.log_gates
+        return any(scheme_class(name).log_gates is not own for name in self.scheme.split("+"))
 
     @property
     def causal_only(self) -> bool:
         """Whether it is defined for decoders alone."""
-        return "cope" in self.scheme.split("+")
+        return any(scheme_class(name).causal_only for name in self.scheme.split("+"))
 
     def __str__(self) -> str:
         """The test's id."""
@@ -100,15 +63,11 @@ GAIN = {"position_scalar_gain": "3"}
 
 
 def _cases() -> list[Case]:
-    others = ("rope", "alibi", "fire", "xpos", "pope", "fox", "cope")
-    others += ("deberta_released", "tupe_released")
-    every = ("none", *INPUT, *SHARED, *others)
-    rows = [Case(name) for name in dict.fromkeys(every)]
+    rows = [Case(name) for name in scheme_names()]
     rows += [Case(n, {"position_clip_distance": k}) for n in CLIPPED for k in ("0", "1", "3")]
-    rows += [Case(n, {"position_share": s}) for n in SHARED for s in ("none", "heads", "layers", "both")]
-    scaled = ("none", "rope", "alibi", "pope", "fox", *SHARED)
-    rows += [Case(n, {"position_scale": "1.7"}) for n in scaled]
-    rows += [Case(n, {"position_reset_cls": r}) for n in ADDITIVE for r in ("on", "off")]
+    rows += [Case(n, {"position_share": s}) for n in taking(SHARE) for s in ("none", "heads", "layers", "both")]
+    rows += [Case(n, {"position_scale": "1.7"}) for n in taking(SCALE)]
+    rows += [Case(n, {"position_reset_cls": r}) for n in taking(RESET_CLS) for r in ("on", "off")]
     rows += [
         Case("abs_scalar", {"position_rank": "3"}),
         Case("t5", {"position_buckets": "6", "position_max_distance": "9"} | GAIN),

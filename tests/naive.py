@@ -18,9 +18,9 @@ clip(j - i, -k, k), and a table of 2k + 1 rows keeps r in row r + k. `index` cou
 tokens of a row from 0. A table's first dimension is its number of heads, or 1 where the heads
 share it.
 
-Papers: 000 Huang 2020, 002 Dai 2019, 003 Multiplicative Position-aware Transformer Models,
-004 Chen 2021; Vaswani 2017 (arXiv 1706.03762), Shaw 2018
-(1803.02155), Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
+Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-aware Transformer Models
+(M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155),
+Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
 Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Lin 2025 (2503.02130),
 Golovneva 2024 (2405.18719).
 """
@@ -99,7 +99,7 @@ def of_head(table: Sequence[Any], head: int) -> Any:
 
 
 def clipped(table: Sequence[Any], distance: int) -> Any:
-    """Row r + k for r = clip(distance, -k, k), of a table of 2k + 1 rows (000 eq. 8-9)."""
+    """Row r + k for r = clip(distance, -k, k), of a table of 2k + 1 rows (Huang2020 eq. 8-9)."""
     if len(table) % 2 == 0:
         raise ValueError(f"a clipped table has 2k + 1 rows, got {len(table)}")
     k = len(table) // 2
@@ -113,7 +113,7 @@ def by_index(table: Sequence[Any], index: int) -> Any:
 
 
 def softmax_row(logits: Vector) -> list[float]:
-    """exp(e_j) / sum_j exp(e_j) (000 eq. 4); a row that excludes every key gives zeros."""
+    """exp(e_j) / sum_j exp(e_j) (Huang2020 eq. 4); a row that excludes every key gives zeros."""
     top = max(logits, default=-math.inf)
     if top == -math.inf:
         return [0.0] * len(logits)
@@ -126,7 +126,7 @@ def softmax_row(logits: Vector) -> list[float]:
 
 
 def sinusoid_vaswani(pos: float, dim: int) -> list[float]:
-    """Vaswani 2017, section 3.5; 000 eq. 1-2: the paper's interleaved layout.
+    """Vaswani 2017, section 3.5; Huang2020 eq. 1-2: the paper's interleaved layout.
 
     PE[pos, 2m] = sin(pos / 10000^(2m/dim)), PE[pos, 2m+1] = cos(pos / 10000^(2m/dim)).
     """
@@ -151,7 +151,7 @@ def sinusoid_fairseq(pos: float, dim: int) -> list[float]:
 
 
 def nothing(pair: Pair, p: Params, o: Options) -> Parts:
-    """none, sinusoidal, learned, sentence: nothing in attention (000 eq. 5-6).
+    """none, sinusoidal, learned, sentence: nothing in attention (Huang2020 eq. 5-6).
 
     e_ij = q_i.k_j / sqrt(d)
     """
@@ -162,7 +162,7 @@ def nothing(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def shaw_keys(pair: Pair, p: Params, o: Options) -> Parts:
-    """Shaw 2018 without its values (000 eq. 7, 003 eq. 3).
+    """Shaw 2018 without its values (Huang2020 eq. 7, M4M eq. 3).
 
     e_ij = q_i.(k_j + aK_r) / sqrt(d)
     """
@@ -190,7 +190,7 @@ def sinusoid_xl(pos: int, dim: int) -> list[float]:
 
 
 def transformer_xl(pair: Pair, p: Params, o: Options) -> Parts:
-    """Transformer-XL: Dai 2019, section 3.3 (002); 000 eq. 10.
+    """Transformer-XL: Dai 2019, section 3.3 ; Huang2020 eq. 10.
 
     e_ij = (q.k + q.W_R R_{i-j} + u.k + v.W_R R_{i-j}) / sqrt(d)
 
@@ -203,7 +203,7 @@ def transformer_xl(pair: Pair, p: Params, o: Options) -> Parts:
     if clamp > 0:
         pos = max(-clamp, min(clamp, pos))
     sinusoid = sinusoid_xl(pos, pair.num_heads * dim)
-    # 000 eq. 10 (004, section 2.2.2): W^K, which makes keys of the content, instead of W_R
+    # Huang2020 eq. 10 (Chen2021, section 2.2.2): W^K, which makes keys of the content, instead of W_R
     matrix = p["content_keys"] if o["projections"] == "content" else p["projection"]
     shared = len(matrix) == dim  # one projection, u and v for all heads
     head = 0 if shared else pair.head
@@ -251,11 +251,11 @@ def t5_bucket(distance: int, buckets: int, max_distance: int, bidirectional: boo
 
 
 def t5(pair: Pair, p: Params, o: Options) -> Parts:
-    """T5: Raffel 2019, section 2.1; divided as in 003 eq. 4 (T5's own code has no division).
+    """T5: Raffel 2019, section 2.1; divided as in M4M eq. 4 (T5's own code has no division).
 
     e_ij = (q.k + s_bucket(j-i)) / sqrt(d)      s: what is stored times a gain
     """
-    if not o["buckets"]:  # 003 eq. 4 as written: a scalar a distance
+    if not o["buckets"]:  # M4M eq. 4 as written: a scalar a distance
         return Parts(scaled=clipped(of_head(p["bias_table"], pair.head), pair.distance))
     bucket = t5_bucket(pair.distance, o["buckets"], o["max_distance"], o["bidirectional"])
     return Parts(scaled=of_head(p["bias_table"], pair.head)[bucket] * o["scalar_gain"])
@@ -265,7 +265,7 @@ def t5(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def m1(pair: Pair, p: Params, o: Options) -> Parts:
-    """Method 1: 000 eq. 11-12, unclipped (beyond the table its last entry).
+    """Method 1: Huang2020 eq. 11-12, unclipped (beyond the table its last entry).
 
     e_ij = q.k w_|j-i| / sqrt(d)
     """
@@ -274,7 +274,7 @@ def m1(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def m2(pair: Pair, p: Params, o: Options) -> Parts:
-    """Method 2: 000 eq. 13 with eq. 12; 003 eq. 5.
+    """Method 2: Huang2020 eq. 13 with eq. 12; M4M eq. 5.
 
     e_ij = q.k w_r / sqrt(d)
     """
@@ -282,7 +282,7 @@ def m2(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def m3(pair: Pair, p: Params, o: Options) -> Parts:
-    """Method 3: 000 eq. 14-15.
+    """Method 3: Huang2020 eq. 14-15.
 
     e_ij = sum_c q_c k_c w_rc / sqrt(d)
     """
@@ -290,7 +290,7 @@ def m3(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def m4(pair: Pair, p: Params, o: Options) -> Parts:
-    """Method 4: 000 eq. 16; 003 eq. 6.
+    """Method 4: Huang2020 eq. 16; M4M eq. 6.
 
     e_ij = (q.k + q.a_r + k.a_r) / sqrt(d)
     """
@@ -299,7 +299,7 @@ def m4(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def m4m(pair: Pair, p: Params, o: Options) -> Parts:
-    """M4 multiplicative: 003 eq. 11.
+    """M4 multiplicative: M4M eq. 11.
 
     e_ij = (q.k) (q.a_r) (k.a_r) / sqrt(d)
     """
@@ -311,7 +311,7 @@ def m4m(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def deberta(pair: Pair, p: Params, o: Options) -> Parts:
-    """DeBERTa: He 2020 as 003 eq. 7 writes it.
+    """DeBERTa: He 2020 as M4M eq. 7 writes it.
 
     e_ij = (q.k + q.(a_r W^R) + k.(a_r W^T)) / sqrt(3 d)
 
@@ -325,7 +325,7 @@ def deberta(pair: Pair, p: Params, o: Options) -> Parts:
     a_c2p = clipped(table, pair.distance)
     a_p2c = clipped(table, p2c_distance)
     names = ("query_projection", "key_projection")
-    if o["projections"] == "one":  # 003's Table 5 counts one: W^R = W^T
+    if o["projections"] == "one":  # M4M's Table 5 counts one: W^R = W^T
         names = ("projection", "projection")
     w_r, w_t = (of_head(p[name], pair.head) for name in names)
     c2p = dot(pair.q, row_times(a_c2p, w_r))
@@ -379,7 +379,7 @@ def deberta_released(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def tupe_a(pair: Pair, p: Params, o: Options) -> Parts:
-    """TUPE-A: Ke 2020; 003 eq. 8-10 without a_ij. p_i by index; reset_theta is in `attention`.
+    """TUPE-A: Ke 2020; M4M eq. 8-10 without a_ij. p_i by index; reset_theta is in `attention`.
 
     e_ij = q.k / sqrt(2d) + reset_theta((p_i U^Q).(p_j U^K) / sqrt(2d))
     """
@@ -387,7 +387,7 @@ def tupe_a(pair: Pair, p: Params, o: Options) -> Parts:
     p_i = by_index(table, pair.index_i)
     p_j = by_index(table, pair.index_j)
     names = ("query_projection", "key_projection")
-    if o["projections"] == "one":  # 003's Table 5 counts one: U^Q = U^K
+    if o["projections"] == "one":  # M4M's Table 5 counts one: U^Q = U^K
         names = ("projection", "projection")
     query = row_times(p_i, of_head(p[names[0]], pair.head))
     key = row_times(p_j, of_head(p[names[1]], pair.head))
@@ -395,13 +395,13 @@ def tupe_a(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def tupe(pair: Pair, p: Params, o: Options) -> Parts:
-    """TUPE-R: Ke 2020; 003 eq. 8-10, s by clipped distance in logit units.
+    """TUPE-R: Ke 2020; M4M eq. 8-10, s by clipped distance in logit units.
 
     e_ij = q.k / sqrt(2d) + reset_theta((p_i U^Q).(p_j U^K) / sqrt(2d) + s_r)
     """
     s = clipped(of_head(p["bias_table"], pair.head), pair.distance)
     product = tupe_a(pair, p, o).scaled
-    if o["scalars"] == "inside":  # 004 eq. 5, which its eq. 2 divides whole
+    if o["scalars"] == "inside":  # Chen2021 eq. 5, which its eq. 2 divides whole
         return Parts(scaled=product + s)
     return Parts(scaled=product, static=s)
 
@@ -425,7 +425,7 @@ def tupe_released(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def abs_scalar(pair: Pair, p: Params, o: Options) -> Parts:
-    """ABS-SCALAR: Chen 2021, 004 eq. 7. P_i by index; S is `segment_bias`.
+    """ABS-SCALAR: Chen2021 eq. 7. P_i by index; S is `segment_bias`.
 
     e_ij = q.k / sqrt(d) + P_i.P_j + S_ij
     """
@@ -434,7 +434,7 @@ def abs_scalar(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def rel_scalar(pair: Pair, p: Params, o: Options) -> Parts:
-    """REL-SCALAR: Chen 2021, 004 eq. 8 and 11. S is `segment_bias`.
+    """REL-SCALAR: Chen2021 eq. 8 and 11. S is `segment_bias`.
 
     e_ij = q.k / sqrt(d) + s_r + S_ij           s: what is stored times a gain
     """
@@ -443,7 +443,7 @@ def rel_scalar(pair: Pair, p: Params, o: Options) -> Parts:
 
 
 def segment_bias(table: Sequence[Vector], head: int, seg_i: int, seg_j: int) -> float:
-    """Chen 2021, 004 eq. 9: S_ij = Seg[segment(i), segment(j)], n segments as n * n entries."""
+    """Chen2021 eq. 9: S_ij = Seg[segment(i), segment(j)], n segments as n * n entries."""
     flat = of_head(table, head)
     n = math.isqrt(len(flat))
     if n * n != len(flat) or not (0 <= seg_i < n and 0 <= seg_j < n):
@@ -636,33 +636,11 @@ def cope(pair: Pair, p: Params, o: Options) -> Parts:
 # ------------------------------------------------------------------------ putting it together
 
 INPUT_SCHEMES = ("none", "sinusoidal", "learned", "sentence")
-SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = {
-    **dict.fromkeys(INPUT_SCHEMES, nothing),
-    "shaw": shaw,
-    "shaw_keys": shaw_keys,
-    "transformer_xl": transformer_xl,
-    "transformer_xl_learned": transformer_xl_learned,
-    "t5": t5,
-    "m1": m1,
-    "m2": m2,
-    "m3": m3,
-    "m4": m4,
-    "m4m": m4m,
-    "deberta": deberta,
-    "deberta_released": deberta_released,
-    "tupe": tupe,
-    "tupe_a": tupe_a,
-    "tupe_released": tupe_released,
-    "abs_scalar": abs_scalar,
-    "rel_scalar": rel_scalar,
-    "rope": rope,
-    "alibi": alibi,
-    "kerple": kerple,
-    "xpos": xpos,
-    "pope": pope,
-    "fire": fire,
-    "fox": fox,
-    "cope": cope,
+# The oracle of a scheme is the function above that has its name.
+SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = dict.fromkeys(INPUT_SCHEMES, nothing) | {
+    name: function
+    for name, function in globals().items()
+    if getattr(function, "__annotations__", {}).get("return") == "Parts"
 }
 OWN_SCALE_FACTOR = {
     "deberta": 3.0,
@@ -674,7 +652,7 @@ OWN_SCALE_FACTOR = {
 
 
 def scale(names: Sequence[str], head_dim: int, scale_factor: float | None) -> float:
-    """1 / sqrt(C D); a hybrid's members must agree on C unless it is given (003 App. C)."""
+    """1 / sqrt(C D); a hybrid's members must agree on C unless it is given (M4M App. C)."""
     if scale_factor is None:
         factors = {OWN_SCALE_FACTOR.get(name, 1.0) for name in names if name not in INPUT_SCHEMES}
         if len(factors) > 1:
@@ -703,7 +681,7 @@ def content(pair: Pair, parts: Sequence[Parts]) -> float:
 def position(
     pair: Pair, members: Sequence[tuple[str, Params, Options]], parts: Sequence[Parts], factor: float
 ) -> float:
-    """All position terms, under reset_theta (003 eq. 10) if a member asks for it.
+    """All position terms, under reset_theta (M4M eq. 10) if a member asks for it.
 
     reset_theta(x_ij) = theta1 in the first token's row, theta2 in its column, x_ij elsewhere.
     Each member has its own thetas (they add); a member without them contributes 0 there.

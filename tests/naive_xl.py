@@ -1,6 +1,6 @@
 """A Transformer-XL layer and its recurrence as scalar loops; imports nothing of the package.
 
-Dai et al. 2019 (002), section 3.3, "Complete Transformer-XL procedure", with several heads and the
+Dai et al. 2019 (Dai2019), section 3.3, "Complete Transformer-XL procedure", with several heads and the
 scale 1/sqrt(d) of the released code:
 
     h~ = [SG(m) ; h]

@@ -109,7 +109,7 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     """Output (B, H, n, Dv) and probabilities (B, H, n, S) of a slice of n rows."""
     # Positions that were drawn, or count what a row's logits choose, stand at no fixed distance.
     counted = any(term.contextual is not None for term in inputs.terms)
-    gathers = counted or inputs.positions.drawn is not None
+    gathers = counted or inputs.positions.randomized is not None
     products = GatheredProducts(inputs) if gathers else ShiftedProducts(inputs)
     probs = probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None)
     if inputs.dropout:

@@ -551,7 +551,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
         if term.relation is None:
             continue
         if isinstance(term.relation, DistanceRelation):
-            if inputs.positions.drawn is not None:
+            if inputs.positions.randomized is not None:
                 return "distances between positions drawn at random (--position-random-range)"
             continue
         odd = [field for field in term.present if field not in ("static", "reset")]

@@ -24,7 +24,7 @@ from relpos_fairseq.terms import PositionTerms
 
 def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
     """Whether this is a step that the functions here evaluate: distances alone, nothing reset."""
-    in_place = positions.is_step and positions.drawn is None
+    in_place = positions.is_step and positions.randomized is None
     return in_place and all(
         term.reset is None
         and term.contextual is None

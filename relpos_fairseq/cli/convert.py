@@ -5,16 +5,13 @@ from dataclasses import make_dataclass
 from pathlib import Path
 
 from relpos_fairseq.cli.command import argument, command, flag, option, required
+from relpos_fairseq.options import declared_options
 
 # Options of the result beside its scheme, by the names of our models' config.
-POSITIONS = """
-    position_clip_distance position_share position_random_range position_random_at position_scale
-    position_reset_cls position_rank position_buckets position_max_distance position_scalar_gain
-    position_query_bias position_p2c_index position_projections position_scalars position_keys
-    position_log_buckets position_terms position_norm clamp_len position_rope_scaling position_rope_factor
-    position_rope_length position_rope_log_n position_rope_base position_rope_share position_rope_pairs
-    position_fire_threshold position_xpos_base position_contexts segment_encoding segment_share num_segments
-""".split()
+POSITIONS = (
+    *(name for name, training_only in declared_options() if not training_only),
+    *("segment_encoding", "segment_share", "num_segments"),
+)
 Positions = make_dataclass(
     "Positions",
     [

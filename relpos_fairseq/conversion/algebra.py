@@ -106,7 +106,7 @@ def match_members(sources: list[Place], targets: list[Place]) -> dict[str, str]:
 
 
 def _row(place: Place) -> int:
-    card = getattr(place.scheme, "card", None)
+    card = getattr(place.scheme, "info", None)
     return 0 if card is None else card.row
 
 

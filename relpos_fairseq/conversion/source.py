@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.placement import PositionPlan
@@ -28,11 +28,8 @@ DEFAULTS = {  # fairseq's roberta where a checkpoint does not say
     "untie_weights_roberta": False,
     "layer_norm_eps": 1e-5,
 }
-POSITION_FIELDS = tuple(
-    part.name
-    for part in fields(PositionConfig)
-    if part.name not in ("encoder_position_scheme", "decoder_position_scheme", "position_init", "position_r_dropout")
-)
+_LEFT_OUT = {"encoder_position_scheme", "decoder_position_scheme"} | {o.field for o in OPTIONS if o.training_only}
+POSITION_FIELDS = tuple(part.name for part in fields(PositionConfig) if part.name not in _LEFT_OUT)
 
 _KEPT = ("segment_encoding", "segment_share", "num_segments", "attention_backend")  # of any scheme
 

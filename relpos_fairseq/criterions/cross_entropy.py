@@ -1,4 +1,18 @@
-"""Compute fairseq's cross entropies faster, from logits: `relpos_cross_entropy` and its label-smoothed form."""
+"""`relpos_cross_entropy` and `relpos_label_smoothed_cross_entropy`: fairseq's losses, computed faster from logits.
+
+Options, values and gradients are those of fairseq's criterions of these names.  The loss is computed from
+logits where a model's probabilities are the softmax of its output, and elsewhere as fairseq does.  Any
+model may use them.
+
+fairseq keeps log-probabilities, and its backward passes write and add several tensors of that size: a
+sixth of a training step of a small model with 8,000 words.  The gradient is known in closed form:
+
+    loss = (1 - eps - e) nll + e sum_w -log p_w        with e = eps / (V - 1)
+    d loss / d logits = p - (1 - eps - e) onehot(target) - e
+
+so that only logits are kept, and rows are processed in chunks that fit a cache.  Values and gradients are
+fairseq's up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +32,8 @@ from torch import Tensor
 from relpos_fairseq.attention.operation import differentiable_once
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel
 
-# ---- Label-smoothed cross entropy from logits, with few passes over the vocabulary.
-# fairseq's `label_smoothed_cross_entropy` and `cross_entropy` keep log-probabilities, and their
-# backward passes write and add several tensors of that size: a sixth of a training step of a small
-# model with 8,000 words.  The gradient is known:
-#
-#     loss = (1 - eps - e) nll + e sum_w -log p_w        with e = eps / (V - 1)
-#     d loss / d logits = p - (1 - eps - e) onehot(target) - e
-#
-# so logits alone are kept, and rows are worked on in chunks that fit a cache.  Values and gradients
-# are fairseq's up to rounding.
-
-
 CHUNK = {"cpu": 1 << 19}  # elements of logits at a time, 2 MB
-LARGE_CHUNK = 1 << 26  # where a launch costs more than memory
+LARGE_CHUNK = 1 << 26  # on a GPU, where launching kernels costs more than memory
 
 
 def smoothed_loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -96,12 +98,6 @@ class _SmoothedLoss(torch.autograd.Function):
             if room is None:
                 gradient[part] = probs
         return gradient, None, None, None
-
-
-# ---- `relpos_cross_entropy` and `relpos_label_smoothed_cross_entropy`: fairseq's, faster.
-# Options, values and gradients are those of fairseq's criterions of these names; the loss is taken
-# from logits (smoothed_loss.py) where a model's probabilities are the softmax of its output, and else
-# as fairseq does.  Any model may use them.
 
 
 _OF_MODELS = {owner.get_normalized_probs for owner in (BaseFairseqModel, TransformerModelBase, RelPosLanguageModel)}

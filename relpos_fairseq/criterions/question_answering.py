@@ -1,4 +1,4 @@
-"""The question_answering criterion: cross-entropy of start and end; EM and F1 in evaluation.
+"""Criterion `question_answering`: cross-entropy of start and end; exact match and F1 in evaluation.
 
 The loss is Devlin et al. 2018's (section 4.2): the mean of both cross-entropies over the positions
 where an answer may begin or end, `<s>` standing for "no answer in this window".  In evaluation the
@@ -26,19 +26,19 @@ _COLUMNS = 6  # present, exact, F1, answerable, odds, answered
 
 
 class ScoreTable(Tensor):
-    """A table of scores that a progress bar does not spell out."""
+    """A table of scores of which a log line shows the size alone."""
 
     def tolist(self) -> str:
-        """Its size, which is all that a log line has room for."""
+        """Return the table's size."""
         return f"{self.shape[0]} questions"
 
 
 @register_criterion("question_answering", dataclass=FairseqDataclass)
 class QuestionAnsweringCriterion(FairseqCriterion):
-    """Start and end of the answer."""
+    """The cross-entropy of the start and the end of the answer."""
 
     def __init__(self, cfg: Any, task: Any) -> None:
-        """Remember the task's options.
+        """Keep the task's options.
 
         Raises:
             ValueError: another task.
@@ -50,7 +50,7 @@ class QuestionAnsweringCriterion(FairseqCriterion):
         self.options = task.options
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple:
-        """The loss of a batch of B windows.
+        """Return the loss of a batch of B windows, its sample size and what is logged.
 
         Returns:
             Its sum over windows (B,) if not `reduce`, the number of windows, and what is logged.
@@ -98,12 +98,12 @@ class QuestionAnsweringCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Yes: all are sums."""
+        """Return True: all logged values are sums."""
         return True
 
 
 class _Best:
-    """Reads a best threshold's number out of the summed table."""
+    """A logged number at the best threshold, computed from the summed table."""
 
     def __init__(self, source: str, key: str) -> None:
         self.source = source
@@ -114,14 +114,14 @@ class _Best:
 
 
 def span_logits(model: Any, sample: dict[str, Any], head: str) -> Tensor:
-    """(B, T, 2) start and end logits, in fp32 at least, -inf where no answer may begin or end."""
+    """Return start and end logits (B, T, 2) in at least fp32, -inf where no answer may begin or end."""
     logits, _ = model(**sample["net_input"], features_only=True, span_head_name=head)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.masked_fill(~sample["allowed"][..., None], -math.inf)
 
 
 def predictions(sample: dict[str, Any], logits: Tensor, options: Any) -> list[Prediction]:
-    """The answers to a batch's questions.
+    """Predict the answers to a batch's questions.
 
     Args:
         sample: of a QuestionDataset in evaluation.
@@ -148,7 +148,7 @@ def predictions(sample: dict[str, Any], logits: Tensor, options: Any) -> list[Pr
 
 
 def score_sums(sample: dict[str, Any], answered: list[Prediction]) -> dict[str, Any]:
-    """Sums of exact match and F1 over a batch's questions, and SQuAD v2.0's table."""
+    """Sum exact match and F1 over a batch's questions, and make SQuAD v2.0's table."""
     first = sample["asked"][0]
     sums: dict[str, Any] = {}
     table = torch.zeros(first.total, _COLUMNS, dtype=torch.double) if first.unanswerable else None
@@ -174,7 +174,7 @@ def score_sums(sample: dict[str, Any], answered: list[Prediction]) -> dict[str, 
 
 
 def read_table(table: Tensor) -> list[Scored]:
-    """The questions of a summed table."""
+    """Return the questions of a summed table."""
     return [
         Scored(exact, overlap, bool(answerable), odds, bool(answered))
         for present, exact, overlap, answerable, odds, answered in Tensor.tolist(table)

@@ -1,4 +1,4 @@
-"""`sentence_prediction_glue`: fairseq's sentence_prediction with GLUE's metrics, exactly.
+"""Criterion `sentence_prediction_glue`: fairseq's sentence_prediction with GLUE's metrics, exactly.
 
 fairseq's criterion hands predictions on as lists, which several processes cannot sum, and rounds
 to one decimal.  Here every metric is computed from what adds up over batches and processes: the
@@ -58,7 +58,7 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
             raise ValueError(f"--report-acc-and-f1: F1 is that of label {POSITIVE!r}, and the labels are {names}")
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Loss (a sum), sample size, and what is logged.
+        """Return the loss (a sum), the sample size, and what is logged.
 
         Raises:
             ValueError: the model has no such head.
@@ -85,7 +85,7 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
         return loss, size, logged
 
     def _regularised(self, model: Any, loss: Tensor, logged: dict[str, Any]) -> Tensor:
-        """The loss with adaptive pruning's terms, where the model asks for them."""
+        """Return the loss with the terms of adaptive pruning, where the model asks for them."""
         for part, loss_of in (("mha", "_get_adaptive_head_loss"), ("ffn", "_get_adaptive_ffn_loss")):
             if getattr(getattr(model, "args", None), f"{part}_reg_scale_factor", 0.0):
                 extra = getattr(model, loss_of)()
@@ -94,7 +94,7 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
         return loss
 
     def _summable(self, sample: dict, logits: Tensor, targets: Tensor) -> dict[str, Any]:
-        """What the metrics need, as tensors that add up over batches and processes."""
+        """Return what the metrics need, as tensors that are summed over batches and processes."""
         found: dict[str, Any] = {}
         if self.report_mcc:
             classes = logits.size(1)
@@ -132,7 +132,7 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
 
 
 def _log_derived(total: dict[str, Any]) -> None:
-    """Keep what a batch adds (names with _ are not printed), and derive the metrics of it all."""
+    """Log what a batch adds (names with _ are not printed), and derive the metrics from the sums."""
     if "counts" in total:
         _keep("_counts", total["counts"][None])
         _derive("mcc", lambda m: mcc(_summed(m, "_counts")))
@@ -165,34 +165,34 @@ def _predictions(meters: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _counts(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """(classes, classes) number of samples by (target, prediction)."""
+    """Count samples by (target, prediction): (classes, classes)."""
     cells = torch.bincount(targets * classes + predictions, minlength=classes * classes)
     return cells.view(classes, classes)
 
 
 def _cells(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """A table of counts as weighted samples, as scikit-learn takes them."""
+    """Turn a table of counts into weighted samples, which scikit-learn takes."""
     target, prediction = np.indices(counts.shape).reshape(2, -1)
     return {"y_true": target, "y_pred": prediction, "sample_weight": counts.reshape(-1)}
 
 
 def mcc(counts: np.ndarray) -> float:
-    """Matthews' correlation of a (target, prediction) table; 0 where one side is constant."""
+    """Return Matthews' correlation of a (target, prediction) table; 0 where one side is constant."""
     return float(matthews_corrcoef(**_cells(counts)))
 
 
 def f1(counts: np.ndarray) -> float:
-    """F1 of class 1 of a (target, prediction) table; 0 where neither side has it."""
+    """Return F1 of class 1 of a (target, prediction) table; 0 where neither side has it."""
     return float(f1_score(**_cells(counts), zero_division=0))
 
 
 def pearson(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Pearson's correlation; 0 where one side is constant, which correlates with nothing."""
+    """Return Pearson's correlation; 0 where one side is constant."""
     return _correlation(pearsonr, predictions, targets)
 
 
 def spearman(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Spearman's correlation of ranks; 0 where one side is constant."""
+    """Return Spearman's correlation of ranks; 0 where one side is constant."""
     return _correlation(spearmanr, predictions, targets)
 
 

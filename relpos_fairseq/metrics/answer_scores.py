@@ -35,7 +35,7 @@ METRICS = ("squad", "mlqa")
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normalised answer."""
+    """Normalise an answer as SQuAD does."""
     kept = "".join(c for c in text.lower() if c not in _ASCII_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
@@ -45,7 +45,7 @@ def _is_punctuation(character: str) -> bool:
 
 
 def normalise_mlqa(text: str, language: str) -> str:
-    """MLQA's normalised answer in a language.
+    """Normalise an answer in a language as MLQA does.
 
     Raises:
         ValueError: MLQA has no such language.
@@ -64,7 +64,7 @@ def normalise_mlqa(text: str, language: str) -> str:
 
 
 def normaliser(metric: str, language: str) -> Callable[[str], str]:
-    """The normalisation of a metric, `squad` or `mlqa`.
+    """Return the function that normalises answers for a metric, `squad` or `mlqa`.
 
     Raises:
         ValueError: neither of them, or a language that MLQA lacks.
@@ -78,12 +78,12 @@ def normaliser(metric: str, language: str) -> Callable[[str], str]:
 
 
 def exact_match(prediction: str, gold: str, normalised: Callable[[str], str] = normalise) -> float:
-    """1 if both normalise to the same text, else 0."""
+    """Return 1 if both answers normalise to the same text, else 0."""
     return float(normalised(prediction) == normalised(gold))
 
 
 def f1(prediction: str, gold: str, normalised: Callable[[str], str] = normalise, v2: bool = False) -> float:
-    """Harmonic mean of precision and recall over the normalised answers' tokens.
+    """Return F1: the harmonic mean of precision and recall over the tokens of normalised answers.
 
     Args:
         prediction: what was predicted.
@@ -104,7 +104,7 @@ def f1(prediction: str, gold: str, normalised: Callable[[str], str] = normalise,
 def best_scores(
     prediction: str, answers: Sequence[str], normalised: Callable[[str], str] = normalise, v2: bool = False
 ) -> tuple[float, float]:
-    """Exact match and F1 against the best of several gold answers.
+    """Return exact match and F1 against the best of several gold answers.
 
     Args:
         prediction: what was predicted; the empty string says that there is no answer.
@@ -141,13 +141,13 @@ class Scored:
 
 
 def percentage(values: Iterable[float]) -> float:
-    """The mean in percent; 0 of nothing."""
+    """Return the mean in percent; 0 for no scores."""
     values = list(values)
     return 100.0 * sum(values) / len(values) if values else 0.0
 
 
 def summary(scored: Sequence[Scored]) -> dict[str, float]:
-    """SQuAD v1.1's numbers, and v2.0's where there are unanswerable questions.
+    """Return SQuAD v1.1's numbers, and v2.0's where there are unanswerable questions.
 
     Returns:
         `exact`, `f1`, `total`; for v2.0 also `HasAns_exact`, `HasAns_f1`, `HasAns_total` and the
@@ -167,7 +167,7 @@ def summary(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def with_threshold(scored: Iterable[Scored], threshold: float) -> list[Scored]:
-    """Scores where questions with odds above a threshold are predicted unanswerable."""
+    """Return the scores when questions with odds above a threshold are predicted unanswerable."""
     return [
         dataclasses.replace(one, exact=float(not one.answerable), f1=float(not one.answerable), answered=False)
         if one.odds > threshold
@@ -177,7 +177,7 @@ def with_threshold(scored: Iterable[Scored], threshold: float) -> list[Scored]:
 
 
 def best_thresholds(scored: Sequence[Scored]) -> dict[str, float]:
-    """The thresholds on the odds of "no answer" that maximise exact match and F1.
+    """Return the thresholds on the odds of "no answer" that maximise exact match and F1.
 
     A question whose odds are above a threshold counts as predicted unanswerable.  As the official
     script, the search begins with "everything is unanswerable" and calls that threshold 0, though
@@ -214,7 +214,7 @@ def score_file(
     normalised: Callable[[str], str] = normalise,
     odds: Mapping[str, float] | None = None,
 ) -> tuple[list[Scored], list[str]]:
-    """Scores of a predictions file, and the ids that it lacks.
+    """Return the scores of a file of predictions, and the ids that it lacks.
 
     SQuAD v1.1 counts a missing prediction as wrong, v2.0 leaves the question out.
 

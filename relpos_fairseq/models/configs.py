@@ -1,24 +1,36 @@
-"""Define the flat configs of the models with one stack: the same fields on the command line and in hydra."""
+"""Flat configs of the models: the same fields on the command line and in hydra; and their named sizes.
+
+- `LanguageModelFlags`, `RelPosTransformerLMConfig`: names and defaults are those of fairseq's `transformer_lm`,
+  without its position options, character embeddings and BASE layers, and with the position flags.
+- `RelPosTransformerXLConfig`: a language model's, and the options of memory.
+- `RelPosRobertaConfig`: the names are those of fairseq's RobertaModel, whose argparse style fails under
+  hydra, with the position flags.
+
+A named size is a config class with other defaults (`sized`), registered with a model class of its own
+(`register_sizes`).  Command-line flags are made from the class where every bool is False: from a size
+whose default is True fairseq would make a flag that switches it off.  `nested_decoder`, `namespace` and
+`transformer` build from a flat config what fairseq's classes read.
+"""
 
 import argparse
+import dataclasses
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Optional
 
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
 from omegaconf import II, OmegaConf
 
 from relpos_fairseq.config import PositionConfig, help_text
-from relpos_fairseq.config import help_text as _help
 from relpos_fairseq.models.memory_positions import KINDS
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE
 
-# ---- What the flat configs of models with a single stack of layers share.
-
-
+DEFAULT_LENGTH = 1024
 ACTIVATIONS = ChoiceEnum([*utils.get_available_activation_fns(), "swish"])  # of Marian's models
-# An encoder or a decoder alone: --position-scheme says all.
+# A model with one stack has --position-scheme alone.
 _DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
 
 
@@ -39,17 +51,6 @@ SinglePlacement = make_dataclass(
     bases=(FairseqDataclass,),
 )
 SinglePlacement.__module__ = __name__
-
-
-# ---- The config of decoder-only models: the same fields on the command line and in hydra.
-# Names and defaults are those of fairseq's `transformer_lm`, whose position options, character
-# embeddings and BASE layers have no place here; the position flags stand beside them.  A named size
-# is a config class with other defaults (`sized`).  Command-line flags are made from the class where
-# every bool is False: from a size whose default is True fairseq would make a flag that switches it
-# off.
-
-
-DEFAULT_LENGTH = 1024
 
 
 @dataclass
@@ -111,13 +112,13 @@ class LanguageModelFlags(SinglePlacement):
 
 @dataclass
 class RelPosTransformerLMConfig(LanguageModelFlags):
-    """As fairseq's `transformer_lm`, which always puts layer norm before blocks."""
+    """Every option of a language model; layer norm comes before blocks, as in fairseq's `transformer_lm`."""
 
     decoder_normalize_before: bool = help_text(True, "layer norm before each block, not after it")
 
 
 def nested_decoder(cfg: Any) -> TransformerConfig:
-    """Fairseq's nested config of a decoder, carrying all other fields, from a flat one.
+    """Return fairseq's nested config of a decoder from a flat one, with all other fields as attributes.
 
     Raises:
         ValueError: options that exclude each other.
@@ -172,52 +173,46 @@ def _check_tied(flat: dict[str, Any]) -> None:
             raise ValueError(f"--tie-adaptive-weights needs equal values, got {' and '.join(names)}")
 
 
-# ---- The config of RoBERTa: the same fields on the command line and in hydra.
-# The names are those of fairseq's RobertaModel, whose argparse style fails under hydra; the position
-# flags stand beside them.  `namespace` is what fairseq's RoBERTa classes read, and `transformer` the
-# nested TransformerConfig that its encoder and layers read.
-
-
 @dataclass
 class RelPosRobertaConfig(SinglePlacement):
     """Every option of fairseq's RoBERTa, and every option of positions."""
 
-    position_scheme: str = _help(DEFAULT["masked_lm"], f"position scheme, or several joined by + ({EXAMPLE})")
-    encoder_layers: int = _help(12, "number of layers")
-    encoder_embed_dim: int = _help(768, "width of the model")
-    encoder_ffn_embed_dim: int = _help(3072, "width of the feed-forward layers")
-    encoder_attention_heads: int = _help(12, "number of attention heads")
-    activation_fn: ACTIVATIONS = _help("gelu", "activation of feed-forward layers and LM head")
-    pooler_activation_fn: ACTIVATIONS = _help("tanh", "activation of classification heads")
-    encoder_normalize_before: bool = _help(False, "layer norm before each block, not after it")
-    no_layernorm_embedding: bool = _help(False, "no layer norm of the embeddings")
-    layer_norm_eps: float = _help(1e-5, "epsilon of every layer norm (RoBERTa 1e-5, BERT 1e-12)")
-    dropout: float = _help(0.1, "dropout probability")
-    attention_dropout: float = _help(0.1, "dropout probability of attention probabilities")
-    activation_dropout: float = _help(0.0, "dropout probability after the activation")
-    pooler_dropout: float = _help(0.0, "dropout probability in classification and span heads")
+    position_scheme: str = help_text(DEFAULT["masked_lm"], f"position scheme, or several joined by + ({EXAMPLE})")
+    encoder_layers: int = help_text(12, "number of layers")
+    encoder_embed_dim: int = help_text(768, "width of the model")
+    encoder_ffn_embed_dim: int = help_text(3072, "width of the feed-forward layers")
+    encoder_attention_heads: int = help_text(12, "number of attention heads")
+    activation_fn: ACTIVATIONS = help_text("gelu", "activation of feed-forward layers and LM head")
+    pooler_activation_fn: ACTIVATIONS = help_text("tanh", "activation of classification heads")
+    encoder_normalize_before: bool = help_text(False, "layer norm before each block, not after it")
+    no_layernorm_embedding: bool = help_text(False, "no layer norm of the embeddings")
+    layer_norm_eps: float = help_text(1e-5, "epsilon of every layer norm (RoBERTa 1e-5, BERT 1e-12)")
+    dropout: float = help_text(0.1, "dropout probability")
+    attention_dropout: float = help_text(0.1, "dropout probability of attention probabilities")
+    activation_dropout: float = help_text(0.0, "dropout probability after the activation")
+    pooler_dropout: float = help_text(0.0, "dropout probability in classification and span heads")
     # Optional: fairseq does not read `int | None`.
-    max_positions: Optional[int] = _help(  # noqa: UP045
+    max_positions: Optional[int] = help_text(  # noqa: UP045
         None, "positions that tables cover; unset: the task's --tokens-per-sample"
     )
-    load_checkpoint_heads: bool = _help(False, "register the heads that a checkpoint has")
-    untie_weights_roberta: bool = _help(False, "output projection of its own, not the embedding")
-    encoder_layerdrop: float = _help(0.0, "LayerDrop probability")
-    encoder_layers_to_keep: Optional[str] = _help(  # noqa: UP045
+    load_checkpoint_heads: bool = help_text(False, "register the heads that a checkpoint has")
+    untie_weights_roberta: bool = help_text(False, "output projection of its own, not the embedding")
+    encoder_layerdrop: float = help_text(0.0, "LayerDrop probability")
+    encoder_layers_to_keep: Optional[str] = help_text(  # noqa: UP045
         None, "layers to keep of a checkpoint trained with LayerDrop, separated by commas"
     )
-    checkpoint_activations: bool = _help(False, "recompute layers in the backward pass")
-    offload_activations: bool = _help(False, "as that, keeping their inputs in CPU memory")
-    quant_noise_pq: float = _help(0.0, "quantisation noise (iterative PQ)")
-    quant_noise_pq_block_size: int = _help(8, "its block size")
-    quant_noise_scalar: float = _help(0.0, "scalar quantisation noise")
-    mha_reg_scale_factor: float = _help(0.0, "weight of adaptive pruning's loss of heads")
-    ffn_reg_scale_factor: float = _help(0.0, "weight of adaptive pruning's loss of feed-forwards")
-    min_params_to_wrap: int = _help(DEFAULT_MIN_PARAMS_TO_WRAP, "smallest layer that FSDP wraps")
+    checkpoint_activations: bool = help_text(False, "recompute layers in the backward pass")
+    offload_activations: bool = help_text(False, "as that, keeping their inputs in CPU memory")
+    quant_noise_pq: float = help_text(0.0, "quantisation noise (iterative PQ)")
+    quant_noise_pq_block_size: int = help_text(8, "its block size")
+    quant_noise_scalar: float = help_text(0.0, "scalar quantisation noise")
+    mha_reg_scale_factor: float = help_text(0.0, "weight of adaptive pruning's loss of heads")
+    ffn_reg_scale_factor: float = help_text(0.0, "weight of adaptive pruning's loss of feed-forwards")
+    min_params_to_wrap: int = help_text(DEFAULT_MIN_PARAMS_TO_WRAP, "smallest layer that FSDP wraps")
 
 
 def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
-    """The options as fairseq's RoBERTa classes read them: a plain, complete Namespace.
+    """Return the options as a complete Namespace, which fairseq's RoBERTa classes read.
 
     Where the config does not say `max_positions`, it is the length of the task's samples.
     """
@@ -235,17 +230,14 @@ def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
 
 
 def transformer(args: argparse.Namespace) -> TransformerConfig:
-    """What fairseq's transformer encoder and layers read, position fields included."""
+    """Return the nested config that fairseq's transformer encoder and layers read, with the position fields."""
     values = vars(args) | {"max_source_positions": args.max_positions}
     return TransformerConfig.from_namespace(argparse.Namespace(**values))
 
 
-# ---- The config of `relpos_transformer_xl`: a decoder's, and what memory needs.
-
-
 @dataclass
 class RelPosTransformerXLConfig(LanguageModelFlags):
-    """As the paper's released code: layer norm after blocks, everything from N(0, 0.02)."""
+    """Options of Transformer-XL; defaults as in the released code: layer norm after blocks, weights from N(0, 0.02)."""
 
     position_scheme: str = help_text(
         DEFAULT["segment_recurrence"], "position scheme, or several joined by +; any but an absolute one"
@@ -275,7 +267,7 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
 
 
 def check_memory_flags(cfg: Any) -> None:
-    """Refuse lengths of memory that make no sense.
+    """Refuse negative lengths of memory, and --same-length without memory.
 
     Raises:
         ValueError: names the flag, its value and the way out.
@@ -296,7 +288,65 @@ def check_mem_len(mem_len: int, flag: str = "mem_len") -> None:
     """Refuse a negative length.
 
     Raises:
-        ValueError: if it is.
+        ValueError: the length is negative.
     """
     if mem_len < 0:
         raise ValueError(f"mem_len must be >= 0, got {mem_len} ({flag}; 0 remembers nothing)")
+
+
+def sized(name: str, base: type[FairseqDataclass], **values: Any) -> type[FairseqDataclass]:
+    """Make the config class of a named size, whose defaults are `values`.
+
+    Raises:
+        ValueError: if a value names no field.
+    """
+    known = {part.name: part for part in fields(base)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"{name}: unknown fields {', '.join(unknown)}")
+    changed = [
+        (key, known[key].type, dataclasses.field(default=value, metadata=known[key].metadata))
+        for key, value in values.items()
+    ]
+    return make_dataclass(name, changed, bases=(base,))
+
+
+def widths(side: str, width: int, ffn: int, heads: int, layers: int) -> dict[str, int]:
+    """Return the fields of an encoder's or a decoder's sizes."""
+    return {
+        f"{side}_embed_dim": width,
+        f"{side}_ffn_embed_dim": ffn,
+        f"{side}_attention_heads": heads,
+        f"{side}_layers": layers,
+    }
+
+
+def add_flags(model: type, parser: Any) -> None:
+    """Add every field of a model's config, whose defaults are the config's, not argparse's."""
+    config = getattr(model, "flags", None) or getattr(model, "__dataclass")  # noqa: B009
+    gen_parser_from_dataclass(parser, config(), delete_default=True)
+
+
+def register_sizes(
+    model: type, base: type[FairseqDataclass], sizes: dict[str, dict[str, Any]], module: str
+) -> dict[str, type]:
+    """Register a class and a config for every size.
+
+    Args:
+        model: the model that every size's class derives from.
+        base: its config.
+        sizes: by name, the defaults in which a size differs from `base`.
+        module: whose names the returned classes become: pickle looks for them there.
+    """
+    made = {}
+    for name, values in sizes.items():
+        title = "".join(part.capitalize() for part in name.split("_"))
+        config = base
+        if values:
+            config = sized(f"{title}Config", base, **values)
+            config.__module__ = module
+        named = {"__doc__": f"`{name}`.", "__module__": module}
+        made[title] = type(title, (model,), named)
+        made[config.__name__] = config
+        register_model(name, dataclass=config)(made[title])
+    return made

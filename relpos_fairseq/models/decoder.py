@@ -1,4 +1,4 @@
-"""fairseq's transformer decoder, whose layers take the positions explicitly."""
+"""The transformer decoder: fairseq's, whose layers take the positions explicitly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
-from relpos_fairseq.models.sizes import limit_of
+from relpos_fairseq.models.encoder import limit_of
 from relpos_fairseq.modules.cross_attention import SOURCES
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
 from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
@@ -50,7 +50,7 @@ class RelPosDecoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        """As fairseq's; the position flags are read from `cfg`."""
+        """Build fairseq's decoder with the position schemes that `cfg` names."""
         placement = self.make_positions(cfg)
         self._construction = (placement, itertools.count())
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
@@ -62,14 +62,14 @@ class RelPosDecoder(TransformerDecoderBase):
         initialize_projections(placement, self.layers)
 
     def initialize(self, cfg: Any) -> None:
-        """Redraw what a model starts from otherwise than fairseq; never a scheme's parameters."""
+        """Redraw initial values that differ from fairseq's; a scheme's parameters are never redrawn."""
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
         return decoder_positions(cfg)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        """A layer with its own part of the position scheme."""
+        """Build a layer with its own part of the position scheme."""
         placement, index = self._construction
         return shard(cfg, self.layer_class(cfg, placement, next(index), no_encoder_attn))
 
@@ -82,7 +82,7 @@ class RelPosDecoder(TransformerDecoderBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list]]:
-        """As fairseq's: (B, T) tokens to (B, T, E) features; the last one only when incremental."""
+        """Return features (B, T, E) of tokens (B, T), as fairseq does; of the last token alone in decoding."""
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
         enc, enc_padding, sources = _encoder_parts(encoder_out)
@@ -121,16 +121,16 @@ class RelPosDecoder(TransformerDecoderBase):
         return x, {"attn": [attn], "inner_states": inner_states}
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """As fairseq's, without asking every module of the decoder at every step."""
+        """Select rows of the decoding state, layer by layer; fairseq would visit every module at every step."""
         regrouped = None
-        for index in range(self.num_layers):  # iterating over layers would drop some at random
+        for index in range(self.num_layers):  # an iterator would leave out layers at random under LayerDrop
             layer = self.layers[index]
             layer.self_attn.reorder_incremental_state(incremental_state, new_order)
             if layer.encoder_attn is not None:
                 regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
     def _place(self, tokens: Tensor, incremental_state: dict | None) -> tuple[Tensor | None, PositionContext]:
-        """Place all tokens, queried by all of them or in decoding by the last."""
+        """Place all tokens; the queries are all of them, or in decoding the last."""
         ids = (self.padding_idx, self.eos_idx)
         if incremental_state is None:
             return self.positions.of(tokens, *ids)
@@ -139,7 +139,7 @@ class RelPosDecoder(TransformerDecoderBase):
         return self.positions.of(tokens, *ids, query_start=tokens.size(1) - 1, decoding=kept)
 
     def embed(self, tokens: Tensor, added: Tensor | None) -> Tensor:
-        """Input of the first layer: (B, T, E)."""
+        """Return the input of the first layer: (B, T, E)."""
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.quant_noise is not None:
             x = self.quant_noise(x)
@@ -156,7 +156,7 @@ class RelPosDecoder(TransformerDecoderBase):
 
 
 def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
-    """The encoder's output, its padding, and which source each row holds, where given."""
+    """Return the encoder's output, its padding, and the number of each row's source, or None for each."""
     parts = []
     for key in ("encoder_out", "encoder_padding_mask", "sources"):
         part = encoder_out.get(key) if encoder_out is not None else None

@@ -1,4 +1,4 @@
-"""fairseq's transformer encoder, whose layers take the positions explicitly."""
+"""The transformer encoder: fairseq's, whose layers take the positions explicitly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
-from relpos_fairseq.models.sizes import limit_of
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections, shard
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape
+
+UNLIMITED = 2**31 - 1  # where positions set no limit
+
+
+class TableLimit(int):
+    """A longest length with the name of the scheme whose table sets it, for error messages."""
+
+    scheme: str
+
+    @classmethod
+    def of(cls, length: int, scheme: str) -> TableLimit:
+        limit = cls(length)
+        limit.scheme = scheme
+        return limit
+
+
+def limit_of(placement: Placement) -> int:
+    """Return the longest input of a model, as fairseq's `max_positions` gives it."""
+    longest = placement.plan.longest
+    return UNLIMITED if longest is None else TableLimit.of(longest, placement.plan.name)
 
 
 def encoder_shape(cfg: Any, length_flag: str) -> AttentionShape:
@@ -38,7 +57,7 @@ class RelPosEncoder(TransformerEncoderBase):
     """Transformer encoder with a position scheme."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False) -> None:
-        """As fairseq's; the position flags are read from `cfg`."""
+        """Build fairseq's encoder with the position schemes that `cfg` names."""
         placement = self.make_positions(cfg)
         # fairseq's constructor builds layers before modules of ours may be assigned.
         self._construction = (placement, itertools.count())
@@ -55,7 +74,7 @@ class RelPosEncoder(TransformerEncoderBase):
         return encoder_positions(cfg)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        """A layer with its own part of the position scheme."""
+        """Build a layer with its own part of the position scheme."""
         placement, index = self._construction
         return shard(cfg, RelPosEncoderLayer(cfg, placement, next(index), self.return_fc))
 
@@ -67,9 +86,9 @@ class RelPosEncoder(TransformerEncoderBase):
         token_embeddings: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's, for (B, S) tokens padded on either side, and (B, S) segment numbers.
+        """Encode (B, S) tokens padded on either side, with (B, S) segment numbers; returns what fairseq's encoder does.
 
-        A source that is </s> alone keeps it with --encoder-skips-end too.
+        With --encoder-skips-end </s> counts as padding, but in a source that is </s> alone.
         """
         if self.skips_end:
             end = src_tokens.eq(self.eos_idx)
@@ -104,7 +123,7 @@ class RelPosEncoder(TransformerEncoderBase):
     def embed(
         self, tokens: Tensor, added: Tensor | None, token_embeddings: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Input of the first layer (B, S, E), and the scaled token embedding."""
+        """Return the input of the first layer (B, S, E), and the scaled token embedding."""
         if token_embeddings is None:
             token_embeddings = self.embed_tokens(tokens)
         x = embedding = self.embed_scale * token_embeddings
@@ -118,9 +137,9 @@ class RelPosEncoder(TransformerEncoderBase):
         return x, embedding
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
-        """As fairseq's: rows selected; nothing is copied where each row still reads its source.
+        """Select rows of the output; nothing is copied where each row keeps its source.
 
-        `sources` (B,) numbers the source sentence that each row holds: all beams of one are equal.
+        `sources` (B,) numbers the source sentence of each row: all beams of one sentence are equal.
         """
         known = encoder_out.get("sources")
         if not known:

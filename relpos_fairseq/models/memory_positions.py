@@ -1,4 +1,17 @@
-"""Place tokens over the memory and the segment of Transformer-XL."""
+"""Positions over the memory and the segment of Transformer-XL.
+
+`memory_positions` builds relative schemes, which tell remembered tokens from new ones.  `WindowPositions`
+are absolute positions over memory and segment: attn_type 2 and 3 of Transformer-XL's released code.
+
+    first    h_i = x_i + p(L - 1 - i)      of the first layer's input; p the sinusoids of its R
+    every    h_i = x_i + r_(M + i)         of every layer's input; r learned, a table a layer
+
+i counts from the start of a segment of L tokens (--tokens-per-sample); the M tokens of memory before it
+have -M .. -1, and tokens before these read the table's first row.  Memory holds h: in the next segment it
+receives its new positions on top of the earlier ones.  The released code counts from a segment's end,
+so that a shorter segment moves its tokens; here they stay, which is the same for segments of L tokens,
+and lets decoding write one token after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +25,9 @@ from relpos_fairseq.placement import Placement, encode_text
 from relpos_fairseq.positions import is_exported
 from relpos_fairseq.relations import sinusoid_of_distance
 
-# ---- Positions over memory and segment: relative ones, which tell remembered tokens from new ones.
-
 
 def memory_positions(cfg: Any) -> Placement:
-    """Return the positions that a config asks for; tables cover memory and segment.
+    """Return the placement of a config, whose tables cover memory and segment.
 
     Raises:
         ValueError: a scheme that reads absolute positions, or random ones.
@@ -44,22 +55,11 @@ def memory_positions(cfg: Any) -> Placement:
     return placement
 
 
-# ---- Absolute positions over memory and segment: attn_type 2 and 3 of Transformer-XL's released code.
-#     first    h_i = x_i + p(L - 1 - i)      of the first layer's input; p the sinusoids of its R
-#     every    h_i = x_i + r_(M + i)         of every layer's input; r learned, a table a layer
-#
-# i counts from the start of a segment of L tokens (--tokens-per-sample); the M tokens of memory
-# before it have -M .. -1, and further ones read the table's first row.  What is remembered is h: in
-# the next segment it gets the positions that it has there on top of those that it had.  The released
-# code counts from a segment's end, so that a shorter segment moves its tokens; here they stay, which
-# is the same for segments of L tokens, and lets decoding write one token after the other.
-
-
 KINDS = ("none", "first", "every")
 
 
 class WindowPositions(nn.Module):
-    """What is added to the inputs of layers.
+    """Positions that are added to the inputs of layers.
 
     Args:
         kind: `first` or `every`.
@@ -110,7 +110,7 @@ class WindowPositions(nn.Module):
 
 
 def window_of(cfg: Any, layers: int) -> WindowPositions | None:
-    """Return the positions that a decoder's nested config asks for, or None."""
+    """Return the `WindowPositions` of a decoder's nested config, or None."""
     if cfg.window_positions == KINDS[0]:
         return None
     sizes = (layers, cfg.mem_len, cfg.max_target_positions, cfg.decoder.embed_dim)

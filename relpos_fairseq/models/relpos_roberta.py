@@ -11,21 +11,17 @@ from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
 from relpos_fairseq.models import roberta_hub
-from relpos_fairseq.models.configs import RelPosRobertaConfig, namespace, transformer
+from relpos_fairseq.models.configs import RelPosRobertaConfig, add_flags, namespace, register_sizes, transformer, widths
 from relpos_fairseq.models.encoder import RelPosEncoder, encoder_shape
-from relpos_fairseq.models.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.modules.transformer_layer import initialize_projections
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.tasks.sentence_pairs import request_segments
 
-# ---- RoBERTa's encoder: fairseq's, with a position scheme and segments; and its span head.
-
-
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RelPosSentenceEncoder(RelPosEncoder):
-    """Transformer encoder whose positions and segments are those of masked language models."""
+    """Transformer encoder with the position schemes and segments of a masked language model."""
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
@@ -39,34 +35,34 @@ class RelPosSentenceEncoder(RelPosEncoder):
         token_embeddings: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """As fairseq's, for (B, T) tokens padded on either side, and (B, T) segment numbers.
+        """Encode (B, T) tokens padded on either side, with (B, T) segment numbers.
 
-        Segments are None where the task divides nothing: one segment, as a single sentence is.
+        Without segment numbers from the task every token is in segment 0, as in a single sentence.
         """
         if self.positions.plan.segment_encoding == "none":
             segments = None
         elif segments is None:
-            self._say_undivided()
+            self._warn_of_one_segment()
             segments = src_tokens.new_zeros(src_tokens.shape)
         return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings, segments)
 
-    _said = False
+    _warned = False
 
-    def _say_undivided(self) -> None:
-        """Once a model: the task has no segments, though the model could tell them apart."""
-        if not self._said:
-            _logger.warning(
+    def _warn_of_one_segment(self) -> None:
+        """Warn once a model that the task supplies no segments, though the model encodes them."""
+        if not self._warned:
+            logger.warning(
                 "--segment-encoding %s: the task supplies no segments, so every token is in segment 0",
                 self.positions.plan.segment_encoding,
             )
-        self._said = True
+        self._warned = True
 
 
 class RelPosRobertaEncoder(RobertaEncoder):
     """fairseq's RobertaEncoder around a `RelPosSentenceEncoder`."""
 
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> RelPosSentenceEncoder:
-        """The layers, initialised as BERT's."""
+        """Build the layers, initialised as BERT's."""
         encoder = RelPosSentenceEncoder(transformer(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
@@ -80,7 +76,7 @@ class RelPosRobertaEncoder(RobertaEncoder):
         segments: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict]:
-        """Logits (B, T, V), or of the masked tokens (N, V), or features (B, T, E).
+        """Return logits (B, T, V), logits of the masked tokens (N, V), or features (B, T, E).
 
         Args:
             src_tokens: (B, T) token ids.
@@ -98,7 +94,7 @@ class RelPosRobertaEncoder(RobertaEncoder):
     def extract_features(
         self, src_tokens: Tensor, return_all_hiddens: bool = False, **kwargs: Any
     ) -> tuple[Tensor, dict]:
-        """Features (B, T, E); takes `segments` and `token_embeddings`."""
+        """Return features (B, T, E); takes `segments` and `token_embeddings`."""
         out = self.sentence_encoder(
             src_tokens,
             return_all_hiddens=return_all_hiddens,
@@ -113,7 +109,7 @@ class RelPosRobertaEncoder(RobertaEncoder):
 
 
 class SpanHead(nn.Module):
-    """Start and end logits of every token, for question answering.
+    """The head of question answering: start and end logits of every token.
 
     Devlin et al. 2018, BERT (arXiv:1810.04805), section 4.2: two vectors S and E, and a token's
     logits are their products with its last hidden state (here the rows of one projection, with
@@ -130,14 +126,8 @@ class SpanHead(nn.Module):
         self.out_proj = nn.Linear(embed_dim, 2)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, T, E) to (B, T, 2): start and end logits."""
+        """Return start and end logits (B, T, 2) of features (B, T, E)."""
         return self.out_proj(self.dropout(features))
-
-
-# ---- `relpos_roberta`: fairseq's RoBERTa with any position scheme, segments and a span head.
-
-
-logger = logging.getLogger(__name__)
 
 
 class RelPosRobertaModel(RobertaModel):
@@ -180,7 +170,7 @@ class RelPosRobertaModel(RobertaModel):
         segments: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, dict]:
-        """As fairseq's RobertaModel.
+        """Return logits or features, as fairseq's RobertaModel does.
 
         Args:
             src_tokens: (B, T) token ids.
@@ -243,7 +233,7 @@ class RelPosRobertaModel(RobertaModel):
         )
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """As fairseq's, for span heads too.
+        """Add or remove heads of a checkpoint, as fairseq does, span heads included.
 
         Heads of the checkpoint that the model lacks are registered with --load-checkpoint-heads
         and else left out; heads of the model that the checkpoint lacks keep their own weights.

@@ -1,4 +1,9 @@
-"""`relpos_transformer`: fairseq's encoder-decoder with any position scheme, and its flat config."""
+"""`relpos_transformer`: fairseq's encoder-decoder with any position scheme, and its flat config.
+
+fairseq's TransformerConfig nests encoder, decoder and quant_noise; registered as a dataclass it crashes the
+command line, and rebuilt with factories it ignores every --encoder-* flag.  Here its fields are laid
+out flat, with the position flags, and `nested` builds the TransformerConfig that fairseq's classes read.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +18,12 @@ from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecB
 from omegaconf import II
 
 from relpos_fairseq.config import PositionConfig, help_text
-from relpos_fairseq.models.configs import ACTIVATIONS, plain
+from relpos_fairseq.models.configs import ACTIVATIONS, add_flags, plain, register_sizes, widths
 from relpos_fairseq.models.decoder import RelPosDecoder
 from relpos_fairseq.models.encoder import RelPosEncoder
-from relpos_fairseq.models.sizes import add_flags, register_sizes, widths
-
-# ---- The flat config of an encoder-decoder: the same fields on the command line and in hydra.
-# fairseq's TransformerConfig nests encoder, decoder and quant_noise; registered as a dataclass it
-# crashes the command line, and rebuilt with factories it ignores every --encoder-* flag.  Here its
-# fields are laid out flat beside ours, and `nested` builds the TransformerConfig that fairseq's
-# classes read.
-
 
 _NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
-# Positions are ours to say; cross+self attention puts source and target on one line of slots.
+# Position schemes replace these options; cross+self attention would mix the slots of source and target.
 _DROPPED = {
     "_name",
     "no_token_positional_embeddings",
@@ -49,7 +46,7 @@ SKIPS_END = "the encoder takes </s> for padding, as where sources were trained w
 
 
 def _flat_fields() -> list[tuple[str, Any, Any]]:
-    """(name, type, field) of every option of TransformerConfig, flat."""
+    """Return (name, type, field) of every option of TransformerConfig, flat."""
     flat = []
     for outer in fields(TransformerConfig):
         inner = _NESTED.get(outer.name)
@@ -82,7 +79,7 @@ class RelPosTransformerConfig(_Flat):
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """Fairseq's nested config, carrying the position fields, from a flat one (see `plain`)."""
+    """Return fairseq's nested config from a flat one (see `plain`), with the position fields."""
     flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
     for key in ("max_source_positions", "max_target_positions"):
         if not isinstance(flat.get(key), int):
@@ -91,9 +88,6 @@ def nested(cfg: Any) -> TransformerConfig:
         flat[key] = flat.get(key) or flat["decoder_embed_dim"]
     flat["no_token_positional_embeddings"] = True
     return TransformerConfig.from_namespace(argparse.Namespace(**flat))
-
-
-# ---- `relpos_transformer`: fairseq's encoder-decoder with any position scheme.
 
 
 class RelPosTransformerModel(TransformerModelBase):

@@ -10,9 +10,15 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.configs import LanguageModelFlags, RelPosTransformerLMConfig, nested_decoder
+from relpos_fairseq.models.configs import (
+    LanguageModelFlags,
+    RelPosTransformerLMConfig,
+    add_flags,
+    nested_decoder,
+    register_sizes,
+    widths,
+)
 from relpos_fairseq.models.decoder import RelPosDecoder, decoder_positions
-from relpos_fairseq.models.sizes import add_flags, register_sizes, widths
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
@@ -29,7 +35,7 @@ class RelPosLMDecoder(RelPosDecoder):
 
 
 class RelPosLanguageModel(FairseqLanguageModel):
-    """What the language models have in common: flags, embeddings, checking of checkpoints."""
+    """The base of the language models: flags, embeddings and the check of checkpoints."""
 
     flags: type = LanguageModelFlags
     decoder_class: type[RelPosDecoder] = RelPosLMDecoder
@@ -51,7 +57,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
         return cls(decoder)
 
     def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
-        """As fairseq's; an adaptive softmax has no gradient this way.
+        """Return probabilities as fairseq does; those of an adaptive softmax have no gradient.
 
         Raises:
             ValueError: a criterion that would train an adaptive softmax by them.
@@ -67,7 +73,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
     def load_state_dict(
         self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args=None
     ) -> Any:
-        """As fairseq's; says in one line what is another model's.
+        """Load parameters as fairseq does; a checkpoint of another model is refused in one line.
 
         Raises:
             ModelMismatchError: a checkpoint of another model.
@@ -78,7 +84,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
 
 
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
-    """Plain or adaptive embedding of (B, T) tokens."""
+    """Build the plain or adaptive embedding of tokens."""
     if not cfg.adaptive_input:
         return Embedding(len(dictionary), cfg.decoder.input_dim, dictionary.pad())
     return AdaptiveInput(
@@ -94,7 +100,7 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
 
 
 def _check_cutoff(flag: str, text: str | None, dictionary: Any) -> list[int]:
-    """The cut-offs of an adaptive embedding.
+    """Return the cut-offs of an adaptive embedding.
 
     Raises:
         ValueError: they do not rise, or exceed the dictionary.
@@ -110,7 +116,7 @@ def _check_cutoff(flag: str, text: str | None, dictionary: Any) -> list[int]:
 
 
 def refuse_foreign(own: dict[str, Tensor], saved: dict[str, Tensor], model: str) -> None:
-    """Refuse a checkpoint whose tensors are not the model's; positions have an error of their own.
+    """Refuse a checkpoint whose tensors are not the model's; tensors of positions are checked elsewhere.
 
     Raises:
         ModelMismatchError: names one tensor that differs.

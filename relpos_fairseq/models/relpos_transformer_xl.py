@@ -1,4 +1,20 @@
-"""`relpos_transformer_xl`: a language model with memory, under any relative position scheme (Dai2019)."""
+"""`relpos_transformer_xl`: a language model with memory, under any relative position scheme.
+
+Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.2; sizes from the paper's released scripts.
+
+    h~_tau+1^(n-1) = [SG(h_tau^(n-1)) ; h_tau+1^(n-1)]
+    q, k, v = h_tau+1 W_q, h~_tau+1 W_k, h~_tau+1 W_v
+    h_tau+1^n = transformer layer (q, k, v)
+
+SG(h_tau) is `Memory.states[n-1]`.  The decoder takes a memory and returns the next one; it keeps none
+itself.  Positions are the scheme's, over slots M memory + T segment.
+
+As in the released code there is dropout also after the last layer; `same_length` shows each token mem_len
+tokens, itself included; and weights start from N(0, 0.02), projections of adaptive embeddings from
+N(0, 0.01), layer norms from N(1, 0.02), biases from 0 (`weights_init` in its train.py), while position
+schemes keep their own initial values.  Unlike in the released code projections of attention have biases,
+as everywhere in fairseq, and outputs have none: --no-attention-bias and --output-bias.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +27,26 @@ import torch
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from relpos_fairseq.models.configs import RelPosTransformerXLConfig, check_mem_len, check_memory_flags
+from relpos_fairseq.models.configs import (
+    RelPosTransformerXLConfig,
+    check_mem_len,
+    check_memory_flags,
+    register_sizes,
+    widths,
+)
 from relpos_fairseq.models.memory_positions import memory_positions, window_of
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, RelPosLMDecoder
-from relpos_fairseq.models.sizes import register_sizes, widths
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
 from relpos_fairseq.placement import DecodingTerms, Placement, SchemeStack, encode_text
 from relpos_fairseq.positions import Positions, index_in_document, is_captured
 from relpos_fairseq.scheme import PositionScheme
 
-# ---- Initial values of Transformer-XL's released code (`weights_init` in its train.py); its biases.
-# Weights come from N(0, 0.02), projections of adaptive embeddings from N(0, 0.01), layer norms from
-# N(1, 0.02), and biases are 0.  Position schemes keep what they started from.
+logger = logging.getLogger(__name__)
 
 
 def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
-    """Redraw all that is a fairseq decoder's own; `proj_std`: projections between widths."""
+    """Redraw the parameters of a decoder but for position schemes; `proj_std` is for projections between widths."""
     projections = _projections(decoder)
     for module in _own_modules(decoder):
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -41,7 +60,7 @@ def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
 
 
 def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and its descendants, but for position schemes."""
+    """Yield the module and its descendants, but for position schemes."""
     if isinstance(module, (SchemeStack, Placement)):
         return
     yield module
@@ -50,7 +69,7 @@ def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _projections(decoder: nn.Module) -> set[int]:
-    """Projections between the widths of an embedding's bands and the model's."""
+    """Return the ids of the projections between the widths of an embedding's bands and the model's."""
     found = [decoder.project_in_dim, decoder.project_out_dim]
     if isinstance(decoder.embed_tokens, AdaptiveInput):
         found += [band[1] for band in decoder.embed_tokens.embeddings]
@@ -60,7 +79,7 @@ def _projections(decoder: nn.Module) -> set[int]:
 
 
 def drop_biases(layers: nn.ModuleList) -> None:
-    """Take the biases out of the projections of attention.
+    """Remove the biases of the projections of attention.
 
     Raises:
         ValueError: a position scheme starts from biases of its own.
@@ -101,30 +120,16 @@ def add_output_bias(decoder: nn.Module) -> None:
         tail.append(Bias(size))
 
 
-# ---- Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.2: a decoder with memory.
-#     h~_tau+1^(n-1) = [SG(h_tau^(n-1)) ; h_tau+1^(n-1)]
-#     q, k, v = h_tau+1 W_q, h~_tau+1 W_k, h~_tau+1 W_v                   eq. of section 3.2
-#     h_tau+1^n = transformer layer (q, k, v)
-#
-# SG(h_tau) is `Memory.states[n-1]`.  Memory comes in as an argument and goes out as a result: the
-# decoder itself keeps none.  Positions are the scheme's, over slots M memory + T segment.
-#
-# As the released code: dropout also after the last layer, its initial values (initial_values.py),
-# and `same_length` shows each token mem_len tokens, itself included.  Otherwise than it projections
-# of attention have biases, as everywhere in fairseq, and outputs have none: --no-attention-bias
-# and --output-bias.
-
-
 class RelPosXLDecoder(RelPosLMDecoder):
     """Transformer decoder whose layers attend over [memory, segment]."""
 
     layer_class = RelPosMemoryLayer
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = True) -> None:
-        """As RelPosDecoder.
+        """Build the decoder with its memory.
 
         Raises:
-            ValueError: lengths of memory that make no sense, or an absolute position scheme.
+            ValueError: lengths of memory that contradict each other, or an absolute position scheme.
         """
         check_memory_flags(cfg)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
@@ -143,7 +148,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     make_positions = staticmethod(memory_positions)
 
     def initialize(self, cfg: Any) -> None:
-        """The released code's initial values, for everything but the schemes."""
+        """Draw the released code's initial values, for everything but the schemes."""
         initialise(self, cfg.init_std, cfg.proj_init_std)
 
     def max_positions(self) -> int:
@@ -173,7 +178,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         document_starts: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits (B, T, V) and, under `memory`, what the segment leaves behind.
+        """Return logits (B, T, V) and, under `memory`, the memory after the segment.
 
         Args:
             prev_output_tokens: (B, T) tokens; padding may stand anywhere.
@@ -184,7 +189,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
             memory: what came before; a carrier is given the new one.
             document_starts: (B, T) True at tokens that begin a document: they and those after them
                 see nothing before.
-            unused: what fairseq's tasks hand in besides.
+            unused: further inputs of fairseq's tasks.
 
         Raises:
             ValueError: a memory or document_starts that do not fit the tokens.
@@ -201,7 +206,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         document_starts: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """(B, T, E) features; see `forward`."""
+        """Return features (B, T, E); see `forward`."""
         tokens = prev_output_tokens
         if document_starts is not None and document_starts.shape != tokens.shape:
             raise ValueError(
@@ -216,7 +221,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return features, {"attn": [None], "memory": after}
 
     def _segment(self, tokens: Tensor, memory: Memory | None, starts: Tensor | None) -> tuple[Tensor, Memory]:
-        """A whole segment: its features, and the memory after it."""
+        """Read a whole segment: return its features, and the memory after it."""
         padding = tokens.eq(self.padding_idx)
         if is_captured() or not padding.any():  # a graph's segments have no padding
             padding = order = None
@@ -237,7 +242,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _decode(
         self, tokens: Tensor, state: dict, memory: Memory | None, starts: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The tokens that the cache has not yet; memory enters it with the first."""
+        """Read the tokens that the cache lacks; the first step puts the memory into the cache."""
         cache = self.get_incremental_state(state, "segment") or {}
         done = cache.get("tokens", 0)
         new = tokens[:, done:]
@@ -262,7 +267,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return x, {"attn": [None], "memory": None}
 
     def _before(self, memory: Memory | None, tokens: Tensor) -> Memory:
-        """The memory that a forward pass reads."""
+        """Return the memory that a forward pass reads."""
         width = self.embed_dim
         if memory is None:
             like = next(self.layers.parameters())
@@ -273,7 +278,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _layers(
         self, tokens: Tensor, before: Memory, padding: Tensor | None, documents: Tensor | None, state: dict | None
     ) -> tuple[Tensor, Memory, list[Tensor]]:
-        """Features (B, T, E) of the new tokens, and what layers read: memory, inputs (T, B, E)."""
+        """Return features (B, T, E) of the new tokens, the memory that layers read, and their inputs (T, B, E)."""
         done = self._done(tokens, state)
         x = self.embed(tokens, self._on_input(tokens, done)).transpose(0, 1)
         before = before.to(x)
@@ -300,13 +305,13 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return x, replace(before, states=tuple(read)), inputs
 
     def _done(self, tokens: Tensor, state: dict | None) -> int:
-        """How many of the segment's tokens stand before the new ones, in the cache."""
+        """Return how many of the segment's tokens are in the cache, before the new ones."""
         if state is None:
             return 0
         return self.get_incremental_state(state, "segment")["tokens"] - tokens.size(1)
 
     def _on_input(self, tokens: Tensor, done: int) -> Tensor | None:
-        """What positions add to the input: counted from the segment's start (--absolute-memory)."""
+        """Return what positions add to the input, counted from the segment's start (--absolute-memory), or None."""
         length = tokens.size(1)
         where = Positions(length, done + length, query_start=done, device=tokens.device)
         added = self.positions.embed(where)
@@ -318,7 +323,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _memory_context(
         self, tokens: Tensor, mem_len: int, padding: Tensor | None, documents: Tensor | None, state: dict | None
     ) -> Any:
-        """Positions over memory and segment, and who may see whom."""
+        """Return the context of all layers over memory and segment."""
         start, kept = mem_len, None
         if state is not None:
             cache = self.get_incremental_state(state, "segment")
@@ -360,13 +365,6 @@ def _check_prompt(padding: Tensor, remembered: Tensor) -> None:
     )
 
 
-# ---- `relpos_transformer_xl`: a language model with memory, under any relative position scheme.
-# Dai et al. 2019, Transformer-XL (arXiv:1901.02860); sizes from the paper's released scripts.
-
-
-logger = logging.getLogger(__name__)
-
-
 class RelPosTransformerXLModel(RelPosLanguageModel):
     """A causal language model whose layers attend over [memory, segment]."""
 
@@ -375,7 +373,7 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosLanguageModel:
-        """As every language model's; a task that carries no memory is said."""
+        """Build the model, and warn of a task that carries no memory."""
         if cfg.mem_len and not getattr(task, "carries_memory", False):
             logger.warning(
                 "task %s carries no memory: every sample begins without any, whatever --mem-len "
@@ -394,7 +392,7 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
         incremental_state: dict | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits (B, T, V) and {"memory": the new memory}; see `RelPosXLDecoder.forward`."""
+        """Return logits (B, T, V) and {"memory": the new memory}; see `RelPosXLDecoder.forward`."""
         return self.decoder(
             src_tokens, incremental_state=incremental_state, memory=memory, document_starts=document_starts, **unused
         )

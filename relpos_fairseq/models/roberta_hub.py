@@ -1,7 +1,7 @@
-"""`from_pretrained`: encode, extract_features, fill_mask, predict; all of it offline.
+"""The hub interface of `relpos_roberta`: encode, extract_features, fill_mask and predict, all offline.
 
 As fairseq's RobertaHubInterface, with a tokenizer of this package (`data.tokenizers`), which is
-looked for beside the data and the checkpoint, and with the segments of sentence pairs.
+looked for in the folders of the data and the checkpoint, and with the segments of sentence pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RelPosRobertaHub(nn.Module):
     """A trained model with its dictionary and, where there is one, its tokenizer."""
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, tokenizer: Tokenizer | None) -> None:
-        """Keep the parts; without a tokenizer text is symbols joined by spaces.
+        """Keep model, dictionary and tokenizer; without a tokenizer text is symbols joined by spaces.
 
         Raises:
             ValueError: a tokenizer of another dictionary.
@@ -42,7 +42,7 @@ class RelPosRobertaHub(nn.Module):
         return next(self.model.parameters()).device
 
     def encode(self, sentence: str, *more: str, no_separator: bool | None = None) -> Tensor:
-        """(T,) ids of `<s> a </s>`, or of a pair `<s> a </s> </s> b </s>`.
+        """Return the ids (T,) of `<s> a </s>`, or of a pair `<s> a </s> </s> b </s>`.
 
         Args:
             sentence: text.
@@ -55,7 +55,7 @@ class RelPosRobertaHub(nn.Module):
     def encode_with_segments(
         self, sentence: str, *more: str, no_separator: bool | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The ids of `encode`, and (T,) segment numbers: each sentence is a segment.
+        """Return the ids of `encode`, and segment numbers (T,): each sentence is a segment.
 
         A separator belongs to the sentence that follows it, as in sentence_prediction.
         """
@@ -69,7 +69,7 @@ class RelPosRobertaHub(nn.Module):
 
     @property
     def _is_like_bert(self) -> bool:
-        """Whether the model's task, or else its tokenizer, puts one </s> between sentences."""
+        """True if the model's task, or else its tokenizer, puts one </s> between sentences."""
         task = self.task.cfg
         if "separator_token" in task:
             return task.separator_token is None
@@ -84,7 +84,7 @@ class RelPosRobertaHub(nn.Module):
         return [self.dictionary.index(piece) for piece in self._pieces(text)]
 
     def decode(self, tokens: Tensor) -> str | list[str]:
-        """The text of (T,) ids; a list of texts for several sentences."""
+        """Return the text of ids (T,), or a list of texts for several sentences."""
         ids = tokens.tolist()
         if ids and ids[0] == self.dictionary.bos():
             ids = ids[1:]
@@ -104,7 +104,7 @@ class RelPosRobertaHub(nn.Module):
     def extract_features(
         self, tokens: Tensor, return_all_hiddens: bool = False, segments: Tensor | None = None
     ) -> Tensor | list[Tensor]:
-        """(B, T, E) features of the last layer, or a list of every layer's.
+        """Return the features (B, T, E) of the last layer, or a list of every layer's.
 
         Args:
             tokens: (T,) or (B, T) ids.
@@ -141,13 +141,13 @@ class RelPosRobertaHub(nn.Module):
         self.model.register_classification_head(name, num_classes=num_classes, **kwargs)
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False, segments: Tensor | None = None) -> Tensor:
-        """(B, classes) log-probabilities, or logits, of a classification head."""
+        """Return log-probabilities (B, classes), or logits, of a classification head."""
         inputs = self._inputs(tokens, segments)
         logits, _ = self.model(**inputs, classification_head_name=head)
         return logits if return_logits else F.log_softmax(logits, dim=-1)
 
     def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
-        """The `topk` likeliest words for the one `<mask>` of a text.
+        """Return the `topk` likeliest words for the one `<mask>` of a text.
 
         Returns:
             (filled text, probability, the piece's text), best first; special symbols, which
@@ -181,7 +181,7 @@ class RelPosRobertaHub(nn.Module):
         return parts[0].rstrip(), parts[1], mask
 
     def _filled(self, before: str, after: str, number: int, value: float) -> tuple[str, float, str]:
-        """One answer; the pieces of the text and the new one are decoded together."""
+        """Return one answer; the tokens of the text and the new one are decoded together."""
         pieces = [*self._pieces(before), self.dictionary[number], *self._pieces(after)]
         whole = " ".join(pieces) if self.tokenizer is None else self.tokenizer.decode(pieces)
         return whole.strip(), value, self._text([number]).strip()
@@ -202,12 +202,12 @@ def from_pretrained(
     if not isinstance(bpe, Tokenizer):
         data = Path(loaded["task"].cfg.data.split(":")[0])
         folders = (data, data / "input0", Path(model_name_or_path))
-        tokenizer = load_tokenizer(bpe) if bpe else _beside(folders)
+        tokenizer = load_tokenizer(bpe) if bpe else _tokenizer_of(folders)
     return RelPosRobertaHub(loaded["args"], loaded["task"], loaded["models"][0], tokenizer)
 
 
-def _beside(folders: Sequence[Path]) -> Tokenizer | None:
-    """The tokenizer that lies in one of the folders, or None; a broken one is an error."""
+def _tokenizer_of(folders: Sequence[Path]) -> Tokenizer | None:
+    """Load the tokenizer of the first folder that has one, or return None; a broken one is an error."""
     for folder in folders:
         if any((folder / name).is_file() for name in MODEL_FILES):
             logger.info("tokenizer of %s", folder)

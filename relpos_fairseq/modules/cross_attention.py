@@ -1,9 +1,9 @@
-"""fairseq's attention of decoder over encoder, evaluated faster: its parameters, its results.
+"""Attention of decoder over encoder: fairseq's parameters and results, computed faster.
 
-fairseq forms all probabilities here, always.  This one forms them where they are asked for, and in
-training on a CPU, where torch's scaled_dot_product_attention with dropout would form them too, more
-slowly; otherwise it is that function.  In generation the source is projected and kept once for all
-beams of a sentence, whose queries then meet it together: reordering beams copies nothing.
+fairseq computes all probabilities.  This module computes them where they are asked for, and in training
+on a CPU, where torch's scaled_dot_product_attention with dropout would compute them too, more slowly;
+elsewhere it calls that function.  In generation the source is projected and cached once for all beams of
+a sentence, whose queries attend to it together, so that reordering beams copies nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from torch import Tensor
 
 from relpos_fairseq.attention.sdpa import sound_kernels
 
-SOURCES = "relpos_sources"  # in fairseq's incremental state: (B,) source that each row reads
+SOURCES = "relpos_sources"  # key in fairseq's incremental state: (B,) number of each row's source
 
 
 def repeats(sources: Tensor | None, rows: int) -> int:
-    """How many rows in succession read the same source (B,), everywhere in the batch."""
+    """Return how many successive rows read the same source, for numbers (B,) of the rows' sources.
+
+    The result divides the length of every run of equal numbers; it is 1 without numbers of all rows.
+    """
     if sources is None or len(sources) != rows:
         return 1
     counts = torch.unique_consecutive(sources, return_counts=True)[1]
@@ -29,15 +32,15 @@ def repeats(sources: Tensor | None, rows: int) -> int:
 
 
 def regroup(order: Tensor, beams: int, sources: int) -> tuple[Tensor | None, int]:
-    """Which sources are kept when rows are selected, each read by `beams` rows in succession.
+    """Return the sources to keep when rows are selected, where `beams` successive rows read each source.
 
     Args:
         order: (B',) row that each new row continues.
-        beams: rows of each source so far.
-        sources: number of sources so far.
+        beams: number of rows of each source before the selection.
+        sources: number of sources before the selection.
 
     Returns:
-        (U',) sources to select, or None where all stay in place; and the rows of each from now on.
+        (U',) sources to select, or None where all stay in place; and the number of rows of each afterwards.
     """
     kept = order // beams
     if len(order) % beams:
@@ -66,22 +69,22 @@ class CrossAttention(MultiheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's, of static keys.
+        """Attend from decoder states to encoder outputs, as fairseq's attention with static keys.
 
         Args:
             query: (T, B, E).
             key: (S, B, E') encoder outputs, read by the first step of decoding only.
-            value: unused beyond fairseq's signature: the same tensor.
+            value: not read; part of fairseq's signature.
             key_padding_mask: (B, S) True at padding.
             incremental_state: fairseq's decoding cache.
             need_weights: return probabilities, the mean over heads (B, T, S).
-            static_kv: unused beyond fairseq's signature.
-            attn_mask: refused.
-            before_softmax: refused.
+            static_kv: not read; part of fairseq's signature.
+            attn_mask: must be None.
+            before_softmax: must be False.
             need_head_weights: return the probabilities of each head (H, B, T, S).
 
         Raises:
-            ValueError: a mask, or logits asked for.
+            ValueError: a mask is given, or logits are asked for.
         """
         if attn_mask is not None or before_softmax:
             raise ValueError("cross-attention takes no attn_mask and gives no logits")
@@ -91,19 +94,21 @@ class CrossAttention(MultiheadAttention):
         q = rows.view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
         q = q.permute(1, 3, 2, 0, 4).flatten(2, 3)  # (U, H, beams T, D)
         out, probs = self._attend(q, k, v, padding, need_weights or need_head_weights)
-        by_row = (batch // beams, self.num_heads, beams, tgt_len, -1)
-        out = out.view(by_row).permute(3, 0, 2, 1, 4).reshape(-1, self.embed_dim)
+        split = (batch // beams, self.num_heads, beams, tgt_len, -1)
+        out = out.view(split).permute(3, 0, 2, 1, 4).reshape(-1, self.embed_dim)
         if probs is not None:
-            probs = probs.view(by_row).permute(1, 0, 2, 3, 4).flatten(1, 2)  # (H, B, T, S)
+            probs = probs.view(split).permute(1, 0, 2, 3, 4).flatten(1, 2)  # (H, B, T, S)
             probs = probs if need_head_weights else probs.mean(dim=0)
         return self.out_proj(out).view(tgt_len, batch, self.embed_dim), probs
 
     def _source(
         self, key: Tensor | None, padding: Tensor | None, state: dict | None, batch: int
     ) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        """Keys and values (U, H, S, D) of U sources, their padding (U, S), and the rows of each."""
+        """Return keys and values (U, H, S, D) of U sources, their padding (U, S), and the number of rows of each."""
         cache = self._get_input_buffer(state) if state is not None else {}
         if not cache:
+            if key is None:
+                raise ValueError("the first step of cross-attention needs the encoder's outputs, got none")
             beams = 1 if state is None else repeats(state.get(SOURCES), batch)
             key = key[:, ::beams]
             if padding is not None:
@@ -118,13 +123,13 @@ class CrossAttention(MultiheadAttention):
         return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
 
     def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """(S U, E) to (U, H, S, D), for the shape (S, U, E')."""
+        """Split (S U, E) by head, for the shape (S, U, E'): (U, H, S, D)."""
         return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """(U, H, L, D) output, and probabilities (U, H, L, S) before dropout where asked."""
+        """Return the output (U, H, L, D), and probabilities (U, H, L, S) before dropout or None."""
         active = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if active else 0.0
         if need_weights or (dropout and q.device.type == "cpu"):
@@ -137,7 +142,7 @@ class CrossAttention(MultiheadAttention):
     def _explicit(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        """The same by products of matrices; logits and softmax in at least fp32, as fairseq's."""
+        """Attend by products of matrices, with softmax in at least fp32, as fairseq does."""
         sources, heads, rows, dim = q.shape
         q, k, v = (part.reshape(sources * heads, -1, dim) for part in (q, k, v))
         if padding is None:
@@ -159,12 +164,12 @@ class CrossAttention(MultiheadAttention):
     def reorder(
         self, state: dict, order: Tensor, regrouped: tuple[Tensor | None, int] | None = None
     ) -> tuple[Tensor | None, int] | None:
-        """The same for one layer of several.
+        """Select rows of the cached sources, as beam search does, and return what `regroup` returned.
 
         Args:
             state: fairseq's decoding cache.
             order: (B',) row that each new row continues.
-            regrouped: what the layer before returned: all layers read the same sources.
+            regrouped: the result of the layer before, which reads the same sources; None in the first.
         """
         cache = self._get_input_buffer(state)
         if not cache:

@@ -1,13 +1,15 @@
-"""What one self-attention keeps between the steps of incremental decoding.
+"""The cache of one self-attention between the steps of incremental decoding.
 
 Keys and values stand in buffers (B, H, capacity, ...) that grow by doubling: a step writes its own
-slot and copies nothing else, where joining tensors anew would read and write all of them at every
-step, several times the cost of attention itself.  Slots from `length` on are never read.  With
-gradients enabled nothing is written in place and tensors are joined: autograd may have kept the
-earlier keys for the queries' gradients, even where the keys themselves need none.
+slot and copies nothing else.  Concatenating at every step would read and write all earlier keys, at
+several times the cost of attention itself.  Slots from `length` on are never read.  With gradients
+enabled nothing is written in place and tensors are concatenated: autograd may have kept the earlier
+keys for the queries' gradients, even where the keys themselves need none.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +22,10 @@ from relpos_fairseq.terms import PositionTerms
 
 
 class DecodingCache:
-    """Keys, values and what goes with them, of all tokens so far.
+    """Keys, values, log gates and padding of all tokens so far, and the terms of the layer's own schemes.
 
     Attributes:
-        length: slots that are filled.
+        length: number of slots that are filled.
         padding: (B, length) True at padding, or None where there is none.
         position: the terms of the layer's own schemes.
     """
@@ -33,17 +35,18 @@ class DecodingCache:
         self.padding: Tensor | None = None
         self.position = DecodingTerms()
         self._tables: StepTables | None = None
-        self._tails: Tensor | None = None  # of the first `_with_tails` keys; the keys say it all
-        self._with_tails = 0
+        # Products of the first `_with_products` keys with the clipped ends of tables.
+        self._products: Tensor | None = None
+        self._with_products = 0
         self._buffers: dict[str, Tensor] = {}
 
     @property
     def rows(self) -> int | None:
-        """Rows of the batch, or None while empty."""
+        """Number of rows of the batch, or None while the cache is empty."""
         return next((buffer.size(0) for buffer in self._buffers.values()), None)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return what is kept a key, by name; slots from `length` on hold nothing."""
+        """Return the buffers by name: (B, H, capacity, ...) each, whose slots from `length` on hold nothing."""
         return self._buffers
 
     @property
@@ -53,9 +56,9 @@ class DecodingCache:
     def tables(
         self, terms: tuple[PositionTerms, ...], positions: Positions, like: Tensor, scale: float
     ) -> StepTables | None:
-        """The terms' tables for the last query, of whose type and device they are.
+        """Return the terms' tables as the last query reads them, in the type and on the device of `like`.
 
-        None where no step of decoding is evaluated.
+        The result is None where the call is no step of decoding, or gradients are enabled.
         """
         if torch.is_grad_enabled() or not supports_step(terms, positions):
             return None
@@ -68,33 +71,35 @@ class DecodingCache:
     def clipped_key_products(self, tables: StepTables | None, k: Tensor) -> Tensor | None:
         """Return a step's `AttentionInputs.clipped_key_products` for keys (B, H, S, D), or None if it needs none.
 
-        Keys that near tables reach have none yet, and what stands there is not read: they get theirs
-        together, once the first of them is further off.
+        Keys within the near part of a table have no product yet, and attention does not read their slots.
+        The products of several keys are computed together, once the first of them leaves the near part.
         """
         if tables is None or not tables.products:
             return None
-        buffer, first, stop = self._tails, self._with_tails, k.size(2)
+        buffer, first, stop = self._products, self._with_products, k.size(2)
         if buffer is None or buffer.size(2) < stop or not _writable(buffer):
             like = k.new_empty(*k.shape[:2], 0, len(tables.products), dtype=tables.exact)
-            self._tails = buffer = _grown(buffer, like, first, stop)
+            self._products = buffer = _grown(buffer, like, first, stop)
         if first <= stop - min(part.keys for part in tables.products):
             fresh = form_clipped_key_products(tables.terms, k.narrow(2, first, stop - first))
-            buffer.narrow(2, first, stop - first).copy_(fresh)
-            self._with_tails = stop
+            if fresh is not None:
+                buffer.narrow(2, first, stop - first).copy_(fresh)
+            self._with_products = stop
         return buffer.narrow(2, 0, stop)
 
-    def append(self, new: dict[str, Tensor | None], padding: Tensor | None) -> dict[str, Tensor | None]:
-        """Add the new tokens' keys and values.
+    def append(self, new: dict[str, Any], padding: Tensor | None) -> dict[str, Any]:
+        """Append the keys, values and so on of new tokens.
 
         Args:
-            new: (B, H, T, ...) tensors by name; the same names at every step.
+            new: (B, H, T, ...) tensors by name, `key` among them, or None where the layer has no such tensor;
+                the same names at every step.
             padding: (B, T) True at padding among the new tokens, or None.
 
         Returns:
-            (B, H, S, ...) tensors of all tokens by name: views, until the next append.
+            (B, H, S, ...) tensors of all tokens by name, or None: views, valid until the next append.
 
         Raises:
-            ValueError: another number of rows than the earlier tokens have.
+            ValueError: the new tokens have another number of rows than the earlier ones.
         """
         rows = new["key"].size(0)
         if self.rows not in (None, rows):
@@ -133,24 +138,24 @@ class DecodingCache:
 
         Args:
             order: (B',) row that each new row continues.
-            spares: buffers that the layers of a model lend each other: rows are copied from one
-                buffer to another, which then becomes the next one's spare.
+            spares: free buffers by kind, which the layers of a model share: a reorder copies rows into a free
+                buffer, and the buffer from which it copied becomes free.
         """
         for name, buffer in self._buffers.items():
             self._buffers[name] = _selected(buffer, order, self.length, spares)
-        if self._tails is not None:
-            self._tails = _selected(self._tails, order, self._with_tails, spares)
+        if self._products is not None:
+            self._products = _selected(self._products, order, self._with_products, spares)
         if self.padding is not None:
             self.padding = self.padding.index_select(0, order)
 
 
 def _writable(buffer: Tensor) -> bool:
-    """Whether torch allows it: what inference mode made may be changed in inference mode alone."""
+    """Tell whether torch allows writes: a tensor made in inference mode may be changed only there."""
     return torch.is_inference_mode_enabled() or not buffer.is_inference()
 
 
 def _grown(buffer: Tensor | None, part: Tensor, filled: int, needed: int) -> Tensor:
-    """A buffer for at least `needed` slots, the first `filled` of them copied."""
+    """Return a buffer for at least `needed` slots, with the first `filled` slots of the old one."""
     batch, heads, _, *rest = part.shape
     grown = part.new_empty(batch, heads, capacity_for(needed), *rest)
     if buffer is not None:
@@ -159,7 +164,7 @@ def _grown(buffer: Tensor | None, part: Tensor, filled: int, needed: int) -> Ten
 
 
 def _selected(buffer: Tensor, order: Tensor, filled: int, spares: dict) -> Tensor:
-    """Rows of a buffer, in the spare one of its kind if that is large enough."""
+    """Return selected rows of a buffer, in the spare buffer of its kind if that is large enough."""
     if torch.is_grad_enabled() or buffer.requires_grad:
         return buffer[:, :, :filled].index_select(0, order)
     kind = (*buffer.shape[1:], buffer.dtype, buffer.device)

@@ -1,12 +1,12 @@
-"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.2: what a segment leaves behind.
+"""Transformer-XL's memory: the hidden states of earlier segments (Dai2019, section 3.2).
 
     h~ = [SG(h_tau) ; h_tau+1]        SG(h_tau) -> `Memory.states`, one tensor a layer
 
-Memory is a value: a forward pass takes one and returns another, and no module keeps any.  A row of
-the batch may have less of it than others (a new stream, a boundary between documents, a shorter
-prompt): its real slots always stand at the right end, next to the tokens that follow, so that
+Memory is a value: a forward pass takes one and returns another, and no module keeps any.  A row of the
+batch may have fewer valid slots than others (a new stream, a boundary between documents, a shorter
+prompt): its valid slots always stand at the right end, next to the tokens that follow, so that
 distances between slots are distances between tokens.  The released code keeps one more tensor, the
-last layer's output, which nothing reads.
+last layer's output, which nothing reads (arXiv:1901.02860).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Memory:
 
     @classmethod
     def empty(cls, num_layers: int, batch: int, width: int, like: Tensor) -> Memory:
-        """No slots at all, of the type and on the device of `like`."""
+        """Return a memory without slots, of the type and on the device of `like`."""
         state = like.new_zeros(0, batch, width)
         valid = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
         return cls((state,) * num_layers, valid)
@@ -89,41 +89,41 @@ class Memory:
             )
 
     def to(self, like: Tensor) -> Memory:
-        """The same on the device and in the type of `like`."""
+        """Return the memory in the type and on the device of `like`."""
         states = tuple(state.to(like) for state in self.states)
         return Memory(states, self.valid.to(like.device))
 
     def on(self, device: torch.device) -> Memory:
-        """The same on a device, in the type that it has."""
+        """Return the memory on a device, in its own type."""
         return Memory(tuple(state.to(device) for state in self.states), self.valid.to(device))
 
     def last(self, mem_len: int) -> Memory:
-        """The newest `mem_len` slots."""
+        """Return the memory's newest `mem_len` slots."""
         if len(self) <= mem_len:
             return self
         start = len(self) - mem_len
         return Memory(tuple(state[start:] for state in self.states), self.valid[:, start:])
 
     def reorder(self, new_order: Tensor) -> Memory:
-        """Rows of the batch selected by index, as beam search does."""
+        """Select rows of the batch, as beam search does."""
         states = tuple(state.index_select(1, new_order) for state in self.states)
         return Memory(states, self.valid.index_select(0, new_order))
 
     def reset_rows(self, rows: Tensor) -> Memory:
-        """Rows (B,) True start a new stream or document: nothing before it may be seen."""
+        """Hide all slots of the rows (B,) that are True, which start a new stream or document."""
         return replace(self, valid=self.valid & ~rows.to(self.valid.device)[:, None])
 
     def extend(
         self, states: Sequence[Tensor], mem_len: int, *, padding: Tensor | None = None, documents: Tensor | None = None
     ) -> Memory:
-        """The memory after a segment: the last `mem_len` tokens of each row.
+        """Return the memory after a segment: the last `mem_len` tokens of each row.
 
         Args:
-            states: one (T, B, C) tensor a layer, whose type memory takes; gradients end here.
+            states: one (T, B, C) tensor a layer, which give the memory its type; gradients end here.
             mem_len: most slots to keep.
-            padding: (B, T) True at padding, which leaves no slot behind; None: there is none.
-            documents: (B, T) number of each token's document, 0 where it continues the memory's
-                own and never falling; only the last document of a row is remembered.
+            padding: (B, T) True at padding, which becomes no slot; None: there is none.
+            documents: (B, T) number of each token's document, never falling, 0 where it continues the
+                memory's document; only the last document of a row is remembered.
         """
         tokens = self.valid.new_ones(self.batch, states[0].size(0))
         if padding is not None:
@@ -145,15 +145,15 @@ class Memory:
         return Memory(tuple(selected), kept.gather(1, order))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Plain tensors: `states` (L, M, B, C) and `valid` (B, M)."""
+        """Return the memory as plain tensors: `states` (L, M, B, C) and `valid` (B, M)."""
         return {"states": torch.stack(self.states), "valid": self.valid.clone()}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> Memory:
-        """What `state_dict` gave.
+        """Return the memory from the tensors of `state_dict`.
 
         Raises:
-            ValueError: if it is something else.
+            ValueError: other tensors.
         """
         if set(state) != {"states", "valid"} or state["states"].dim() != 4:
             raise ValueError(f"a saved memory has states (L, M, B, C) and valid (B, M), got {sorted(state)}")
@@ -161,7 +161,7 @@ class Memory:
 
 
 def _joined(old: Tensor, new: Tensor, start: int = 0) -> Tensor:
-    """[old ; SG(new)] from slot `start` on, as a tensor of its own: a view would keep all slots."""
+    """Concatenate [old ; SG(new)] from slot `start` on, in a new tensor: a view would keep all slots alive."""
     if is_exported():
         return torch.cat([old.to(new), new.detach()])[start:]
     new = new[max(start - len(old), 0) :]
@@ -169,7 +169,7 @@ def _joined(old: Tensor, new: Tensor, start: int = 0) -> Tensor:
 
 
 class MemoryCarrier:
-    """The box that goes to the model with a batch and comes back with the next memory.
+    """A mutable holder of a memory, which a task gives to the model with a batch and the model refills.
 
     fairseq's criterions drop what a model returns beside its logits; a carrier that the task puts
     into `net_input` survives them.  One carrier belongs to one stream of batches and one model.
@@ -180,11 +180,11 @@ class MemoryCarrier:
         self._filled_by: object = None
 
     def fill(self, memory: Memory, model: object) -> None:
-        """Put in what a model remembers now.
+        """Set the memory after a model's segment.
 
         Raises:
-            ValueError: another model has filled it: this one read that model's memory, of a segment
-                that it should not know yet.
+            ValueError: another model has filled the carrier, so that this one read that model's memory, and
+                of the same segment.
         """
         if self._filled_by not in (None, model):
             raise ValueError(
@@ -195,10 +195,10 @@ class MemoryCarrier:
 
 
 def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
-    """The memory itself, whichever way it was handed in.
+    """Return the memory of a carrier, or a memory given as such.
 
     Raises:
-        ValueError: if it is something else.
+        ValueError: neither a carrier nor a memory.
     """
     if isinstance(memory, MemoryCarrier):
         memory = memory.memory
@@ -208,7 +208,7 @@ def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
 
 
 def number_documents(starts: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """(B, T) document number of each token of a segment; 0 goes on with the memory's.
+    """Number the documents of a segment's tokens (B, T); number 0 continues the memory's document.
 
     Documents begin where `starts` (B, T) is True, and never at padding (B, T).
     """

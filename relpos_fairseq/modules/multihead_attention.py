@@ -1,4 +1,4 @@
-"""fairseq's multi-head self-attention, with positions.
+"""Multi-head self-attention with position schemes, in the place of fairseq's.
 
 Parameters have the names and the initial values of fairseq's own MultiheadAttention, so that
 checkpoints differ only by what the position scheme adds.
@@ -7,7 +7,9 @@ checkpoints differ only by what the position scheme adds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
@@ -23,7 +25,11 @@ SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layer
 
 
 class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
-    """Multi-head self-attention whose logits and values know where tokens stand."""
+    """Multi-head self-attention whose logits and values depend on positions by the schemes' terms."""
+
+    position: SchemeStack
+    get_incremental_state: Callable[..., Any]  # of FairseqIncrementalState
+    set_incremental_state: Callable[..., None]
 
     def __init__(
         self,
@@ -37,7 +43,18 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
-        """Build projections as fairseq does; `scale` is the factor of q.k."""
+        """Build the projections as fairseq does.
+
+        Args:
+            embed_dim: width E.
+            num_heads: number of heads H.
+            schemes: the position schemes of this layer alone.
+            scale: the factor of q.k.
+            dropout: dropout probability of attention probabilities.
+            backend: name of the backend that evaluates attention, or auto.
+            q_noise: quantisation noise of the projections, as in fairseq.
+            qn_block_size: its block size.
+        """
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
@@ -50,7 +67,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fairseq's scaled initialisation, then what a scheme asks of the biases of q and k."""
+        """Initialise the projections as fairseq does."""
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
@@ -66,17 +83,17 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         need_weights: bool = False,
         attn_mask: PositionContext | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend.
+        """Attend from each of T tokens to these tokens, and to those of a cache or memory before them.
 
         Args:
             query: (T, B, E); `key` and `value` are the same tensor, as fairseq's layers pass them.
-            key: unused beyond fairseq's signature.
-            value: unused beyond fairseq's signature.
+            key: not read; part of fairseq's signature.
+            value: not read; part of fairseq's signature.
             key_padding_mask: (B, T) True at padding of the new tokens; (B, M + T) where the context
                 brings memory of M slots.
             incremental_state: fairseq's decoding cache.
-            need_weights: return attention probabilities, averaged over nothing: (B, H, T, S).
-            attn_mask: the `PositionContext`, under the name that fairseq's layers hand through.
+            need_weights: return attention probabilities of every head: (B, H, T, S).
+            attn_mask: the `PositionContext`, under the argument name that fairseq's layers pass on.
 
         Returns:
             (T, B, E) output, and probabilities or None.
@@ -99,7 +116,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self.out_proj(rows).view(tgt_len, batch, self.embed_dim), probs
 
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
-        """Project (T, B, E) and return the call of attention, with the layer's own terms."""
+        """Project (T, B, E) and return the inputs of attention, with shared and own terms."""
         source = _source(query, context)
         terms = context.shared + self.position.evaluate(context.positions).terms
         return self._project(query, source, context, terms + self.position.gated(source), key_padding)
@@ -107,7 +124,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
     def _step_inputs(
         self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
     ) -> AttentionInputs:
-        """Do as `_inputs` for the newest tokens of decoding, whose keys join the cached ones."""
+        """Return the inputs of attention for the newest tokens of decoding, and append their keys to the cache."""
         positions = context.positions
         source = _source(query, context)
         terms = context.shared + cache.position.evaluate(self.position, positions).terms
@@ -115,10 +132,9 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         unrotated = replace(context, rotation=None) if rotates_all else context
         new = self._project(query, source, unrotated, terms, None)
         _check_cached(cache.length + new.k.size(2), positions.src_len)
-        keys = cache.append(
-            {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": self.position.log_gates(source)},
-            new_padding,
-        )
+        gates = self.position.log_gates(source)
+        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": gates}
+        keys = cache.append(tensors, new_padding)
         terms += decay_of(keys["log_gates"])
         tables = cache.tables(terms, positions, new.q, self.scale)
         inputs = replace(
@@ -141,8 +157,8 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         terms: tuple[PositionTerms, ...],
         key_padding: Tensor | None,
     ) -> AttentionInputs:
-        """Return the call of attention of the tokens (T, B, E) over `source` (S, B, E)."""
-        rows = query.reshape(-1, self.embed_dim)  # once: a product of matrices, not of three axes
+        """Return the inputs of attention for queries of the tokens (T, B, E) and keys of `source` (S, B, E)."""
+        rows = query.reshape(-1, self.embed_dim)  # (T B, E): one product of two matrices
         keys = rows if source is query else source.reshape(-1, self.embed_dim)
         inputs = AttentionInputs(
             q=self._heads(self.q_proj(rows), query.shape),
@@ -160,7 +176,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return _rotated(inputs, context)
 
     def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """(L B, E) to (B, H, L, D), for the shape (L, B, E)."""
+        """Split (L B, E) by head, for the shape (L, B, E): (B, H, L, D)."""
         return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _cache(self, incremental_state: dict) -> DecodingCache:
@@ -183,19 +199,20 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: dict | None) -> DecodingCache | None:
-        """What `_cache` keeps, which fairseq's decoder layer asks for too (and does not read)."""
-        return self.get_incremental_state(incremental_state, "attn_state")
+        """Return the `DecodingCache` or None; fairseq's decoder layer calls this method too."""
+        cache: DecodingCache | None = self.get_incremental_state(incremental_state, "attn_state")
+        return cache
 
 
 def _source(query: Tensor, context: PositionContext) -> Tensor:
-    """The tokens (T, B, E) after those that memory holds: (S, B, E)."""
+    """Concatenate the memory's states and the tokens (T, B, E): (S, B, E)."""
     if context.memory is None:
         return query
     return torch.cat([context.memory.to(query), query])
 
 
 def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInputs:
-    """Return the call with q and k as the content meets them, where a scheme transforms them."""
+    """Return the inputs with q and k transformed for the content, where a scheme rotates them."""
     if context.rotation is None:
         return inputs
     scheme, prepared = context.rotation
@@ -205,7 +222,7 @@ def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInpu
     k = scheme.transform_key(k, prepared, first_key)
     if any(term.uses_unrotated_qk for term in inputs.terms):
         return replace(inputs, content_q=q, content_k=k)
-    return replace(inputs, q=q, k=k)  # no vector multiplies the unrotated: they need not be kept
+    return replace(inputs, q=q, k=k)  # no term uses them before rotation
 
 
 def _check_cached(cached: int, src_len: int) -> None:

@@ -1,16 +1,17 @@
 """fairseq's transformer layers with the `PositionContext` as an explicit argument.
 
-The encoder's layer takes it as `context`; the decoder's as `self_attn_mask`, since fairseq's
-forward hands that argument to self-attention untouched.  Activation checkpointing is torch's
-non-reentrant one: it recomputes the layer with the same context, and gradients reach the tables
-that layers share (fairseq's own wrapper would cut them off).
+The encoder's layer takes it as `context`; the decoder's as `self_attn_mask`, since fairseq's forward
+passes that argument to self-attention unchanged.  Activation checkpointing is torch's non-reentrant
+one: it recomputes the layer with the same context, and gradients reach the tables that layers share
+(fairseq's own wrapper cuts these gradients off).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fairseq.distributed import fsdp_wrap
@@ -27,7 +28,9 @@ from relpos_fairseq.placement import Placement, PositionContext, SchemeStack
 
 
 class _Checkpointed(nn.Module):
-    """Recomputes its forward in the backward pass, where the config asks for it."""
+    """A layer that recomputes its forward in the backward pass, where the config asks for it."""
+
+    _make_attention: Callable[[int], RelPosMultiheadAttention]
 
     def __init__(self, cfg: Any, *args: Any) -> None:
         super().__init__(cfg, *args)
@@ -36,7 +39,7 @@ class _Checkpointed(nn.Module):
         self.offload_activations = cfg.offload_activations
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's forward, recomputed if so configured and gradients are wanted."""
+        """Run the layer, with recomputation where the config asks for it and gradients are enabled."""
         decoding = kwargs.get("incremental_state") is not None  # a cache must not grow twice
         if decoding or not (self.checkpoint_activations and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
@@ -48,7 +51,7 @@ class _Checkpointed(nn.Module):
 def build_self_attention(
     cfg: Any, embed_dim: int, num_heads: int, placement: Placement, layer: int
 ) -> RelPosMultiheadAttention:
-    """Self-attention of layer `layer` of a placement.
+    """Build the self-attention of layer `layer` of a placement, counted from 0.
 
     Raises:
         ValueError: the backend that the flags name does not serve the position scheme.
@@ -96,7 +99,7 @@ class _EncoderLayer(TransformerEncoderLayerBase):
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, context: PositionContext
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """As fairseq's, for x (T, B, E)."""
+        """Run fairseq's encoder layer on x (T, B, E)."""
         residual = x
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
@@ -117,12 +120,12 @@ class _EncoderLayer(TransformerEncoderLayerBase):
 
 
 class _DecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer whose self-attention is told positions."""
+    """fairseq's decoder layer with the self-attention of this package."""
 
     def __init__(self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False) -> None:
         self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.decoder.attention_heads, placement, layer)
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
-        self.need_attn = False  # but where the decoder asks for it: it drops all other layers'
+        self.need_attn = False  # the decoder asks the one layer whose probabilities it keeps
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -156,7 +159,7 @@ class _MemoryLayer(_DecoderLayer):
     def forward(
         self, x: Tensor, *, self_attn_mask: PositionContext, memory: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, None]:
-        """Do as fairseq's, for x (T, B, E) after memory (M, B, E) of the same layer's inputs."""
+        """Run fairseq's decoder layer on x (T, B, E), after memory (M, B, E) of the same layer's inputs."""
         context = self_attn_mask
         if memory is not None and len(memory):
             if self.normalize_before:
@@ -170,15 +173,15 @@ class RelPosMemoryLayer(_Checkpointed, _MemoryLayer):
 
 
 def shard(cfg: Any, layer: nn.Module) -> nn.Module:
-    """Wrap a layer for FSDP, as fairseq's own builders do."""
+    """Wrap a layer for FSDP as fairseq's own builders do."""
     checkpointed = cfg.checkpoint_activations or cfg.offload_activations
     return fsdp_wrap(layer, min_num_params=0 if checkpointed else cfg.min_params_to_wrap)
 
 
 def initialize_projections(placement: Placement, layers: nn.ModuleList) -> None:
-    """Let schemes set projection biases, after the model's own initialisation."""
+    """Let schemes set the biases of projections, after the model's own initialisation."""
     placement.plan.check_layers(len(layers))
-    for index in range(len(layers)):  # iterating over them would drop some where layers drop out
-        attention = layers[index].self_attn
+    for index in range(len(layers)):  # an iterator would leave out layers at random under LayerDrop
+        attention = cast(RelPosMultiheadAttention, layers[index].self_attn)
         for scheme in (*placement.shared_by(index), *attention.position):
             scheme.initialize_projections(attention.q_proj, attention.k_proj)

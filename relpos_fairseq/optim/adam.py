@@ -1,15 +1,15 @@
 """`--optimizer relpos_adam`: fairseq's Adam in one pass, by torch.optim.AdamW(fused=True)'s kernel.
 
-fairseq's own step makes eight passes over parameters, gradients and moments, each of them a call
-a tensor.  Both compute the same but for eps, which fairseq adds before it corrects the second
-moment's bias and torch after it:
+fairseq's own step makes eight passes over parameters, gradients and moments, with a call for each
+tensor.  Both compute the same but for eps, which fairseq adds before it corrects the bias of the second
+moment and torch after the correction:
 
     fairseq  p -= lr sqrt(c) / b * m / (sqrt(v) + eps)          b = 1 - beta1^t, c = 1 - beta2^t
     torch    p -= lr / b * m / (sqrt(v) / sqrt(c) + eps')       equal for eps' = eps / sqrt(c)
 
-The state keeps fairseq's layout (`step` is an int), so that `--optimizer adam` resumes it, and the
-other way round.  What the kernel does not take keeps fairseq's own step: half precision, amsgrad,
-and tensors that are not contiguous, of which the kernel would pair the wrong elements.
+The state keeps fairseq's layout (`step` is an int), so that each of the two optimizers resumes the other's
+checkpoints.  fairseq's own step remains for half precision, amsgrad, and tensors that are not contiguous,
+whose elements the kernel would pair wrongly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,3 @@
-"""fairseq's faults, one file each; README.md lists them.
-
-A mend changes fairseq where it fails or loses data, and no number of any other model.
-"""
+"""Patches of fairseq's faults: `table.py` lists what is replaced by what, README.md why."""
 
 import fairseq  # noqa: F401  (the plugin registers first)

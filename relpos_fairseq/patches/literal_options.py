@@ -8,29 +8,22 @@ from types import ModuleType
 from typing import Any
 
 import fairseq
-from fairseq import utils
-
-from relpos_fairseq.patches.table import replaces
 
 LONGEST = 100_000  # elements of a list that `*` and `+` make
 SHOWN = 80
 ROOTS = tuple(Path(fairseq.__file__).resolve().parent.with_name(name) for name in ("fairseq", "fairseq_cli"))
 
 
-def read_options_as_literals() -> None:
-    """Let every `eval` of fairseq's modules read literals, in modules that a --user-dir loads later as well."""
-    guard_modules()
-
-    @replaces(utils, "import_user_module")
-    def import_user_module(original, args):
-        try:
-            return original(args)
-        finally:
-            guard_modules()
+def import_user_module(original, args):
+    """Guard the modules of fairseq that a --user-dir loads as well."""
+    try:
+        return original(args)
+    finally:
+        guard_modules()
 
 
 def guard_modules() -> None:
-    """Put `read_literal` in the place of `eval` in all loaded modules of fairseq that call it."""
+    """Let every `eval` of the loaded modules of fairseq read literals alone (`read_literal`)."""
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and isinstance(path, str) and calls_eval(path):

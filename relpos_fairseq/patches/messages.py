@@ -1,4 +1,4 @@
-"""Patch what fairseq prints: warnings, tracebacks and errors of flags."""
+"""Patches of what fairseq prints: warnings, tracebacks and errors of flags."""
 
 import linecache
 import os
@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fairseq import options
-
-from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.schemes import named_elsewhere
 
-# ---- Every command prints a screen of warnings about fairseq's own use of hydra and torch.
-
-
+PACKAGE = str(Path(__file__).resolve().parents[1])
+ALL = "RELPOS_TRACEBACK"  # 1: every traceback is shown
 TEXTS = (
     r"\s*'config' is validated against ConfigStore schema",
     r"In 'config': Usage of deprecated keyword in package header",
@@ -27,22 +23,15 @@ TEXTS = (
 
 
 def quiet_warnings() -> None:
-    """Silence warnings that no user can act upon."""
+    """Silence warnings about fairseq's own use of hydra and torch, on which no user can act."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra(\..*)?$")
     for text in TEXTS:
         warnings.filterwarnings("ignore", message=text)
     warnings.filterwarnings("ignore", message=r"`torch\.cuda\.amp\.", category=FutureWarning)
 
 
-# ---- A wrong flag ends under fifty lines of traceback, which say nothing of the flag.
-
-
-PACKAGE = str(Path(__file__).resolve().parents[1])
-ALL = "RELPOS_TRACEBACK"  # 1: every traceback is shown
-
-
 def print_errors_in_one_line() -> None:
-    """Leave out the traceback of errors that this package raises about its input."""
+    """Print errors that this package raises about its input without fifty lines of traceback."""
     original = sys.excepthook
 
     def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
@@ -57,7 +46,7 @@ def print_errors_in_one_line() -> None:
 
 
 def is_about_input(trace: TracebackType | None) -> bool:
-    """Whether a statement `raise` of this package ended the program, and no bug."""
+    """Tell whether a statement `raise` of this package ended the program, rather than a bug."""
     frames = traceback.extract_tb(trace)
     if not frames or not frames[-1].filename.startswith(PACKAGE):
         return False
@@ -65,16 +54,10 @@ def is_about_input(trace: TracebackType | None) -> bool:
     return line.lstrip().startswith("raise ")
 
 
-# ---- `--encoder-learned-pos` of fairseq's transformer ends in a screen of usage.
-
-
-def refuse_foreign_flags() -> None:
-    """Say which flag of ours stands for it, where a model of ours is asked for."""
-
-    @replaces(options, "parse_args_and_arch")
-    def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
-        refuse_given(sys.argv[1:] if input_args is None else input_args)
-        return original(parser, input_args, *args, **kwargs)
+def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
+    """Name our flag for --encoder-learned-pos and --decoder-learned-pos, where a model of ours is asked for."""
+    refuse_given(sys.argv[1:] if input_args is None else input_args)
+    return original(parser, input_args, *args, **kwargs)
 
 
 def refuse_given(given: Sequence[str]) -> None:

@@ -1,4 +1,8 @@
-"""How a mend takes the place of a function of fairseq."""
+"""The table of patches: which functions of fairseq are replaced, and by what.
+
+`README.md` says what goes wrong without each.  A patch acts where fairseq fails, loses data or is silent, and
+changes no number of any other model.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,58 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import fairseq.distributed.utils as distributed
+import fairseq.models.distributed_fairseq_model as wrapper
+from fairseq import checkpoint_utils, options, utils
+from fairseq.data import data_utils
+from fairseq.file_io import PathManager
+from fairseq.tasks import masked_lm
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.trainer import Trainer
+
+from relpos_fairseq.patches import checkpoints, literal_options, messages, training
+
+# Changes that replace no single function.
+SETTINGS: tuple[Callable[[], None], ...] = (
+    messages.quiet_warnings,
+    messages.print_errors_in_one_line,
+    training.restore_numpy_names,
+    training.restore_task_args,
+    training.allow_adaptive_loss_on_one_process,
+    checkpoints.allow_checkpoint_types,
+    literal_options.guard_modules,
+)
+# (object, name, patch): the function `name` of the object is replaced by the patch.
+PATCHES: tuple[tuple[Any, str, Callable], ...] = (
+    (utils, "get_activation_fn", training.get_activation_fn),
+    (utils, "import_user_module", literal_options.import_user_module),
+    (options, "parse_args_and_arch", messages.parse_args_and_arch),
+    (data_utils, "batch_by_size", training.batch_by_size),
+    (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
+    (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),
+    (Trainer, "_build_optimizer", training.build_optimizer),
+    (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
+    (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),
+    (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),
+    (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
+    (PathManager, "copy", checkpoints.copy),
+    (wrapper, "DistributedDataParallel", training.wrap_on_cpu),
+    (distributed, "_infer_torch_distributed_launch_init", training.infer_from_torchrun),
+    (distributed, "call_main", training.call_main),
+    (distributed, "distributed_main", training.distributed_main),
+)
+
+
+def apply_patches() -> None:
+    """Apply all patches, once a process."""
+    for change in SETTINGS:
+        change()
+    for owner, name, patch in PATCHES:
+        replaces(owner, name)(patch)
+
 
 def replaces(owner: Any, name: str) -> Callable[[Callable], Callable]:
-    """Decorate what takes the place of `owner.name`; its first argument is the original."""
+    """Replace `owner.name` by the decorated function, whose first argument is the original."""
     original = getattr(owner, name)
 
     def put(function: Callable) -> Callable:

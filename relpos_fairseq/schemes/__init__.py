@@ -1,7 +1,7 @@
-"""Every published scheme: one paper, one file.
+"""Every published position scheme: one paper, one file.
 
-Importing this package imports every file beside this one, and `register_scheme` in them makes the
-schemes known: a new scheme is a new file, and nothing else changes.
+Importing this package imports every file of this folder, whose `register_scheme` registers the schemes: a
+new scheme is a new file, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ LAYERED = "rope/none"  # of a scheme a layer
 
 
 def scheme_names() -> list[str]:
-    """Return the names of all schemes, in the order of the contract table (`SchemeInfo.row`)."""
-    return sorted(REGISTER, key=lambda name: (REGISTER[name].card.row, name))
+    """Return the names of all schemes, in the order of the table of schemes (`SchemeInfo.row`)."""
+    return sorted(REGISTER, key=lambda name: (REGISTER[name].info.row, name))
 
 
 def scheme_class(name: str) -> type[PositionScheme]:
     """Return the class registered as `name`.
 
     Raises:
-        ValueError: if there is none; lists those there are.
+        ValueError: there is none; lists all names.
     """
     if name not in REGISTER:
         raise ValueError(
@@ -40,13 +40,13 @@ def scheme_class(name: str) -> type[PositionScheme]:
 
 
 def named_elsewhere(library: str) -> dict[str, str]:
-    """Return the schemes that another library has: its name to ours."""
+    """Map the names that another library has for our schemes to ours."""
     named = ((REGISTER[ours].elsewhere.get(library), ours) for ours in scheme_names())
     return {theirs: ours for theirs, ours in named if theirs is not None}
 
 
 def parse_layers(text: str) -> tuple[tuple[type[PositionScheme], ...], ...]:
-    """Return the members of each part of a scheme's name, which a / joins: a hybrid a layer.
+    """Split a scheme's name at each / into the hybrids of single layers, and return their members.
 
     Raises:
         ValueError: as of `parse_hybrid`.
@@ -61,8 +61,8 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
         text: `m4`, or several names joined by `+`.
 
     Raises:
-        ValueError: an unknown or repeated member, `none` beside another, or members whose content
-            terms exclude each other.
+        ValueError: an unknown or repeated member, `none` with another, or two members that both change
+            q.k.
     """
     names = [name.strip() for name in str(text).split("+")]
     members = tuple(scheme_class(name) for name in names)

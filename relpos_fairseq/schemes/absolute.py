@@ -1,7 +1,7 @@
 """Absolute positions at the input: none, sinusoidal, learned, sentence.
 
 Vaswani et al. 2017, Attention Is All You Need (arXiv:1706.03762), section 3.5; Devlin et al. 2018
-(000 eq. 6); real positions of packed sentences: 003 App. B.
+(Huang2020 eq. 6); positions counted from the start of each packed sentence: M4M App. B.
 
     x_i = t_i + w_i                      w -> `table` (learned, sentence) or the sinusoid
     sinusoid: [sin(i f_0..), cos(i f_0..)], f_m = 10000^(-m / (E/2 - 1))
@@ -34,7 +34,7 @@ FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and pad
 
 
 def sinusoid(position: Tensor, dim: int) -> Tensor:
-    """Sinusoidal embedding in fairseq's layout.
+    """Return the sinusoidal embedding of positions in fairseq's layout.
 
     Args:
         position: (...) positions, of any integer type.
@@ -55,7 +55,7 @@ def sinusoid(position: Tensor, dim: int) -> Tensor:
 class NoPosition(PositionScheme):
     """No position at all: the transformer sees a bag of tokens (a decoder sees prefixes)."""
 
-    card = SchemeInfo(10, "003 App. B", "q·k/√d", "-")
+    info = SchemeInfo(10, "M4M App. B", "q·k/√d", "-")
     uses_positions = False
 
 
@@ -63,19 +63,19 @@ class NoPosition(PositionScheme):
 class Sinusoidal(PositionScheme):
     """Fixed sine and cosine waves added to the input."""
 
-    card = SchemeInfo(20, "Vaswani 2017 §3.5", "input + sin/cos", "fixed")
+    info = SchemeInfo(20, "Vaswani 2017 §3.5", "input + sin/cos", "fixed")
     takes = frozenset()
     own_scale = None
     absolute = True
     never_neutral = "it has no parameter, and adds its waves to the input"
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return (B|1, T, E) in fp32."""
+        """Return the waves at each query's position: (B|1, T, E) in fp32."""
         return sinusoid(positions.query_index() + FAIRSEQ_OFFSET, self.shape.embed_dim)
 
 
 def _from_waves(source: ConversionSource) -> dict[str, Tensor]:
-    """Take w_i = the sinusoid at i, up to the table's length."""
+    """Convert from sinusoidal: w_i = the sinusoid at i, up to the table's length."""
     length = source.new.shape.max_positions
     source.report.limit(f"inputs of up to {length} tokens (the table of {source.new.name})")
     index = torch.arange(length) + FAIRSEQ_OFFSET
@@ -86,7 +86,7 @@ def _from_waves(source: ConversionSource) -> dict[str, Tensor]:
 class Learned(PositionScheme):
     """A learned vector for every position, added to the input."""
 
-    card = SchemeInfo(30, "Devlin 2018; 000 eq. 6", "input + wᵢ", "N(0, 0.02)", published="393K (003 Table 5)")
+    info = SchemeInfo(30, "Devlin 2018; Huang2020 eq. 6", "input + wᵢ", "N(0, 0.02)", published="393K (M4M Table 5)")
     takes = frozenset()
     own_scale = None
     absolute = True
@@ -96,12 +96,12 @@ class Learned(PositionScheme):
     elsewhere = {"fairseq": "encoder_learned_pos", "transformers": "absolute"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`table`: (max_positions, E)."""
+        """Make `table`: (max_positions, E)."""
         super().__init__(shape, options)
         self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return (B|1, T, E)."""
+        """Return the row of each query's position: (B|1, T, E)."""
         self.check_length(positions)
         return self.table[positions.query_index()]
 
@@ -110,13 +110,16 @@ class Learned(PositionScheme):
 class Sentence(Learned):
     """Learned positions counted from each sentence's start in a packed block."""
 
-    card = SchemeInfo(40, "003 App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
+    info = SchemeInfo(40, "M4M App. B", "learned, counted from each sentence's start", "N(0, 0.02)")
     counts_sentences = True
     convert_from = {}
     elsewhere = {}
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return (B|1, T, E).  Only a sentence, not the block, must fit the table."""
+        """Return the row of each query's position in its sentence: (B|1, T, E).
+
+        Only a sentence, not the block, must fit the table.
+        """
         index = positions.sentence_index
         index = positions.query_index() if index is None else positions.query_rows(index)
         longest = 0 if is_captured() else int(index.max()) + 1

@@ -32,7 +32,7 @@ def slopes(heads: int) -> list[float]:
 class Alibi(PositionScheme):
     """A fixed linear penalty on distance."""
 
-    card = SchemeInfo(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
+    info = SchemeInfo(200, "Press 2022", "q·k/√d - m_h|j-i|", "fixed")
     takes = frozenset({SCALE, RESET_CLS})
     never_neutral = "it has no parameter, and penalises distance"
 

@@ -1,17 +1,17 @@
-"""Chen et al. 2021, Demystifying the Better Performance of Position Encoding Variants (004).
+"""Chen et al. 2021, Demystifying the Better Performance of Position Encoding Variants for Transformer.
 
     abs_scalar  A_ij = q_i . k_j / sqrt(d) + P_i . P_j + S_ij       eq. 7    P -> `position_table`
     rel_scalar  A_ij = q_i . k_j / sqrt(d) + R_{i-j} + S_ij         eq. 11   R -> `bias_table`
 
 S is `--segment-encoding head`, which goes with any scheme (`segments.py`).  R is indexed by j - i
 here as everywhere (a mirrored table, the same model).  The paper neither clips nor buckets R:
---position-clip-distance 0.  P has rank d a head by default (004 section 2.4; Table 12 raises it).
+--position-clip-distance 0.  P has rank d a head by default (Chen2021 section 2.4; Table 12 raises it).
 The paper gives no initial values: R starts at zero, P small.  Its eq. 2, 7, 8 and 11 divide by the
 root of the hidden size d of the model; we divide by that of a head's, as Vaswani and BERT do.
---position-scalar-gain stays at 1, the papers' parameter, though every short training of rel_scalar
-was better with one: 50 on characters (at 8 times their lengths no different) and on the built-in
-corpus, 10 there and on Multi30k, a task that had no part in choosing it
-(examples/comparison: scalars, late, multi30k).  Of trainings to the end nothing is known.
+--position-scalar-gain is 1 by default, as in the papers, though every short training of rel_scalar
+was better with a gain: 50 on characters (equal at 8 times their lengths) and on the built-in corpus,
+10 there and on Multi30k, which had no part in the choice (examples/comparison: scalars, late,
+multi30k).  Trainings to convergence have not been compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RANK = Number(name="rank", place=50, help="rank of P", auto=lambda shape: shape.
 
 
 def _other_rank(source: ConversionSource) -> dict[str, Tensor]:
-    """Cut the channels of P to a smaller rank, or fill new ones with zeros."""
+    """Convert from another rank: cut the channels of P, or fill new ones with zeros."""
     table, wants = source.params["position_table"], source.new.options.rank
     has = table.size(-1)
     if has > wants and bool(table[..., wants:].any()):
@@ -50,7 +50,7 @@ def _other_rank(source: ConversionSource) -> dict[str, Tensor]:
 class AbsScalar(PositionScheme):
     """A symmetric low-rank bias between absolute positions."""
 
-    card = SchemeInfo(170, "004 eq. 7", "q·k/√d + (PᵀP)ᵢⱼ", "N(0, 0.02)")
+    info = SchemeInfo(170, "Chen2021 eq. 7", "q·k/√d + (PᵀP)ᵢⱼ", "N(0, 0.02)")
     takes = frozenset({SCALE, SHARE, RANK, RESET_CLS})
     default_share = "none"
     absolute = True
@@ -60,20 +60,20 @@ class AbsScalar(PositionScheme):
     convert_from = {"abs_scalar": _other_rank}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`position_table`: (heads|1, max_positions, rank)."""
+        """Make `position_table`: (heads|1, max_positions, rank)."""
         super().__init__(shape, options)
         size = (self.table_heads, shape.max_positions, options.rank)
         self.position_table = self.draw(*size, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """Both factors are rows of P."""
+        """Return P twice, as the factors of queries and of keys."""
         self.check_length(positions)
         factors = (self.position_table, self.position_table)
         return (PositionTerms(position_factors=factors, reset=self.reset_at(positions)),)
 
 
 def _from_buckets(source: ConversionSource) -> dict[str, Tensor]:
-    """Take s'_r = s_bucket(r) / sqrt(C d)."""
+    """Convert from t5: s'_r = s_bucket(r) / sqrt(C d)."""
     return source.params | {"bias_table": source.remap_table("bias_table") * source.new.scale}
 
 
@@ -81,7 +81,7 @@ def _from_buckets(source: ConversionSource) -> dict[str, Tensor]:
 class RelScalar(PositionScheme):
     """A scalar a head, layer and distance, added to the logits."""
 
-    card = SchemeInfo(180, "004 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
+    info = SchemeInfo(180, "Chen2021 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN})
     default_share = "none"
     clip = "scalars"
@@ -89,12 +89,12 @@ class RelScalar(PositionScheme):
     convert_from = {"t5": _from_buckets}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`bias_table`: (heads|1, R)."""
+        """Make `bias_table`: (heads|1, R)."""
         super().__init__(shape, options)
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """s_r."""
+        """Return s_r."""
         gain = self.scalar_gain  # 1: the table itself, which kernels read without a copy
         static = self.bias_table if gain == 1 else self.bias_table * gain
         reset = self.reset_at(positions)

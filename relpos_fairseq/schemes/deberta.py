@@ -1,14 +1,56 @@
-"""He et al. 2020, DeBERTa (arXiv:2006.03654): as M4M writes it, and as Microsoft released it."""
+"""He et al. 2020, DeBERTa (arXiv:2006.03654): `deberta` as M4M writes it, `deberta_released` as released.
+
+`deberta`, M4M eq. 7:
+
+    e_ij = (q_i . k_j + q_i . (a_r W^R) + k_j . (a_r W^T)) / sqrt(3d),  r = clip(j - i, -k, k)
+
+    a -> `table`, W^R -> `query_projection`, W^T -> `key_projection`
+
+He's text reads the key's term by delta(j, i), its released code by delta(i, j), as the query's term.
+M4M too reads the same a_r in both: --position-p2c-index same, the default (once called `paper`, after
+M4M); mirrored takes a_{-r} in the key's term, as He's text.  In M4M heads share a (of size d) and one
+W of d x d (its Table 5 counts one, which is --position-projections one; eq. 7 has two, and so has our
+default).  Released DeBERTa drops the biases of the content's projections and shares W with them:
+`deberta` does neither.
+
+`deberta_released`, as Microsoft released it (v3: arXiv:2111.09543; transformers' modeling_deberta and
+_deberta_v2):
+
+    e_ij = (q_i . k_j + q_i . W_K a_r + k_j . (W_Q a_r + b)) / sqrt(C d),  C = 1 + number of terms
+
+- a -> `table`: 2K vectors of the model's width, one table for all layers and heads; r runs over
+  -K+1..K (j - i), for the code clamps i - j to -K..K-1.  K -> --position-clip-distance (0: the
+  longest input).  v2 and v3 normalise it (norm_rel_ebd): --position-norm on.
+- W_K -> `query_projection` (it multiplies the query; pos_proj, pos_key_proj), W_Q and b ->
+  `key_projection`, `key_bias` (pos_q_proj, pos_query_proj): a layer's own, or the content's
+  (share_att_key): --position-projections content.  W_K's bias adds one number to a query's whole row,
+  which softmax ignores: it is left out.
+- r may be bucketed: exact for near distances, logarithmic beyond (position_buckets):
+  --position-log-buckets B, up to the distance of --position-clip-distance; K is then B.
+- --position-terms c2p or p2c drops the other term (pos_att_type).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, Number, only
+from relpos_fairseq.options import (
+    CLIP_DISTANCE,
+    INIT,
+    PROJECTIONS,
+    RESET_CLS,
+    SCALE,
+    SHARE,
+    Choice,
+    Number,
+    Option,
+    only,
+)
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, LogClipped
 from relpos_fairseq.scheme import (
@@ -25,23 +67,10 @@ from relpos_fairseq.scheme import (
 )
 from relpos_fairseq.terms import PositionTerms
 
-# ---- He et al. 2020, DeBERTa (arXiv:2006.03654), in the form of 003 eq. 7.
-#     e_ij = (q_i . k_j + q_i . (a_r W^R) + k_j . (a_r W^T)) / sqrt(3d),  r = clip(j - i, -k, k)
-#
-#     a -> `table`, W^R -> `query_projection`, W^T -> `key_projection`
-#
-# He's text gathers the position-to-content term by delta(j, i), its released code by delta(i, j), as
-# the content-to-position term.  003 too reads the same a_r in both: --position-p2c-index same, the
-# default (once called `paper`, after 003); mirrored takes a_{-r} in the key term, as in He's text.
-# In 003 heads share a (of size d) and one W of d x d (its Table 5 counts one, which is
-# --position-projections one; eq. 7 has two, and so have we).  Released DeBERTa drops the content
-# projection's biases and shares W with them: not taken over.
-
-
 P2C_INDEX = Choice(
     name="p2c_index",
     place=90,
-    help="row of the key's term: same (a_r as the query's: 003 and DeBERTa's released code) or "
+    help="row of the key's term: same (a_r as the query's: M4M and DeBERTa's released code) or "
     "mirrored (a_{-r}: the equation in DeBERTa's paper)",
     auto="same",
     auto_help="same",
@@ -51,7 +80,7 @@ P2C_INDEX = Choice(
 
 
 def _from_keys_alone(source: ConversionSource) -> dict[str, Tensor]:
-    """Take W^R = 1, W^T = 0."""
+    """Convert from shaw_keys: W^R = 1, W^T = 0."""
     table = source.remap_table("key_table")
     one = identity_per_head(table, source.new.shape.head_dim)
     if source.new.options.projections == "one":
@@ -62,7 +91,7 @@ def _from_keys_alone(source: ConversionSource) -> dict[str, Tensor]:
 
 
 def _from_one_table(source: ConversionSource) -> dict[str, Tensor]:
-    """Take W^R = W^T = 1, where both read the same row."""
+    """Convert from m4: W^R = W^T = 1, where both terms read the same row."""
     table = source.remap_table("table")
     one = identity_per_head(table, source.new.shape.head_dim)
     if source.new.options.p2c_index == "mirrored" and not torch.equal(table, table.flip(1)):
@@ -72,7 +101,7 @@ def _from_one_table(source: ConversionSource) -> dict[str, Tensor]:
 
 
 def _other_options(source: ConversionSource) -> dict[str, Tensor]:
-    """Say that another p2c index reads the key term's table in the other direction."""
+    """Convert from other options: report that another p2c index reads the key term's table mirrored."""
     old, new = source.old.options.p2c_index, source.new.options.p2c_index
     table = source.params["table"]
     if old != new and not torch.equal(table, table.flip(1)):
@@ -84,13 +113,13 @@ def _other_options(source: ConversionSource) -> dict[str, Tensor]:
 class Deberta(PositionScheme):
     """Content to position and position to content, each through its own projection."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         140,
-        "He 2020; 003 eq. 7",
+        "He 2020; M4M eq. 7",
         "(q·k + q·(aᵣW^R) + k·(aᵣW^T))/√(3d)",
         "a N(0, 0.02), W N(0, 1/d)",
-        published="834K (003 Table 5)",
-        difference="003 counts one of the two projections of its eq. 7",
+        published="834K (M4M Table 5)",
+        difference="M4M counts one of the two projections of its eq. 7",
     )
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, P2C_INDEX, INIT, PROJECTIONS})
     own_scale = 3.0
@@ -104,6 +133,9 @@ class Deberta(PositionScheme):
         "projection": Table(grows=WITH_K, multiplies_both=True, copies=("query_projection", "key_projection")),
     }
     convert_from = {"shaw_keys": _from_keys_alone, "m4": _from_one_table, "deberta": _other_options}
+    query_projection: nn.Parameter
+    key_projection: nn.Parameter
+    projection: nn.Parameter
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
@@ -111,7 +143,7 @@ class Deberta(PositionScheme):
         only(PROJECTIONS, options.projections, ("own", "one"), cls.name)
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`table`: (heads|1, R, D); the projections, or the one: (heads|1, D, D)."""
+        """Make `table`: (heads|1, R, D), and two projections or one: (heads|1, D, D)."""
         super().__init__(shape, options)
         heads, dim = self.table_heads, shape.head_dim
         self.table = self.draw(heads, self.clipped.size, dim, std=0.02)
@@ -133,29 +165,12 @@ class Deberta(PositionScheme):
         return to_query, to_key
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """q.(a_r W^R) + k.(a_r W^T)."""
+        """Return q.(a_r W^R) + k.(a_r W^T)."""
         to_query, to_key = prepared
         term = PositionTerms(
             relation=self.clipped, query_vectors=to_query, key_vectors=to_key, reset=self.reset_at(positions)
         )
         return (term,)
-
-
-# ---- DeBERTa as Microsoft released it (He et al. 2020, arXiv:2006.03654; v3: arXiv:2111.09543).
-#     e_ij = (q_i . k_j + q_i . W_K a_r + k_j . (W_Q a_r + b)) / sqrt(C d),  C = 1 + number of terms
-#
-# What differs from 003's form (`deberta`), as in transformers' modeling_deberta and _deberta_v2:
-#
-# - a -> `table`: 2K vectors of the model's width, one table for all layers and heads; r runs over
-#   -K+1..K (j - i), for the code clamps i - j to -K..K-1.  K -> --position-clip-distance (0: the
-#   longest input).  v2 and v3 normalise it (norm_rel_ebd): --position-norm on.
-# - W_K -> `query_projection` (it meets the query; pos_proj, pos_key_proj), W_Q and b ->
-#   `key_projection`, `key_bias` (pos_q_proj, pos_query_proj): a layer's own, or the content's
-#   (share_att_key): --position-projections content.  W_K's bias adds the same to a query's whole row,
-#   which softmax does not see: left out.
-# - r may be bucketed, exact near by, coarser further off (position_buckets): --position-log-buckets
-#   B, up to the distance of --position-clip-distance; K is then B.
-# - --position-terms c2p or p2c drops the other term (pos_att_type).
 
 
 LOG_BUCKETS = Number(
@@ -176,7 +191,7 @@ EPSILON = 1e-7  # layer_norm_eps of the released models
 class DebertaReleased(PositionScheme):
     """One table of the model's width for all layers, which projections bring to every head."""
 
-    card = SchemeInfo(145, "He 2020, released code", "(q·k + q·W_K aᵣ + k·(W_Q aᵣ + b))/√(3d)", "N(0, 0.02); b 0")
+    info = SchemeInfo(145, "He 2020, released code", "(q·k + q·W_K aᵣ + k·(W_Q aᵣ + b))/√(3d)", "N(0, 0.02); b 0")
     takes = frozenset({SCALE, CLIP_DISTANCE, INIT, PROJECTIONS, LOG_BUCKETS, TERMS, NORM})
     own_scale = 3.0
     default_share = "none"
@@ -193,13 +208,13 @@ class DebertaReleased(PositionScheme):
     elsewhere = {"transformers' model_type": "deberta"}
 
     @classmethod
-    def scale_under(cls, value) -> float:
-        """1 + the number of terms."""
+    def scale_under(cls, value: Callable[[Option], Any]) -> float:
+        """Return C = 1 + the number of terms."""
         return 3.0 if value(TERMS) == "both" else 2.0
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse one projection, and buckets that are odd or reach no further than distances."""
+        """Refuse one projection, and a number of buckets that is odd or covers every distance."""
         only(PROJECTIONS, options.projections, ("own", "content"), cls.name)
         buckets, reach = options.log_buckets, options.clip_distance or shape.max_positions
         if buckets and (buckets < 4 or buckets % 2 or buckets // 2 >= reach - 1):
@@ -209,7 +224,7 @@ class DebertaReleased(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`table`: (1, 2K, E); the projections: (E, E); `key_bias`, `norm_...`: (E,)."""
+        """Make `table`: (1, 2K, E), the projections: (E, E), `key_bias` and `norm_...`: (E,)."""
         super().__init__(shape, options)
         width = shape.embed_dim
         self.table = self.draw(1, self.relation.size, width, std=0.02)
@@ -217,7 +232,7 @@ class DebertaReleased(PositionScheme):
             self.norm_weight = nn.Parameter(torch.ones(width))
             self.norm_bias = nn.Parameter(torch.zeros(width))
         if options.projections == "content":
-            self.never_neutral = "the bias of the queries' projection meets every key"
+            self.never_neutral = "the bias of the queries' projection multiplies every key"
             return
         if options.terms != "p2c":
             self.query_projection = self.draw(width, width, std=0.02)
@@ -227,7 +242,7 @@ class DebertaReleased(PositionScheme):
 
     @property
     def common_parameters(self) -> tuple[str, ...]:
-        """The vectors of positions and their norm."""
+        """Return the names of the vectors of positions and their norm."""
         return ("table", *(("norm_weight", "norm_bias") if self.options.norm == "on" else ()))
 
     @property
@@ -244,6 +259,7 @@ class DebertaReleased(PositionScheme):
         if self.options.norm == "on":
             norm = (self.norm_weight, self.norm_bias)
             vectors = F.layer_norm(vectors, norm[0].shape, *norm, EPSILON)
+        weights: tuple[Any, ...]
         if self.options.projections == "content":
             q_proj, k_proj = self.content
             weights = (k_proj.weight, q_proj.weight, q_proj.bias)
@@ -258,7 +274,7 @@ class DebertaReleased(PositionScheme):
         return to_query, to_key
 
     def _heads(self, vectors: Tensor) -> Tensor:
-        """(R, E) to (H, R, D)."""
+        """Split vectors (R, E) by head: (H, R, D)."""
         return vectors.unflatten(1, (self.shape.num_heads, -1)).transpose(0, 1)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:

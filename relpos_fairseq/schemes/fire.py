@@ -7,13 +7,12 @@ f is a network with one input, `WIDTH` rectified units and an output a head; i c
     c -> `rate`, from 0.1;  L = |m| --position-fire-threshold: m -> `stretch`, from 1;
     f -> `hidden_weight`, `hidden_bias`, `output_weight`, with the initial values of torch's Linear
 
-The released code adds 1e-6 to the denominator, as here.  f's last bias, which it has, would be
-added to all logits of a row, where softmax does not see it: it is left out.  The paper is causal,
-so that i is the largest distance that a query sees; in an encoder of n tokens that is
-max(i, n - 1 - i).
+The released code adds 1e-6 to the denominator, as here.  Its f has a last bias, which would be added to
+all logits of a row, where softmax ignores it: it is left out.  The paper is causal, so that i is the
+largest distance that a query sees; in an encoder of n tokens that is max(i, n - 1 - i).
 
-While no distance exceeds L the logits are a table over distances, which every backend reads.
-Beyond it they depend on the row: kernels refuse them, and `blocked` forms them slice by slice.
+While no distance exceeds L the logits are a table over distances, which every backend reads.  With
+longer distances they depend on the row: kernels refuse them, and `blocked` computes them for each block.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ THRESHOLD = Factor(
 class Fire(PositionScheme):
     """A learned function of the distance relative to the longest."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         220,
         "Li 2024 eq. 7",
         "q·k/√d + f(ψ(|j-i|)/ψ(max(L, i))), ψ(x) = log(cx + 1)",
@@ -59,7 +58,7 @@ class Fire(PositionScheme):
     }
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`output_weight`: (heads|1, WIDTH)."""
+        """Make the two parameters of distances, and f's: `output_weight` is (heads|1, WIDTH)."""
         super().__init__(shape, options)
         self.rate = nn.Parameter(torch.full((1,), 0.1))
         self.stretch = nn.Parameter(torch.ones(1))
@@ -72,38 +71,38 @@ class Fire(PositionScheme):
 
     @classmethod
     def counts_tokens(cls, options: SchemeOptions) -> bool:
-        """Tell that rows beyond the threshold know how far they see."""
+        """Return True: rows beyond the threshold depend on the largest distance that they see."""
         return True
 
     def prepare(self, positions: Positions) -> PositionTerms:
-        """Return the term without its reset: over distances, or beyond the threshold by row."""
+        """Return the term without its reset: a table over distances, or dense logits beyond the threshold."""
         exact = torch.promote_types(self.rate.dtype, torch.float32)
         parts = tuple(p.to(exact) for name, p in self.named_parameters() if name != "theta")
         threshold = self.options.fire_threshold
         relation = Clipped.unclipped(positions)
-        # A graph takes the way that is right for any length.
+        # A captured graph computes dense logits, which are right for any length.
         if is_captured() or max(relation.past, relation.future) > threshold * abs(float(self.stretch.detach())):
-            return PositionTerms(dense_bias=DenseBias(partial(_by_row, threshold, self.shape.causal), parts))
+            return PositionTerms(dense_bias=DenseBias(partial(_dense_logits, threshold, self.shape.causal), parts))
         distance = relation.distances(positions.device).abs()
         static = _logits(parts, distance, distance.new_zeros(1), threshold)
         return PositionTerms(relation=relation, static=static.movedim(-1, 0))
 
     def terms(self, prepared: PositionTerms, positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return the logits."""
+        """Return the prepared term with its reset."""
         return (prepared.with_reset(self.reset_at(positions)),)
 
 
-def _by_row(threshold: float, causal: bool, parts: tuple[Tensor, ...], positions: Positions) -> Tensor:
+def _dense_logits(threshold: float, causal: bool, parts: tuple[Tensor, ...], positions: Positions) -> Tensor:
     """Return the logits (B|1, heads|1, T, S) of the rows of `positions`."""
     longest = positions.query_index()  # (B|1, T)
     if not causal:
         longest = torch.maximum(longest, positions.last_index()[:, None] - longest)
-    distance = positions.gaps().abs()  # (T, S)
+    distance = positions.position_distance().abs()  # (T, S)
     return _logits(parts, distance, longest[..., None], threshold).movedim(-1, 1)
 
 
 def _logits(parts: tuple[Tensor, ...], distance: Tensor, longest: Tensor, threshold: float) -> Tensor:
-    """Return f (..., heads|1) of distances (...), with the longest that each query sees."""
+    """Return f (..., heads|1) of distances (...), given the longest distance that each query sees."""
     rate, stretch, hidden_weight, hidden_bias, output_weight = parts
     far = torch.maximum((stretch * threshold).abs(), longest.to(rate.dtype))
     x = (rate * distance).abs().log1p() / ((rate * far).abs().log1p() + EPSILON)

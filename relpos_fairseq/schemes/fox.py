@@ -2,10 +2,10 @@
 
     e_ij = q_i . k_j / sqrt(d) + sum_{l = j+1..i} log f_l,   f_l = sigmoid(w . x_l + b)      eq. 6-8
 
-x_l is the layer's input at token l (after the layer norm of a pre-norm layer, as q and k see it),
-w -> `gate_weight`, b -> `gate_bias`, a head each.  A gate is formed of its own token alone and kept
-with the token's key.  As in the released code, w starts at N(0, 0.02) and b at 0, and there is no
-other position; `fox+rope` adds the rotation of its variant.
+x_l is the layer's input at token l (after the layer norm of a pre-norm layer, as for q and k),
+w -> `gate_weight`, b -> `gate_bias`, for each head.  A gate is computed from its own token alone and
+cached with the token's key.  As in the released code, w starts at N(0, 0.02) and b at 0, and there is no
+other position encoding; `fox+rope` adds the rotation of its variant.
 
 The paper is causal.  In an encoder keys after the query have gates of their own, counted as
 x-transformers does: sum_{l = i+1..j} log g_l for j > i.  With w = 0 it is ALiBi, of slopes -log f.
@@ -31,15 +31,15 @@ from relpos_fairseq.scheme import (
 
 
 def _from_slopes(source: ConversionSource) -> dict[str, Tensor]:
-    """Take w = 0 and log sigmoid(b) = -m, the fixed penalty of one step: b = -log(e^m - 1)."""
+    """Convert from alibi: w = 0 and log sigmoid(b) = -m, the penalty of one step: b = -log(e^m - 1)."""
     _, penalties = source.old.prepare(Positions(2, 2))  # (H, 3), of the distances -1, 0, 1
     bias = -torch.expm1(-penalties[:, :1].double()).log()
-    weight = torch.zeros_like(source.new.gate_weight)
-    return {"gate_weight": weight, "gate_bias": bias.expand(source.new.gate_bias.shape)}
+    weight, old_bias = (source.new.get_parameter(name) for name in ("gate_weight", "gate_bias"))
+    return {"gate_weight": torch.zeros_like(weight), "gate_bias": bias.expand(old_bias.shape)}
 
 
 def _log_sigmoid(x: Tensor) -> Tensor:
-    """As F.logsigmoid, which ONNX has as the log of a sigmoid: a small one has few digits."""
+    """Return F.logsigmoid, which ONNX would compute as the inexact logarithm of a small sigmoid."""
     return x.clamp(max=0) - (-x.abs()).exp().log1p() if is_exported() else F.logsigmoid(x)
 
 
@@ -47,7 +47,7 @@ def _log_sigmoid(x: Tensor) -> Tensor:
 class Fox(PositionScheme):
     """A forget gate a token and head, whose logarithms add up between query and key."""
 
-    card = SchemeInfo(240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0")
+    info = SchemeInfo(240, "Lin 2025 eq. 6-8", "q·k/√d + Σ_{l=j+1..i} log σ(w·x_l + b)", "w N(0, 0.02), b 0")
     takes = frozenset({SCALE})
     default_share = "none"
     uses_positions = False
@@ -56,14 +56,14 @@ class Fox(PositionScheme):
     convert_from = {"alibi": _from_slopes}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`gate_weight`: (H, sides, E); `gate_bias`: (H, sides); a decoder has one side."""
+        """Make `gate_weight`: (H, sides, E), and `gate_bias`: (H, sides); a decoder has one side."""
         super().__init__(shape, options)
         sides = 1 if shape.causal else 2
         self.gate_weight = self.draw(shape.num_heads, sides, shape.embed_dim, std=0.02)
         self.gate_bias = nn.Parameter(torch.zeros(shape.num_heads, sides))
 
     def log_gates(self, source: Tensor) -> Tensor:
-        """Return log f of each token (B, H, S, sides)."""
+        """Return log f of each token: (B, H, S, sides)."""
         heads, sides, _ = self.gate_weight.shape
         gates = F.linear(source, self.gate_weight.flatten(0, 1))  # (S, B, H * sides)
         exact = torch.promote_types(gates.dtype, torch.float32)

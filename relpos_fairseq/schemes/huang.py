@@ -1,4 +1,4 @@
-"""Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings (000).
+"""Huang et al. 2020, Improve Transformer Models with Better Relative Position Embeddings (arXiv:2009.13658).
 
 r = clip(j - i, -k, k), or abs(j - i) unclipped for method 1:
 
@@ -7,9 +7,9 @@ r = clip(j - i, -k, k), or abs(j - i) unclipped for method 1:
     M3  e_ij = sum_c q_ic k_jc w_rc / sqrt(d)                eq. 14-15   w -> `trilinear_table`
     M4  e_ij = (q_i . k_j + q_i . a_r + k_j . a_r) / sqrt(d) eq. 16      a -> `table`
 
-The paper numbers no initial values.  Ones make M1-M3 plain attention: zeros would erase the
-content, and N(0, 0.02) makes M3 uniform.  Heads share a table (003 App. A, its Table 5);
---position-share none is 000's own count.
+The paper gives no initial values.  Ones make M1-M3 plain attention: zeros would erase the content, and
+N(0, 0.02) makes M3 uniform.  Heads share a table (M4M App. A, its Table 5); --position-share none is
+Huang2020's own count.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from relpos_fairseq.terms import PositionTerms
 class Method1(PositionScheme):
     """A scalar gate on the content by absolute distance."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         90,
-        "000 eq. 11-12",
+        "Huang2020 eq. 11-12",
         "q·k·w/√d, w by |j-i|",
         "1",
-        published="74K (000 Table 1: mhn)",
-        difference="000 gives each head its own (share none); 003 shares",
+        published="74K (Huang2020 Table 1: mhn)",
+        difference="Huang2020 gives each head its own (share none); M4M shares",
     )
     takes = frozenset({SCALE, SHARE})
     default_share = "heads"
     tables = {"gate_table": Table(rows="distance", neutral=1.0)}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`gate_table`: (heads|1, R)."""
+        """Make `gate_table`: (heads|1, R)."""
         super().__init__(shape, options)
         self.gate_table = nn.Parameter(torch.ones(self.table_heads, self.relation.size))
 
     @property
     def relation(self) -> Folded | Clipped:
-        """Absolute distance, unclipped: one weight for each that training meets."""
+        """Absolute distance, unclipped: one weight for each distance that occurs in training."""
         return Folded(self.shape.max_positions)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
@@ -67,7 +67,7 @@ class Method1(PositionScheme):
 
 
 def _gate_of_m1(source: ConversionSource) -> dict[str, Tensor]:
-    """Take w_r = w_|r|."""
+    """Convert from m1: w_r = w_|r|."""
     return {"gate_table": source.remap_table("gate_table")}
 
 
@@ -75,7 +75,7 @@ def _gate_of_m1(source: ConversionSource) -> dict[str, Tensor]:
 class Method2(Method1):
     """A scalar gate on the content by signed distance."""
 
-    card = SchemeInfo(100, "000 eq. 12-13; 003 eq. 5", "q·k·wᵣ/√d", "1", published="12K (003 Table 5)")
+    info = SchemeInfo(100, "Huang2020 eq. 12-13; M4M eq. 5", "q·k·wᵣ/√d", "1", published="12K (M4M Table 5)")
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE})
     clip = "scalars"
     convert_from = {"m1": _gate_of_m1}
@@ -87,7 +87,7 @@ class Method2(Method1):
 
 
 def _weights_of_a_gate(source: ConversionSource) -> dict[str, Tensor]:
-    """Take w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r."""
+    """Convert from m1 or m2: w_{r,c} = w_r, so that sum_c q_c k_c w_r = (q.k) w_r."""
     gate = source.remap_table("gate_table")
     return {"trilinear_table": gate[..., None].expand(*gate.shape, source.new.shape.head_dim)}
 
@@ -96,13 +96,13 @@ def _weights_of_a_gate(source: ConversionSource) -> dict[str, Tensor]:
 class Method3(PositionScheme):
     """A vector gate: each channel of q and k is weighted by distance."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         110,
-        "000 eq. 14-15",
+        "Huang2020 eq. 14-15",
         "Σ_c q_c k_c w_{r,c}/√d",
         "1 + N(0, 0.02)",
-        published="147K (000, section 3.6)",
-        difference="000 leaves out d; its formula mh(2n-1)d gives 9.4M, our share none",
+        published="147K (Huang2020, section 3.6)",
+        difference="Huang2020 leaves out d; its formula mh(2n-1)d gives 9.4M, our share none",
     )
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, INIT})
     default_share = "heads"
@@ -112,22 +112,22 @@ class Method3(PositionScheme):
     convert_from = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`trilinear_table`: (heads|1, R, D)."""
+        """Make `trilinear_table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
         self.trilinear_table = self.draw(*size, std=0.02, mean=1.0)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return the sum over products of three."""
+        """Return the trilinear term."""
         return (PositionTerms(relation=self.clipped, trilinear=self.trilinear_table),)
 
 
 @register_scheme("m4")
 class Method4(PositionScheme):
-    """Query and key both meet the same relative vector."""
+    """Query and key are both multiplied by the same relative vector."""
 
-    card = SchemeInfo(
-        120, "000 eq. 16; 003 eq. 6", "(q·k + q·aᵣ + k·aᵣ)/√d", "N(0, 0.02)", published="785K (003 Table 5)"
+    info = SchemeInfo(
+        120, "Huang2020 eq. 16; M4M eq. 6", "(q·k + q·aᵣ + k·aᵣ)/√d", "N(0, 0.02)", published="785K (M4M Table 5)"
     )
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, INIT})
     default_share = "heads"
@@ -136,13 +136,13 @@ class Method4(PositionScheme):
     elsewhere = {"transformers": "relative_key_query"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`table`: (heads|1, R, D)."""
+        """Make `table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
         self.table = self.draw(*size, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """q.a_r + k.a_r."""
+        """Return q.a_r + k.a_r."""
         term = PositionTerms(
             relation=self.clipped, query_vectors=self.table, key_vectors=self.table, reset=self.reset_at(positions)
         )

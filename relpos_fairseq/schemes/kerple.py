@@ -24,14 +24,14 @@ LEAST = 0.01  # the released code's bound on both parameters
 class Kerple(PositionScheme):
     """A learned logarithmic penalty on distance."""
 
-    card = SchemeInfo(210, "Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
+    info = SchemeInfo(210, "Chi 2022", "q·k/√d - r₁ log(1 + r₂|j-i|)", "r₁ U(0, 2), r₂ U(0, 1)")
     takes = frozenset({SCALE, SHARE, RESET_CLS})
     default_share = "none"
     tables = {"amplitude": Table(), "rate": Table()}
     never_neutral = "its penalty is kept above zero"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`amplitude`, `rate`: (heads|1,)."""
+        """Make `amplitude` and `rate`: (heads|1,) each."""
         super().__init__(shape, options)
         heads = self.table_heads
         self.amplitude = nn.Parameter(2 * torch.rand(heads, generator=self._generator()))
@@ -52,5 +52,5 @@ class Kerple(PositionScheme):
 
 
 def bound_below(value: Tensor) -> Tensor:
-    """Max(value, LEAST) whose gradient passes, so that a bounded parameter can come back."""
+    """Return max(value, LEAST) with the gradient of `value`, so that training can leave the bound."""
     return value + (value.clamp(min=LEAST) - value).detach()

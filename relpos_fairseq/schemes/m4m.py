@@ -1,13 +1,13 @@
-"""M4M, Multiplicative Position-aware Transformer Models (003), eq. 11.
+"""M4M: Multiplicative Position-aware Transformer Models, eq. 11.
 
     e_ij = (q_i . k_j) (q_i . a_r) (k_j . a_r) / sqrt(d),  r = clip(j - i, -k, k)     a -> `table`
 
-The paper gives no initial values.  a ~ N(0, 0.02) makes attention uniform and its gradients dead.
-Here every a_r starts at the same vector a with q . a = k . a = 1 by way of the projection biases:
-b_q = 1 on the even channels, b_k = 1 on the odd ones, a_c = 2/d.  Then (q.a)(k.a) is 1 up to noise
-of order 1/sqrt(d), and since b_q . b_k = 0 the biases add no constant to q.k: near-plain attention.
---position-init paper leaves the biases alone and draws a from N(0, 0.02), as BERT's tables start.
-The three factors and their product are computed in at least fp32 (the product passes 65504).
+The paper gives no initial values.  a ~ N(0, 0.02) makes attention uniform, and its gradients vanish.
+Here every a_r starts at the same vector a, and the projections' biases make q . a = k . a = 1: b_q = 1
+on the even channels, b_k = 1 on the odd ones, a_c = 2/d.  Then (q.a)(k.a) is 1 up to noise of order
+1/sqrt(d), and since b_q . b_k = 0 the biases add no constant to q.k: near-plain attention.
+--position-init paper leaves the biases unchanged and draws a from N(0, 0.02), as BERT's tables start.
+The three factors and their product are computed in at least fp32 (the product exceeds 65504).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from relpos_fairseq.terms import PositionTerms
 class M4M(PositionScheme):
     """The terms of M4, multiplied."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         130,
-        "003 eq. 11",
+        "M4M eq. 11",
         "(q·k)(q·aᵣ)(k·aᵣ)/√d",
         "aᵣ = 2/d, biases of q, k so that q·a ≈ k·a ≈ 1",
-        published="785K (003 Table 5)",
+        published="785K (M4M Table 5)",
     )
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, INIT})
     default_share = "heads"
@@ -41,7 +41,7 @@ class M4M(PositionScheme):
     never_neutral = "it multiplies q.k by (q.a)(k.a), which is 1 for no table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`table`: (heads|1, R, D)."""
+        """Make `table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
         if options.init == "paper":
@@ -54,7 +54,7 @@ class M4M(PositionScheme):
         self.table = nn.Parameter(neutral)
 
     def start_neutral(self) -> None:
-        """As near as it comes, which is where it starts by itself."""
+        """Keep the default initialisation: no values are exactly neutral, and it is the closest to neutral."""
 
     def initialize_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
         """Set the biases of q and k so that q.a and k.a start near 1."""
@@ -68,6 +68,6 @@ class M4M(PositionScheme):
             k_proj.bias.copy_(odd)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return (q.a_r)(k.a_r), multiplied into the content."""
+        """Return (q.a_r)(k.a_r), which multiplies the content."""
         term = PositionTerms(relation=self.clipped, query_vectors=self.table, key_vectors=self.table, product=True)
         return (term,)

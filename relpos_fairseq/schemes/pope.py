@@ -4,10 +4,10 @@
 
     theta_c = b^(-c/d) for c = 0..d-1, b -> --position-rope-base;  delta -> `phase`, from 0
 
-What is said and where it stands multiply: content is a length, position alone an angle.  Each
-channel becomes two, (mu cos, mu sin), so that q and k have 2d channels and values d: the Triton
-kernels refuse that by name.  delta is kept in [-2 pi, 0], one a head and channel for all layers, as
-in lucidrains' PoPE-pytorch; its gradient passes the bounds, so that it can come back.
+Content gives each channel a length and position alone its angle, so that the two multiply.  Each channel
+becomes two, (mu cos, mu sin): q and k have 2d channels and values d, which the Triton kernels refuse by
+name.  delta is kept in [-2 pi, 0], one a head and channel for all layers, as in lucidrains'
+PoPE-pytorch; its gradient passes the bounds, so that training can leave them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, Sc
 class Pope(PositionScheme):
     """Content as lengths, positions as angles."""
 
-    card = SchemeInfo(196, "Gopalakrishnan 2025", "Σ_c σ(q_c)σ(k_c) cos((j-i)θ_c + δ_c)/√d, σ softplus", "δ 0")
+    info = SchemeInfo(196, "Gopalakrishnan 2025", "Σ_c σ(q_c)σ(k_c) cos((j-i)θ_c + δ_c)/√d, σ softplus", "δ 0")
     takes = frozenset({SCALE, BASE})
     rotates = True
     nonlinear_qk = True
@@ -35,30 +35,30 @@ class Pope(PositionScheme):
     never_neutral = "it takes the softplus of q and k, and rotates them"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`phase`: (H, D)."""
+        """Make `phase`: (H, D)."""
         super().__init__(shape, options)
         self.phase = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 
     def prepare(self, positions: Positions) -> Tensor:
-        """Return the angles (S, D) of every slot, in fp64."""
+        """Return the angles of every slot: (S, D) in fp64."""
         dim = self.shape.head_dim
         channel = torch.arange(dim, device=positions.device, dtype=torch.float64)
-        slot = positions.places().double()
+        slot = positions.slot_positions().double()
         return slot[:, None] * self.options.rope_base ** (-channel / dim)
 
     def transform_query(self, q: Tensor, prepared: Tensor, start: int) -> Tensor:
-        """Return each row's channels as points of a plane: (B, H, T, 2D)."""
+        """Turn each channel of q into the two coordinates of a point at its slot's angle: (B, H, T, 2D)."""
         return _polar(q, prepared[start : start + q.size(2)])
 
     def transform_key(self, k: Tensor, prepared: Tensor, start: int) -> Tensor:
-        """Return the same by slot and phase: (B, H, S, 2D)."""
+        """Do the same for k, with each head's phase added to the angles: (B, H, S, 2D)."""
         phase = self.phase.double()
         bounded = phase + (phase.clamp(-2 * math.pi, 0) - phase).detach()
         return _polar(k, prepared[start : start + k.size(2)] + bounded[:, None])
 
 
 def _polar(x: Tensor, angle: Tensor) -> Tensor:
-    """Return softplus(x) (cos, sin) of angles (L, D) or (H, L, D): (B, H, L, 2D) in x's type."""
+    """Return softplus(x) (cos, sin) at angles (L, D) or (H, L, D): (B, H, L, 2D) in x's type."""
     exact = torch.promote_types(x.dtype, torch.float32)
     length = nn.functional.softplus(x.to(exact))
     parts = (length * wave.to(exact) for wave in (angle.cos(), angle.sin()))

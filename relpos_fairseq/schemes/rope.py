@@ -2,22 +2,24 @@
 
     e_ij = (R_i q_i) . (R_j k_j) / sqrt(d),   R_m rotates pair c by m theta_c, theta_c = b^(-2c/d)
 
-The rotation comes after the projection and per head, so that the logits depend on j - i alone.  An
-odd head_dim leaves its last channel as it is, --position-rope-share all but the first share of
-channels, whose number is then d (GPT-NeoX).  Angles are computed in at least fp32.
+The rotation comes after the projection, in each head, so that the logits depend on j - i alone.  The
+last channel of an odd head_dim is not rotated; --position-rope-share rotates the first share of the
+channels alone, whose number is then d (GPT-NeoX).  Angles are computed in at least fp32.
 
-Inputs longer than those of training meet angles that training did not: `rotation.py` has others for
-them.  log_n multiplies a query by max(1, log n_i / log L), n_i the keys that it may see, L the
-length in training (Su 2021, spaces.ac.cn/archives/8823; Chiang and Cholak 2022, 2202.12172).
+Inputs longer than those of training have angles that training has not seen: `rotation.py` has other
+angles for them.  log_n multiplies a query by max(1, log n_i / log L), n_i the keys that it may see, L
+the length in training (Su 2021, spaces.ac.cn/archives/8823; Chiang and Cholak 2022, 2202.12172).
 
-What depends on n rotates a key otherwise in a longer input: decoding keeps keys unrotated, and a
-step equals the full pass over as many tokens.  transformers keeps keys as they were when they came.
+Angles that depend on the number of tokens n rotate a key otherwise in a longer input: decoding then
+caches keys before rotation, so that a step equals the full pass over as many tokens.  transformers
+caches keys after rotation by the number of tokens at that step.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from relpos_fairseq.rotation import (
     PAIRS,
     SCALING,
     SHARE_OF_CHANNELS,
+    SHORTEST,
     Rotary,
     Turns,
     frequencies,
@@ -50,11 +53,11 @@ from relpos_fairseq.scheme import (
 
 @dataclass(frozen=True)
 class Rotations:
-    """What queries and keys are rotated by.
+    """The rotations of queries and keys.
 
     Args:
-        turns: of every slot.
-        temperature: (S, 1) or (B, 1, S, 1) that queries are multiplied by, or None.
+        turns: the rotation of every slot.
+        temperature: (S, 1) or (B, 1, S, 1) factors of the queries, or None.
     """
 
     turns: Turns
@@ -62,8 +65,8 @@ class Rotations:
 
 
 def _other_options(source: ConversionSource) -> dict[str, Tensor]:
-    """Say for which inputs other angles are the same."""
-    old, new = source.old, source.new
+    """Convert from other options: report other angles, or the inputs for which they are the same."""
+    old, new = cast(Rope, source.old), cast(Rope, source.new)
     for option in sorted((BASE, PAIRS, SHARE_OF_CHANNELS), key=lambda option: option.place):
         before, after = (getattr(scheme.options, option.name) for scheme in (old, new))
         if before != after:
@@ -83,23 +86,23 @@ def _other_options(source: ConversionSource) -> dict[str, Tensor]:
 class Rope(PositionScheme):
     """Rotations of query and key by their slots."""
 
-    card = SchemeInfo(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
+    info = SchemeInfo(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
     takes = frozenset({SCALE, SCALING, FACTOR, LENGTH, LOG_N, BASE, SHARE_OF_CHANNELS, PAIRS})
     rotates = True
     never_neutral = "it has no parameter, and rotates q and k"
     convert_from = {"rope": _other_options}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Remember the trained length in the checkpoint, which other flags may change later."""
+        """Keep the trained length in the checkpoint, so that later flags of the longest input do not change it."""
         super().__init__(shape, options)
-        length = options.rope_length or max(shape.max_positions, LENGTH.least)
+        length = options.rope_length or max(shape.max_positions, SHORTEST)
         # "version" in the name keeps fairseq's moving average of weights from averaging it.
         self.register_buffer("length_version", torch.tensor(length))
-        self.trained_length = length  # L, as a number that torch.export knows
+        self.trained_length: int = length  # L, as a number that torch.export knows
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse a share without channels, and a factor without use or below 1."""
+        """Refuse a base up to 1, a share without channels, and a factor without scaling or below 1."""
         share, factor = options.rope_share, options.rope_factor
         if options.rope_base <= 1:
             raise ValueError(f"rope_base must be > 1, got {options.rope_base:g} ({BASE.flag})")
@@ -115,31 +118,31 @@ class Rope(PositionScheme):
 
     @classmethod
     def counts_tokens(cls, options: SchemeOptions) -> bool:
-        """Tell whether angles or temperature depend on how many tokens there are."""
+        """Tell whether angles or temperature depend on the number of tokens."""
         return scales_by_length(options) or options.rope_log_n == "on"
 
     @property
     def by_length(self) -> bool:
-        """Whether a longer input is rotated otherwise."""
+        """True if the rotation depends on the number of tokens."""
         return self.counts_tokens(self.options)
 
     @property
     def scales(self) -> bool:
-        """Whether angles are others than in training."""
+        """True if angles are rescaled."""
         return self.options.rope_scaling != "none"
 
     @property
     def scales_by_length(self) -> bool:
-        """Whether they are so in inputs that are longer than in training, and in no other."""
+        """True if angles are rescaled only beyond the training length."""
         return scales_by_length(self.options)
 
     @property
     def pairs(self) -> int:
-        """How many pairs of channels are rotated."""
+        """Number of pairs of channels that are rotated."""
         return int(self.options.rope_share * self.shape.head_dim) // 2
 
     def rotary(self) -> Rotary | None:
-        """Return its rotation as other engines know it: as published, or by linear scaling."""
+        """Return its rotation as other libraries have it, if it is as published or scaled linearly."""
         options = self.options
         scaling, fixed = options.rope_scaling, not self.by_length
         if not fixed or scaling not in ("none", "linear"):
@@ -156,10 +159,8 @@ class Rope(PositionScheme):
 
     def prepare(self, positions: Positions) -> Rotations:
         """Return the rotations of every slot."""
-        place = positions.places().double()
-        tokens = None
-        if self.by_length:
-            tokens = positions.row_lengths()  # (B|1,)
+        place = positions.slot_positions().double()
+        tokens = positions.row_lengths() if self.by_length else None  # (B|1,)
         frequency, size = frequencies(
             self.options, self.pairs, self.trained_length, tokens, positions.device
         )  # (P,) or (B|1, 1, 1, P)
@@ -167,14 +168,14 @@ class Rope(PositionScheme):
         if self.options.rope_log_n == "off":
             return Rotations(turns, None)
         if self.shape.causal:
-            tokens = positions.key_number() + 1  # (B|1, S)
+            seen = positions.key_number() + 1  # (B|1, S)
         else:
-            tokens = tokens[:, None].expand(-1, positions.src_len)
-        temperature = (tokens.double().clamp(min=1).log() / math.log(self.trained_length)).clamp(min=1)
+            seen = positions.row_lengths()[:, None].expand(-1, positions.src_len)
+        temperature = (seen.double().clamp(min=1).log() / math.log(self.trained_length)).clamp(min=1)
         return Rotations(turns, temperature[:, None, :, None])
 
     def transform_query(self, q: Tensor, prepared: Rotations, start: int) -> Tensor:
-        """Rotate each row by its slot; a temperature multiplies all channels."""
+        """Rotate each row by its slot's angles, and multiply it by its temperature."""
         turned = self.transform_key(q, prepared, start)
         if prepared.temperature is None:
             return turned
@@ -182,6 +183,6 @@ class Rope(PositionScheme):
         return (turned * rows.to(torch.promote_types(q.dtype, torch.float32))).to(q.dtype)
 
     def transform_key(self, k: Tensor, prepared: Rotations, start: int) -> Tensor:
-        """Rotate each row by its slot."""
+        """Rotate each row by its slot's angles."""
         turn = prepared.turns.of(k.dtype, start, start + k.size(2))
         return rotate(k, turn, self.options.rope_pairs == "halves")

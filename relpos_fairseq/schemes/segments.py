@@ -1,9 +1,9 @@
-"""What `--segment-encoding` adds; it goes with any scheme.
+"""Segment encodings (`--segment-encoding`), which may be combined with any scheme.
 
     head    S_ij = Seg_{segment(i) segment(j)}, in logit units     Seg -> `pair_table`
     input   x_i = t_i + e_segment(i)                               e -> `table`
 
-`head` is Chen et al. 2021 (004), eq. 9; `input` is Devlin et al. 2018 (BERT).  Both start at zero.
+`head` is Chen et al. 2021, eq. 9; `input` is Devlin et al. 2018 (BERT).  Both start at zero.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from relpos_fairseq.terms import PositionTerms
 
 
 def _another_number(source: ConversionSource) -> dict[str, Tensor]:
-    """Start more segments at zero; with fewer, say what is lost."""
+    """Convert from another number of segments: new ones start at zero, the loss of others is reported."""
     return {"table": _resized(source, source.params["table"], axis=0)}
 
 
 def _pairs_of_another_number(source: ConversionSource) -> dict[str, Tensor]:
-    """Do so for both segments of a pair: (heads, segments^2)."""
+    """Convert a table of pairs from another number of segments: (heads, segments^2)."""
     count = source.old.options.num_segments
     table = source.params["pair_table"].unflatten(1, (count, count))
     for axis in (1, 2):
@@ -54,7 +54,7 @@ class SegmentHead(PositionScheme):
     convert_from = {"segment_head": _pairs_of_another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`pair_table`: (heads|1, segments^2)."""
+        """Make `pair_table`: (heads|1, segments^2)."""
         super().__init__(shape, options)
         self.pair_table = nn.Parameter(torch.zeros(self.table_heads, self.relation.size))
 
@@ -64,7 +64,7 @@ class SegmentHead(PositionScheme):
         return Segments(self.options.num_segments)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """S."""
+        """Return S."""
         return (PositionTerms(relation=self.relation, static=self.pair_table),)
 
 
@@ -78,12 +78,12 @@ class SegmentInput(PositionScheme):
     convert_from = {"segment_input": _another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`table`: (segments, E)."""
+        """Make `table`: (segments, E)."""
         super().__init__(shape, options)
         self.table = nn.Parameter(torch.zeros(options.num_segments, shape.embed_dim))
 
     def embed(self, positions: Positions) -> Tensor:
-        """Return (B, T, E).
+        """Return the vector of each query's segment: (B, T, E).
 
         Raises:
             ValueError: if the task supplies no segments.

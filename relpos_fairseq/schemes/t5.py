@@ -1,16 +1,16 @@
-"""Raffel et al. 2019, T5 (arXiv:1910.10683), in the form of 003 eq. 4 and 004 eq. 4.
+"""Raffel et al. 2019, T5 (arXiv:1910.10683), in the form of M4M eq. 4 and Chen2021 eq. 4.
 
     e_ij = (q_i . k_j + s_bucket(j - i)) / sqrt(d)      s -> `bias_table`
 
 Both papers divide the sum, so --position-scale changes both alike.  The released T5 does not divide
-by sqrt(d) at all (its initialisation absorbs the factor); 004 eq. 8, REL-SCALAR, adds its scalars
-after the division (`rel_scalar`).  One table, per head, serves all layers, as in T5.  A causal
-decoder spends all buckets on the past.
+by sqrt(d) at all (its initialisation absorbs the factor); Chen2021 eq. 8, REL-SCALAR, adds its scalars
+after the division (`rel_scalar`).  One table, per head, serves all layers, as in T5.  In a causal decoder
+all buckets are for the past.
 
-003 as written has no buckets: 2n - 1 scalars a layer that heads share (its Table 5: 12K), which is
---position-buckets 0 --position-share heads.  Its fine-tuning diverged (003 section 3.1).
+M4M as written has no buckets: 2n - 1 scalars a layer that heads share (its Table 5: 12K), which is
+--position-buckets 0 --position-share heads.  Its fine-tuning diverged (M4M section 3.1).
 
---position-scalar-gain stays at 1, the papers' parameter: 50 made a short training of a character
+--position-scalar-gain is 1 by default, as in the papers: 50 made a short training of a character
 model better at its own lengths, and worse at 4 and 8 times them (examples/comparison/scalars).
 """
 
@@ -45,13 +45,13 @@ MAX_DISTANCE = Number(name="max_distance", place=70, help="distance of the last 
 class T5(PositionScheme):
     """A scalar a head and logarithmic bucket of distance."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         80,
-        "Raffel 2019; 003 eq. 4",
+        "Raffel 2019; M4M eq. 4",
         "(q·k + s_bucket)/√d",
         "N(0, 0.02)",
-        published="12K (003 Table 5)",
-        difference="003 counts m(2n-1) scalars; T5 has 32 buckets x 12 heads for all layers",
+        published="12K (M4M Table 5)",
+        difference="M4M counts m(2n-1) scalars; T5 has 32 buckets x 12 heads for all layers",
     )
     takes = frozenset({SCALE, SHARE, BUCKETS, MAX_DISTANCE, RESET_CLS, SCALAR_GAIN, INIT})
     default_share = "layers"
@@ -59,7 +59,7 @@ class T5(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse too few buckets, and a last one before the first of several distances."""
+        """Refuse too few buckets, and a largest distance that has a bucket of its own."""
         least = 2 if shape.causal else 4
         if options.buckets < least:
             if options.buckets:
@@ -73,19 +73,19 @@ class T5(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`bias_table`: (heads|1, buckets), or a scalar a distance."""
+        """Make `bias_table`: (heads|1, buckets), or a scalar a distance."""
         super().__init__(shape, options)
         self.bias_table = self.draw(self.table_heads, self.relation.size, std=0.02 / self.scalar_gain)
 
     @property
     def relation(self) -> Bucketed | Clipped:
-        """Logarithmic buckets; a decoder's are of the past alone."""
+        """Logarithmic buckets, in a decoder for the past alone; or clipped distances."""
         if not self.options.buckets:
             return self.clipped
         return Bucketed(self.options.buckets, self.options.max_distance, not self.shape.causal)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """S / sqrt(d), in logit units."""
+        """Return s / sqrt(d), in logit units."""
         term = PositionTerms(
             relation=self.relation,
             static=self.bias_table * (self.scale * self.scalar_gain),

@@ -1,4 +1,35 @@
-"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860): its attention, and attn_type 1 of its released code."""
+"""Dai et al. 2019, Transformer-XL (arXiv:1901.02860): section 3.3, and attn_type 1 of the released code.
+
+`transformer_xl`, section 3.3:
+
+    e_ij = [ (q_i + u) . k_j + (q_i + v) . W_R R_{i-j} ] / sqrt(d)
+
+    R -> sinusoid(i - j), fixed;  W_R -> `projection`;  u -> `content_bias`;  v -> `position_bias`
+
+R is computed once a forward pass for all layers, and projected by each, for the T + S - 1 distances
+that occur (O(length), never O(length^2)); the result is the term's query_vectors over an unclipped
+relation.  R has the released code's layout, [sin(p f_0..), cos(p f_0..)] with f_m = 10000^(-2m/E) and
+p = i - j: negative for future keys, which an encoder has and the paper's decoder has not.  Sines are
+odd in p and cosines even: W_R R_p and W_R R_{-p} are the sum and the difference of the same two
+products of half the width.
+
+The released code can share u and v among layers and keep W_R a layer's own (untie_r=False):
+--position-query-bias shared; --position-share layers shares W_R too.  Its clamp_len, past which R no
+longer changes, is for inputs longer than those of training.  It starts u and v from N(0, 0.02), ours
+start at 0 (--position-init paper starts as it does).  Huang2020 section 3.4 found u and v unstable in
+BERT: --position-query-bias off drops them, u or v keeps one.  Huang2020 eq. 10 (Chen2021 section 2.2.2)
+projects R by the content's W^K, without W_R: --position-projections content.
+
+`transformer_xl_learned`, attn_type 1 of the released PyTorch code:
+
+    e_ij = [ (q_i + u) . k_j + q_i . a_r + s_r ] / sqrt(d),   r = clip(j - i, -k, k)
+
+    r_emb, a -> `key_table`;  r_w_bias, u -> `content_bias`;  r_bias, s -> `bias_table`
+
+Each layer and head has its own; all start from N(0, 0.02).  The released tables cover segment and
+memory (--position-clip-distance 0), or clamp_len, and their oldest row serves further distances.  They
+have no rows for future keys, which the released decoder never sees.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +66,6 @@ from relpos_fairseq.scheme import (
 )
 from relpos_fairseq.terms import PositionTerms
 
-# ---- Dai et al. 2019, Transformer-XL (arXiv:1901.02860), section 3.3 (002).
-#     e_ij = [ (q_i + u) . k_j + (q_i + v) . W_R R_{i-j} ] / sqrt(d)
-#
-#     R -> sinusoid(i - j), fixed;  W_R -> `projection`;  u -> `content_bias`;  v -> `position_bias`
-#
-# R is formed once a forward pass for all layers, and projected by each, for the T + S - 1 distances
-# that occur (O(length), never O(length^2)); the result is the term's query_vectors over an unclipped
-# relation.  R has the released code's layout, [sin(p f_0..), cos(p f_0..)] with
-# f_m = 10000^(-2m/E) and p = i - j: negative for future keys, which an encoder has and the paper's
-# decoder has not.  Sines are odd in p and cosines even: W_R R_p and W_R R_{-p} are the sum and the
-# difference of the same two products of half the width.  The released code can tie u and v across
-# layers and keep W_R a layer's own (untie_r=False): --position-query-bias shared; --position-share
-# layers ties W_R too.  Its clamp_len, past which R no longer changes, is for inputs longer than those
-# of training.  It starts u and v from N(0, 0.02), we from 0 (--position-init paper does as it
-# does).  000 section 3.4 found u and v unstable in BERT: --position-query-bias off drops them, u or v
-# keeps one.  000 eq. 10 (004 section 2.2.2) projects R by the content's W^K, without W_R:
-# --position-projections content.
-
-
 QUERY_BIAS = Choice(
     name="query_bias",
     place=80,
@@ -78,11 +90,15 @@ R_DROPOUT = Factor(
     auto=0.0,
     auto_help="",
     remembered=False,
+    training_only=True,
 )
 
 
 class _Projected(torch.autograd.Function):
-    """W R_{i-j} over all distances j - i: (past + 1 + future, C) for weights (C, E)."""
+    """Project R by weights (C, E), for all distances j - i: W R_{i-j} (past + 1 + future, C).
+
+    The two halves of R are kept for the distances 0, 1, ... alone: (p, E/2) sines and cosines.
+    """
 
     @staticmethod
     def forward(ctx, weight: Tensor, sines: Tensor, cosines: Tensor, relation: Clipped) -> Tensor:
@@ -109,7 +125,7 @@ class _Projected(torch.autograd.Function):
 
 
 def _other_options(source: ConversionSource) -> dict[str, Tensor]:
-    """Say that another clamp_len is the same up to the shorter of both."""
+    """Convert from other options: report that another clamp_len is equal up to the shorter of the two."""
     old, new = source.old.options.clamp_len, source.new.options.clamp_len
     if old != new:
         shorter = min({old, new} - {0})
@@ -121,7 +137,7 @@ def _other_options(source: ConversionSource) -> dict[str, Tensor]:
 class TransformerXL(PositionScheme):
     """Projected sinusoids of the distance, and global content and position biases."""
 
-    card = SchemeInfo(70, "Dai 2019 §3.3; 002", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed")
+    info = SchemeInfo(70, "Dai 2019 §3.3", "((q+u)·k + (q+v)·W_R R_{i-j})/√d", "W_R N(0, 0.02); u, v 0; R fixed")
     takes = frozenset({SCALE, SHARE, QUERY_BIAS, RESET_CLS, CLAMP_LEN, INIT, PROJECTIONS, R_DROPOUT})
     default_share = "none"
     elsewhere = {"transformer-xl": "attn_type 0"}
@@ -134,7 +150,7 @@ class TransformerXL(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse one projection, the content's where they are shared, and dropout of all of R."""
+        """Refuse one projection, the content's where tables are shared, and a dropout of 1."""
         if options.r_dropout >= 1:
             raise ValueError(f"{R_DROPOUT.flag} must be below 1, got {options.r_dropout:g}")
         only(PROJECTIONS, options.projections, ("own", "content"), cls.name)
@@ -145,7 +161,7 @@ class TransformerXL(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`projection`: (heads*D, E); `content_bias`, `position_bias`: (heads|1, D)."""
+        """Make `projection`: (heads*D, E), `content_bias` and `position_bias`: (heads|1, D)."""
         super().__init__(shape, options)
         heads = self.table_heads
         if options.projections == "own":
@@ -161,11 +177,11 @@ class TransformerXL(PositionScheme):
 
     @property
     def common_parameters(self) -> tuple[str, ...]:
-        """Biases u and v, where they are shared while W_R is not."""
+        """Return the names of u and v, where they are shared while W_R is not."""
         return ("content_bias", "position_bias") if self.options.query_bias == "shared" else ()
 
     def prepare(self, positions: Positions) -> tuple[Clipped, Tensor]:
-        """Return the relation over the distances that occur, and W_R R: (heads|1, R, D)."""
+        """Return the relation over the distances that occur, and W_R R for each: (heads|1, R, D)."""
         relation = Clipped.unclipped(positions)
         weight = self.projection if self.options.projections == "own" else self.content[1].weight
         exact = torch.promote_types(weight.dtype, torch.float32)
@@ -178,13 +194,13 @@ class TransformerXL(PositionScheme):
         else:
             dropout = self.options.r_dropout * self.training
             key = (self.name, self.shape.embed_dim, self.options.clamp_len, exact, dropout)
-            waves = positions.once(key, lambda: self._waves(relation, exact, positions.device))
-            vectors = _Projected.apply(weight.to(exact), *waves, relation)  # (R, heads*D)
+            sines_cosines = positions.once(key, lambda: self._waves(relation, exact, positions.device))
+            vectors = _Projected.apply(weight.to(exact), *sines_cosines, relation)  # (R, heads*D)
         split = vectors.view(-1, self.table_heads, self.shape.head_dim)
         return relation, split.transpose(0, 1).to(weight.dtype)
 
     def _waves(self, relation: Clipped, exact: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Sines and cosines of R_p for p = 0, 1, ... as far as distances reach: (p, E/2) each."""
+        """Return sines and cosines of R_p for p from 0 to the largest distance: (p, E/2) each."""
         offset = torch.arange(max(relation.past, relation.future) + 1, device=device)
         if self.options.clamp_len:
             offset = offset.clamp(max=self.options.clamp_len)
@@ -207,21 +223,11 @@ class TransformerXL(PositionScheme):
         return (term,)
 
 
-# ---- Transformer-XL's released PyTorch code (Dai et al. 2019, arXiv:1901.02860), its attn_type 1.
-#     e_ij = [ (q_i + u) . k_j + q_i . a_r + s_r ] / sqrt(d),   r = clip(j - i, -k, k)
-#
-#     r_emb, a -> `key_table`;  r_w_bias, u -> `content_bias`;  r_bias, s -> `bias_table`
-#
-# Each layer and head has its own; all start from N(0, 0.02).  The released tables reach as far as
-# segment and memory (--position-clip-distance 0), or to clamp_len, and their oldest row serves what
-# is further.  They have no rows for future keys, which its decoder never sees.
-
-
 @register_scheme("transformer_xl_learned")
 class LearnedTransformerXL(PositionScheme):
     """A vector and a scalar a distance, both learned, and a global content bias."""
 
-    card = SchemeInfo(75, "Dai 2019, released attn_type 1", "((q+u)·k + q·aᵣ + sᵣ)/√d", "N(0, 0.02)")
+    info = SchemeInfo(75, "Dai 2019, released attn_type 1", "((q+u)·k + q·aᵣ + sᵣ)/√d", "N(0, 0.02)")
     takes = frozenset({SCALE, CLIP_DISTANCE, SHARE, RESET_CLS, INIT})
     default_share = "none"
     clip = "vectors"
@@ -233,7 +239,7 @@ class LearnedTransformerXL(PositionScheme):
     elsewhere = {"transformer-xl": "attn_type 1"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`key_table`: (heads|1, R, D); `content_bias`: (., D); `bias_table`: (., R)."""
+        """Make `key_table`: (heads|1, R, D), `content_bias`: (., D), `bias_table`: (., R)."""
         super().__init__(shape, options)
         heads, rows, dim = self.table_heads, self.clipped.size, shape.head_dim
         self.key_table = self.draw(heads, rows, dim, std=0.02)
@@ -241,7 +247,7 @@ class LearnedTransformerXL(PositionScheme):
         self.bias_table = self.draw(heads, rows, std=0.02)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
-        """q.a_r and s_r, and u.k."""
+        """Return q.a_r, s_r and u.k."""
         term = PositionTerms(
             relation=self.clipped,
             query_vectors=self.key_table,

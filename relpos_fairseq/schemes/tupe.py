@@ -1,4 +1,31 @@
-"""Ke et al. 2020, TUPE (arXiv:2006.15595): as M4M writes it, and as released."""
+"""Ke et al. 2020, TUPE (arXiv:2006.15595): `tupe` and `tupe_a` as M4M writes them, `tupe_released`.
+
+`tupe`, M4M eq. 8-10 (`tupe_a` has no s):
+
+    e_ij = q_i . k_j / sqrt(2d) + reset( p_i U^Q . p_j U^K / sqrt(2d) + s_r , i, j)
+
+    p -> `position_table`, U^Q, U^K -> `query_projection`, `key_projection`, s -> `bias_table`,
+    theta_1, theta_2 of the reset -> `theta`
+
+M4M gives p the width d and shares it among heads (its Table 5); Ke's own p has the width of the model,
+a layer norm, and serves all layers: --position-share layers shares it among layers, with the width d a
+head.  s is read by clipped distance; Ke buckets it as T5 does.  M4M's Table 5 counts one projection for
+queries and keys: --position-projections one.  Chen2021 eq. 5 divides the whole sum by sqrt(d):
+--position-scale 1 --position-scalars inside (theta, which is learned, stays in logit units).  The
+product is kept as two factors of rank d, never as a (T, S) table.
+
+`tupe_released`, the authors' code (guolinke/TUPE), the rows "Ke et al." of Chen2021:
+
+    e_ij = q_i . k_j / sqrt(2d) + reset( Q_i . K_j / sqrt(2d) + s_bucket(j - i) , i, j)
+    Q_i = W_Q norm(p_i) + b_Q,  K_j = W_K norm(p_j) + b_K
+
+    p -> `position_table`, norm -> `norm_weight`, `norm_bias`, W_Q, b_Q -> `query_projection`,
+    `query_bias`, W_K, b_K -> `key_projection`, `key_bias`, s -> `bias_table`, reset -> `theta`
+
+Here p has the width of the model and a layer norm, the projections have biases, s has T5's 32 buckets
+up to 128, and all layers share these parameters.  The code writes the reset as p.p + s of rows that
+nothing else reads; `theta` is that sum.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +51,6 @@ from relpos_fairseq.scheme import (
 )
 from relpos_fairseq.terms import PositionTerms
 
-# ---- Ke et al. 2020, TUPE (arXiv:2006.15595), in the form of 003 eq. 8-10.
-#     e_ij = q_i . k_j / sqrt(2d) + reset( p_i U^Q . p_j U^K / sqrt(2d) + s_r , i, j)
-#
-#     p -> `position_table`, U^Q, U^K -> `query_projection`, `key_projection`, s -> `bias_table`,
-#     theta_1, theta_2 of the reset -> `theta`
-#
-# `tupe_a` has no s.  003 gives p the width d and shares it among heads (its Table 5); Ke's own p has
-# the width of the model, is layer-normed, and serves all layers: --position-share layers shares it
-# so, with the width d a head.  s is read by clipped distance; Ke buckets it as T5 does.  003's Table
-# 5 counts one projection for queries and keys: --position-projections one.  004 eq. 5 divides the
-# whole sum by sqrt(d): --position-scale 1 --position-scalars inside (theta, which is learned, stays
-# in logit units).
-# The product is kept as two factors of rank d, never as a (T, S) table.
-
-
 SCALARS = Choice(
     name="scalars",
     place=57,
@@ -50,7 +62,7 @@ SCALARS = Choice(
 
 
 def _from_factors(source: ConversionSource) -> dict[str, Tensor]:
-    """Take p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d; s = 0."""
+    """Convert from abs_scalar: p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d; s = 0."""
     table, dim = source.params["position_table"], source.new.shape.head_dim
     rank = table.size(-1)
     if rank > dim:
@@ -69,11 +81,11 @@ def _from_factors(source: ConversionSource) -> dict[str, Tensor]:
 
 @register_scheme("tupe_a")
 class TupeAbsolute(PositionScheme):
-    """Absolute positions correlated apart from the content."""
+    """Correlations of absolute positions, apart from those of the content."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         150,
-        "Ke 2020; 003 eq. 8-10 without s",
+        "Ke 2020; M4M eq. 8-10 without s",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d))",
         "p N(0, 0.02), U N(0, 1/d), θ 0",
         published="-",
@@ -92,9 +104,12 @@ class TupeAbsolute(PositionScheme):
         "projection": Table(neutral=0.0, grows=(0.5, 0.5), copies=("query_projection", "key_projection")),
     }
     convert_from = {"abs_scalar": _from_factors}
+    query_projection: nn.Parameter
+    key_projection: nn.Parameter
+    projection: nn.Parameter
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`position_table`: (heads|1, max_positions, D); projections, or one: (heads|1, D, D)."""
+        """Make `position_table`: (heads|1, max_positions, D), and two projections or one: (heads|1, D, D)."""
         super().__init__(shape, options)
         heads, dim = self.table_heads, shape.head_dim
         self.position_table = self.draw(heads, shape.max_positions, dim, std=0.02)
@@ -109,8 +124,8 @@ class TupeAbsolute(PositionScheme):
         """Refuse the content's projections, which vectors of a head's width do not fit."""
         only(PROJECTIONS, options.projections, ("own", "one"), cls.name)
 
-    def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """P U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, n, D)."""
+    def prepare(self, positions: Positions) -> Any:
+        """Return p U^Q / sqrt(2d) and p U^K for every position that may occur: (heads|1, n, D)."""
         used = self.position_table[:, : positions.stop]
         if self.options.projections == "one":
             product = used @ self.projection
@@ -124,13 +139,13 @@ class TupeAbsolute(PositionScheme):
 
 
 def _without_scalars(source: ConversionSource) -> dict[str, Tensor]:
-    """Take s = 0."""
+    """Convert from tupe_a: s = 0."""
     zeros = source.zeros("bias_table", source.params["position_table"])
     return source.params | {"bias_table": zeros}
 
 
 def _scalars_alone(source: ConversionSource) -> dict[str, Tensor]:
-    """Take U^Q = 0 (without reset, unless both reset)."""
+    """Convert from rel_scalar: U^Q = 0 (without reset, unless both reset)."""
     fresh = {name: value.detach() for name, value in source.new.named_parameters()}
     made = {"bias_table": source.remap_table("bias_table") / _factor(source.new)}
     for name in {"query_projection", "projection"} & fresh.keys():
@@ -139,27 +154,27 @@ def _scalars_alone(source: ConversionSource) -> dict[str, Tensor]:
 
 
 def _factor(scheme: PositionScheme) -> float:
-    """Return what s is multiplied by."""
+    """Return the factor of s in the logits."""
     return scheme.scale if scheme.options.scalars == "inside" else 1.0
 
 
 def _other_options(source: ConversionSource) -> dict[str, Tensor]:
-    """Bring s inside the division, or out of it."""
+    """Convert from other options: move s inside the division by the scale, or out of it."""
     change = _factor(source.old) / _factor(source.new)
     return source.params | {"bias_table": source.params["bias_table"] * change}
 
 
 @register_scheme("tupe")
 class Tupe(TupeAbsolute):
-    """Absolute positions apart from the content, and relative scalars."""
+    """Correlations of absolute positions apart from the content, and relative scalars."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         160,
-        "Ke 2020; 003 eq. 8-10",
+        "Ke 2020; M4M eq. 8-10",
         "q·k/√(2d) + reset_θ(pᵢU^Q·pⱼU^K/√(2d) + sᵣ)",
         "p N(0, 0.02), U N(0, 1/d), s and θ 0",
-        published="454K (003 Table 5)",
-        difference="003 counts one of the two projections and neither theta",
+        published="454K (M4M Table 5)",
+        difference="M4M counts one of the two projections and neither theta",
     )
     takes = TupeAbsolute.takes | {CLIP_DISTANCE, SCALARS}
     clip = "scalars"
@@ -172,12 +187,12 @@ class Tupe(TupeAbsolute):
     }
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Besides: `bias_table`: (heads|1, R)."""
+        """Make `bias_table`: (heads|1, R), and the parameters of `tupe_a`."""
         super().__init__(shape, options)
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 
     def prepare(self, positions: Positions) -> tuple[Any, Tensor]:
-        """Besides: s, as it is added."""
+        """Return the factors of `tupe_a`, and s in logit units."""
         return super().prepare(positions), self.bias_table * _factor(self)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
@@ -188,27 +203,15 @@ class Tupe(TupeAbsolute):
         return (PositionTerms(self.clipped, static=static, position_factors=factors, reset=reset),)
 
 
-# ---- TUPE as Ke et al. released it (arXiv:2006.15595, guolinke/TUPE): the rows "Ke et al." of 004.
-#     e_ij = q_i . k_j / sqrt(2d) + reset( Q_i . K_j / sqrt(2d) + s_bucket(j - i) , i, j)
-#     Q_i = W_Q norm(p_i) + b_Q,  K_j = W_K norm(p_j) + b_K
-#
-#     p -> `position_table`, norm -> `norm_weight`, `norm_bias`, W_Q, b_Q -> `query_projection`,
-#     `query_bias`, W_K, b_K -> `key_projection`, `key_bias`, s -> `bias_table`, reset -> `theta`
-#
-# What differs from 003's form (`tupe`): p has the width of the model and a layer norm, the
-# projections have biases, s has T5's 32 buckets up to 128, and one of each serves all layers.  The
-# code writes the reset as p.p + s of rows that nothing else reads; `theta` is that sum.
-
-
 BUCKETS, MAX_DISTANCE = 32, 128  # rel_pos_bins and max_rel_pos
 EPSILON = 1e-5
 
 
 @register_scheme("tupe_released")
 class TupeReleased(PositionScheme):
-    """Normalised absolute positions apart from the content, and bucketed scalars."""
+    """Correlations of normalised absolute positions, and bucketed scalars."""
 
-    card = SchemeInfo(
+    info = SchemeInfo(
         165, "Ke 2020, released code", "q·k/√(2d) + reset_θ(Q(pᵢ)·K(pⱼ)/√(2d) + s_bucket)", "p, W, s N(0, 0.02); b, θ 0"
     )
     takes = frozenset({SCALE, RESET_CLS, INIT})
@@ -228,30 +231,31 @@ class TupeReleased(PositionScheme):
     }
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """`position_table`: (max_positions, E); projections: (E, E); `bias_table`: (H, buckets)."""
+        """Make `position_table`: (max_positions, E), the projections: (E, E), `bias_table`: (H, buckets)."""
         super().__init__(shape, options)
         width = shape.embed_dim
         self.position_table = self.draw(shape.max_positions, width, std=0.02)
         self.norm_weight = nn.Parameter(torch.ones(width))
         self.norm_bias = nn.Parameter(torch.zeros(width))
-        for name in ("query", "key"):
-            setattr(self, f"{name}_projection", self.draw(width, width, std=0.02))
-            setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(width)))
+        self.query_projection = self.draw(width, width, std=0.02)
+        self.query_bias = nn.Parameter(torch.zeros(width))
+        self.key_projection = self.draw(width, width, std=0.02)
+        self.key_bias = nn.Parameter(torch.zeros(width))
         self.bias_table = self.draw(shape.num_heads, BUCKETS, std=0.02)
 
     @property
     def relation(self) -> Bucketed:
-        """T5's buckets."""
+        """T5's buckets, with Ke's number and largest distance."""
         return Bucketed(BUCKETS, MAX_DISTANCE, not self.shape.causal)
 
     def prepare(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """Q / sqrt(2d) and K of every position that may occur: (H, S, D)."""
+        """Return Q / sqrt(2d) and K of every position that may occur: (H, S, D) each."""
         used = self.position_table[: positions.stop]
         used = F.layer_norm(used, used.shape[1:], self.norm_weight, self.norm_bias, EPSILON)
         query = F.linear(used, self.query_projection, self.query_bias) * self.scale
         key = F.linear(used, self.key_projection, self.key_bias)
         heads = (self.shape.num_heads, -1)
-        return tuple(part.unflatten(1, heads).transpose(0, 1) for part in (query, key))
+        return query.unflatten(1, heads).transpose(0, 1), key.unflatten(1, heads).transpose(0, 1)
 
     def terms(self, prepared: tuple[Tensor, Tensor], positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the product and s, reset together."""

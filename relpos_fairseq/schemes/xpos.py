@@ -4,12 +4,12 @@
 
     zeta_c = (2c/d + 0.4) / 1.4 of pair c, R as RoPE's;  s -> --position-xpos-base (torchscale: 512)
 
-Fast pairs forget what is far away.  The paper is causal; in an encoder a future key grows by what
-a past one decays, as in torchscale, which lets encoders have it.
+Pairs that turn fast decay fast with distance.  The paper is causal; in an encoder the product with a
+future key grows as that with a past key decays, as in torchscale.
 
-zeta^(i/s) multiplies queries and zeta^(-j/s) keys.  Slots are counted from the middle of the
-trained length, which changes no product and keeps both within what half precision holds
-(torchscale: from the middle of each input, which a cached key would not fit).
+zeta^(i/s) multiplies queries and zeta^(-j/s) keys.  Slots are counted from the middle of the trained
+length, which changes no product and keeps both in the range of half precision (torchscale counts
+from the middle of each input, which a cached key cannot follow).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ XPOS_BASE = Number(
 
 @dataclass(frozen=True)
 class Decaying:
-    """What queries and keys are multiplied by.
+    """The complex factors of queries and keys at every slot.
 
     Args:
-        queries: turns of every slot.
-        keys: likewise.
+        queries: those of queries.
+        keys: those of keys.
     """
 
     queries: Turns
@@ -45,7 +45,7 @@ class Decaying:
 
 
 def _from_rotations(source: ConversionSource) -> dict[str, Tensor]:
-    """Say what decay adds to rotations."""
+    """Convert from rope or other options: report other rotations or another decay."""
     old, new = source.old.options, source.new.options
     alike = all(getattr(old, part.name) == getattr(new, part.name) for part in (BASE, PAIRS))
     plain = getattr(old, "rope_share", 1.0) == 1.0
@@ -58,15 +58,15 @@ def _from_rotations(source: ConversionSource) -> dict[str, Tensor]:
 class XPos(PositionScheme):
     """Rotations of query and key by their slots, and decay."""
 
-    card = SchemeInfo(195, "Sun 2022 §3", "Σ_c ζ_c^((i-j)/s) (Rᵢq)_c·(Rⱼk)_c/√d", "fixed")
+    info = SchemeInfo(195, "Sun 2022 §3", "Σ_c ζ_c^((i-j)/s) (Rᵢq)_c·(Rⱼk)_c/√d", "fixed")
     takes = frozenset({SCALE, BASE, PAIRS, XPOS_BASE})
     rotates = True
     never_neutral = "it has no parameter, and rotates q and k"
     convert_from = {"rope": _from_rotations, "xpos": _from_rotations}
 
     def prepare(self, positions: Positions) -> Decaying:
-        """Return what every slot is multiplied by."""
-        slot = positions.places().double()
+        """Return the factors of every slot."""
+        slot = positions.slot_positions().double()
         pairs = self.shape.head_dim // 2
         share = torch.arange(pairs, device=positions.device, dtype=torch.float64) / max(pairs, 1)
         angle = slot[:, None] * self.options.rope_base**-share
@@ -82,11 +82,11 @@ class XPos(PositionScheme):
         return self.shape.max_positions // 2
 
     def transform_query(self, q: Tensor, prepared: Decaying, start: int) -> Tensor:
-        """Rotate each row by its slot, and let it decay."""
+        """Rotate each row by its slot's angles, and decay it."""
         return self._multiply(q, prepared.queries, start)
 
     def transform_key(self, k: Tensor, prepared: Decaying, start: int) -> Tensor:
-        """Rotate each row by its slot, and let it grow."""
+        """Rotate each row by its slot's angles, and let it grow."""
         return self._multiply(k, prepared.keys, start)
 
     def _multiply(self, x: Tensor, turns: Turns, start: int) -> Tensor:

@@ -1,4 +1,13 @@
-"""Define the question_answering task: extractive answers, SQuAD's format, from raw JSON."""
+r"""Task `question_answering`: extractive answers, SQuAD's format, from raw JSON.
+
+    fairseq-train DATA --user-dir relpos_fairseq --task question_answering \
+        --criterion question_answering --arch relpos_roberta_tiny --finetune-from-model MODEL.pt
+
+DATA holds dict.txt, a tokenizer, train.json and valid.json (relpos prepare qa makes such a folder);
+`--valid-subset` takes the name of any other .json there.  A window is a sample in training, a question in
+evaluation: all windows of a question stand in one batch, so that its answer is known at once and every
+metric is a sum over questions, whatever the batches and the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +38,16 @@ from relpos_fairseq.metrics.answer_scores import normalise, normaliser
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 from relpos_fairseq.text import MASK, load_tokenizer
 
-# ---- fairseq data sets of questions: a window is a sample in training, a question in evaluation.
-# All windows of a question stand in one batch of evaluation, so that its answer is known at once and
-# every metric is a sum over questions, whatever the batches and however many processes.
+logger = logging.getLogger(__name__)
+SEGMENTS = 2  # of a sample: the question and its context
+_SUFFIXES = (".json", ".json.gz")
+_MLQA_NAME = re.compile(r"context-([a-z]{2})-question")
+_DOTTED_NAME = re.compile(r"\.([a-z]{2})$")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a question's prediction needs beside the logits.
+    """A question of a batch: everything that its prediction needs beside the logits.
 
     Attributes:
         question: the question.
@@ -64,7 +75,7 @@ class Asked:
 
 
 class QuestionDataset(FairseqDataset):
-    """Samples of a tokenised file.
+    """The samples of a tokenised file: windows in training, questions in evaluation.
 
     Args:
         encoded: the file.
@@ -101,15 +112,15 @@ class QuestionDataset(FairseqDataset):
             self.costs = self.sizes * np.array(count, dtype=np.int64)
 
     def __len__(self) -> int:
-        """Windows in training, else questions."""
+        """Return the number of windows in training, else of questions."""
         return len(self.items)
 
     def size(self, index: int) -> int:
-        """Tokens of the longest window."""
+        """Return the number of tokens of the longest window."""
         return int(self.sizes[index])
 
     def num_tokens(self, index: int) -> int:
-        """Tokens of all windows, with padding."""
+        """Return the number of tokens of all windows, with padding."""
         return int(self.costs[index])
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
@@ -122,7 +133,7 @@ class QuestionDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """As fairseq's, but a question whose windows exceed `max_tokens` is a batch of its own.
+        """Make batches as fairseq does; a question whose windows exceed `max_tokens` is a batch of its own.
 
         fairseq asserts that no sample does, and a question's windows cannot be parted here.
         """
@@ -139,7 +150,7 @@ class QuestionDataset(FairseqDataset):
         )
 
     def ordered_indices(self) -> np.ndarray:
-        """At random in training (fairseq seeds numpy), else by length."""
+        """Return indices at random in training (fairseq seeds numpy), else by length."""
         if self.training:
             return np.random.permutation(len(self))
         return np.argsort(self.costs, kind="stable")
@@ -149,7 +160,7 @@ class QuestionDataset(FairseqDataset):
         return False
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """A sample's windows as rows of (tokens, start, end)."""
+        """Return a sample's windows as rows of (tokens, start, end)."""
         number, window = self.items[index]
         encoded = self.encoded
         spans = encoded.spans[number]
@@ -168,7 +179,7 @@ class QuestionDataset(FairseqDataset):
         return torch.from_numpy(np.concatenate(pieces).astype(np.int64))
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch of B windows with T tokens at most.
+        """Make a batch of B windows with T tokens at most.
 
         Returns:
             `net_input`: src_tokens (B, T), src_lengths (B,), segments (B, T): 0 up to
@@ -225,24 +236,9 @@ class QuestionDataset(FairseqDataset):
         return asked
 
 
-# ---- The question_answering task: extractive answers, SQuAD's format, from raw JSON.
-#     fairseq-train DATA --user-dir relpos_fairseq --task question_answering \
-#         --criterion question_answering --arch relpos_roberta_tiny --finetune-from-model MODEL.pt
-#
-# DATA holds dict.txt, a tokenizer, train.json and valid.json (relpos prepare qa makes such a
-# folder); `--valid-subset` takes the name of any other .json there.
-
-
-logger = logging.getLogger(__name__)
-SEGMENTS = 2  # of a sample: the question and its context
-_SUFFIXES = (".json", ".json.gz")
-_MLQA_NAME = re.compile(r"context-([a-z]{2})-question")
-_DOTTED_NAME = re.compile(r"\.([a-z]{2})$")
-
-
 @register_task("question_answering", dataclass=QuestionAnsweringConfig)
 class QuestionAnsweringTask(FairseqTask):
-    """Answers are spans of a context."""
+    """The task of answers that are spans of a context."""
 
     def __init__(self, cfg: Any, dictionary: Dictionary, tokenizer: Any) -> None:
         """Check the options.
@@ -321,7 +317,7 @@ class QuestionAnsweringTask(FairseqTask):
         return dataset
 
     def normaliser(self, path: str | Path) -> Any:
-        """The normalisation of answers for a file.
+        """Return the function that normalises the answers of a file.
 
         Raises:
             ValueError: --metric mlqa and no language is known.
@@ -334,7 +330,7 @@ class QuestionAnsweringTask(FairseqTask):
         return normaliser(self.cfg.metric, language)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """A model with a span head.
+        """Build a model with a span head.
 
         Raises:
             ValueError: the architecture has no span head, or too few segments.
@@ -380,7 +376,7 @@ def dict_path(data: str) -> Path:
 
 
 def language_of(path: str | Path) -> str:
-    """The language that a file's name tells: the context's in MLQA's names, or NAME.xx.json."""
+    """Return the language in a file's name: the context's in MLQA's names, or xx of NAME.xx.json."""
     name = split_name(path)
     found = _MLQA_NAME.search(name) or _DOTTED_NAME.search(name)
     return found.group(1) if found else ""

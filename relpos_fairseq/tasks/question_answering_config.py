@@ -1,4 +1,4 @@
-"""The options of the question_answering task."""
+"""Options of the task `question_answering`."""
 
 from dataclasses import dataclass
 

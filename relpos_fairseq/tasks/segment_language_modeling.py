@@ -1,4 +1,12 @@
-"""Define the task `segment_language_modeling`: contiguous streams, read block by block with memory."""
+"""Task `segment_language_modeling`: contiguous streams, read block by block with memory.
+
+The data is cut as data/streams/dataset.py says.  Memory goes to the model in `net_input` as a carrier
+(modules/memory.py), one for each split and each of training and validation, so that fairseq's own
+criterions work and validation never touches the memory of training.  Models without memory
+(`relpos_transformer_lm`) read the same blocks, each by itself.
+
+A checkpoint holds every rank's memory and position: memory recomputed from newer weights would differ.
+"""
 
 import logging
 import math
@@ -22,9 +30,7 @@ from relpos_fairseq.data.streams.dataset import StreamBatchIterator, StreamBlock
 from relpos_fairseq.modules.memory import MemoryCarrier
 from relpos_fairseq.text import levels
 
-# ---- Flags of the task `segment_language_modeling`.
-
-
+logger = logging.getLogger(__name__)
 BOUNDARIES = ("sidecar", "eos")
 
 
@@ -53,15 +59,11 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     dataset_impl: Any = II("dataset.dataset_impl")
 
 
-# ---- What the task is made of: its dictionary, a batch with its memory, numbers, and a resume.
-
-
-_logger = logging.getLogger(__name__)
 UNITS = {"char": "bpc", "byte": "bpb"}
 
 
 def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
-    """The dictionary that all data folders have, and what a token is.
+    """Return the dictionary that all data folders share, and the level of its tokens.
 
     Args:
         data: folders joined by colons.
@@ -83,22 +85,22 @@ def read_dictionary(data: str, level: str) -> tuple[Dictionary, str]:
         raise ValueError(f"{other[0]} has another dict.txt than {folders[0]}: binarise all shards with one")
     dictionary = Dictionary.load(str(folders[0] / "dict.txt"))
     level = levels.text_level(folders[0], dictionary, level)
-    _logger.info("dictionary: %d types, text level %s", len(dictionary), level)
+    logger.info("dictionary: %d types, text level %s", len(dictionary), level)
     return dictionary, level
 
 
 class WithMemory:
-    """Samples in order, each with the carrier that the one before filled."""
+    """Samples in order, each with the carrier that the sample before it filled."""
 
     def __init__(self, samples: Any, model: Any) -> None:
-        """Wrap an iterator over the blocks of a split, for a model that is there already."""
+        """Wrap an iterator over the blocks of a split, for a model."""
         self.samples, self.model = samples, model
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __iter__(self) -> Iterator[dict]:
-        """Blocks, with an empty memory before the first."""
+        """Yield the blocks, with an empty memory before the first."""
         reading = StreamMemory()
         device = next(self.model.parameters()).device  # samples are moved there afterwards
         for sample in self.samples:
@@ -107,7 +109,7 @@ class WithMemory:
 
 
 def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
-    """The sample with memory in its input, where the model carries any."""
+    """Return the sample with the carrier in its input, if the model has memory."""
     net_input = dict(sample["net_input"])
     if hasattr(model, "mem_len"):
         net_input["memory"] = carrier
@@ -115,7 +117,7 @@ def with_carrier(sample: dict, model: Any, carrier: MemoryCarrier) -> dict:
 
 
 def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]:
-    """What a training memory depends on beside the cut of its stream: flags, every `auto` resolved.
+    """Return the resolved flags on which a training memory depends, beside the cut of its stream.
 
     A model without memory depends on nothing.
     """
@@ -135,7 +137,7 @@ def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]
 
 
 def check_memory_flags(saved: dict | None, here: dict) -> None:
-    """Refuse to go on with a memory that was filled under other flags.
+    """Refuse to continue with a memory that was filled under other flags.
 
     Args:
         saved: of the checkpoint; None, or without a flag, where it is older than the check of it.
@@ -157,7 +159,7 @@ def check_memory_flags(saved: dict | None, here: dict) -> None:
 
 
 def gather(own: dict, group: Any, rank: int, world_size: int) -> list[dict | None]:
-    """Every rank's memories on rank 0; on the others there is only their own."""
+    """Return every rank's memories on rank 0, and on any other rank its own alone."""
     gathered: list = [None] * world_size
     if world_size > 1:
         torch.distributed.gather_object(own, gathered if rank == 0 else None, dst=0, group=group)
@@ -166,7 +168,7 @@ def gather(own: dict, group: Any, rank: int, world_size: int) -> list[dict | Non
 
 
 def own_part(ranks: list[dict]) -> dict:
-    """This rank's part of what `gather` gave.
+    """Return this rank's part of the result of `gather`.
 
     Raises:
         ValueError: it was gathered from another number of processes.
@@ -183,7 +185,7 @@ def own_part(ranks: list[dict]) -> dict:
 
 
 def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> int:
-    """Rows of a process, from --batch-size or --max-tokens.
+    """Return the number of rows of a process, from --batch-size or --max-tokens.
 
     Raises:
         ValueError: neither, or less than one block.
@@ -201,9 +203,9 @@ def rows_of(max_tokens: int | None, max_sentences: int | None, length: int) -> i
 
 
 def log_plan(split: str, blocks: StreamBlocks) -> None:
-    """Say how a split is cut."""
+    """Log how a split is cut into rows and blocks."""
     plan = blocks.plan
-    _logger.info(
+    logger.info(
         "%s: %s tokens, %s predicted, in %d row(s) x %d process(es): %d seam(s), where context is "
         "lost and no prediction; %s blocks of %d",
         split,
@@ -216,13 +218,13 @@ def log_plan(split: str, blocks: StreamBlocks) -> None:
         plan.block,
     )
     if plan.rows > plan.predictions:
-        _logger.warning(
+        logger.warning(
             "%s: only %d of %d rows have anything to read: give a smaller batch", split, plan.predictions, plan.rows
         )
 
 
 def log_units(logging_outputs: list[dict], level: str) -> None:
-    """Count predictions, and log their likelihood in the unit of the text's level.
+    """Log the number of predictions, and their likelihood in the unit of the text's level.
 
     A criterion that smooths labels reports the likelihood beside its loss, as `nll_loss`.
     """
@@ -245,22 +247,9 @@ def _word_perplexity(meters: Any) -> float:
     return utils.get_perplexity(meters["word_loss"].avg)
 
 
-# ---- Task `segment_language_modeling`: contiguous streams, read block by block with memory.
-# The data is cut as data/streams/dataset.py says; memory goes to the model in `net_input` as a carrier
-# (modules/memory.py), one for each split and each of training and validation, so that fairseq's own
-# criterions work and validation never touches the memory of training.  Models without memory
-# (`relpos_transformer_lm`) read the same blocks, each on its own.
-#
-# A checkpoint holds every rank's memory and position: memory computed again from newer weights would
-# not be the same.
-
-
-logger = logging.getLogger(__name__)
-
-
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
 class SegmentLanguageModelingTask(LanguageModelingTask):
-    """Language modelling over contiguous streams with memory.
+    """The task of language modelling over contiguous streams with memory.
 
     Args:
         args: the config above.
@@ -297,7 +286,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return cls(args, dictionary, level)
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
-        """As fairseq's, and remember it.
+        """Build the model as fairseq does, and keep it.
 
         Raises:
             ValueError: document boundaries for a model without memory.
@@ -341,7 +330,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         max_positions: int | None = None,
         **options: Any,
     ) -> Any:
-        """Blocks of a split in order; any other dataset (for generation) is fairseq's own affair.
+        """Return the blocks of a split in order; any other dataset (for generation) is left to fairseq.
 
         Raises:
             ValueError: no batch size, blocks longer than the model takes, or dropped batches.
@@ -378,7 +367,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         max_positions: int | None = None,
         **options: Any,
     ) -> Any:
-        """What fairseq-eval-lm reads: one row unless --batch-size says more, with memory.
+        """Return the samples of fairseq-eval-lm, with memory: one row, or as many as --batch-size says.
 
         Raises:
             ValueError: a context window, which memory replaces, or no model yet.
@@ -405,7 +394,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         ignore_grad: bool = False,
         **more: Any,
     ) -> tuple:
-        """fairseq's, with the split's training memory."""
+        """Take fairseq's training step with the split's training memory."""
         reading = self.memories.setdefault(("train", sample["split"]), StreamMemory())
         device = sample["target"].device
         with reading.block(sample["step"], update_num, device) as carrier:
@@ -416,7 +405,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return loss, size, {**output, "nwords": sample["nwords"]}
 
     def valid_step(self, sample: dict, model: Any, criterion: Any, **more: Any) -> tuple:
-        """fairseq's, with the split's validation memory."""
+        """Take fairseq's validation step with the split's validation memory."""
         reading = self.memories.setdefault(("valid", sample["split"]), StreamMemory())
         device = sample["target"].device
         with reading.block(sample["step"], sample["step"], device) as carrier:
@@ -425,7 +414,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return loss, size, {**output, "nwords": sample["nwords"]}
 
     def post_validate(self, *unused: Any) -> None:
-        """Drop the memory of a split that is read: training has a use for the room."""
+        """Free the memory of validation."""
         self.memories = {key: kept for key, kept in self.memories.items() if key[0] != "valid"}
 
     def reduce_metrics(self, logging_outputs: list[dict], criterion: Any) -> None:
@@ -439,11 +428,11 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         self._gathered = gather(own, group, rank, world_size)
 
     def get_checkpoint_dict(self) -> dict:
-        """What fairseq puts into a checkpoint: {class: every rank's memories}."""
+        """Return the task's state for a checkpoint: {class name: every rank's memories}."""
         return {type(self).__name__: {"ranks": self._gathered or [], "flags": self.memory_flags}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Continue with this rank's memory.
+        """Restore this rank's memory from a checkpoint.
 
         Raises:
             ValueError: the checkpoint is of another number of processes, or remembers otherwise.

@@ -1,4 +1,4 @@
-"""Segments for sentence pairs: what fairseq's `sentence_prediction` gives a model that reads them.
+"""Segment numbers of sentence pairs, for models that read them in fairseq's `sentence_prediction`.
 
 A model with --segment-encoding input or head asks its task for them; for every other model the
 task is untouched.
@@ -30,7 +30,7 @@ from relpos_fairseq.patches.table import replaces
 
 
 def segments_of_parts(lengths: Sequence[int]) -> Tensor:
-    """(sum of lengths,) segment numbers: part p, special tokens included, is segment p."""
+    """Return the segment numbers (sum of lengths,) of joined parts: part p, special tokens included, is segment p."""
     return torch.repeat_interleave(torch.arange(len(lengths)), torch.as_tensor(list(lengths)))
 
 
@@ -38,12 +38,12 @@ class PartSegments(FairseqDataset):
     """Segment numbers of the samples of joined datasets."""
 
     def __init__(self, parts: Sequence[FairseqDataset]) -> None:
-        """Read the lengths of the datasets whose samples are joined, in their order."""
+        """Keep the lengths of the datasets whose samples are joined, in their order."""
         super().__init__()
         self.lengths = np.stack([np.asarray(part.sizes) for part in parts], axis=1)
 
     def __getitem__(self, index: int) -> Tensor:
-        """(T,) segment numbers of a sample."""
+        """Return the segment numbers (T,) of a sample."""
         return segments_of_parts(self.lengths[index].tolist())
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ def request_segments(task: Any) -> None:
 
 
 def supply_segments() -> None:
-    """Let sentence_prediction give segments where `request_segments` asked for them."""
+    """Let sentence_prediction supply segments to models that called `request_segments`."""
 
     @replaces(SentencePredictionTask, "load_dataset")
     def load_dataset(original, self, split, combine=False, **kwargs):
@@ -113,7 +113,7 @@ def add_segments(task: Any, split: str) -> None:
 
 
 def _parts(dataset: FairseqDataset) -> Sequence[FairseqDataset]:
-    """What a split's tokens are joined from: two parts of a pair, or the one there is."""
+    """Return the datasets of which a split's tokens are joined: two parts of a pair, or one."""
     whole = inner = dataset.dataset
     while isinstance(inner, BaseWrapperDataset):
         inner = inner.dataset

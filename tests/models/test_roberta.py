@@ -127,7 +127,7 @@ def test_every_parameter_learns_from_masked_lm(scheme: str) -> None:
 
 
 def test_sentences_of_a_packed_block_count_from_their_own_start() -> None:
-    """`sentence`: real positions of 003 App. B, <s> being part of the first sentence."""
+    """`sentence`: real positions of M4M App. B, <s> being part of the first sentence."""
     model = small_roberta(position_scheme="sentence")
     encoder = model.encoder.sentence_encoder
     ids = torch.tensor([[0, 5, 6, 2, 7, 2, 8, 9, 10, 2, 1, 1]])
@@ -377,8 +377,8 @@ def test_evaluation_draws_positions_where_it_is_asked_to(scheme: str) -> None:
     torch.manual_seed(99)
     assert torch.equal(model(ids)[0], found)
     assert not torch.allclose(plain(ids)[0], found, rtol=0, atol=1e-5)
-    draw = positions._random.draw
-    positions._random.draw = lambda length, anew: draw(length, anew=False)
+    sample = positions._random.sample
+    positions._random.sample = lambda length, by_batch: sample(length, by_batch=False)
     assert torch.equal(plain.train()(ids)[0], found)
 
 

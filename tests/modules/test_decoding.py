@@ -32,8 +32,8 @@ def poison(cache: DecodingCache, spares: dict) -> None:
     """NaN wherever nothing may be read."""
     for name in cache.kept:
         cache._buffers[name][:, :, cache.length :] = float("nan")
-    if cache._tails is not None:
-        cache._tails[:, :, cache._with_tails :] = float("nan")
+    if cache._products is not None:
+        cache._products[:, :, cache._with_products :] = float("nan")
     for spare in spares.values():
         spare.fill_(float("nan"))
 

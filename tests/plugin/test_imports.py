@@ -108,7 +108,7 @@ def imported(file: Path) -> set[str]:
 
 def test_fairseq_comes_before_files_that_need_it() -> None:
     """Registering imports these files, so none of them may be what imports fairseq first."""
-    folders = ("criterions", "data", "inference", "mends", "metrics", "models", "modules", "optim")
+    folders = ("criterions", "data", "inference", "patches", "metrics", "models", "modules", "optim")
     folders += ("tasks",)
     files = [file for folder in folders for file in USER_DIR.joinpath(folder).rglob("*.py")]
     needing = [file for file in files if "fairseq" in imported(file)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 
@@ -11,87 +12,27 @@ import pytest
 import torch
 
 import relpos_fairseq
-from cases import CASES
 from helpers import ROOT
 from relpos_fairseq import scheme_table
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number
+from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number, declared_options
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
 from relpos_fairseq.scheme import AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
-# scheme: (share by default, clip distance in translation, max length, parameters of BERT-base)
-CONTRACT = {
-    "none": (None, None, "any", 0),
-    "sinusoidal": (None, None, "any", 0),
-    "learned": (None, None, "table", 512 * 768),
-    "sentence": (None, None, "table", 512 * 768),
-    "shaw": ("heads", 16, "any", 2 * 12 * 1023 * 64),
-    "shaw_keys": ("heads", 16, "any", 12 * 1023 * 64),
-    "transformer_xl": ("none", None, "any", 12 * (768 * 768 + 2 * 768)),
-    "transformer_xl_learned": ("none", 16, "any", 12 * 12 * (1023 * 65 + 64)),
-    "t5": ("layers", None, "any", 32 * 12),
-    "m1": ("heads", None, "any", 12 * 512),
-    "m2": ("heads", 128, "any", 12 * 1023),
-    "m3": ("heads", 16, "any", 12 * 1023 * 64),
-    "m4": ("heads", 16, "any", 12 * 1023 * 64),
-    "m4m": ("heads", 16, "any", 12 * 1023 * 64),
-    "deberta": ("heads", 16, "any", 12 * (1023 * 64 + 2 * 64 * 64)),
-    "deberta_released": ("none", 16, "any", 2 * 512 * 768 + 12 * (2 * 768 * 768 + 768)),
-    "tupe": ("heads", 128, "table", 12 * (512 * 64 + 2 * 64 * 64 + 1023 + 2)),
-    "tupe_released": (None, None, "table", 512 * 768 + 2 * 768 * 769 + 2 * 768 + 12 * 32 + 2 * 12),
-    "tupe_a": ("heads", None, "table", 12 * (512 * 64 + 2 * 64 * 64 + 2)),
-    "abs_scalar": ("none", None, "table", 12 * 12 * 512 * 64),
-    "rel_scalar": ("none", 128, "any", 12 * 12 * 1023),
-    "rope": (None, None, "any", 0),
-    "alibi": (None, None, "any", 0),
-    "kerple": ("none", None, "any", 12 * 12 * 2),
-    "xpos": (None, None, "any", 0),
-    "pope": (None, None, "any", 768),
-    "fire": ("none", None, "any", 12 * (2 + 32 + 32 + 12 * 32)),
-    "cope": ("heads", None, "any", 12 * 513 * 64),
-    "fox": ("none", None, "any", 12 * 12 * 2 * (768 + 1)),
-}
-# Every flag in the order of --help, and what its help text says of the schemes that take it.
-FLAGS = {
-    "position_scheme": (),
-    "encoder_position_scheme": (),
-    "decoder_position_scheme": (),
-    "position_clip_distance": ("shaw_keys", "m2", "m4m", "deberta", "tupe", "rel_scalar"),
-    "position_share": ("all but none,", "rope", "alibi"),
-    "position_random_range": ("all but none, fox, cope",),
-    "position_random_at": ("all but none, fox, cope", "auto: training"),
-    "position_scale": ("all but sinusoidal, learned, sentence",),
-    "position_reset_cls": ("(all but none, sinusoidal", "m4m, deberta_released, rope", "cope)"),
-    "position_init": ("t5", "m4m", "deberta", "tupe", "transformer_xl"),
-    "position_rank": ("(abs_scalar); auto: head_dim",),
-    "position_projections": ("(transformer_xl, deberta, deberta_released, tupe_a, tupe); auto",),
-    "position_scalars": ("(tupe); auto: outside",),
-    "position_buckets": ("(t5); auto: 32",),
-    "position_log_buckets": ("(deberta_released); auto: 0",),
-    "position_max_distance": ("(t5); auto: 128",),
-    "position_scalar_gain": ("(t5, rel_scalar); auto: 1",),
-    "position_query_bias": ("(transformer_xl); auto: on",),
-    "position_p2c_index": ("same (a_r", "mirrored (a_{-r}", "(deberta); auto: same"),
-    "position_terms": ("(deberta_released); auto: both",),
-    "position_norm": ("(deberta_released); auto: off",),
-    "clamp_len": ("(transformer_xl)",),
-    "position_r_dropout": ("(transformer_xl)",),
-    "position_keys": ("(shaw); auto: on",),
-    "position_rope_scaling": ("(rope",),
-    "position_rope_factor": ("(rope",),
-    "position_rope_length": ("(rope", "what the checkpoint remembers"),
-    "position_rope_log_n": ("(rope",),
-    "position_rope_base": ("(rope",),
-    "position_rope_share": ("(rope",),
-    "position_rope_pairs": ("(rope",),
-    "position_fire_threshold": ("(fire); auto: 512",),
-    "position_xpos_base": ("(xpos); auto: 512",),
-    "position_contexts": ("(cope); auto: the longest input + 1",),
-    "segment_encoding": (),
-    "segment_share": (),
-    "num_segments": (),
-    "attention_backend": (),
+# Flags of the command line that no scheme declares: before those that schemes declare, and after them.
+FIRST = ("position_scheme", "encoder_position_scheme", "decoder_position_scheme")
+LAST = ("segment_encoding", "segment_share", "num_segments", "attention_backend")
+# What some help texts say beside what their option declares.
+TEXTS = {
+    "position_rank": "auto: head_dim",
+    "position_random_at": "auto: training",
+    "position_p2c_index": "mirrored (a_{-r}",
+    "position_rope_length": "what the checkpoint remembers",
+    "position_fire_threshold": "auto: 512",
+    "position_contexts": "auto: the longest input + 1",
+    "position_scalar_gain": "auto: 1",
+    "position_query_bias": "auto: on",
 }
 SHAPE = AttentionShape(embed_dim=16, num_heads=4, max_positions=32)
 
@@ -102,31 +43,43 @@ def plan(scheme: str, model: str = "translation", causal: bool = False, **flags)
     return resolve(PositionConfig(position_scheme=scheme, **flags), shape, model)
 
 
-def test_every_scheme_of_the_contract_is_there() -> None:
-    assert set(scheme_names()) == set(CONTRACT)
+def contract() -> dict[str, dict[str, str]]:
+    """The committed table of schemes: by name, the cell under each heading."""
+    text = (ROOT / "relpos_fairseq" / "schemes" / "README.md").read_text()
+    rows = text.split(scheme_table.BEGIN)[1].split(scheme_table.END)[0].strip().replace("\\|", "¦").splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    return {row[0].strip("`"): dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
 
 
 def test_flags_keep_names_and_order_and_say_who_takes_them() -> None:
-    """Help texts are made of what schemes declare."""
-    found = dataclasses.fields(PositionConfig)
-    assert [part.name for part in found] == list(FLAGS)
-    for part in found:
-        missing = [text for text in FLAGS[part.name] if text not in part.metadata["help"]]
-        assert not missing, (part.name, part.metadata["help"])
+    """Flags are those that schemes declare, in the order of `place`; a help text names the schemes that take it."""
+    found = {part.name: part.metadata["help"] for part in dataclasses.fields(PositionConfig)}
+    options = sorted({option for name in scheme_names() for option in scheme_class(name).takes}, key=lambda o: o.place)
+    assert list(found) == [*FIRST, *(option.field for option in options), *LAST]
+    for option in options:
+        text = found[option.field]
+        (said,) = re.findall(re.escape(option.help) + r" \((all but )?([\w, ]+)\)", text)
+        named = set(said[1].split(", "))
+        taking = {name for name in scheme_names() if option in scheme_class(name).takes}
+        assert (set(scheme_names()) - named if said[0] else named) == taking, text
+        assert TEXTS.get(option.field, "") in text
 
 
-@pytest.mark.parametrize("name", CONTRACT)
+def test_commands_know_every_flag_without_importing_a_scheme() -> None:
+    """`relpos convert --help` has the flags of every option, and reads them from the sources."""
+    assert declared_options() == tuple((option.field, option.training_only) for option in OPTIONS)
+
+
+@pytest.mark.parametrize("name", scheme_names())
 def test_contract_table(name: str) -> None:
-    """Sharing, clipping, longest input and BERT-base's parameter count."""
-    share, clip, length, count = CONTRACT[name]
-    cls = scheme_class(name)
-    assert cls.default_share == share
-    assert ("table" if cls.table_limited else "any") == length
-    assert scheme_table.parameters(name) == count
+    """Sharing, clipping, longest input and BERT-base's parameter count are those of the committed table."""
+    row, cls = contract()[name], scheme_class(name)
+    assert row["shared by"] == (cls.default_share or "-")
+    assert row["max length"] == ("its table" if cls.table_limited else "any")
+    assert row["BERT-base parameters"] == f"{scheme_table.parameters(name):,}"
     options = plan(name, causal=cls.causal_only).members[0].options
-    assert CLIP_DISTANCE not in cls.takes or options.clip_distance == clip
-    assert (CLIP_DISTANCE in cls.takes) == (clip is not None)
-    assert any(case.scheme == name for case in CASES)
+    clip = row["clip (translation / LM / MLM)"].split(" / ")[0]
+    assert clip == (str(options.clip_distance) if CLIP_DISTANCE in cls.takes else "-")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +93,7 @@ def test_auto_clip_distance(model: str, vectors: int, scalars: int) -> None:
 @pytest.mark.parametrize(
     ("scheme", "flags", "count"),
     [
-        # 003 Table 5: m(2n-1); + m(d/h)^2 once; mnd/h + m(d/h)^2 + m(2n-1) (and our two thetas)
+        # M4M Table 5: m(2n-1); + m(d/h)^2 once; mnd/h + m(d/h)^2 + m(2n-1) (and our two thetas)
         ("t5", {"position_buckets": "0", "position_share": "heads"}, 12 * 1023),
         ("deberta", {"position_projections": "one"}, 12 * (1023 * 64 + 64 * 64)),
         ("tupe", {"position_projections": "one", "position_reset_cls": "off"}, 12 * (512 * 64 + 64 * 64 + 1023)),
@@ -356,4 +309,4 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "print(relpos_fairseq.__version__, len(relpos_fairseq.schemes.scheme_names()))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stdout.split() == [relpos_fairseq.__version__, str(len(CONTRACT))], result.stderr
+    assert result.stdout.split() == [relpos_fairseq.__version__, str(len(scheme_names()))], result.stderr

@@ -22,7 +22,7 @@ from relpos_fairseq.schemes import scheme_names
 
 assert "mine" in scheme_names()
 (flag,) = [part for part in dataclasses.fields(PositionConfig) if part.name == "position_near"]
-assert flag.metadata["help"] == "distances without penalty (mine); auto: 8"
+assert flag.metadata["help"] == "distances without penalty (mine); auto: 1"
 shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4)
 plan = resolve(PositionConfig("learned+mine", position_near="1"), shape, "masked_lm")
 assert "mine.share=none mine.reset_cls=False mine.near=1" in plan.describe()
@@ -39,9 +39,9 @@ except ValueError as error:
 else:
     raise AssertionError("m4 took --position-near")
 
-from relpos_fairseq.conversion import exact, layouts
+from relpos_fairseq.conversion import algebra, layouts
 (place,) = [place for place in layouts.places(plan) if place.name == "mine"]
-assert exact.neutral(place.build(plan, 0))["slope"].tolist() == [0, 0]
+assert algebra.neutral_parameters(place.build(plan, 0))["slope"].tolist() == [0, 0]
 """
 
 

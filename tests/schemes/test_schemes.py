@@ -81,7 +81,7 @@ def call(
         query_start=start,
         token_index=index_of_tokens(padding),
         segments=segments if case.flags.get("segment_encoding") else None,
-        drawn=None if drawn is None else torch.tensor(drawn),
+        randomized=None if drawn is None else torch.tensor(drawn),
     )
     context = stack.context(positions)
     q, k, v = draw(stop - start), draw(length), draw(length)
@@ -128,7 +128,7 @@ def expected(
         segment_table=heads[0].pair_table.detach() if heads else None,
         scale_factor=stack.plan.scale_constant,
         inputs=source_of(inputs.positions, inputs.q.size(0), stack.plan.shape.embed_dim),
-        places=None if inputs.positions.drawn is None else inputs.positions.drawn.tolist(),
+        places=None if inputs.positions.randomized is None else inputs.positions.randomized.tolist(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Mends of fairseq that no command of the other tests shows: what happens with and without."""
+"""Patches of fairseq that no command of the other tests shows: what happens with and without."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_swish_is_a_function() -> None:
-    """Without the mend a layer of fairseq's gets a module where it wants its input's image."""
+    """Without the patch a layer of fairseq's gets a module where it wants its input's image."""
     from fairseq import utils
 
     x = torch.linspace(-3, 3, 7)
