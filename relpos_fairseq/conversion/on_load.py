@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.conversion import ConversionError, NotExactError, algebra, layouts
+from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import SourceModel
@@ -102,7 +102,7 @@ def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, co
     source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
-    done = algebra(source.state, source.plan, plan, allow_loss=True)
+    done = convert(source.state, source.plan, plan, allow_loss=True)
     unchanged = not plain and all(
         key in checkpoint["model"] and checkpoint["model"][key].shape == value.shape
         for key, value in done.state.items()
@@ -143,7 +143,7 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
         own = {key: state.pop(key) for key in list(state) if key.startswith(f"{side}.")}
         inner = {f"{ENCODER}.{key.removeprefix(f'{side}.')}": own[key] for key in own}
         try:
-            done = algebra(inner, source, target)
+            done = convert(inner, source, target)
         except NotExactError as error:
             raise PositionMismatchError(
                 f"{path}: its {side} was trained with [{source.describe()}], the flags say "

@@ -243,7 +243,7 @@ def test_the_way_back(kind, trained, tmp_path):
 
 
 def test_other_models_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(decoders, "load", lambda *unused: (torch.nn.Linear(1, 1), None))
+    monkeypatch.setattr(decoders, "load_checkpoint", lambda *unused: (torch.nn.Linear(1, 1), None))
     monkeypatch.setattr(decoders, "read_trusted", lambda path: {"cfg": None})
     with pytest.raises(ExportError, match="a Linear: give a translation or language model"):
         decoders.export_generating(tmp_path / "xl.pt", tmp_path / "out", None)
