@@ -18,6 +18,9 @@ from relpos_fairseq.text.tokenizer import FROM_BERT, UNKNOWN, import_tokenizers,
 # ---- A model's vocabulary in the order of fairseq's dictionary: whose rows its embedding takes.
 
 
+NEVER = -1e4  # the logit of a row that the source does not have: its probability is 0, and fp16 holds it
+
+
 def take_rows(table: Tensor, rows: list[int], new: float = 0.0) -> Tensor:
     """Return rows (V', ...) of a table (V, ...) by their numbers; -1 is a row of `new`."""
     order = torch.tensor(rows)

@@ -141,7 +141,7 @@ class Comparison:
     logits: float
     steps: int
     same: int
-    validation_sentences: int
+    sentences: int
     bleu: float
 
     def line(self) -> str:
