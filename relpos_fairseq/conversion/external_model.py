@@ -1,6 +1,6 @@
 """Import a translation model of another library as a `relpos_transformer`, exactly.
 
-Rows are put into fairseq's order. fairseq begins a target with </s>: in the decoder's embedding that row becomes the row
+Rows are put into fairseq's order. fairseq begins a target with </s>: in the decoder's embedding that row becomes that
 of the symbol with which the source begins a target. </s> is never another input of a decoder, but it is an output:
 embeddings and output projection are therefore three matrices.
 

@@ -1,8 +1,8 @@
 """Convert a file or folder to a new one: read, convert, compare, write.
 
-    read (a reader per library) -> SourceModel or GeneratingSource
-      -> algebra.convert (encoders; models that generate are imported as they are)
-      -> compare outputs with the source's own library -> write a checkpoint or a Hugging Face folder
+read (a reader per library) -> SourceModel or GeneratingSource
+-> algebra.convert (encoders; models that generate are imported as they are)
+-> compare outputs with the source's own library -> write a checkpoint or a Hugging Face folder
 """
 
 from __future__ import annotations
@@ -48,13 +48,7 @@ from relpos_fairseq.conversion.source import GeneratingSource, SourceModel, plan
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
 from relpos_fairseq.conversion.vocabulary import of_sentencepiece
 from relpos_fairseq.conversion.weight_files import read_json
-from relpos_fairseq.conversion.writer import (
-    build_roberta,
-    checkpoint_of,
-    run_generating,
-    write_checkpoint,
-    write_texts,
-)
+from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of, run_generating, write_checkpoint, write_texts
 from relpos_fairseq.io.files import atomic_folder, atomic_path
 from relpos_fairseq.text import MODEL_FILES
 
@@ -116,7 +110,9 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet():
         source = read_generating(job, path, data) or read_encoder(path, data)
-        print(f"source    {source.kind}: {source.path}", *(f"note      {n}" for n in source.notes), sep="\n", flush=True)
+        print(
+            f"source    {source.kind}: {source.path}", *(f"note      {n}" for n in source.notes), sep="\n", flush=True
+        )
         if isinstance(source, GeneratingSource):
             write = keep_scheme(job, source, print)
         elif job.to in HUGGING_FACE:

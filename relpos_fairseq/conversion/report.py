@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+
 class ConversionError(ValueError):
     """A source, an option or a file that cannot be converted; one line that says what to do."""
 
