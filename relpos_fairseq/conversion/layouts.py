@@ -1,9 +1,9 @@
-"""Where a RoBERTa's tensors lie, and its position tables as the algebra sees them.
+"""Split a RoBERTa's state into content and position tables, by member and layer, and join them again.
 
-Names are fairseq's RobertaModel's.  fairseq keeps learned positions in `embed_positions`, two rows
-below position 0 (its padding index and one); here they are the table of the scheme `learned`.
-What a scheme adds lies under `positions.shared` (what layers share, and what acts on the input) or
-`layers.N.self_attn.position`, numbered as the members of the hybrid that live there.
+Names are those of fairseq's RobertaModel. fairseq keeps learned positions in `embed_positions`, with two rows before
+position 0 (its padding index and one); here they are the table of the scheme `learned`. Parameters of schemes lie under
+`positions.shared` (those that layers share, and those that act on the input) or `layers.N.self_attn.position`, numbered
+in the order of the hybrid's members there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
@@ -32,7 +31,7 @@ Tables = dict[str, list[Params]]
 
 @dataclass(frozen=True)
 class Place:
-    """One member of a stack and where its parameters lie.
+    """Locate the parameters of one member of a stack of schemes.
 
     Args:
         name: the scheme's name; `segment_head` and `segment_input` for segments.
@@ -163,21 +162,16 @@ def join(content: State, tables: Tables, plan: PositionPlan) -> State:
 
 
 def described(state: State) -> str | None:
-    """Return what a state of ours says of its own positions; None in a plain one."""
+    """Return the description of positions that a relpos_roberta's state records; None in a plain RoBERTa's."""
     version = state.get(VERSION)
     return None if version is None else decode_text(version)
 
 
 def learned_from_fairseq(state: State) -> State:
-    """Fairseq's RoBERTa as ours with `learned` positions (no tensor changes but for its name)."""
+    """Rename the tensors of fairseq's RoBERTa as those of a relpos_roberta with `learned` positions."""
     state = dict(state)
     key = f"{ENCODER}.embed_positions.weight"
     if key not in state:
         raise ConversionError(f"the checkpoint has no {key}: only RoBERTa with learned positions is converted")
     state[f"{ENCODER}.positions.shared.0.table"] = state.pop(key)[FAIRSEQ_OFFSET:]
     return state
-
-
-def embed_positions(table: Tensor) -> Tensor:
-    """Return (N, E) positions as fairseq's table of N + 2 rows."""
-    return torch.cat([table.new_zeros(FAIRSEQ_OFFSET, table.size(1)), table])

@@ -39,9 +39,9 @@ except ValueError as error:
 else:
     raise AssertionError("m4 took --position-near")
 
-from relpos_fairseq.conversion import exact, layouts
+from relpos_fairseq.conversion import algebra, layouts
 (place,) = [place for place in layouts.places(plan) if place.name == "mine"]
-assert exact.neutral(place.build(plan, 0))["slope"].tolist() == [0, 0]
+assert algebra.neutral_parameters(place.build(plan, 0))["slope"].tolist() == [0, 0]
 """
 
 
