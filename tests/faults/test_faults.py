@@ -25,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import ROOT, released_xl
+from helpers import ROOT, transformer_xl_original
 from helpers import commands as cli
 from helpers.commands import relpos
 from helpers.fault_jobs import JOBS, UPDATES, Inputs, ended, finished, started, write_inputs
