@@ -50,27 +50,28 @@ class Place:
 
     @property
     def on_input(self) -> bool:
-        """Whether it acts on the input alone, hence has one set of tables."""
+        """Whether the member acts on the input alone, and so has one set of tables."""
         return self.scheme.own_scale is None
 
     def index(self, layer: int) -> int | None:
-        """Return its number in the list of a layer, None where the layer does not have it."""
+        """Return the member's number in a layer's list of schemes, None where the layer does not have it."""
         return self.indices[layer % len(self.indices)]
 
     def prefix(self, layer: int) -> str:
+        """Return the prefix of the member's parameters in a state."""
         if self.shared:
             return f"{ENCODER}.positions.shared.{self.index(layer)}."
         return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index(layer)}."
 
     def build(self, plan: PositionPlan, layer: int) -> PositionScheme:
-        """Return the scheme itself, with the initial values that a model gives it."""
+        """Build the scheme, with the initial values that a model gives it."""
         where = "shared" if self.shared else str(layer)
         name = f"{plan.shape.seed_name}.{where}"
         return self.scheme.built(replace(plan.shape, seed_name=name), self.options)
 
 
 def places(plan: PositionPlan) -> list[Place]:
-    """List every member of a stack, segments included, in the order of the stack's own lists."""
+    """List every member of a stack, segments included, in the order of its modules."""
     members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
     segment = SchemeOptions(share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments)
     if plan.segment_encoding == "head":
@@ -113,7 +114,7 @@ def count_layers(state: State) -> int:
 
 
 def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
-    """Take the position tables out of a state; what layers share is listed once a layer.
+    """Split a state into content and position tables; shared tables are repeated for every layer.
 
     Raises:
         ConversionError: a table is missing or has another shape than the plan says.
@@ -148,7 +149,7 @@ def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Param
 
 
 def join(content: State, tables: Tables, plan: PositionPlan) -> State:
-    """Put tables back where a model under `plan` looks for them.
+    """Join content and tables to the state of a model with the positions of `plan`.
 
     The tables of members that layers share are those of the first layer that has them.
     """

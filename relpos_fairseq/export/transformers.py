@@ -356,7 +356,7 @@ class RelPosForSeq2SeqLM(_Generating):
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, encoder_outputs=None, use_cache=None, **unused
     ) -> dict[str, Any]:
-        """All tokens so far: fairseq's decoder takes what it lacks."""
+        """Pass the whole prefix; fairseq's decoder slices off what is cached."""
         return {
             "decoder_input_ids": input_ids,
             "past_key_values": past_key_values,
