@@ -15,6 +15,7 @@ in fairseq's order (`vocabulary`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +352,7 @@ def read_huggingface(folder: Path) -> SourceModel:
         notes=model.notes,
         task=hf_task(model),
         labels=labels_of(model.config, classes_of(model)),
-        library="transformers",
+        library=transformers_release(),
         outputs=lambda tokens, segments: _run(model, folder, tokens, segments),
     )
     state[VERSION] = encode_text(source.plan.describe())
@@ -411,6 +412,14 @@ def run_in_transformers(
     return found
 
 
+def transformers_release() -> str:
+    """Return the name and version of the installed transformers, without importing it."""
+    try:
+        return f"transformers {metadata.version('transformers')}"
+    except metadata.PackageNotFoundError:
+        return "transformers"
+
+
 def load_in_transformers(name: str, folder: Path) -> Any:
     """Load a folder by a class of transformers, in fp64 and evaluation mode.
 
@@ -424,10 +433,12 @@ def load_in_transformers(name: str, folder: Path) -> Any:
             f"transformers does not import here ({' '.join(str(error).split())[:99]}): "
             f"pip install 'relpos_fairseq[transformers]'"
         ) from error
-    version, verbosity = f"transformers {transformers.__version__}", transformers.logging.get_verbosity()
+    version, verbosity = transformers_release(), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+        model, loading = getattr(transformers, name).from_pretrained(
+            folder, output_loading_info=True, trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:  # whatever a release makes of a folder that it does not know
         raise NotComparedError(
             f"{version} does not load {folder.name} ({' '.join(str(error).split())[:99]})"

@@ -29,7 +29,7 @@ from relpos_fairseq.conversion.checkpoints import (
     read_file,
 )
 from relpos_fairseq.conversion.huggingface_export import export_order, leave_unread, outputs_of_folder, save_hf, to_hf
-from relpos_fairseq.conversion.huggingface_import import FAMILIES, read_huggingface
+from relpos_fairseq.conversion.huggingface_import import FAMILIES, read_huggingface, transformers_release
 from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
 from relpos_fairseq.conversion.opennmt import is_opennmt, read_opennmt
@@ -369,7 +369,7 @@ def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
     def write(folder: Path) -> None:
         save_hf(folder, config, weights)
         write_texts(folder, named, vocabulary.made)
-        report.compared = "transformers"
+        report.compared = transformers_release()
         run = functools.partial(outputs_of_folder, folder, family, weights, source, vocabulary, probe)
         compare_and_log(report, run, probe, log)
 

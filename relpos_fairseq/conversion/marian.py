@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
-from relpos_fairseq.conversion.huggingface_import import load_in_transformers
+from relpos_fairseq.conversion.huggingface_import import load_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import PADDING, ConversionError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
@@ -64,7 +64,7 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
     )
     model = ExternalModel("Marian of transformers", folder, weights, form, source, target, ("", ""))
     _add_text(model)
-    return import_weights(model, None, lambda pair: _run(model, pair), "transformers' MarianMTModel")
+    return import_weights(model, None, lambda pair: _run(model, pair), f"MarianMTModel of {transformers_release()}")
 
 
 @torch.no_grad()
