@@ -186,13 +186,12 @@ class ExportTransformers:
 
         for package in ("transformers", "safetensors"):
             require(package, "transformers")
-        from relpos_fairseq.export import transformers_folder
-        from relpos_fairseq.export import transformers_folder as transformers_decoders
+        from relpos_fairseq.export.transformers_folder import export_generating, export_roberta, generates
 
-        if transformers_decoders.generates(self.checkpoint):
+        if generates(self.checkpoint):
             if self.head:
                 raise ValueError(f"--head {self.head}: only a RoBERTa has heads: leave it out")
-            done = transformers_decoders.export_generating(self.checkpoint, self.out, self.data)
+            done = export_generating(self.checkpoint, self.out, self.data)
         else:
-            done = transformers_folder.export_roberta(self.checkpoint, self.out, self.data, self.head)
+            done = export_roberta(self.checkpoint, self.out, self.data, self.head)
         print(f"wrote {self.out}: {done.line()}")

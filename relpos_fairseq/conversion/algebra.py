@@ -1,4 +1,42 @@
-"""Convert tensors from one position scheme to another: exactly where a rule exists, else with losses named."""
+"""Convert tensors from one position scheme to another: exactly where a rule exists, else with losses named.
+
+    state (fairseq's names) -> split -> fold the scale -> for each member of the target: the parameters that a rule
+      makes of a member of the source, or initial values -> spread over heads and layers -> join
+
+Every rule reports what it loses; a conversion is exact when nothing was lost. The rules stand in the schemes' own files
+(`convert_from`, `tables`). For one layer, with q, k the projections, r = clip(j - i), and C the constant of the
+target's scale 1/sqrt(C d), to which the source has been brought (`reshaping.fold`):
+
+    same scheme      tables are read again by the target's relation (`remap_table`): a larger clip
+                     repeats the ends, which is what clipping does; heads or layers that shared a
+                     table get copies of it
+    shaw_keys -> shaw        a^V = 0
+    m1 -> m2                 w_r = w_|r|
+    m1, m2 -> m3             w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r
+    t5 -> rel_scalar         s'_r = s_bucket(r) / sqrt(C d)
+    shaw_keys -> deberta     W^R = 1, W^T = 0
+    m4 -> deberta            W^R = W^T = 1 (where both read the same row)
+    tupe_a -> tupe           s = 0
+    rel_scalar -> tupe       U^Q = 0 (without reset, unless both reset)
+    abs_scalar -> tupe_a, tupe    p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d
+    sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
+    alibi -> fox             w = 0, b = -log(e^m - 1)
+    rope -> rope             other angles by length: exact up to the trained length
+    rope -> xpos             s = 0: no decay
+    anything -> anything+X   X at its neutral values (`Table.neutral`): it adds 0 or multiplies by 1
+
+Neutral values are chosen so that gradients still reach every table that should learn: DeBERTa's a
+and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, xPos, PoPE, ALiBi, KERPLE and others
+(`never_neutral`) change the logits whatever their parameters; abs_scalar's P = 0 is neutral but a
+point from which it never moves.
+
+BERT's relative_key and relative_key_query are shaw_keys and m4 with the table read over i - j:
+`huggingface_import` flips it.
+
+Where the algebra does not nest, `fit_to_target` drops or adds parameters that the target's options drop or add, and a
+member that the target cannot express is dropped: `learned -> m4`, the papers' near drop-in, drops the absolute table.
+How far the logits move is measured afterwards (`report.compare`).
+"""
 
 from __future__ import annotations
 
@@ -26,38 +64,6 @@ from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_hea
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import ConversionSource, PositionScheme
 
-# ---- What one scheme's tables can say in another's, exactly.
-# The rules stand in the schemes' own files (`convert_from`, `tables`); together they are:
-#
-# Everything is written for one layer's parameters.  With q, k the projections, r = clip(j - i) and
-# C the constant of the target's scale 1/sqrt(C d) (`scales` has brought the source to it):
-#
-#     same scheme      tables are read again by the target's relation (`reread`): a larger clip
-#                      repeats the ends, which is what clipping does; heads or layers that shared a
-#                      table get copies of it
-#     shaw_keys -> shaw        a^V = 0
-#     m1 -> m2                 w_r = w_|r|
-#     m1, m2 -> m3             w_{r,c} = w_r: sum_c q_c k_c w_r = (q.k) w_r
-#     t5 -> rel_scalar         s'_r = s_bucket(r) / sqrt(C d)
-#     shaw_keys -> deberta     W^R = 1, W^T = 0
-#     m4 -> deberta            W^R = W^T = 1 (where both read the same row)
-#     tupe_a -> tupe           s = 0
-#     rel_scalar -> tupe       U^Q = 0 (without reset, unless both reset)
-#     abs_scalar -> tupe_a, tupe    p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d
-#     sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
-#     alibi -> fox             w = 0, b = -log(e^m - 1)
-#     rope -> rope             other angles by length: exact up to the trained length
-#     rope -> xpos             s = 0: no decay
-#     anything -> anything+X   X at its neutral values (`Table.neutral`): it adds 0 or multiplies by 1
-#
-# Neutral values are chosen so that gradients still reach every table that should learn: DeBERTa's a
-# and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, xPos, PoPE, ALiBi, KERPLE and others
-# (`never_neutral`) change the logits whatever their parameters; abs_scalar's P = 0 is neutral but a
-# point from which it never moves.
-#
-# BERT's relative_key and relative_key_query are shaw_keys and m4 with the table read over i - j:
-# `huggingface` flips it.
-
 
 def neutral_parameters(scheme: PositionScheme) -> Params | None:
     """Return parameters at which `scheme` changes nothing, or None where there are none."""
@@ -68,7 +74,7 @@ def neutral_parameters(scheme: PositionScheme) -> Params | None:
 
 
 def is_neutral(scheme: PositionScheme, params: Params) -> bool:
-    """Tell whether `params` change nothing, so that a scheme may be left out."""
+    """Tell whether a scheme with these parameters changes nothing, so that it may be left out."""
     wanted = ((value, scheme.table_of(name).neutral) for name, value in params.items())
     return not scheme.never_neutral and all(
         neutral is None or bool((value == neutral).all()) for value, neutral in wanted
@@ -76,7 +82,7 @@ def is_neutral(scheme: PositionScheme, params: Params) -> bool:
 
 
 def apply_rule(source: ConversionSource) -> Params:
-    """Return the source's parameters in the target's tables, as far as a rule goes."""
+    """Return the parameters of the target that a rule makes of the source's parameters."""
     old, new = source.old, source.new
     if old.name != new.name:
         return new.convert_from[old.name](source)
@@ -92,9 +98,9 @@ def apply_rule(source: ConversionSource) -> Params:
 
 
 def match_members(sources: list[Place], targets: list[Place]) -> dict[str, str]:
-    """Decide which member of the target takes over which of the source (target -> source).
+    """Map members of the target to the members of the source from which they are converted, by name.
 
-    A member of the same name comes first, then what the members of the target take over.
+    A member of the same name comes first, then the schemes in `convert_from`.
     """
     names = [place.name for place in sources]
     taken = {place.name: place.name for place in targets if place.name in names}
@@ -110,18 +116,14 @@ def _row(place: Place) -> int:
     return 0 if card is None else card.row
 
 
-# ---- What is left of a conversion where the algebra does not nest, and what is lost by it.
-# - a parameter that the target's options drop or add (`complete`);
-# - a member that the target has no words for (`dropped`): `learned -> m4`, the papers' near drop-in,
-#   drops the absolute table.
-#
-# How far the logits move is measured afterwards (`fidelity`).
-
-
 def fit_to_target(params: Params, source: ConversionSource) -> Params:
-    """Return what the target's options make of what a rule made of the source's parameters.
+    """Add and drop parameters as the target's options require, after a rule was applied.
 
-    Parameters that they add start at zero; those that they drop are left out.
+    Parameters that the options add start at zero; those that they drop are reported as lost if they are not neutral.
+
+    Args:
+        params: parameters that a rule returned.
+        source: the source of the rule.
     """
     old, new, report = source.old, source.new, source.report
     wanted = dict(new.named_parameters())
@@ -141,7 +143,7 @@ def fit_to_target(params: Params, source: ConversionSource) -> Params:
 
 
 def describe_dropped(name: str, layers: list[Params]) -> str:
-    """Say in words which member is left out: its tables and how large they are."""
+    """Describe a member that is left out by the size of its tables, for the report."""
     tables = [value for params in layers for value in params.values()]
     if not tables:
         return f"{name} is dropped (it has no parameters, and acts all the same)"
@@ -150,19 +152,12 @@ def describe_dropped(name: str, layers: list[Params]) -> str:
     return f"{name} is dropped ({numbers:,} numbers of root mean square {rms:.3g})"
 
 
-# ---- One model's tensors under another position scheme.
-#     state (fairseq's names) -> split -> fold the scale -> for each member of the target: what it
-#     takes over from a member of the source, or its start -> spread over heads and layers -> join
-#
-# Every rule says what it loses; a conversion is exact when nothing was lost.
-
-
 STARTS = ("neutral", "own")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted state, and what happened to it."""
+    """Hold a converted state and the report of its conversion."""
 
     state: State
     report: ConversionReport
@@ -178,15 +173,15 @@ def convert(
     start: str = "neutral",
     fill: str | None = None,
 ) -> Conversion:
-    """Say what a model knows of positions in another scheme's tables.
+    """Convert a model's state from one position scheme to another.
 
     Args:
         state: the model, under fairseq's names, with our positions (`layouts`).
         source: the positions that it was trained with.
-        target: the positions that it shall have.
+        target: the positions of the result.
         allow_loss: whether what the target cannot express may be dropped.
-        start: where tables that the source has nothing for begin: `neutral` (they change nothing,
-            where the scheme can) or `own` (the scheme's initial values).
+        start: initial values of members without a counterpart in the source: `neutral` (they change
+            nothing, where the scheme can) or `own` (the scheme's own).
         fill: `tile` or `interpolate`: how absolute positions beyond the source's are filled.
 
     Raises:
@@ -217,7 +212,7 @@ def convert(
 
 
 class _Work:
-    """One conversion under way."""
+    """Hold the inputs of one conversion, and make the target's tables of them."""
 
     def __init__(
         self,
@@ -239,7 +234,7 @@ class _Work:
         """Make the tables of every member of the target.
 
         Returns:
-            The tables, and (layer, scheme) of those that the source had nothing for.
+            The tables, and (layer, scheme) of members without a counterpart in the source.
         """
         made: Tables = {}
         fresh = []
@@ -251,7 +246,7 @@ class _Work:
                     continue
                 scheme = place.build(self.target, layer)
                 if place.name in self.taken[layer]:
-                    params = self._taken_over(place, scheme, layer)
+                    params = self._converted(place, scheme, layer)
                 else:
                     params = self._started(scheme)
                     fresh.append((layer, scheme))
@@ -263,7 +258,7 @@ class _Work:
             made[place.name] = rows
         return made, fresh
 
-    def _taken_over(self, place: Place, new: PositionScheme, layer: int) -> Params:
+    def _converted(self, place: Place, new: PositionScheme, layer: int) -> Params:
         name = self.taken[layer][place.name]
         old = self.old[name].build(self.source, layer)
         params = self._resized(old, self.tables[name][layer])
@@ -273,7 +268,7 @@ class _Work:
         return fit_to_target(apply_rule(source), source)
 
     def _resized(self, scheme: PositionScheme, params: Params) -> Params:
-        """Give tables of absolute positions the target's length."""
+        """Return parameters with tables of absolute positions resized to the target's length."""
         length = self.target.shape.max_positions
         resized = {
             name: resize(params[name], length, self.fill, self.report, table.axis)
@@ -293,7 +288,7 @@ class _Work:
         return {name: value.detach().clone() for name, value in scheme.named_parameters()}
 
     def dropped_positions(self) -> list[Tensor]:
-        """Return the mean (E,) of every table that was added to the input and is left out."""
+        """Return the mean row (E,) of every table that was added to the input and is left out."""
         return [
             self.tables[name][0][table].mean(0)
             for name, place in self.old.items()
@@ -303,7 +298,7 @@ class _Work:
         ]
 
     def report_unused(self) -> None:
-        """Say which members of the source the target leaves out."""
+        """Report the members of the source that the target leaves out: as lost, unless their tables are neutral."""
         for name, place in self.old.items():
             unused = [
                 (place.build(self.source, layer), params)
@@ -318,6 +313,11 @@ class _Work:
 
 
 def _checked(params: Params, scheme: PositionScheme) -> Params:
+    """Return the parameters of a scheme once their shapes are right.
+
+    Raises:
+        ConversionError: one has another shape than the scheme's.
+    """
     for name, parameter in scheme.named_parameters():
         if params[name].shape != parameter.shape:
             raise ConversionError(
@@ -328,7 +328,7 @@ def _checked(params: Params, scheme: PositionScheme) -> Params:
 
 
 def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionReport) -> State:
-    """Add the mean of what positions added to every token; each logit then grows alike."""
+    """Add the mean of dropped positions to every token embedding, which shifts all logits of a row alike."""
     if not means:
         return content
     tokens, output = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
@@ -339,7 +339,7 @@ def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionRep
 
 
 def _shift_projections(content: State, fresh: list[tuple[int, PositionScheme]], report: ConversionReport) -> State:
-    """Add what a new scheme wants in the biases of q and k (M4M) to those that there are."""
+    """Add the biases of q and k with which a new scheme starts (M4M) to those of the state."""
     content = dict(content)
     for layer, scheme in fresh:
         width = scheme.shape.embed_dim

@@ -1,4 +1,4 @@
-"""Read fairseq's and relpos' checkpoints, and folders of `relpos export transformers`."""
+"""Read checkpoints of fairseq's RoBERTa and of relpos models, and folders of `relpos export transformers`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import torch
 from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD, labels_of
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
-from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
+from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, GeneratingSource, SourceModel
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
 from relpos_fairseq.conversion.writer import (
+    GENERATING_KINDS,
     GeneratingModel,
     build_fairseq_roberta,
     build_generating,
     build_roberta,
+    check_rows,
+    run_generating,
     shared_names,
 )
 from relpos_fairseq.io.errors import unreadable
@@ -27,10 +30,7 @@ from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text import FILES
 
-# ---- fairseq checkpoints as sources: RoBERTa as its releases wrote it, and ours.
-
-
-# Options of ours that are fairseq's RobertaModel's, by its names.
+# Options of RelPosRobertaConfig that fairseq's RobertaModel has under the same names.
 _SHARED = (
     "encoder_layers",
     "encoder_embed_dim",
@@ -79,7 +79,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
-    """A fairseq checkpoint in memory: ours, or RoBERTa with argparse's or a dataclass's options.
+    """Return a fairseq checkpoint in memory as a source: a relpos_roberta, or fairseq's RoBERTa of any release.
 
     Raises:
         ConversionError: another model, or options that contradict its tensors.
@@ -108,15 +108,17 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
         path=path,
         state=state,
         values=values,
-        files=beside(path.parent),
+        files=asset_files_of(path.parent),
         task=_task_options(checkpoint),
         source_rows=(checkpoint.get("conversion") or {}).get("rows"),
     )
     check(source)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
+        source.library = "relpos_roberta"
         source.outputs = lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments)
     else:
+        source.library = "fairseq's RobertaModel"
         source.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
     return source
 
@@ -134,7 +136,7 @@ def options_of(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Options of the task that a checkpoint was trained on; old releases keep one list of all."""
+    """Return options of the task that a checkpoint was trained on; old releases keep one list of all options."""
     cfg = checkpoint.get("cfg")
     if cfg is not None:
         return _plain(cfg.get("task") or {})
@@ -149,7 +151,7 @@ def _plain(options: Any) -> dict[str, Any]:
 
 
 def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> int:
-    """Positions that a model of ours was built for: its own option, else its task's samples."""
+    """Return the positions that a relpos_roberta was built for: its own option, else its task's sample length."""
     length = options.get("max_positions")
     if not isinstance(length, int):
         task = _task_options(checkpoint)
@@ -160,7 +162,7 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
 
 
 def _modern(state: State) -> State:
-    """Rename tensors as today's fairseq does; old ones have decoder, emb_layer_norm, in_proj."""
+    """Rename tensors of old fairseq releases (decoder, emb_layer_norm, in_proj) as today's fairseq does."""
     result = {}
     for key, value in state.items():
         if key.startswith("decoder."):
@@ -201,24 +203,55 @@ def check(source: SourceModel) -> None:
         )
 
 
-def beside(folder: Path) -> list[Path]:
-    """Dict.txt (of sentence_prediction's data: input0's) and the tokenizer's files of a folder."""
+def asset_files_of(folder: Path) -> list[Path]:
+    """Return a folder's dict.txt (input0/dict.txt in data of sentence_prediction) and its tokenizer's files."""
     own = (folder / "dict.txt").is_file()
     names = ("dict.txt" if own else "input0/dict.txt", *FILES)
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-# ---- A folder of `relpos export transformers`, or what transformers saved again, as a source.
-
-
+# Folders of `relpos export transformers`, as they were written or as transformers saved them again.
 ROBERTA_TYPE = "relpos_roberta"  # model_type
 ROBERTA_PREFIX = "roberta."
 TIED, EMBEDDING = "encoder.lm_head.weight", f"{ENCODER}.embed_tokens.weight"
 CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
+# model_type to the kind of model.
+GENERATING_TYPES = {
+    "relpos_translation": "translation",
+    "relpos_language_model": "language_modeling",
+    "relpos_memory_language_model": "segment_language_modeling",
+}
+GENERATING_PREFIX = "model."
+TEXT_FOLDER = "text"
 
 
-def roberta_state(folder: Path) -> State:
-    """Return the tensors under our names.
+def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SourceModel:
+    """Read a relpos_roberta from a folder of `relpos export transformers`.
+
+    Raises:
+        ConversionError: tensors of another model.
+    """
+    state, values = _exported_state(folder), config["values"]
+    text = folder / TEXT_FOLDER
+    source = SourceModel(
+        kind=f"{ROBERTA_TYPE} of transformers",
+        path=folder,
+        state=state,
+        values=values,
+        files=asset_files_of(text),
+        task=_exported_task(config, state),
+        labels=labels_of(config, len(config.get("id2label") or ())),
+        library="relpos_roberta",
+        outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
+    )
+    if not source.files:
+        source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
+    check(source)
+    return source
+
+
+def _exported_state(folder: Path) -> State:
+    """Return an exported RoBERTa's tensors under the names of relpos_roberta.
 
     Raises:
         ConversionError: tensors of another model.
@@ -235,10 +268,10 @@ def roberta_state(folder: Path) -> State:
     return state
 
 
-def roberta_task(config: dict[str, Any], state: State) -> dict[str, Any]:
-    """Return options of the task that the heads are for: fairseq's own, or what transformers has.
+def _exported_task(config: dict[str, Any], state: State) -> dict[str, Any]:
+    """Return options of the task that an exported RoBERTa's heads are for.
 
-    A head that transformers added has the input of the task before it.
+    A head that transformers added has the input format of the task before it.
     """
     task = dict(config.get("task") or {})
     has = {
@@ -259,24 +292,11 @@ def roberta_task(config: dict[str, Any], state: State) -> dict[str, Any]:
     return task
 
 
-# ---- A folder of `relpos export transformers` that generates, or what transformers saved again.
-
-
-# model_type to the kind of model.
-GENERATING_TYPES = {
-    "relpos_translation": "translation",
-    "relpos_language_model": "language_modeling",
-    "relpos_memory_language_model": "segment_language_modeling",
-}
-GENERATING_PREFIX = "model."
-TEXT_FOLDER = "text"
-
-
-def read_generating(folder: Path, config: dict[str, Any]) -> GeneratingModel:
-    """Read a folder.
+def read_exported_generating(folder: Path, config: dict[str, Any]) -> GeneratingSource:
+    """Read a translation or language model from a folder of `relpos export transformers`.
 
     Raises:
-        ConversionError: tensors of another model.
+        ConversionError: tensors or dictionaries of another model.
     """
     kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
     rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
@@ -300,11 +320,19 @@ def read_generating(folder: Path, config: dict[str, Any]) -> GeneratingModel:
     text = folder / TEXT_FOLDER
     found = (path for path in sorted(text.rglob("*")) if path.is_file())
     files = {path.relative_to(folder).as_posix(): path for path in found}
-    return GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files)
+    check_rows(files, rows)
+    return GeneratingSource(
+        kind="transformers, exported by relpos",
+        path=folder,
+        model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
+        logits=lambda pair: run_generating(kind, values, rows, state, pair.source, pair.target),
+        library=f"the folder's own config under {GENERATING_KINDS[kind][1]}",
+        notes=[] if files else [f"no {text}: the result has no dictionary"],
+    )
 
 
 def _generating_task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Options of the task; folders that older versions exported know the languages alone."""
+    """Return options of the task; folders that older versions exported record the languages alone."""
     task = dict(config.get("task") or {})
     path = folder / "relpos_text.json"
     if kind == "translation" and not task.get("source_lang") and path.is_file():

@@ -1,7 +1,7 @@
-"""DeBERTa of Hugging Face's library (v1, v2 and v3) as a BERT with other positions.
+"""Rename DeBERTa of Hugging Face's library (v1, v2 and v3) as a BERT with other positions.
 
-Layers, embeddings and heads are BERT's under other names, which `as_bert` undoes; what is left
-over are the positions (`positions`), which are one scheme of ours:
+Layers, embeddings and heads are BERT's under other names, which `as_bert` changes; the positions become one scheme
+(`positions`):
 
     rel_embeddings, LayerNorm   the table of all layers (i - j in the file, j - i here), its norm
     pos_proj, pos_key_proj      W_K; its bias adds the same to a query's whole row: left out
@@ -37,10 +37,10 @@ def as_bert(config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> 
     """Rename config and weights, in place, as a BERT's with positions of the kind `disentangled`.
 
     Returns:
-        What should be said of it.
+        Notes for the user.
 
     Raises:
-        ConversionError: a part of the model that our RoBERTa has not.
+        ConversionError: the model has a part that relpos_roberta does not have.
     """
     _check(config)
     config.setdefault("layer_norm_eps", EPSILON)
@@ -62,6 +62,11 @@ def as_bert(config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> 
 
 
 def _check(config: dict[str, Any]) -> None:
+    """Refuse parts of DeBERTa that relpos_roberta does not have.
+
+    Raises:
+        ConversionError: names the option of config.json.
+    """
     width = config.get("hidden_size")
     wrong = {
         "talking_head": config.get("talking_head"),
@@ -82,6 +87,7 @@ def _check(config: dict[str, Any]) -> None:
 
 
 def _terms(config: dict[str, Any]) -> list[str]:
+    """Return the terms of attention with positions: c2p, p2c or both."""
     terms = config.get("pos_att_type") or []
     return [part.strip() for part in terms.lower().split("|")] if isinstance(terms, str) else terms
 
@@ -95,17 +101,18 @@ def _on_input(config: dict[str, Any]) -> bool:
 
 
 def reach(config: dict[str, Any]) -> int:
-    """Return the largest distance, before buckets."""
+    """Return the largest distance that positions tell apart, before it is put into a bucket."""
     given = config.get("max_relative_positions", -1)
     return given if given > 0 else config["max_position_embeddings"]
 
 
 def buckets(config: dict[str, Any]) -> int:
-    """Return how many buckets a direction has; 0: none."""
+    """Return the number of buckets per direction; 0: distances are not put into buckets."""
     return max(config.get("position_buckets", -1), 0)
 
 
 def _rename(name: str, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Rename or split one tensor of a layer's attention, in place."""
     stem, part, kind = (name.rsplit(".", 2) + [""])[:3]
     if name.endswith(("q_bias", "v_bias")):
         stem, part = name.rsplit(".", 1)
@@ -121,7 +128,7 @@ def _rename(name: str, weights: dict[str, Tensor], config: dict[str, Any]) -> No
 
 
 def names(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return names, without the prefix, and shapes of the tensors of positions."""
+    """Map the names of the position tensors, without the prefix, to their shapes."""
     width, found = config["hidden_size"], {}
     found["encoder.rel_embeddings.weight"] = (2 * (buckets(config) or reach(config)), width)
     if _norm(config):
@@ -140,15 +147,19 @@ def names(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def unread(config: dict[str, Any]) -> set[str]:
-    """Return names, without the prefix, of the biases that softmax does not see."""
+    """Return the names, without the prefix, of biases that softmax cancels, which are therefore left out."""
     stem = "attention.self.pos_key_proj.bias"
     return {f"encoder.layer.{layer}.{stem}" for layer in range(config["num_hidden_layers"])}
 
 
 def positions(model: Any, state: State, scheme: str, on_input: str) -> dict[str, Any]:
-    """Write the tables into `state`; returns the values of our config that they need.
+    """Write the position tables into `state`; return the values of RelPosRobertaConfig that they need.
 
-    Our names of these positions are `scheme`, and of those that are added to the input `on_input`.
+    Args:
+        model: the HuggingFaceModel.
+        state: tensors of the result.
+        scheme: name of the scheme of DeBERTa's positions.
+        on_input: name of the scheme of positions that are added to the input.
     """
     config = model.config
     biased, terms = _on_input(config), _terms(config)

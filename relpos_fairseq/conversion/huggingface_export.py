@@ -1,10 +1,10 @@
-"""One of ours as a Hugging Face folder, where BERT's or RoBERTa's architecture can say it.
+"""Write a relpos_roberta as a folder of Hugging Face's BERT or RoBERTa, where their architecture expresses it.
 
     learned        absolute             (any other scheme whose tables are neutral beside it)
     shaw_keys      relative_key         E_{i-j} = a_{-(i-j)}, as far as max_position_embeddings
     m4             relative_key_query   the same
 
-Heads must share a table, which `convert` sees to: it refuses what is lost.
+Heads must share a table: `convert` refuses what would be lost.
 """
 
 from __future__ import annotations
@@ -17,30 +17,44 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.config import OPTIONS
-from relpos_fairseq.conversion import huggingface_import as hf_names
 from relpos_fairseq.conversion.algebra import convert
-from relpos_fairseq.conversion.huggingface_import import ACTIVATIONS, FAMILIES, SCHEMES, Family
+from relpos_fairseq.conversion.huggingface_import import (
+    ACTIVATIONS,
+    FAMILIES,
+    POSITIONS,
+    SCHEMES,
+    TOKEN_TYPES,
+    Family,
+    classifier_names,
+    distances,
+    encoder_names,
+    head_names,
+    run_in_transformers,
+    span_names,
+)
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
 from relpos_fairseq.conversion.source import SourceModel, plan_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
 
+BERT_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}  # what transformers' BERT tokenizer reads
+
 
 def to_hf(
     source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
-    """Say a model of ours in Hugging Face's words: config.json, the tensors, and what was done.
+    """Return config.json and tensors of a Hugging Face model that computes what the source does, and a report.
 
     Args:
         source: the model.
         family_name: `bert` or `roberta`.
-        vocabulary: the order of rows that the folder shall have.
-        head: the classification or span head that goes with it; None: the masked LM's.
+        vocabulary: the order of rows in the folder.
+        head: the classification or span head of the folder; None: the masked LM's.
 
     Raises:
         ConversionError: the architecture cannot express the model.
@@ -50,7 +64,7 @@ def to_hf(
     scheme, state, report = _expressible(source)
     values = source.values
     weights: dict[str, Tensor] = {}
-    names = hf_names.encoder_names(values["encoder_layers"])
+    names = encoder_names(values["encoder_layers"])
     for theirs, ours in names.items():
         weights[family.prefix + theirs] = state.pop(ours)
     key = family.prefix + "embeddings.word_embeddings.weight"
@@ -62,7 +76,7 @@ def to_hf(
         "architectures": [architecture],
         "position_embedding_type": scheme.elsewhere["transformers"],
         "max_position_embeddings": length,
-        "type_vocab_size": len(weights[family.prefix + hf_names.TOKEN_TYPES]),
+        "type_vocab_size": len(weights[family.prefix + TOKEN_TYPES]),
     }
     if architecture == family.classes[1]:
         out = "classifier" if family.name == "bert" else "classifier.out_proj"
@@ -73,6 +87,11 @@ def to_hf(
 
 
 def _check(source: SourceModel, family: Family) -> None:
+    """Refuse parts of a relpos_roberta that the family does not have.
+
+    Raises:
+        ConversionError: names the part.
+    """
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     refusals = (
@@ -91,7 +110,11 @@ def _check(source: SourceModel, family: Family) -> None:
 
 
 def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, ConversionReport]:
-    """Find the first scheme of Hugging Face's that says all that the source does."""
+    """Convert to the first scheme of Hugging Face's models that loses nothing of the source.
+
+    Raises:
+        ConversionError: each of them loses something.
+    """
     reasons, theirs = [], {CLIP_DISTANCE: "0", SHARE: "heads"}
     for scheme in map(scheme_class, SCHEMES.values()):
         values = source.values | {
@@ -117,7 +140,7 @@ def _positions(
     weights: dict[str, Tensor],
     offset: int,
 ) -> int:
-    """Write position tables and token types; returns max_position_embeddings."""
+    """Write position tables and token types into `weights`; return max_position_embeddings."""
     prefix, layers = family.prefix, values["encoder_layers"]
     embedding = weights[f"{prefix}embeddings.word_embeddings.weight"]
     shared = f"{ENCODER}.positions.shared"
@@ -127,18 +150,18 @@ def _positions(
         table = state.pop(f"{shared}.0.{name}")
         length += offset
         rows = torch.cat([table.new_zeros(offset, table.size(1)), table])
-        weights[prefix + hf_names.POSITIONS] = rows
+        weights[prefix + POSITIONS] = rows
     else:
         for layer in range(layers):
             table = state.pop(f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}")
-            weights[prefix + hf_names.distances(layer)] = table[0].flip(0).contiguous()
-        weights[prefix + hf_names.POSITIONS] = embedding.new_zeros(length, embedding.size(1))
+            weights[prefix + distances(layer)] = table[0].flip(0).contiguous()
+        weights[prefix + POSITIONS] = embedding.new_zeros(length, embedding.size(1))
     types = state.pop(f"{shared}.{int(scheme.has_position_table())}.table", None)
     if types is None:
         types = embedding.new_zeros(2 if family.name == "bert" else 1, embedding.size(1))
     elif family.name != "bert" and bool((types == types[:1]).all()):
         types = types[:1].clone()
-    weights[prefix + hf_names.TOKEN_TYPES] = types
+    weights[prefix + TOKEN_TYPES] = types
     return length
 
 
@@ -150,10 +173,10 @@ def _take_head(
     weights: dict[str, Tensor],
     report: ConversionReport,
 ) -> str:
-    """Write one head; returns the class that has it."""
+    """Write one head into `weights`; return the name of the class that has it."""
     heads = sorted({key.split(".")[1] for key in state if key.split(".")[0].endswith("_heads")})
     if head is None:
-        for theirs, ours in hf_names.head_names(family).items():
+        for theirs, ours in head_names(family).items():
             value = state[ours]
             by_row = ours in ("encoder.lm_head.weight", "encoder.lm_head.bias")
             weights[theirs] = vocabulary.put(value) if by_row else value
@@ -163,16 +186,17 @@ def _take_head(
     if head not in heads:
         raise ConversionError(f"--head {head}: the model has {', '.join(heads) or 'no head but the masked LM'}")
     report.step("the masked LM head is left out")
-    spans = hf_names.span_names(head)
+    spans = span_names(head)
     names = spans if f"span_heads.{head}.out_proj.weight" in state else None
     if names is None:
-        names = hf_names.classifier_names(family, head)
+        names = classifier_names(family, head)
     for theirs, ours in names.items():
         weights[theirs] = state[ours]
     return family.classes[2 if names is spans else 1]
 
 
 def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the part of config.json that does not depend on head and positions."""
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     rows = dict(zip((*SPECIAL, MASK), (*vocabulary.rows[:4], vocabulary.rows[-1]), strict=True))
@@ -195,6 +219,7 @@ def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict
 
 
 def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors into a folder."""
     tensors = {name: value.detach().clone().contiguous() for name, value in weights.items()}
     if config["tie_word_embeddings"]:
         for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight"):
@@ -205,3 +230,72 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     import_safetensors().save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def leave_unread(vocabulary: Vocabulary, family: str) -> list[str]:
+    """Leave out a tokenizer that the family's own class does not read, in place; return notes for the user.
+
+    A tokenizer_config.json that names its class makes transformers read whatever lies there.
+    """
+    texts = dict(vocabulary.made)
+    for file in vocabulary.files:
+        if file.name == "tokenizer_config.json":
+            texts.setdefault(file.name, file.read_text(encoding="utf-8"))
+    named = "tokenizer_class" in texts.get("tokenizer_config.json", "")
+    names = sorted({*(file.name for file in vocabulary.files), *vocabulary.made})
+    if family != "bert" or named or set(names) <= BERT_FILES:
+        return []
+    vocabulary.files, vocabulary.made = [], {}
+    return [
+        f"{', '.join(names)} left out: transformers' BERT tokenizer does not read them "
+        f"(--to hf-roberta takes RoBERTa's along)"
+    ]
+
+
+def export_order(source: SourceModel) -> Vocabulary:
+    """Return the order of rows that a Hugging Face folder of a relpos_roberta gets: the source's own, if it had one."""
+    if source.source_rows is not None:
+        files = [path for path in source.files if path.name != "dict.txt"]
+        return Vocabulary([], source.source_rows, files)
+    types = source.plan.segment_encoding == "input"
+    return of_checkpoint(source.files, source.rows, types)
+
+
+def outputs_of_folder(
+    folder: Path, family: Family, weights: dict[str, Tensor], source: SourceModel, vocabulary: Vocabulary, probe: Probe
+) -> tuple[Outputs, Outputs]:
+    """Run a relpos_roberta, and in transformers the folder that was written of it, on the same input.
+
+    Args:
+        folder: the folder.
+        family: its family.
+        weights: its tensors.
+        source: the relpos_roberta.
+        vocabulary: the folder's id of each of fairseq's rows.
+        probe: the input.
+
+    Returns:
+        Outputs of the source and of the folder, by the same names and in the folder's order of rows.
+
+    Raises:
+        NotComparedError: transformers does not run the folder here.
+    """
+    rows = torch.tensor(vocabulary.rows)
+    types = probe.segments
+    if types is None or len(weights[family.prefix + TOKEN_TYPES]) == 1:
+        types = torch.zeros_like(probe.tokens)
+    after = run_in_transformers(folder, family, weights, rows[probe.tokens], ~probe.real, types)
+    before = source.outputs(probe.tokens, probe.segments)
+    if "logits" in after:
+        before["logits"] = before["logits"][..., rows >= 0]
+        after["logits"] = after["logits"][..., rows[rows >= 0]]
+    return before, _same_names(after, before)
+
+
+def _same_names(after: dict, before: dict) -> dict:
+    """Rename a head's output in `after` as `before`, of a model with several heads, names it."""
+    renamed = {}
+    for name, value in after.items():
+        longer = [other for other in before if other.startswith(f"{name} ")]
+        renamed[longer[0] if name not in before and longer else name] = value
+    return renamed

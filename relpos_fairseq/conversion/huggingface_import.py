@@ -1,8 +1,21 @@
-"""Read BERT, RoBERTa, XLM-R and DeBERTa folders of Hugging Face's library as relpos models."""
+"""Read BERT, RoBERTa, XLM-R and DeBERTa folders of Hugging Face's library as relpos models.
+
+    absolute              learned (RoBERTa's table begins after its padding row)
+    relative_key          shaw_keys, a_r = E_{-r}: transformers reads its table over i - j
+    relative_key_query    m4, the same table in both terms
+    token types           --segment-encoding input; a single type, the same for every token, joins
+                          the position table (or stays a segment where positions are relative)
+    layer_norm_eps        --layer-norm-eps
+    DeBERTa               `hf_deberta`
+
+transformers 4 (tested: 4.44.2 and 4.46.3) has the relative kinds, 5 no longer has them. Rows of the embedding are put
+in fairseq's order (`vocabulary`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +23,14 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
+from relpos_fairseq.conversion.report import PADDING, ConversionError, NotComparedError, Outputs
+from relpos_fairseq.conversion.source import DEFAULTS, SourceModel
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
 from relpos_fairseq.schemes import named_elsewhere, scheme_class
 
-# ---- Names of BERT's and RoBERTa's tensors: Hugging Face's beside fairseq's, for both directions.
-
-
+# Hugging Face's names of a layer's modules, and fairseq's.
 _LAYER = {
     "attention.self.query": "self_attn.q_proj",
     "attention.self.key": "self_attn.k_proj",
@@ -33,7 +45,7 @@ _LAYER = {
 
 @dataclass(frozen=True)
 class Family:
-    """What tells BERT from RoBERTa in Hugging Face's library.
+    """Describe how BERT, RoBERTa and DeBERTa differ in Hugging Face's library.
 
     Args:
         name: `model_type` of its config.
@@ -83,6 +95,7 @@ for _name in (DISENTANGLED, f"{DISENTANGLED}-v2"):
     FAMILIES[_name] = replace(FAMILIES["bert"], name=_name, prefix=f"{DISENTANGLED}.")
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
+_HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
 # Biases that repeat another tensor, buffers, and BERT's next-sentence head, which nothing reads.
 IGNORED = (
     "embeddings.position_ids",
@@ -100,7 +113,7 @@ def distances(layer: int) -> str:
 
 
 def encoder_names(layers: int) -> dict[str, str]:
-    """Return Hugging Face's names of the encoder, without the prefix, beside fairseq's."""
+    """Map Hugging Face's names of the encoder, without the prefix, to fairseq's."""
     modules = {"embeddings.LayerNorm": f"{ENCODER}.layernorm_embedding"}
     for layer in range(layers):
         for theirs, ours in _LAYER.items():
@@ -110,12 +123,12 @@ def encoder_names(layers: int) -> dict[str, str]:
 
 
 def head_names(family: Family) -> dict[str, str]:
-    """Return Hugging Face's names of the masked LM's head beside fairseq's."""
+    """Map Hugging Face's names of the masked LM's head to fairseq's."""
     return _parameters({name: f"encoder.lm_head.{ours}" for name, ours in family.lm_head.items()})
 
 
 def classifier_names(family: Family, head: str) -> dict[str, str]:
-    """Hugging Face's names of a classifier beside fairseq's: a dense layer, tanh, a projection.
+    """Map Hugging Face's names of a classifier (a dense layer, tanh, a projection) to fairseq's.
 
     BERT's dense layer is its pooler.
     """
@@ -127,21 +140,18 @@ def classifier_names(family: Family, head: str) -> dict[str, str]:
 
 
 def span_names(head: str) -> dict[str, str]:
-    """Return Hugging Face's names of a span head beside ours."""
+    """Map Hugging Face's names of a span head to those of relpos_roberta."""
     return _parameters({"qa_outputs": f"span_heads.{head}.out_proj"})
 
 
 def _parameters(modules: dict[str, str]) -> dict[str, str]:
-    """Return the names of modules' weights and biases; what is a parameter already stays."""
+    """Expand names of modules to those of their weights and biases; names of parameters stay."""
     found = {}
     for theirs, ours in modules.items():
         alone = theirs.endswith((".weight", ".bias"))
         ends = ("",) if alone else (".weight", ".bias")
         found |= {theirs + end: ours + end for end in ends}
     return found
-
-
-# ---- Reads a Hugging Face folder of BERT or RoBERTa, and checks that its parts belong together.
 
 
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
@@ -160,14 +170,14 @@ SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it 
 
 @dataclass
 class HuggingFaceModel:
-    """A folder, read and checked.
+    """Hold a folder that was read and checked.
 
     Args:
         family: BERT or RoBERTa.
         config: its config.json.
         weights: its tensors under its own names, with the family's prefix.
         vocabulary: the order of its rows in fairseq's dictionary.
-        notes: what should be said of it.
+        notes: assumptions and omissions that the user should know.
     """
 
     family: Family
@@ -324,21 +334,126 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
         )
 
 
-# ---- BERT and RoBERTa of Hugging Face's library as models of ours.
-#     absolute              learned (RoBERTa's table begins after its padding row)
-#     relative_key          shaw_keys, a_r = E_{-r}: transformers reads its table over i - j
-#     relative_key_query    m4, the same table in both terms
-#     token types           --segment-encoding input; a single type, the same for every token, joins
-#                           the position table (or stays a segment where positions are relative)
-#     layer_norm_eps        --layer-norm-eps
-#     DeBERTa               `disentangled`
-#
-# transformers 4 (tested: 4.44.2 and 4.46.3) has the relative kinds, 5 no more.  Rows of the
-# embedding are put in fairseq's order (`vocabulary`).
+def read_huggingface(folder: Path) -> SourceModel:
+    """Read a BERT, RoBERTa, XLM-R or DeBERTa folder as a source.
+
+    Raises:
+        ConversionError: as `read_folder`.
+    """
+    model = read_folder(folder)
+    state, values = from_hf(model)
+    source = SourceModel(
+        kind=f"Hugging Face's {model.family.name}",
+        path=folder,
+        state=state,
+        values=DEFAULTS | values,
+        vocabulary=model.vocabulary,
+        files=model.vocabulary.files,
+        notes=model.notes,
+        task=hf_task(model),
+        labels=labels_of(model.config, classes_of(model)),
+        library=transformers_release(),
+        outputs=lambda tokens, segments: _run(model, folder, tokens, segments),
+    )
+    state[VERSION] = encode_text(source.plan.describe())
+    return source
+
+
+def _run(model: HuggingFaceModel, folder: Path, tokens: Tensor, segments: Tensor | None) -> Outputs:
+    """Return what transformers computes of tokens (B, T) in fairseq's rows, in fairseq's order of rows."""
+    rows = torch.tensor(model.vocabulary.rows)
+    types = segments
+    if segments is None or len(model.encoder(TOKEN_TYPES)) == 1:
+        types = torch.zeros_like(tokens)
+    found = run_in_transformers(folder, model.family, model.weights, rows[tokens], tokens == PADDING, types)
+    if "logits" in found:
+        logits = found["logits"][..., rows.clamp(min=0)]
+        logits[..., rows < 0] = 0
+        found["logits"] = logits
+    return found
+
+
+@torch.no_grad()
+def run_in_transformers(
+    folder: Path, family: Family, weights: dict[str, Tensor], tokens: Tensor, padding: Tensor, types: Tensor
+) -> Outputs:
+    """Run a folder's encoder and every head in transformers, in fp64.
+
+    Args:
+        folder: the folder.
+        family: its family.
+        weights: its tensors by the library's names, which say what heads there are.
+        tokens: (B, T) ids of the folder's own vocabulary.
+        padding: (B, T) True at padding.
+        types: (B, T) token types.
+
+    Returns:
+        `features` (B, T, E), and `logits`, `classification` and `spans` where the folder has them.
+
+    Raises:
+        NotComparedError: transformers is absent, or does not load the folder as it is.
+    """
+    given = {"input_ids": tokens, "attention_mask": (~padding).long(), "token_type_ids": types}
+    bias = next(theirs for theirs, ours in head_names(family).items() if ours == "encoder.lm_head.bias")
+    classifier = "classifier.weight" in weights or "classifier.out_proj.weight" in weights
+    heads = ("MaskedLM",) * (bias in weights) + ("SequenceClassification",) * classifier
+    heads += ("QuestionAnswering",) * ("qa_outputs.weight" in weights)
+    found: Outputs = {}
+    for head in heads or ("",):
+        model = load_in_transformers(f"AutoModelFor{head}" if head else "AutoModel", folder)
+        if head == "MaskedLM":  # 4.44.2 may lose this bias when it loads
+            model.get_output_embeddings().bias.copy_(weights[bias])
+        output = model(**given, output_hidden_states=True)
+        found["features"] = output.hidden_states[-1]
+        if head == "QuestionAnswering":
+            found["spans"] = torch.stack([output.start_logits, output.end_logits], -1)
+        elif head:
+            found["logits" if head == "MaskedLM" else "classification"] = output.logits
+    return found
+
+
+def transformers_release() -> str:
+    """Return the name and version of the installed transformers, without importing it."""
+    try:
+        return f"transformers {metadata.version('transformers')}"
+    except metadata.PackageNotFoundError:
+        return "transformers"
+
+
+def load_in_transformers(name: str, folder: Path) -> Any:
+    """Load a folder by a class of transformers, in fp64 and evaluation mode.
+
+    Raises:
+        NotComparedError: transformers is absent, or does not load the folder as it is.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise NotComparedError(
+            f"transformers does not import here ({' '.join(str(error).split())[:99]}): "
+            f"pip install 'relpos_fairseq[transformers]'"
+        ) from error
+    version, verbosity = transformers_release(), transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        model, loading = getattr(transformers, name).from_pretrained(
+            folder, output_loading_info=True, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever a release makes of a folder that it does not know
+        raise NotComparedError(
+            f"{version} does not load {folder.name} ({' '.join(str(error).split())[:99]})"
+        ) from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    new = [key for key in loading["missing_keys"] if "pooler" not in key and not key.endswith(_HEAD_BIASES)]
+    unread = [key for key in loading["unexpected_keys"] if "distance_embedding" in key]  # as of 5
+    if new or unread:
+        raise NotComparedError(f"{version} does not read {folder.name} as it is ({[*new, *unread][0]})")
+    return model.double().eval()
 
 
 def from_hf(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
-    """Return the model under our names, and the values of our config that it needs."""
+    """Return the model's tensors under the names of relpos_roberta, and values of RelPosRobertaConfig."""
     weights, family, config = model.weights, model.family, model.config
     state: State = {}
     for theirs, ours in encoder_names(model.layers).items():
@@ -399,7 +514,7 @@ def hf_task(model: HuggingFaceModel) -> dict[str, Any]:
 
 
 def labels_of(config: dict[str, Any], classes: int) -> list[str]:
-    """Return names of so many classes, where config.json gives every one its own."""
+    """Return the names of `classes` classes where config.json names every one, else nothing."""
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
     labels = [str(named.get(str(number), "")).strip() for number in range(classes)]
@@ -408,14 +523,14 @@ def labels_of(config: dict[str, Any], classes: int) -> list[str]:
 
 
 def classes_of(model: HuggingFaceModel) -> int:
-    """Return outputs of the classifier; 0: there is none."""
+    """Return the number of the classifier's outputs; 0: there is no classifier."""
     names = classifier_names(model.family, HEAD)
     key = next(theirs for theirs, ours in names.items() if ours.endswith("out_proj.weight"))
     return len(model.weights.get(key, ()))
 
 
 def _lm_head(model: HuggingFaceModel, state: State) -> bool:
-    """Take the masked LM's head over; returns whether its projection is its own."""
+    """Copy the masked LM's head into `state`; return whether its projection differs from the embedding."""
     names = head_names(model.family)
     have = {theirs: ours for theirs, ours in names.items() if theirs in model.weights}
     bias = next(theirs for theirs, ours in names.items() if ours.endswith("lm_head.bias"))
@@ -437,6 +552,7 @@ def _lm_head(model: HuggingFaceModel, state: State) -> bool:
 
 
 def _fresh_head(state: State, embedding: Tensor) -> None:
+    """Add an untrained masked LM head to `state`: identity, no bias, tied to the embedding."""
     width = embedding.size(1)
     state["encoder.lm_head.dense.weight"] = torch.eye(width, dtype=embedding.dtype)
     state["encoder.lm_head.layer_norm.weight"] = embedding.new_ones(width)
@@ -447,7 +563,7 @@ def _fresh_head(state: State, embedding: Tensor) -> None:
 
 
 def _heads(model: HuggingFaceModel, state: State) -> None:
-    """Take a classifier and a span head over, where they are."""
+    """Copy a classifier and a span head into `state`, where the folder has them."""
     for names in (classifier_names(model.family, HEAD), span_names(SPAN_HEAD)):
         own = [theirs for theirs in names if "pooler" not in theirs]
         if not all(theirs in model.weights for theirs in own):
@@ -460,7 +576,7 @@ def _heads(model: HuggingFaceModel, state: State) -> None:
 
 
 def _positions(model: HuggingFaceModel, state: State) -> str:
-    """Write the position tables; returns the segment encoding that the token types are."""
+    """Write the position tables into `state`; return the segment encoding that expresses the token types."""
     types, shared = model.encoder(TOKEN_TYPES), f"{ENCODER}.positions.shared"
     single, index = len(types) == 1, 0
     if model.kind == "absolute":

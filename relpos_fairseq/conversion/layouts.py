@@ -1,9 +1,9 @@
-"""Where a RoBERTa's tensors lie, and its position tables as the algebra sees them.
+"""Split a RoBERTa's state into content and position tables, by member and layer, and join them again.
 
-Names are fairseq's RobertaModel's.  fairseq keeps learned positions in `embed_positions`, two rows
-below position 0 (its padding index and one); here they are the table of the scheme `learned`.
-What a scheme adds lies under `positions.shared` (what layers share, and what acts on the input) or
-`layers.N.self_attn.position`, numbered as the members of the hybrid that live there.
+Names are those of fairseq's RobertaModel. fairseq keeps learned positions in `embed_positions`, with two rows before
+position 0 (its padding index and one); here they are the table of the scheme `learned`. Parameters of schemes lie under
+`positions.shared` (those that layers share, and those that act on the input) or `layers.N.self_attn.position`, numbered
+in the order of the hybrid's members there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
@@ -32,7 +31,7 @@ Tables = dict[str, list[Params]]
 
 @dataclass(frozen=True)
 class Place:
-    """One member of a stack and where its parameters lie.
+    """Locate the parameters of one member of a stack of schemes.
 
     Args:
         name: the scheme's name; `segment_head` and `segment_input` for segments.
@@ -51,27 +50,28 @@ class Place:
 
     @property
     def on_input(self) -> bool:
-        """Whether it acts on the input alone, hence has one set of tables."""
+        """Whether the member acts on the input alone, and so has one set of tables."""
         return self.scheme.own_scale is None
 
     def index(self, layer: int) -> int | None:
-        """Return its number in the list of a layer, None where the layer does not have it."""
+        """Return the member's number in a layer's list of schemes, None where the layer does not have it."""
         return self.indices[layer % len(self.indices)]
 
     def prefix(self, layer: int) -> str:
+        """Return the prefix of the member's parameters in a state."""
         if self.shared:
             return f"{ENCODER}.positions.shared.{self.index(layer)}."
         return f"{ENCODER}.layers.{layer}.self_attn.position.{self.index(layer)}."
 
     def build(self, plan: PositionPlan, layer: int) -> PositionScheme:
-        """Return the scheme itself, with the initial values that a model gives it."""
+        """Build the scheme, with the initial values that a model gives it."""
         where = "shared" if self.shared else str(layer)
         name = f"{plan.shape.seed_name}.{where}"
         return self.scheme.built(replace(plan.shape, seed_name=name), self.options)
 
 
 def places(plan: PositionPlan) -> list[Place]:
-    """List every member of a stack, segments included, in the order of the stack's own lists."""
+    """List every member of a stack, segments included, in the order of its modules."""
     members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
     segment = SchemeOptions(share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments)
     if plan.segment_encoding == "head":
@@ -114,7 +114,7 @@ def count_layers(state: State) -> int:
 
 
 def split(state: State, plan: PositionPlan) -> tuple[State, Tables]:
-    """Take the position tables out of a state; what layers share is listed once a layer.
+    """Split a state into content and position tables; shared tables are repeated for every layer.
 
     Raises:
         ConversionError: a table is missing or has another shape than the plan says.
@@ -149,7 +149,7 @@ def _params(state: State, place: Place, plan: PositionPlan, layer: int) -> Param
 
 
 def join(content: State, tables: Tables, plan: PositionPlan) -> State:
-    """Put tables back where a model under `plan` looks for them.
+    """Join content and tables to the state of a model with the positions of `plan`.
 
     The tables of members that layers share are those of the first layer that has them.
     """
@@ -163,21 +163,16 @@ def join(content: State, tables: Tables, plan: PositionPlan) -> State:
 
 
 def described(state: State) -> str | None:
-    """Return what a state of ours says of its own positions; None in a plain one."""
+    """Return the description of positions that a relpos_roberta's state records; None in a plain RoBERTa's."""
     version = state.get(VERSION)
     return None if version is None else decode_text(version)
 
 
 def learned_from_fairseq(state: State) -> State:
-    """Fairseq's RoBERTa as ours with `learned` positions (no tensor changes but for its name)."""
+    """Rename the tensors of fairseq's RoBERTa as those of a relpos_roberta with `learned` positions."""
     state = dict(state)
     key = f"{ENCODER}.embed_positions.weight"
     if key not in state:
         raise ConversionError(f"the checkpoint has no {key}: only RoBERTa with learned positions is converted")
     state[f"{ENCODER}.positions.shared.0.table"] = state.pop(key)[FAIRSEQ_OFFSET:]
     return state
-
-
-def embed_positions(table: Tensor) -> Tensor:
-    """Return (N, E) positions as fairseq's table of N + 2 rows."""
-    return torch.cat([table.new_zeros(FAIRSEQ_OFFSET, table.size(1)), table])

@@ -1,7 +1,7 @@
-"""Marian's models as transformers has them (`MarianMTModel`), from a folder.
+"""Read a folder of transformers' `MarianMTModel` as a translation model of relpos.
 
-Their tensors have fairseq's names.  Layer norm comes after each block; positions are sinusoids,
-sines before cosines: the wave of channel j is p / 10000^(2j / E).  A target begins with padding.
+Its tensors have fairseq's names. Layer norm comes after each block; positions are sinusoids, sines before cosines:
+the angle of channel j at position p is p / 10000^(2j / E). A target begins with padding.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, ExternalModel, words_of
+from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
+from relpos_fairseq.conversion.huggingface_import import load_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.report import PADDING, ConversionError, PairProbe
+from relpos_fairseq.conversion.source import GeneratingSource
+from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
 
 MARIAN = "marian"  # model_type
@@ -23,7 +26,7 @@ SPECIAL = {"<s>": "<s>", "<pad>": "<pad>", "</s>": "</s>", "<unk>": "<unk>"}
 PIECES = ("source.spm", "target.spm")
 
 
-def read(folder: Path, config: dict[str, Any], length: int | None) -> ExternalModel:
+def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> GeneratingSource:
     """Read a folder of save_pretrained, with `length` positions; None: those of the config.
 
     Raises:
@@ -56,23 +59,40 @@ def read(folder: Path, config: dict[str, Any], length: int | None) -> ExternalMo
     if (folder / "target_vocab.json").is_file():
         vocabularies[1] = "target_vocab.json"
     source, target = (
-        words_of(_symbols(folder / name, len(weights[table])), SPECIAL, str(folder / name))
+        order_words(_symbols(folder / name, len(weights[table])), SPECIAL, str(folder / name))
         for name, table in zip(vocabularies, ("encoder.embed_tokens.weight", "output.weight"), strict=True)
     )
     model = ExternalModel("Marian of transformers", folder, weights, form, source, target, ("", ""))
     _add_text(model)
-    return model
+    return import_weights(model, None, lambda pair: _run(model, pair), f"MarianMTModel of {transformers_release()}")
+
+
+@torch.no_grad()
+def _run(model: ExternalModel, pair: PairProbe) -> Tensor:
+    """Return the logits (B, T, V) of transformers' own model, in fairseq's order of rows."""
+    source, target = (torch.tensor(words.rows) for words in (model.source, model.target))
+    begun = target[pair.target]
+    begun[:, 0] = model.form.start
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # transformers' causal mask needs it
+    try:
+        loaded = load_in_transformers("MarianMTModel", model.path)
+        mask = (pair.source != PADDING).long()
+        logits = loaded(input_ids=source[pair.source], attention_mask=mask, decoder_input_ids=begun).logits
+    finally:
+        torch.set_default_dtype(default)
+    return logits[..., target.clamp(min=0)]
 
 
 def sinusoids(count: int, width: int) -> Tensor:
-    """(count, width) sines, then cosines."""
+    """Return (count, width) sinusoids: all sines, then all cosines."""
     wave = torch.arange((width + 1) // 2, dtype=torch.float64) * 2 / width
     angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000**wave
     return torch.cat([angle.sin(), angle.cos()[:, : width // 2]], dim=1).float()
 
 
 def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
-    """Rename tensors; those that are shared are saved once."""
+    """Rename tensors as fairseq does, with a copy wherever the folder saves a shared one once."""
     weights = {name.removeprefix("model."): value for name, value in weights.items()}
     shared = next(
         (weights[n] for n in ("shared.weight", "lm_head.weight", "decoder.embed_tokens.weight") if n in weights), None
@@ -93,7 +113,7 @@ def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
 
 
 def _symbols(path: Path, rows: int) -> list[str]:
-    """The symbols of a vocabulary by number; rows without one get names of fairseq's."""
+    """Return the symbols of a vocabulary by id; rows without a symbol are named as fairseq pads dictionaries."""
     numbers = read_json(path)
     symbols = [f"madeupword{number:04d}" for number in range(rows)]
     for symbol, number in numbers.items():
@@ -104,6 +124,7 @@ def _symbols(path: Path, rows: int) -> list[str]:
 
 
 def _add_text(model: ExternalModel) -> None:
+    """Set languages and sentencepiece models from the folder, in place."""
     path = model.path / "tokenizer_config.json"
     facts = read_json(path) if path.is_file() else {}
     found = tuple(str(facts.get(f"{side}_lang") or side) for side in ("source", "target"))

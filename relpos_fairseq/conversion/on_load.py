@@ -1,10 +1,9 @@
-"""Training that begins from another model's positions: `--finetune-from-model` converts on load.
+"""Convert a checkpoint when training begins from it: `--finetune-from-model` under another position scheme.
 
-A plain RoBERTa, or one of ours with other positions, becomes what the flags say, by the rules of
-`relpos_fairseq.conversion`; every step is logged, and what is lost is a warning.  Our other models'
-encoders and decoders are converted too, where that is exact, and else refused.  A resume, and
-`--restore-file`, never convert: one of ours with other positions is an error that names both, and a
-plain RoBERTa one that says how to convert it.
+fairseq's RoBERTa, or a relpos_roberta with other positions, is converted to the scheme of the flags; every step is
+logged, and each loss is a warning. Encoders and decoders of the other relpos models are converted where that is exact,
+and else refused. A resume and `--restore-file` never convert: a checkpoint with other positions is an error that names
+both schemes, and for a plain RoBERTa one that says how to convert it. No outputs are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.conversion import ConversionError, NotExactError, algebra, layouts
+from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import SourceModel
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 logger = logging.getLogger(__name__)
-# Options that decide what the tensors compute, though any other value would load as well.
+# Options that change what the tensors compute, though a checkpoint loads under any value of them.
 _MUST_AGREE = (
     "encoder_layers",
     "encoder_embed_dim",
@@ -43,12 +42,12 @@ _MUST_AGREE = (
 )
 
 
-# What the trainer is loading a checkpoint into, and whether --finetune-from-model names it.
+# The model that the trainer loads a checkpoint into, and whether --finetune-from-model names the checkpoint.
 _loading: ContextVar[tuple[nn.Module | None, bool]] = ContextVar("loading", default=(None, False))
 
 
 def convert_on_load() -> None:
-    """Let fairseq's trainer convert what --finetune-from-model names; the plugin calls this."""
+    """Patch fairseq's trainer to convert the checkpoint of --finetune-from-model; the plugin calls this function."""
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
@@ -82,7 +81,7 @@ def convert_on_load() -> None:
 
 
 def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool) -> None:
-    """Bring a checkpoint's tensors to a model's positions, where --finetune-from-model asks for it.
+    """Convert a RoBERTa checkpoint to a model's positions, in place, if --finetune-from-model names it.
 
     Raises:
         ConversionError: it is a plain RoBERTa and may not be converted, or no RoBERTa, or its
@@ -102,7 +101,7 @@ def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, co
     source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
-    done = algebra(source.state, source.plan, plan, allow_loss=True)
+    done = convert(source.state, source.plan, plan, allow_loss=True)
     unchanged = not plain and all(
         key in checkpoint["model"] and checkpoint["model"][key].shape == value.shape
         for key, value in done.state.items()
@@ -121,7 +120,7 @@ def _log(report: ConversionReport, path: str, kind: str) -> None:
 
 
 def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> None:
-    """Bring the positions of a transformer's encoder and decoder to a model's, where that is exact.
+    """Convert an encoder's and a decoder's positions to a model's, in place, where that is exact.
 
     Raises:
         PositionMismatchError: the model's schemes cannot say the same; names what would be lost.
@@ -143,7 +142,7 @@ def prepare_sides(checkpoint: dict[str, Any], path: str, model: nn.Module) -> No
         own = {key: state.pop(key) for key in list(state) if key.startswith(f"{side}.")}
         inner = {f"{ENCODER}.{key.removeprefix(f'{side}.')}": own[key] for key in own}
         try:
-            done = algebra(inner, source, target)
+            done = convert(inner, source, target)
         except NotExactError as error:
             raise PositionMismatchError(
                 f"{path}: its {side} was trained with [{source.describe()}], the flags say "
@@ -169,6 +168,11 @@ def _plan_of_side(
 
 
 def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
+    """Check that a checkpoint's sizes and options agree with the model's.
+
+    Raises:
+        ConversionError: names the option that differs.
+    """
     for name in _MUST_AGREE:
         if name == "encoder_layers" and model.args.encoder_layers_to_keep:
             continue  # fairseq leaves out the others after this

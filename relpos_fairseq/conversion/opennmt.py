@@ -1,9 +1,8 @@
-"""OpenNMT-py's transformer (version 3), from its checkpoint.
+"""Read a checkpoint of OpenNMT-py's transformer (version 3) as a translation model of relpos.
 
-Layer norm comes before each block, with eps 1e-6, and after the last layer.
---max_relative_positions k > 0 is Shaw's scheme with one table for keys and values;
---position_encoding adds interleaved sinusoids and multiplies embeddings by sqrt(E), which nothing
-does without it.  A source has neither <s> nor </s>; a target begins with <s>.
+Layer norm comes before each block, with eps 1e-6, and after the last layer. --max_relative_positions k > 0 is Shaw's
+scheme with one table for keys and values; --position_encoding adds interleaved sinusoids, and it alone multiplies
+embeddings by sqrt(E). A source has neither <s> nor </s>; a target begins with <s>.
 Klein et al. 2017 (arXiv:1701.02810); Shaw et al. 2018.
 """
 
@@ -17,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion.external_model import Architecture, ExternalModel, words_of
+from relpos_fairseq.conversion.external_model import Architecture, ExternalModel, import_weights
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
+from relpos_fairseq.conversion.source import GeneratingSource
+from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import import_safetensors
 
 SPECIAL = {"<s>": "<s>", "<pad>": "<blank>", "</s>": "</s>", "<unk>": "<unk>"}
@@ -44,10 +45,11 @@ EXPRESSED = {
 
 
 def is_opennmt(checkpoint: dict[str, Any]) -> bool:
+    """Tell whether a dictionary that torch saved is a checkpoint of OpenNMT-py."""
     return "vocab" in checkpoint and "opt" in checkpoint
 
 
-def read(path: Path, checkpoint: dict[str, Any], length: int) -> ExternalModel:
+def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int) -> GeneratingSource:
     """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors.
 
     Raises:
@@ -87,7 +89,7 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> ExternalModel:
         for side in ("encoder", "decoder"):
             weights[f"{side}.positions"] = sinusoids(length, width)
     start = symbols.get("decoder_start_token", "<s>")
-    source, target = (words_of(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt"))
+    source, target = (order_words(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt"))
     if start not in symbols["tgt"]:
         raise ConversionError(f"{path}: a target begins with {start!r}, which is no symbol of it")
     form = Architecture(
@@ -106,18 +108,27 @@ def read(path: Path, checkpoint: dict[str, Any], length: int) -> ExternalModel:
     languages = found if found[0] != found[1] else ("src", "tgt")
     model = ExternalModel("OpenNMT-py", path, weights, form, source, target, languages)
     _add_text(model, options)
-    return model
+    return import_weights(model, length, _run)
+
+
+def _run(pair: PairProbe) -> Tensor:
+    """Decline to run OpenNMT-py, which relpos does not drive.
+
+    Raises:
+        NotComparedError: always.
+    """
+    raise NotComparedError("relpos does not run OpenNMT-py; compare translations of `relpos translate` with its own")
 
 
 def sinusoids(count: int, width: int) -> Tensor:
-    """(count, width) sines and cosines in turn."""
+    """Return (count, width) sinusoids: sines and cosines in turn."""
     frequency = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10000.0) / width))
     angle = torch.arange(count).float()[:, None] * frequency
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
 def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
-    """The model's tensors, those of the generator under its name."""
+    """Return the model's tensors, those of the generator under `generator.`."""
     if "model" in checkpoint:
         generator = checkpoint.get("generator") or {}
         return checkpoint["model"] | {f"generator.{name}": v for name, v in generator.items()}
@@ -128,6 +139,11 @@ def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
 
 
 def _named(weights: State, path: Path) -> State:
+    """Rename tensors as fairseq does.
+
+    Raises:
+        ConversionError: one has no counterpart, or an embedding is missing.
+    """
     result = {}
     for name, value in weights.items():
         if name.endswith((".pe.pe", ".mask")):  # buffers
@@ -180,11 +196,12 @@ def _rename(name: str) -> str | None:
 
 
 def _first(value: Any) -> float:
+    """Return the first of a schedule's values, or the only value."""
     return float(value[0] if isinstance(value, list) else value)
 
 
 def _add_text(model: ExternalModel, options: dict[str, Any]) -> None:
-    """Add sentencepiece's models, where its transform cut the text and they lie beside the file."""
+    """Add sentencepiece's models where the model was trained on its pieces and they are found, in place."""
     used = options.get("transforms") or []
     if "sentencepiece" in used:
         for side, language in zip(("src", "tgt"), model.languages, strict=True):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.io.errors import UserError
-
-# ---- What a conversion did, what it lost, and the errors that it ends in.
 
 
 class ConversionError(UserError):
@@ -28,17 +27,23 @@ class NotExactError(ConversionError):
         self.lost = lost
 
 
+class NotComparedError(Exception):
+    """The source's own library cannot run the source here; the message says why."""
+
+
 @dataclass
 class ConversionReport:
-    """A conversion in words.
+    """Record in words what a conversion did, what it lost, and what its outputs were compared with.
 
     Args:
         source: the source's positions (`PositionPlan.describe`).
-        target: the target's.
-        steps: what was done, a line each.
-        losses: what the target cannot express, and by how much a table moves at most where that
-            says something; empty where the conversion is exact.
+        target: the target's positions.
+        steps: what was done, one line each.
+        losses: what the target cannot express, with the largest change of a table entry where that
+            is known; empty where the rules lose nothing.
         limits: inputs outside of which an exact conversion is not promised.
+        compared: the program whose outputs the result's were compared with; empty: none was run.
+        not_compared: why no outputs were compared; empty: they were, or nobody tried.
     """
 
     source: str
@@ -46,17 +51,20 @@ class ConversionReport:
     steps: list[str] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+    compared: str = ""
+    not_compared: str = ""
 
     @property
     def exact(self) -> bool:
-        """Whether the converted model computes what the source computes."""
+        """Whether the rules lose nothing: the converted model should compute what the source computes."""
         return not self.losses
 
     def step(self, text: str) -> None:
+        """Record, once, something that was done."""
         _once(self.steps, text)
 
     def lose(self, text: str, moved: float = 0.0) -> None:
-        """Remember what was lost, once, and how far a table moved: the most of all layers."""
+        """Record, once, something that was lost, and the largest change of a table entry over all layers."""
         self.losses[text] = max(moved, self.losses.get(text, 0.0))
 
     @property
@@ -64,13 +72,20 @@ class ConversionReport:
         return [f"{text} (rows move by up to {moved:.3g})" if moved else text for text, moved in self.losses.items()]
 
     def limit(self, text: str) -> None:
+        """Record, once, the inputs for which the conversion holds."""
         _once(self.limits, text)
 
     def lines(self) -> list[str]:
+        """Return the report; it says `exact` only where no outputs were expected or they were compared."""
         lines = [f"from      {self.source}", f"to        {self.target}"]
         lines += [f"done      {text}" for text in self.steps]
         lines += [f"lost      {text}" for text in self.lost]
         lines += [f"holds for {text}" for text in self.limits]
+        if self.not_compared:
+            lines.append(f"compared  no: outputs were not compared on this machine: {self.not_compared}")
+            lines += [] if self.exact else ["exact     no"]
+            return lines
+        lines += [f"compared  with {self.compared}"] if self.compared else []
         lines.append(f"exact     {'yes' if self.exact else 'no'}")
         return lines
 
@@ -80,16 +95,16 @@ def _once(lines: list[str], text: str) -> None:
         lines.append(text)
 
 
-# ---- How far a converted model is from its source: both are run on the same random input.
-
-
 PADDING, BOS, EOS, FIRST = 1, 0, 2, 4  # rows of fairseq's dictionary
+SHORTEST = 4  # tokens of a sentence pair's targets that are compared
+EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
 Outputs = dict[str, Tensor]
+Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Random input: rows of different lengths, padded on the right.
+    """Random input: sentences of different lengths, padded on the right.
 
     Args:
         tokens: (B, T) token ids that begin with <s> and end with </s>.
@@ -118,8 +133,35 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class PairProbe:
+    """Random sentence pairs, in rows of fairseq's dictionaries.
+
+    Args:
+        source: (B, S) sentences of different lengths that end in </s>, padded on the right.
+        target: (B, T) beginnings of targets after </s>.
+    """
+
+    source: Tensor
+    target: Tensor
+
+    @classmethod
+    def draw(cls, rows: tuple[int, int], longest: int, seed: int, batch: int = 3) -> PairProbe:
+        """Draw `batch` pairs for embeddings of so many rows, at most `longest` tokens each."""
+        random = torch.Generator().manual_seed(seed)
+        length = max(min(longest, 40), SHORTEST)
+        source, target = (
+            torch.randint(FIRST, max(count, FIRST + 1), (batch, length), generator=random) for count in rows
+        )
+        for row in range(batch):
+            end = length - row * (length // 4)
+            source[row, end - 1], source[row, end:] = EOS, PADDING
+        target[:, 0] = EOS
+        return cls(source, target)
+
+
+@dataclass(frozen=True)
 class Fidelity:
-    """SourceModel and target compared on a probe.
+    """Differences between the outputs of a source and its conversion on the same input.
 
     Args:
         largest: of every output, the largest absolute difference.
@@ -156,7 +198,7 @@ class Fidelity:
 
 
 def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
-    """Compare outputs of the same names where the probe is no padding.
+    """Compare two models' outputs of the same names, without those at padding.
 
     Raises:
         ValueError: the models have no output in common.
@@ -182,11 +224,46 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
     return Fidelity(largest, magnitude, divergence, agreement, int(probe.real.sum()))
 
 
+def compare_and_log(
+    report: ConversionReport, run: Callable[[], tuple[Outputs, Outputs]], probe: Probe, log: Log
+) -> dict[str, float]:
+    """Compare source and result, and log the report and how far they are apart.
+
+    Args:
+        report: of the conversion; told why nothing was compared, where the source cannot be run.
+        run: runs both models on the probe; raises NotComparedError where the source cannot be run.
+        probe: the input.
+        log: takes a line.
+
+    Returns:
+        The largest difference of each output; nothing where none was compared.
+
+    Raises:
+        ConversionError: outputs differ though the rules lose nothing.
+    """
+    measured = None
+    try:
+        measured = compare(*run(), probe)
+    except NotComparedError as error:
+        report.compared, report.not_compared = "", str(error)
+    for line in (*report.lines(), *(measured.lines() if measured else ())):
+        log(line)
+    if measured and report.exact and not measured.relative <= EXACT:  # NaN is no small difference
+        raise ConversionError(
+            f"the conversion should be exact, and differs by {measured.relative:.3g} of the "
+            f"source's values: nothing is written; please report this"
+        )
+    return measured.largest if measured else {}
+
+
 @torch.no_grad()
 def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    """Return everything that a RoBERTa of fairseq's or ours says of (B, T) tokens, in fp64.
+    """Return the features and the outputs of every head of a RoBERTa for (B, T) tokens, in fp64.
 
-    fairseq's own takes no (B, T) segments: None.
+    Args:
+        model: fairseq's RobertaModel or a relpos_roberta.
+        tokens: (B, T).
+        segments: (B, T), or None, as fairseq's own model takes none.
     """
     model = model.double().eval()
     more = {} if segments is None else {"segments": segments}

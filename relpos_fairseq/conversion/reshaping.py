@@ -1,4 +1,24 @@
-"""Share, lengthen and rescale position tables: heads, positions, and the constant C of 1/sqrt(C d)."""
+"""Share, lengthen and rescale position tables: heads, positions, and the constant C of 1/sqrt(C d).
+
+Relative tables need no lengthening: beyond their reach they read their ends, and an unclipped table grows by repeating
+them. A table with a row per position is made longer by
+
+    tile          row i is row i mod N: locally the same pattern, as fairseq users tile RoBERTa
+    interpolate   N rows stretched linearly over N' (the first and last rows stay)
+
+DeBERTa's C is 3, TUPE's 2, all others' 1. With f = sqrt(C' / C), the projections of q and k grow by f_q and f_k,
+f_q f_k = f, and every logit stays what it was if tables follow:
+
+    q.a_r            (f_q q).a' = f q.a                 a' = f_k a    (shaw, XL's W_R, W^R)
+    k.b_r            (f_k k).b' = f k.b                 b' = f_q b    (W^T)
+    q.a_r + k.a_r    one table multiplies both          f_q = f_k     (m4)
+    u.k, v.(W_R R)   (f_q q + u').(f_k k)               u' = f_q u, v' = f_q v
+    (q.k)(q.a)(k.a)  f (f_q f_k) (q.a')(k.a') = f ...   a' = a / sqrt(f)    (m4m)
+    s / sqrt(C d)    s' / sqrt(C' d) = s / sqrt(C d)    s' = f s      (t5, TUPE's U^Q)
+
+Tables in logit units (rel_scalar, abs_scalar, TUPE's s, theta, segments) and gates stay. All of f goes to q unless a
+scheme has one table for q and k.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +32,11 @@ from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import PositionScheme, Table
 
-# ---- Who shares a table: copies for those who no longer share, one table for those who now do.
+FILLS = ("tile", "interpolate")
 
 
 def spread_heads(params: Params, scheme: PositionScheme, report: ConversionReport) -> Params:
-    """Return parameters for the number of tables that `scheme` has: one, or one a head."""
+    """Copy or average tables to the number that `scheme` has: one, or one per head."""
     result = {}
     for name, value in params.items():
         table = scheme.table_of(name)
@@ -34,7 +54,7 @@ def spread_heads(params: Params, scheme: PositionScheme, report: ConversionRepor
 
 
 def merge_layers(layers: list[Params], parts: tuple[str, ...], name: str, report: ConversionReport) -> list[Params]:
-    """Return those parameters that all layers have in common, one for all that have any."""
+    """Make one of the parameters `parts`, which the target's layers share; return all layers' parameters."""
     merged = {
         part: _merged(torch.stack([p[part] for p in layers if p]), f"{name}: {part} of all layers", report)
         for part in parts
@@ -43,7 +63,7 @@ def merge_layers(layers: list[Params], parts: tuple[str, ...], name: str, report
 
 
 def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:
-    """Return the one table that all are, or their mean, which is a loss."""
+    """Return the table that all are equal to, or else their mean, which is reported as lost."""
     if bool((tables == tables[:1]).all()):
         return tables[0]
     mean = tables.mean(0)
@@ -52,20 +72,8 @@ def _merged(tables: Tensor, what: str, report: ConversionReport) -> Tensor:
     return mean
 
 
-# ---- Longer and shorter tables over absolute positions.
-# Relative tables need nothing: beyond their reach they read their ends, and an unclipped one grows
-# by repeating them (`exact.reread`).  A table with a row a position ends where it ends, and is made
-# longer by
-#
-#     tile          row i is row i mod N: locally the same pattern, as fairseq users tile RoBERTa
-#     interpolate   N rows stretched linearly over N' (the first and last rows stay)
-
-
-FILLS = ("tile", "interpolate")
-
-
 def resize(table: Tensor, length: int, fill: str | None, report: ConversionReport, axis: int = 0) -> Tensor:
-    """Give a table `length` positions along `axis`; where more are wanted, `fill` says how.
+    """Resize a table to `length` positions along `axis`; `fill` says how further positions are made.
 
     Raises:
         ValueError: more positions are wanted and `fill` does not say how, or an unknown `fill`.
@@ -98,21 +106,6 @@ def resize(table: Tensor, length: int, fill: str | None, report: ConversionRepor
     share = share.view(-1, *[1] * (table.dim() - axis - 1))
     above = (below + 1).clamp(max=known - 1)
     return torch.lerp(table.index_select(axis, below), table.index_select(axis, above), share)
-
-
-# ---- Another constant C in 1/sqrt(C d), folded into projections and tables.
-# DeBERTa's C is 3, TUPE's 2, all others' 1.  With f = sqrt(C' / C), the projections of q and k grow
-# by f_q and f_k, f_q f_k = f, and every logit stays what it was if tables follow:
-#
-#     q.a_r            (f_q q).a' = f q.a                 a' = f_k a    (shaw, XL's W_R, W^R)
-#     k.b_r            (f_k k).b' = f k.b                 b' = f_q b    (W^T)
-#     q.a_r + k.a_r    one table meets both               f_q = f_k     (m4)
-#     u.k, v.(W_R R)   (f_q q + u').(f_k k)               u' = f_q u, v' = f_q v
-#     (q.k)(q.a)(k.a)  f (f_q f_k) (q.a')(k.a') = f ...   a' = a / sqrt(f)    (m4m)
-#     s / sqrt(C d)    s' / sqrt(C' d) = s / sqrt(C d)    s' = f s      (t5, TUPE's U^Q)
-#
-# Tables in logit units (rel_scalar, abs_scalar, TUPE's s, theta, segments) and gates stay.  All of f
-# goes to q unless a scheme has one table for q and k.
 
 
 def fold(

@@ -1,23 +1,26 @@
-"""A model to convert, and what its positions are and shall be."""
+"""Hold an encoder to convert, whichever library it comes from, and resolve its positions and the result's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.report import ConversionReport, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_layers
 
-Outputs = dict[str, Tensor]
-DEFAULTS = {  # fairseq's roberta where a checkpoint does not say
+if TYPE_CHECKING:
+    from relpos_fairseq.conversion.writer import GeneratingModel
+
+DEFAULTS = {  # of fairseq's roberta, where a checkpoint does not say
     "encoder_layers": 12,
     "encoder_embed_dim": 768,
     "encoder_ffn_embed_dim": 3072,
@@ -36,21 +39,23 @@ _KEPT = ("segment_encoding", "segment_share", "num_segments", "attention_backend
 
 @dataclass
 class SourceModel:
-    """A model to convert.
+    """A BERT or RoBERTa to convert, as every library's reader returns it.
 
     Args:
-        kind: `relpos_roberta`, `roberta` (fairseq's), or `bert`, `roberta` of `Hugging Face`.
+        kind: `relpos_roberta`, `fairseq's roberta`, or a family of Hugging Face's library.
         path: the file or folder.
-        state: its tensors under our names.
-        values: our config's values.
+        state: its tensors under the names of `relpos_roberta`.
+        values: values of RelPosRobertaConfig.
         vocabulary: its rows in fairseq's order, for a Hugging Face folder.
         files: dict.txt and the tokenizer's files, as far as they lie beside it.
-        notes: what should be said of it.
+        notes: assumptions and omissions that the user should know.
         task: options of the task that it was trained on, `_name` among them; empty: not known, or
             what its heads are for.
         labels: names of a classifier's classes, in their order; empty: not known.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
-        outputs: runs the original: (tokens, segments) to its outputs by name, in fairseq's order.
+        library: the program that `outputs` runs, in words.
+        outputs: runs the source in its own library, on (tokens, segments) in fairseq's order of
+            rows; returns outputs by name, or raises NotComparedError where the library cannot.
     """
 
     kind: str
@@ -63,6 +68,7 @@ class SourceModel:
     task: dict[str, Any] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
     source_rows: list[int] | None = None
+    library: str = ""
     outputs: Callable[[Tensor, Tensor | None], Outputs] | None = None
 
     @property
@@ -74,8 +80,36 @@ class SourceModel:
         return len(self.state[f"{ENCODER}.embed_tokens.weight"])
 
 
+@dataclass
+class GeneratingSource:
+    """A translation or language model to convert, already imported as one of relpos's models.
+
+    Args:
+        kind: whose model it is, in words.
+        path: the file or folder.
+        model: the same model as a `relpos_transformer`, `relpos_transformer_lm` or `relpos_transformer_xl`.
+        texts: dictionaries of the result, by file name.
+        notes: assumptions and omissions that the user should know.
+        report: what the import did.
+        library: the program that `logits` runs, in words.
+        logits: runs the source in its own library on sentence pairs in fairseq's order of rows;
+            returns (B, T, V) in the same order, or raises NotComparedError where the library cannot.
+        known: whether the source has each of the target dictionary's rows; None: it has all.
+    """
+
+    kind: str
+    path: Path
+    model: GeneratingModel
+    logits: Callable[[PairProbe], Tensor]
+    library: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    report: ConversionReport = field(default_factory=lambda: ConversionReport("", ""))
+    known: list[bool] | None = None
+
+
 def plan_of(values: dict[str, Any]) -> PositionPlan:
-    """Resolve the positions that our config's values ask for.
+    """Resolve the positions of a config: values of RelPosRobertaConfig to a PositionPlan.
 
     Raises:
         ValueError: a position flag that is wrong or does not apply.

@@ -1,9 +1,24 @@
-"""Import a `model.pt` of Transformer-XL's original PyTorch code (Dai2019) as a `relpos_transformer_xl`."""
+"""Import a `model.pt` of Transformer-XL's original PyTorch code (Dai2019) as a `relpos_transformer_xl`.
+
+The file is the whole module as torch.save pickles it, or its state_dict:
+
+    word_emb.emb_layers.i.weight, emb_projs.i         bands of the (adaptive) embedding
+    layers.n.dec_attn.{qkv_net, o_net, layer_norm}    r_net too where attn_type is 0; q_net and
+                                                      kv_net for qkv_net where it is 2 or 3
+    layers.n.pos_ff.{CoreNet.0, CoreNet.3, layer_norm}
+    r_w_bias, r_r_bias (0);  r_emb, r_w_bias, r_bias (1);  r_emb (3)
+    crit.out_layers.i, out_projs.i, cluster_{weight, bias}
+
+`attn_type` 0 is the paper's attention, 1 learns vectors and scalars of distances instead; 2 and 3 add absolute
+positions to layers' inputs and, anew in every segment, to memory (`models/memory_positions.py`).
+
+Types that fairseq's dictionary adds have no embedding and so low a bias that their probability is 0. Embedding and
+adaptive softmax are no longer tied: fairseq has no projection between a tied first band and the outputs.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,37 +28,28 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.vocabulary import Vocabulary, take_rows
+from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
+from relpos_fairseq.conversion.source import GeneratingSource
+from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, order_words, take_rows
 from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle, tensors_of
+from relpos_fairseq.conversion.writer import GeneratingModel, build_generating, load_tensors
 from relpos_fairseq.models.memory_positions import KINDS
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.dictionary import SPECIAL
 
-# ---- What a released `model.pt` holds: the whole module as torch.save pickles it, or its state_dict.
-#     word_emb.emb_layers.i.weight, emb_projs.i         bands of the (adaptive) embedding
-#     layers.n.dec_attn.{qkv_net, o_net, layer_norm}    r_net too where attn_type is 0; q_net and
-#                                                       kv_net for qkv_net where it is 2 or 3
-#     layers.n.pos_ff.{CoreNet.0, CoreNet.3, layer_norm}
-#     r_w_bias, r_r_bias (0);  r_emb, r_w_bias, r_bias (1);  r_emb (3)
-#     crit.out_layers.i, out_projs.i, cluster_{weight, bias}
-#
-# `attn_type` 0 is the paper's attention, 1 learns vectors and scalars of distances instead; 2 and 3
-# add absolute positions to layers' inputs and, anew in every segment, to memory
-# (`models/memory_positions.py`).
-
-
 MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either kind
 HEAD = 1 << 22  # bytes that hold names; numbers follow them
+KIND = "segment_language_modeling"
+BUFFERS = ("version", "_float_tensor")
 
 
 @dataclass(frozen=True)
 class OriginalXL:
-    """A released model.
+    """Hold a model of the original code: its tensors, and what they do not show.
 
     Attributes:
         path: its file.
-        state: tensors under the names above.
+        state: tensors under the original names.
         heads: attention heads.
         attn_type: 0 to 3.
         cutoffs: of the adaptive softmax, without the number of types; empty: a plain one.
@@ -71,7 +77,7 @@ class OriginalXL:
 
     @property
     def absolute(self) -> bool:
-        """Whether it adds absolute positions to memory and segment."""
+        """Whether absolute positions are added to memory and segment."""
         return self.attn_type > 1
 
     @property
@@ -80,7 +86,7 @@ class OriginalXL:
 
     @property
     def reach(self) -> int:
-        """Tokens of segment and memory together."""
+        """Number of tokens of segment and memory together."""
         return (self.segment or 0) + (self.mem_len or 0)
 
     @property
@@ -108,15 +114,15 @@ def embeddings(state: dict[str, Tensor]) -> list[Tensor]:
     return [state[name] for name in names if name in state]
 
 
-def projections(released: OriginalXL, layer: int) -> list[Tensor]:
+def projections(original: OriginalXL, layer: int) -> list[Tensor]:
     """Return the weights (width, width) of a layer's queries, keys and values."""
-    names = ("q_net", "kv_net") if released.absolute else ("qkv_net",)
-    weights = [released.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]
+    names = ("q_net", "kv_net") if original.absolute else ("qkv_net",)
+    weights = [original.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]
     return list(torch.cat(weights).chunk(3))
 
 
 def is_original_xl(path: Path) -> bool:
-    """Tell whether a file's pickle names the released model's tensors; nothing is unpickled."""
+    """Tell whether a file's pickle names the original model's tensors; nothing is unpickled."""
     if not path.is_file():
         return False
     with path.open("rb") as file:  # torch compresses no file of its archives
@@ -124,8 +130,53 @@ def is_original_xl(path: Path) -> bool:
     return all(mark in head for mark in MARKS)
 
 
-def read_original_xl(path: Path) -> OriginalXL:
-    """Read a released model without running its code.
+def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
+    """Read a `model.pt` of the original code as a `relpos_transformer_xl`.
+
+    Args:
+        path: the file.
+        data: folder of cache.pt or vocab.txt; None: the file's own.
+
+    Raises:
+        ConversionError: the file is truncated, or of a kind that is not converted, or its vocabulary is missing.
+    """
+    original = _read_model(path)
+    vocabulary = read_vocabulary(data or path.parent, original.types)
+    values, rows = xl_values(original, vocabulary), (len(vocabulary.rows),) * 2
+    model = build_generating(KIND, values, rows)
+    state = {name: part for name, part in model.state_dict().items() if name.endswith(BUFFERS)}
+    load_tensors(model, state | xl_state(original, vocabulary), original.state["layers.0.dec_attn.o_net.weight"].dtype)
+    loss = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
+    return GeneratingSource(
+        kind="released Transformer-XL",
+        path=path,
+        model=GeneratingModel(
+            KIND,
+            values,
+            rows,
+            model.state_dict(),
+            task={"tokens_per_sample": values["tokens_per_sample"]},
+            criterion={"_name": loss, "sentence_avg": False},
+        ),
+        logits=_run,
+        texts={"dict.txt": vocabulary.dictionary()},
+        notes=original.notes,
+    )
+
+
+def _run(pair: PairProbe) -> Tensor:
+    """Decline to run the original code, which relpos never executes.
+
+    Raises:
+        NotComparedError: always.
+    """
+    raise NotComparedError(
+        "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
+    )
+
+
+def _read_model(path: Path) -> OriginalXL:
+    """Read an original model without running its code.
 
     Raises:
         ConversionError: it is truncated, or of a kind that is not converted.
@@ -136,15 +187,15 @@ def read_original_xl(path: Path) -> OriginalXL:
     try:
         if isinstance(found, dict):
             found = {name.removeprefix("module."): value for name, value in found.items()}
-            released = _of_state(path, found)
+            original = _of_state(path, found)
         else:
-            released = _of_module(path, found)
-        _check(released)
+            original = _of_module(path, found)
+        _check(original)
     except (KeyError, AttributeError, TypeError) as error:
         raise ConversionError(
             f"{path} is no whole released Transformer-XL ({error}): give the model.pt of its train.py"
         ) from None
-    return released
+    return original
 
 
 def _of_module(path: Path, module: Any) -> OriginalXL:
@@ -180,77 +231,53 @@ def _of_state(path: Path, state: dict[str, Any]) -> OriginalXL:
 _WHOLE = "give the whole module, as its train.py saves it"
 
 
-def _check(released: OriginalXL) -> None:
+def _check(original: OriginalXL) -> None:
     """Refuse what is not converted.
 
     Raises:
         ConversionError: names the file and why.
     """
-    path, state = released.path, released.state
+    path, state = original.path, original.state
     if not embeddings(state) or "crit.out_layers.0.bias" not in state:
         raise KeyError("its embedding or crit.out_layers")
-    if released.absolute:
-        _check_absolute(released)
+    if original.absolute:
+        _check_absolute(original)
     width, inner = state["layers.0.dec_attn.o_net.weight"].shape
     if width != inner:
         raise ConversionError(
-            f"{path}: {released.heads} heads of {inner // released.heads} are {inner} channels, "
+            f"{path}: {original.heads} heads of {inner // original.heads} are {inner} channels, "
             f"and the model has {width}: ours divides the width among the heads"
         )
 
 
-def _check_absolute(released: OriginalXL) -> None:
+def _check_absolute(original: OriginalXL) -> None:
     """Refuse absolute positions that ours do not say.
 
     Raises:
         ConversionError: names the file and why.
     """
-    if not released.segment:
+    if not original.segment:
         refused = f"does not say its segment and memory, which its positions need: {_WHOLE}"
-    elif released.pre_norm:
+    elif original.pre_norm:
         refused = (
             "has pre_lnorm, under which its queries, unlike its keys and values, read the layer's "
             "input without layer norm: give a model without"
         )
-    elif released.attn_type == 2 and 0 < released.clamp_len < released.reach - 1:
+    elif original.attn_type == 2 and 0 < original.clamp_len < original.reach - 1:
         refused = (
-            f"clamps positions at {released.clamp_len}, short of its segment and memory of "
-            f"{released.reach}: give a model without clamp_len"
+            f"clamps positions at {original.clamp_len}, short of its segment and memory of "
+            f"{original.reach}: give a model without clamp_len"
         )
     else:
         return
-    raise ConversionError(f"{released.path} has attn_type {released.attn_type} and {refused}")
-
-
-# ---- The released code's vocabulary as fairseq's dictionary.
+    raise ConversionError(f"{original.path} has attn_type {original.attn_type} and {refused}")
 
 
 CACHE, TEXT = "cache.pt", "vocab.txt"
-TAKEN = {"</s>": ("<eos>",), "<unk>": ("<unk>", "<UNK>")}  # the first that there is
-
-
-def in_order(symbols: list[str], path: Path) -> Vocabulary:
-    """Put the end of a line and the unknown word where fairseq has them.
-
-    Raises:
-        ConversionError: a symbol occurs twice, or is one of fairseq's own.
-    """
-    known = {
-        special: next((symbols.index(name) for name in names if name in symbols), -1)
-        for special, names in TAKEN.items()
-    }
-    own = [(n, symbol) for n, symbol in enumerate(symbols) if n not in known.values()]
-    words = [symbol for _, symbol in own]
-    often = Counter([*SPECIAL, *words])
-    wrong = [word for word in words if often[word] > 1 or word.split() != [word]]
-    if wrong:
-        raise ConversionError(f"{path}: {wrong[0]!r} cannot be a word of fairseq's dictionary")
-    first = [known.get(special, -1) for special in SPECIAL]
-    return Vocabulary(words, first + [row for row, _ in own])
 
 
 def read_vocabulary(folder: Path, types: int) -> Vocabulary:
-    """Read `cache.pt`, the corpus that the released code keeps beside its data, or `vocab.txt`.
+    """Read the vocabulary from `cache.pt`, which the original code keeps beside its data, or from `vocab.txt`.
 
     Raises:
         ConversionError: there is none, or it has not as many types as the model.
@@ -272,16 +299,13 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
             raise ConversionError(f"{path} holds no vocabulary of the released code")
     if len(symbols) != types:
         raise ConversionError(f"{path} has {len(symbols):,} types, and the model {types:,}")
-    return in_order([str(symbol) for symbol in symbols], path)
+    symbols = [str(symbol) for symbol in symbols]
+    special: dict[str, str | None] = dict.fromkeys(SPECIAL)
+    for name, theirs in (("</s>", ("<eos>",)), ("<unk>", ("<unk>", "<UNK>"))):  # the first that there is
+        special[name] = next((one for one in theirs if one in symbols), None)
+    return order_words(symbols, special, str(path), cut_at_spaces=True)
 
 
-# ---- A released model's tensors and options as those of `relpos_transformer_xl`.
-# Types that fairseq's dictionary adds have no embedding and so low a bias that they have no
-# probability.  Embedding and adaptive softmax are tied no longer: fairseq has no projection between
-# a tied first band and the outputs.
-
-
-NEVER = -1e4  # exp of it is 0 in fp32, and fp16 holds it
 SEGMENT, MEMORY = 128, 0  # where a state_dict does not say
 _LAYER = {
     "dec_attn.o_net.weight": "self_attn.out_proj.weight",
@@ -296,104 +320,104 @@ _LAYER = {
 }
 
 
-def xl_values(released: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the options of our config and of the task (`tokens_per_sample`)."""
-    state, width = released.state, released.width
-    kind = f"attn_type {released.attn_type}"
+def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the values of RelPosTransformerXLConfig, and the task's `tokens_per_sample`."""
+    state, width = original.state, original.width
+    kind = f"attn_type {original.attn_type}"
     values = {
         "decoder_embed_dim": width,
         "decoder_ffn_embed_dim": len(state["layers.0.pos_ff.CoreNet.0.weight"]),
-        "decoder_layers": released.layers,
-        "decoder_attention_heads": released.heads,
-        "decoder_normalize_before": released.pre_norm,
+        "decoder_layers": original.layers,
+        "decoder_attention_heads": original.heads,
+        "decoder_normalize_before": original.pre_norm,
         "no_decoder_final_norm": True,
         "no_attention_bias": True,
         "output_bias": True,
-        "dropout": released.dropout[0],
-        "activation_dropout": released.dropout[0],
-        "attention_dropout": released.dropout[1],
-        "mem_len": MEMORY if released.mem_len is None else released.mem_len,
-        "same_length": released.same_length,
-        "tokens_per_sample": released.segment or SEGMENT,
+        "dropout": original.dropout[0],
+        "activation_dropout": original.dropout[0],
+        "attention_dropout": original.dropout[1],
+        "mem_len": MEMORY if original.mem_len is None else original.mem_len,
+        "same_length": original.same_length,
+        "tokens_per_sample": original.segment or SEGMENT,
     }
-    if released.absolute:
-        values |= {"position_scheme": "none", "window_positions": KINDS[released.attn_type - 1]}
+    if original.absolute:
+        values |= {"position_scheme": "none", "window_positions": KINDS[original.attn_type - 1]}
     else:
         values["position_scheme"] = named_elsewhere("transformer-xl")[kind]
-    if released.attn_type == 0:
-        values |= {"position_query_bias": "shared", "clamp_len": str(released.clamp_len)}
-    elif released.attn_type == 1:
-        values["position_clip_distance"] = str(_clip_distance(released))
+    if original.attn_type == 0:
+        values |= {"position_query_bias": "shared", "clamp_len": str(original.clamp_len)}
+    elif original.attn_type == 1:
+        values["position_clip_distance"] = str(_clip_distance(original))
     first = embeddings(state)[0].size(1)
-    if not released.cutoffs:
+    if not original.cutoffs:
         tied = torch.equal(embeddings(state)[0], state["crit.out_layers.0.weight"])
         sizes = {"decoder_input_dim": first, "decoder_output_dim": first}
         return values | sizes | {"share_decoder_input_output_embed": tied}
-    cutoffs = ",".join(str(end + vocabulary.rows.count(-1)) for end in released.cutoffs)
+    cutoffs = ",".join(str(end + vocabulary.rows.count(-1)) for end in original.cutoffs)
     values |= {"adaptive_input": True, "decoder_input_dim": first}
     values |= {f"adaptive_{side}_cutoff": cutoffs for side in ("input", "softmax")}
     return values | {
-        "adaptive_input_factor": _factor(released, first),
-        "adaptive_softmax_factor": _factor(released, width),
+        "adaptive_input_factor": _factor(original, first),
+        "adaptive_softmax_factor": _factor(original, width),
     }
 
 
-def _factor(released: OriginalXL, width: int) -> float:
-    """The largest by which widths may fall, from `width` on, and hold those of all bands.
+def _factor(original: OriginalXL, width: int) -> float:
+    """Return the largest factor by which widths may fall from band to band, beginning with `width`, and hold all bands.
 
     Raises:
         ConversionError: a band is wider than `width`.
     """
-    bands = [released.band_width(number) for number in range(1, len(released.bands))]
+    bands = [original.band_width(number) for number in range(1, len(original.bands))]
     for factor in range(width, 0, -1):
         if all(width // factor ** (n + 1) >= band for n, band in enumerate(bands)):
             return float(factor)
-    raise ConversionError(f"{released.path}: bands of its vocabulary are {bands} wide, and ours at most {width}")
+    raise ConversionError(f"{original.path}: bands of its vocabulary are {bands} wide, and ours at most {width}")
 
 
-def _clip_distance(released: OriginalXL) -> int:
-    """Distance at and beyond which the learned table has one row."""
-    rows = released.state["r_emb"].size(1)
-    reach = (min(rows, released.clamp_len) if released.clamp_len else rows) - 1
+def _clip_distance(original: OriginalXL) -> int:
+    """Return the distance at and beyond which the learned table has a single row."""
+    rows = original.state["r_emb"].size(1)
+    reach = (min(rows, original.clamp_len) if original.clamp_len else rows) - 1
     if reach < 1:
-        raise ConversionError(f"{released.path}: its table has one distance alone")
+        raise ConversionError(f"{original.path}: its table has one distance alone")
     return reach
 
 
-def xl_state(released: OriginalXL, vocabulary: Vocabulary) -> State:
-    """Return the tensors under our names; positions' buffers are missing.
+def xl_state(original: OriginalXL, vocabulary: Vocabulary) -> State:
+    """Return the tensors under the names of relpos_transformer_xl, without buffers of positions.
 
     Raises:
         ConversionError: the end of a line or the unknown word stands behind the first band.
     """
-    if any(row >= released.bands[0][1] for row in vocabulary.rows[:4]):
-        raise ConversionError(f"{released.path}: <eos> and <unk> must lie in the first band")
+    if any(row >= original.bands[0][1] for row in vocabulary.rows[:4]):
+        raise ConversionError(f"{original.path}: <eos> and <unk> must lie in the first band")
     found = {}
-    for layer in range(released.layers):
+    for layer in range(original.layers):
         prefix, target = f"layers.{layer}.", f"decoder.layers.{layer}."
-        found |= {target + new: released.state[prefix + old] for old, new in _LAYER.items()}
-        parts = projections(released, layer)
+        found |= {target + new: original.state[prefix + old] for old, new in _LAYER.items()}
+        parts = projections(original, layer)
         found |= {f"{target}self_attn.{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
-        if released.absolute:
+        if original.absolute:
             continue
         place = f"{target}self_attn.position.0."
-        found |= {place + name: value for name, value in _positions(released, layer).items()}
-    if released.attn_type == 3:
-        rows = released.state["r_emb"].flatten(2)  # (layers, max_klen, width)
-        found["decoder.window.table"] = rows[:, rows.size(1) - released.reach :]
-    words = _adaptive if released.cutoffs else _plain
-    return {name: value.clone() for name, value in (found | words(released, vocabulary)).items()}
+        found |= {place + name: value for name, value in _positions(original, layer).items()}
+    if original.attn_type == 3:
+        rows = original.state["r_emb"].flatten(2)  # (layers, max_klen, width)
+        found["decoder.window.table"] = rows[:, rows.size(1) - original.reach :]
+    words = _adaptive if original.cutoffs else _plain
+    return {name: value.clone() for name, value in (found | words(original, vocabulary)).items()}
 
 
-def _positions(released: OriginalXL, layer: int) -> State:
-    state = released.state
-    if released.attn_type == 0:
+def _positions(original: OriginalXL, layer: int) -> State:
+    state = original.state
+    if original.attn_type == 0:
         return {
             "projection": state[f"layers.{layer}.dec_attn.r_net.weight"],
             "content_bias": state["r_w_bias"],
             "position_bias": state["r_r_bias"],
         }
-    reach = _clip_distance(released)  # distances reach .. 0; those of future keys are never read
+    reach = _clip_distance(original)  # distances reach .. 0; those of future keys are never read
     vectors = state["r_emb"][layer, -reach - 1 :].transpose(0, 1)  # (H, reach + 1, D)
     scalars = state["r_bias"][layer, -reach - 1 :].t()
     return {
@@ -403,8 +427,8 @@ def _positions(released: OriginalXL, layer: int) -> State:
     }
 
 
-def _plain(released: OriginalXL, vocabulary: Vocabulary) -> State:
-    state, rows = released.state, vocabulary.rows
+def _plain(original: OriginalXL, vocabulary: Vocabulary) -> State:
+    state, rows = original.state, vocabulary.rows
     found = {
         "decoder.embed_tokens.weight": take_rows(embeddings(state)[0], rows),
         "decoder.output_projection.weight": take_rows(state["crit.out_layers.0.weight"], rows),
@@ -416,20 +440,20 @@ def _plain(released: OriginalXL, vocabulary: Vocabulary) -> State:
     return found
 
 
-def _adaptive(released: OriginalXL, vocabulary: Vocabulary) -> State:
-    state, found = released.state, {}
-    bands = [vocabulary.rows[: released.cutoffs[0] + vocabulary.rows.count(-1)]]
-    bands += [list(range(start, end)) for start, end in released.bands[1:]]
-    eye = torch.eye(released.width, dtype=state["crit.cluster_weight"].dtype)
+def _adaptive(original: OriginalXL, vocabulary: Vocabulary) -> State:
+    state, found = original.state, {}
+    bands = [vocabulary.rows[: original.cutoffs[0] + vocabulary.rows.count(-1)]]
+    bands += [list(range(start, end)) for start, end in original.bands[1:]]
+    eye = torch.eye(original.width, dtype=state["crit.cluster_weight"].dtype)
     first = embeddings(state)[0].size(1)
-    factors = [(width, int(_factor(released, width))) for width in (first, released.width)]
-    for number, (band, (start, end)) in enumerate(zip(bands, released.bands, strict=True)):
+    factors = [(width, int(_factor(original, width))) for width in (first, original.width)]
+    for number, (band, (start, end)) in enumerate(zip(bands, original.bands, strict=True)):
         single = "crit.out_layers.1.weight" not in state
         own, offset = (0, start) if single else (number, 0)
         local = [row - start if row >= 0 else -1 for row in band]
         take = slice(offset, offset + end - start)
-        # Channels that our bands have more than the released ones are 0.
-        entering, leaving = ((0, width // factor**number - released.band_width(number)) for width, factor in factors)
+        # Where the bands here are wider than the original ones, the added channels are 0.
+        entering, leaving = ((0, width // factor**number - original.band_width(number)) for width, factor in factors)
         embedding = state[f"word_emb.emb_layers.{own}.weight"][take]
         spread = state.get(f"word_emb.emb_projs.{own}", eye)  # (width, d)
         place = f"decoder.embed_tokens.embeddings.{number}."
@@ -439,7 +463,7 @@ def _adaptive(released: OriginalXL, vocabulary: Vocabulary) -> State:
         bias = take_rows(state[f"crit.out_layers.{own}.bias"][take], local, NEVER)
         inner = state.get(f"crit.out_projs.{number}", eye).t()  # (d, width)
         if number == 0:
-            # The released code gives band i the i-th column from the end.
+            # The original code gives band i the i-th column from the end.
             weight = torch.cat([weight, state["crit.cluster_weight"].flip(0)]) @ inner
             bias = torch.cat([bias, state["crit.cluster_bias"].flip(0)])
             found["decoder.adaptive_softmax.head.0.weight"] = weight

@@ -1,4 +1,9 @@
-"""Order a model's vocabulary as fairseq's dictionary does."""
+"""Order a model's vocabulary as fairseq's dictionary does.
+
+fairseq's Dictionary holds <s> <pad> </s> <unk>, then the symbols of dict.txt, and its masked_lm task adds <mask> at the
+end. BERT's [CLS] [PAD] [SEP] [UNK] [MASK] become those; all others keep their order. RoBERTa's and XLM-R's
+vocabularies have that order already.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,11 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.text import FILES, MASK, MODEL_FILES, SPECIAL, load_tokenizer
 from relpos_fairseq.text.tokenizer import FROM_BERT, UNKNOWN, import_tokenizers, single_and_pair
 
-# ---- A model's vocabulary in the order of fairseq's dictionary: whose rows its embedding takes.
+NEVER = -1e4  # the logit of a row that the source does not have: its probability is 0, and fp16 holds it
 
 
 def take_rows(table: Tensor, rows: list[int], new: float = 0.0) -> Tensor:
-    """Return rows (V', ...) of a table (V, ...) by their numbers; -1 is a row of `new`."""
+    """Gather rows (V', ...) of a table (V, ...); the number -1 stands for a row filled with `new`."""
     order = torch.tensor(rows)
     taken = table[order.clamp(min=0)]
     taken[order < 0] = new
@@ -28,13 +33,13 @@ def take_rows(table: Tensor, rows: list[int], new: float = 0.0) -> Tensor:
 
 @dataclass
 class Vocabulary:
-    """The rows of a model in fairseq's order.
+    """Map the rows of fairseq's dictionary to a source's ids.
 
     Args:
-        symbols: lines of dict.txt: what follows <s>, <pad>, </s> and <unk> (and precedes <mask>).
-        rows: number, in the source, of each of fairseq's rows; -1 where the source has none.
+        symbols: symbols of dict.txt, which follow <s>, <pad>, </s> and <unk> and precede <mask>.
+        rows: the source's id of each of fairseq's rows; -1 where the source has none.
         files: the tokenizer's files.
-        made: name to text of files that stand for some of those.
+        made: contents of files that replace some of those, by name.
     """
 
     symbols: list[str]
@@ -59,10 +64,31 @@ class Vocabulary:
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
 
-# ---- A Hugging Face vocabulary in the order of fairseq's dictionary.
-# fairseq's Dictionary holds <s> <pad> </s> <unk>, then the symbols of dict.txt, and its masked_lm
-# task adds <mask> at the end.  BERT's [CLS] [PAD] [SEP] [UNK] [MASK] become those; all others keep
-# their order.  RoBERTa's and XLM-R's vocabularies have that order already.
+def order_words(
+    symbols: list[str], special: dict[str, str | None], where: str, cut_at_spaces: bool = False
+) -> Vocabulary:
+    """Put a translation or language model's vocabulary into the order of fairseq's dictionary.
+
+    Args:
+        symbols: the symbols by their ids.
+        special: the source's names of <s>, <pad>, </s> and <unk>, in that order; None: it has none.
+        where: the file, for the error.
+        cut_at_spaces: whether text is cut at spaces alone, so that no symbol may hold one.
+
+    Raises:
+        ConversionError: a symbol that a line of dict.txt cannot hold, or that occurs twice.
+    """
+    numbers: dict[str, int] = {}
+    for number, symbol in enumerate(symbols):
+        broken = "\n" in symbol or "\r" in symbol or (cut_at_spaces and symbol.split() != [symbol])
+        taken = symbol in special and special[symbol] != symbol
+        if symbol in numbers or broken or taken:
+            why = "holds a space or line break" if broken else "is there twice or fairseq's own"
+            raise ConversionError(f"{where}: symbol {symbol!r} cannot be a word of fairseq's dictionary: it {why}")
+        numbers[symbol] = number
+    first = [numbers.get(name, -1) for name in special.values()]
+    rest = [number for symbol, number in numbers.items() if symbol not in special.values()]
+    return Vocabulary([symbols[number] for number in rest], first + rest)
 
 
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
@@ -71,7 +97,7 @@ _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
 
 
 def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabulary:
-    """Return the vocabulary of a Hugging Face folder; `notes` are told what is assumed.
+    """Return the vocabulary of a Hugging Face folder, and append what is assumed to `notes`.
 
     Raises:
         ConversionError: the tokenizer has more symbols than the model rows, or lacks a special one.
@@ -142,7 +168,7 @@ def of_checkpoint(files: list[Path], size: int, token_types: bool = False) -> Vo
 
 
 def _with_specials(folder: Path, numbers: dict[str, int], token_types: bool) -> dict[str, str]:
-    """Our tokenizer's files as Hugging Face's library reads them; `numbers` gets what is added."""
+    """Return our tokenizer's files with special symbols, as transformers reads them; add their ids to `numbers`."""
     tokenizer = load_tokenizer(folder)
     model, library = tokenizer.model, import_tokenizers()
     added = [name for name in (*SPECIAL, MASK) if name not in numbers]
@@ -191,7 +217,7 @@ def of_sentencepiece(model: Path) -> dict[str, str]:
 
 
 def _of_gpt2(symbols: list[str], rows: list[str], named: dict[str, Path]) -> Vocabulary:
-    """GPT-2's files, whose pieces dict.txt names by number, as vocab.json and merges.txt.
+    """Return GPT-2's files, whose pieces dict.txt names by number, as vocab.json and merges.txt.
 
     fairseq's order of rows is that of Hugging Face's RoBERTa, so no row moves.
     """
@@ -217,7 +243,7 @@ def symbol_numbers(folder: Path) -> dict[str, int]:
 
 
 def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:
-    """No tokenizer: the rows by the numbers that the library's released models have."""
+    """Return a vocabulary of stand-ins for a folder without a tokenizer, with the special ids of released models."""
     size = config["vocab_size"]
     if "special_ids" in config:
         numbers = dict(config["special_ids"])
@@ -235,6 +261,7 @@ def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:
 
 
 def _ordered(numbers: dict[str, int], size: int, files: list[Path], notes: list[str]) -> Vocabulary:
+    """Order `size` ids as fairseq does, given the ids of symbols; ids without a symbol become madeupwords."""
     reserved = {numbers[name] for name in (*SPECIAL, MASK) if name in numbers}
     named = {number: symbol for symbol, number in numbers.items()}
     others = [number for number in range(size) if number not in reserved]

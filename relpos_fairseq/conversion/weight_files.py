@@ -17,14 +17,11 @@ from torch import Tensor
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.errors import unreadable
 
-# ---- Reads a Hugging Face folder: its config, its weights in one file or several, nothing executed.
-
-
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object of a JSON file.
+    """Read a JSON file that holds an object.
 
     Raises:
         ConversionError: the file is absent, truncated or no object.
@@ -41,7 +38,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of a folder.
+    """Read every tensor of a Hugging Face folder, by name.
 
     Raises:
         ConversionError: no file of weights, a part of several is missing, or one is truncated.
@@ -106,11 +103,8 @@ def import_safetensors() -> Any:
     return library
 
 
-# ---- Reads pickles that hold objects of unknown classes, without their code.
-# A class that a pickle names becomes an inert one, whose instances keep what was saved of them as
-# attributes and do nothing else; only what rebuilds tensors is called.
-
-
+# A class that a pickle names is never imported: `UnknownObject` stands in for it, whose instances keep their
+# saved attributes and do nothing. The functions below, which rebuild tensors, are all that is called.
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _CALLED = {("torch._utils", name): getattr(torch._utils, name) for name in _REBUILD}
 _CALLED |= {("collections", "OrderedDict"): OrderedDict}
@@ -119,7 +113,7 @@ _CALLED |= {(module, "set"): set for module in ("builtins", "__builtin__")}
 
 
 class UnknownObject:
-    """What stands for an object of a class that was not loaded."""
+    """Hold the saved attributes of an object whose class is not imported."""
 
     dump_patches = False  # torch asks modules of old files
 
@@ -127,7 +121,7 @@ class UnknownObject:
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take whatever the class took."""
+        """Ignore the arguments of the class."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -155,12 +149,16 @@ def _load(file: Any, **options: Any) -> Any:
 
 
 def safe_unpickle(path: Path, kind: str = "checkpoint") -> Any:
-    """Read what torch.save wrote; nothing of it is run.
+    """Read an object that torch.save wrote, of any classes, without running code of the file.
+
+    Args:
+        path: the file.
+        kind: what it should be, for the error.
 
     Raises:
         ConversionError: the file is truncated, or of TorchScript or a tar, which are not read so.
     """
-    reader = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="inert")
+    reader = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="safe_unpickle")
     try:
         if "archive" in (found := file_kind(path)):
             raise ValueError(found)
@@ -172,7 +170,7 @@ def safe_unpickle(path: Path, kind: str = "checkpoint") -> Any:
 
 
 def file_kind(path: Path) -> str:
-    """Return how torch wrote a file: `zip`, `pickle`, or an archive that is not read here."""
+    """Return the format that torch wrote a file in: `zip`, `pickle`, or an archive that is not read here."""
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             return "pickle" if file.read(2) == b"\x80\x02" else "an archive of another kind"
@@ -182,7 +180,7 @@ def file_kind(path: Path) -> str:
 
 
 def tensors_of(module: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Return parameters and buffers of an inert module under the names of its state_dict."""
+    """Return parameters and buffers of an unpickled module (UnknownObjects) by their names in its state_dict."""
     found = {}
     for kind in ("_parameters", "_buffers"):
         for name, value in (getattr(module, kind, None) or {}).items():

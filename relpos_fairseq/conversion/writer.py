@@ -32,9 +32,6 @@ from relpos_fairseq.placement import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 
-# ---- Builds models from tensors, and makes fairseq checkpoints of them.
-
-
 CHECKPOINT = "model.pt"
 
 
@@ -50,7 +47,11 @@ def build_roberta(values: dict[str, Any], state: State) -> nn.Module:
 
 
 def build_fairseq_roberta(values: dict[str, Any], state: State) -> nn.Module:
-    """Fairseq's own RobertaModel of the same sizes."""
+    """Build fairseq's own RobertaModel of config values and tensors.
+
+    Raises:
+        ConversionError: tensors are missing, unknown, or of another shape.
+    """
     options = namespace(values)
     options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
     model = RobertaModel.build_model(options, _roberta_task(state, values))
@@ -58,13 +59,13 @@ def build_fairseq_roberta(values: dict[str, Any], state: State) -> nn.Module:
 
 
 def namespace(values: dict[str, Any]) -> Namespace:
-    """Config values as fairseq's builders read them; heads of a checkpoint are registered."""
+    """Return config values as a Namespace for fairseq's builders, which then register a checkpoint's heads."""
     known = {name: value for name, value in values.items() if value is not None}
     return Namespace(**known | {"load_checkpoint_heads": True})
 
 
 class Rows:
-    """What a model asks of a dictionary: how many rows, and where padding and the end are."""
+    """Stand in for a dictionary: its number of rows, and the rows of padding and the end."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -80,7 +81,7 @@ class Rows:
 
 
 def task_of(rows: int, length: int) -> SimpleNamespace:
-    """Return what a model asks of its task: a dictionary of some rows, and its samples' length."""
+    """Return a stand-in for a task: a dictionary of `rows` rows, and samples of at most `length` tokens."""
     return SimpleNamespace(source_dictionary=Rows(rows), max_positions=lambda: length)
 
 
@@ -89,7 +90,7 @@ def _roberta_task(state: State, values: dict[str, Any]) -> SimpleNamespace:
 
 
 def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Module:
-    """Return the model with the tensors in it, on its own copy of them, in evaluation mode.
+    """Load copies of tensors into a model, cast to `dtype`, and put it into evaluation mode.
 
     Raises:
         ConversionError: tensors are missing, unknown, or of another shape.
@@ -105,14 +106,14 @@ def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Modul
 def checkpoint_of(
     values: dict[str, Any], state: State, about: dict[str, Any], task: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A fairseq checkpoint that every tool of fairseq's loads, with default options elsewhere.
+    """Make a fairseq checkpoint of a RoBERTa, with defaults for options that are not known.
 
     Its task is sentence_prediction where it trained one of the heads, question_answering where the
     model has a span head, and else masked_lm.
 
     Args:
-        values: our config's values.
-        state: the tensors.
+        values: values of RelPosRobertaConfig.
+        state: tensors by name.
         about: where the model comes from; kept under `conversion`.
         task: options of the task that it was trained on, as far as they are known.
     """
@@ -139,7 +140,7 @@ def config_of(model: Any, task: Any, criterion: dict[str, Any]) -> Any:
 
 
 def fairseq_checkpoint(cfg: Any, state: State, about: dict[str, Any], criterion: str) -> dict[str, Any]:
-    """What fairseq saves of a model that was trained for no update; `criterion` names a class."""
+    """Return what fairseq saves of a model after no update; `criterion` is the name of a class."""
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -166,18 +167,18 @@ def write_checkpoint(
 
     Args:
         place: a folder, or the file.
-        checkpoint: what it holds.
-        about: where the model comes from; the rows of its source are of use in the checkpoint only.
-        files: of text, by the names that they shall have.
-        texts: of files, by their names.
+        checkpoint: the checkpoint.
+        about: where the model comes from; written to conversion.json without `rows`.
+        files: files of text to copy, by their names in the folder.
+        texts: contents of further files, by their names in the folder.
     """
     if not place.is_dir():
         torch.save(checkpoint, place)
         return
     torch.save(checkpoint, place / CHECKPOINT)
-    told = {key: value for key, value in about.items() if key != "rows"}
-    told = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
-    write_texts(place, files, {**texts, "conversion.json": told})
+    known = {key: value for key, value in about.items() if key != "rows"}
+    text = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
+    write_texts(place, files, {**texts, "conversion.json": text})
 
 
 def write_texts(folder: Path, files: Mapping[str, Path], texts: Mapping[str, str]) -> None:
@@ -191,7 +192,7 @@ def write_texts(folder: Path, files: Mapping[str, Path], texts: Mapping[str, str
 
 
 def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
-    """The task's options: those that are given, and what the tensors and their length say."""
+    """Return the task's config: the given options, and those that heads and length determine."""
     span_heads = _heads(state, "span_heads")
     if _classifier(given) in _heads(state, "classification_heads"):
         name, config = "sentence_prediction", SentencePredictionConfig
@@ -213,7 +214,7 @@ def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
 
 
 def _classifier(given: dict[str, Any]) -> str | None:
-    """Return the head that a sentence_prediction trained."""
+    """Return the name of the head that a sentence_prediction trained, None if it was another task."""
     trained = given.get("_name") == "sentence_prediction"
     return given.get("classification_head_name") if trained else None
 
@@ -223,13 +224,10 @@ def _heads(state: State, kind: str) -> list[str]:
 
 
 def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Those options of a task that its config knows; references to other options are left out."""
+    """Return the given options that a task's config has, without references to other options."""
     names = {part.name for part in fields(config)} & set(given)
     values = {name: getattr(given[name], "value", given[name]) for name in names}
     return {name: value for name, value in values.items() if not str(value).startswith("${")}
-
-
-# ---- Translation and language models of tensors: built, run, and written as fairseq checkpoints.
 
 
 IDENTITY = ".positions.scheme_version"
@@ -261,16 +259,16 @@ GENERATING_KINDS = {
 
 @dataclass
 class GeneratingModel:
-    """A translation or language model of ours.
+    """The config and tensors of a translation or language model, from which a checkpoint is made.
 
     Args:
-        kind: of KINDS, which is also the name of its task.
-        values: of our config; what is not named is its default.
-        rows: of the embeddings of input and output.
-        state: tensors.
+        kind: one of GENERATING_KINDS, which is also the name of its task.
+        values: values of the model's config; those that are not named have the config's defaults.
+        rows: number of rows of the embeddings of input and output.
+        state: tensors by name.
         task: options of its task, `_name` among them.
-        files: of text, by the names that they shall have.
-        criterion: its options; what is not named is that of KINDS.
+        files: files of text to copy, by their names in the result.
+        criterion: options of its criterion; those that are not named are those of GENERATING_KINDS.
     """
 
     kind: str
@@ -282,11 +280,12 @@ class GeneratingModel:
     criterion: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
+        """Return the position schemes of encoder and decoder in words, as the tensors record them."""
         plans = {name: value for name, value in self.state.items() if name.endswith(IDENTITY)}
         return "; ".join(f"{name.split('.')[0]}: {decode_text(value)}" for name, value in sorted(plans.items()))
 
     def checkpoint(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Return a fairseq checkpoint; what is told `about` it is kept as `conversion`."""
+        """Return a fairseq checkpoint, with `about` under the key `conversion`."""
         _, name, config, task, criterion = GENERATING_KINDS[self.kind]
         known = {part.name for part in fields(task)}
         told = {key: value for key, value in self.task.items() if key in known}
@@ -300,7 +299,7 @@ class GeneratingModel:
 
 
 def build_generating(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
-    """Build a model of KINDS; values of our config that are not named are its defaults."""
+    """Build a model of GENERATING_KINDS, untrained; config values that are not named have their defaults."""
     model, _, base, _, _ = GENERATING_KINDS[kind]
     config = base()
     for name, value in values.items():
@@ -312,7 +311,7 @@ def build_generating(kind: str, values: dict[str, Any], rows: tuple[int, int]) -
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """Return names of parameters that are others, by the name of which."""
+    """Map each tied parameter's name to the name of the parameter that it is tied to."""
     first: dict[int, str] = {}
     found = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -323,16 +322,20 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 @torch.no_grad()
-def logits_of(checkpoint: dict[str, Any], kind: str, rows: tuple[int, int], source: Tensor, target: Tensor) -> Tensor:
-    """Scores (B, T, V) of a checkpoint after each target token, in fp64.
+def run_generating(
+    kind: str, values: dict[str, Any], rows: tuple[int, int], state: State, source: Tensor, target: Tensor
+) -> Tensor:
+    """Build a model of GENERATING_KINDS and run it on (B, S) sources and (B, T) beginnings of targets, in fp64.
 
-    Sources (B, S) end in </s>, and a language model reads none; targets (B, T) begin with </s>.
+    Sources end in </s>, and a language model reads none; targets begin with </s>.
+
+    Returns:
+        Scores (B, T, V) after each target token: logits, or log-probabilities of an adaptive softmax.
 
     Raises:
-        ConversionError: its tensors do not fit its options.
+        ConversionError: the tensors do not fit the config's values.
     """
-    values = {name: v for name, v in checkpoint["cfg"]["model"].items() if name != "_name"}
-    model = load_tensors(build_generating(kind, values, rows), checkpoint["model"], torch.float64)
+    model = load_tensors(build_generating(kind, values, rows), state, torch.float64)
     encoded = model.encoder(source) if kind == "translation" else None
     output = model.decoder(target, encoded)[0]
     softmax = model.decoder.adaptive_softmax
@@ -351,10 +354,10 @@ def plain_task(task: Any) -> dict[str, Any]:
 
 
 def check_rows(files: dict[str, Path], rows: tuple[int, int]) -> None:
-    """Compare dictionaries with a model's rows.
+    """Check that every dict.*.txt among `files` has as many symbols as the model has rows.
 
     Raises:
-        ConversionError: they are another model's.
+        ConversionError: one belongs to another model.
     """
     for name, path in files.items():
         if Path(name).name.startswith("dict."):

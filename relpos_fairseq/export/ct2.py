@@ -27,14 +27,14 @@ from relpos_fairseq.io.progress import progress
 from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.text.assets import copy_assets, find_assets
 
-# ---- A translation checkpoint, and sentences that an exported model is compared with it on.
-
-
 BEAM, MAX_LENGTH = 4, Search.max_len_b
+TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
+LOGITS, LEAST_STEPS = 32, 16  # sentences whose logits are compared, and steps of each
+SUPPRESSED = -1e30  # the engine's logits of symbols that may not be chosen are lower
 
 
 def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
-    """Load a checkpoint's model and task with its dictionaries.
+    """Load a translation checkpoint's model, and its task with dictionaries.
 
     Args:
         checkpoint: the file.
@@ -60,7 +60,7 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
 
 
 def validation_sentences(task: Any, count: int, seed: int = 1) -> tuple[list[Tensor], str]:
-    """Return at most `count` source sentences, each ending in eos, and what they are.
+    """Return at most `count` source sentences, each ending in eos, and a description of them.
 
     Random ones serve where the data has no validation set.
     """
@@ -79,14 +79,14 @@ def validation_sentences(task: Any, count: int, seed: int = 1) -> tuple[list[Ten
 
 
 def padded(rows: Sequence[Tensor], pad: int, left: bool) -> Tensor:
-    """Lay sentences beside each other: (B, L)."""
+    """Pad sentences to one length: (B, L)."""
     side = "left" if left else "right"
     return torch.nn.utils.rnn.pad_sequence(rows, True, pad, padding_side=side)
 
 
 @torch.inference_mode()
 def translate(model: nn.Module, task: Any, rows: Sequence[Tensor]) -> list[list[str]]:
-    """Translate by fairseq's own search: the symbols of each sentence's best hypothesis."""
+    """Translate sentences by fairseq's search; return the symbols of each one's best hypothesis."""
     words = task.target_dictionary
     search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=MAX_LENGTH)
 
@@ -103,9 +103,12 @@ def translate(model: nn.Module, task: Any, rows: Sequence[Tensor]) -> list[list[
 def in_batches(
     rows: Sequence[Any], best_of: Callable[[list[Any]], list[list[str]]], description: str
 ) -> list[list[str]]:
-    """Return the symbols of each sentence's translation, in the sentences' order.
+    """Translate sentences in batches of similar length; return symbols in the sentences' order.
 
-    `best_of` translates some of them, the longest first.
+    Args:
+        rows: the sentences.
+        best_of: translates a batch.
+        description: of the progress bar.
     """
     found: list[list[str]] = [[] for _ in rows]
     with progress(total=len(rows), description=description, unit="sentences") as bar:
@@ -116,24 +119,16 @@ def in_batches(
     return found
 
 
-# ---- A translation checkpoint as a folder of CTranslate2's, compared with the checkpoint.
-
-
-TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
-LOGITS, LEAST_STEPS = 32, 16  # sentences whose logits are compared, and steps of each
-SUPPRESSED = -1e30  # what the engine sets a symbol to that may not be chosen lies below
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """How far an exported model is from its checkpoint.
+    """Differences between an exported model and its checkpoint.
 
     Args:
-        text: what was translated.
+        text: description of the sentences.
         logits: largest difference of a logit, teacher-forced on the engine's own greedy search.
         steps: number of tokens whose logits were compared.
         same: sentences whose translations are equal.
-        sentences: of so many.
+        sentences: number of sentences that were translated.
         bleu: of the engine's translations against ours.
     """
 
@@ -141,7 +136,7 @@ class Comparison:
     logits: float
     steps: int
     same: int
-    validation_sentences: int
+    sentences: int
     bleu: float
 
     def line(self) -> str:
@@ -153,10 +148,10 @@ class Comparison:
 
 
 def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | None, count: int) -> Comparison:
-    """Write the folder, once it agrees with the checkpoint.
+    """Export a translation checkpoint to a folder, which appears only if its logits equal the checkpoint's.
 
     Args:
-        checkpoint: of a `relpos_transformer`.
+        checkpoint: a `relpos_transformer`'s.
         out: new folder.
         quantization: `int8` and so on, as CTranslate2 names them, or None for fp32.
         data: folder of its data; None: the one that it was trained on.
@@ -199,6 +194,7 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
 
 
 def card_of(facts: dict) -> dict[str, object]:
+    """Return rows of the model card: what relpos.json records, without nesting."""
     rows = {name: facts[name] for name in ("quantization", "ctranslate2")}
     rows |= {f"{side}: position scheme": said for side, said in facts["positions"].items()}
     rows |= {f"comparison: {name}": value for name, value in facts["comparison"].items()}
@@ -206,6 +202,7 @@ def card_of(facts: dict) -> dict[str, object]:
 
 
 def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None) -> None:
+    """Write a model in CTranslate2's format."""
     spec = transformer_spec(model, source, target)
     spec.validate()
     spec.optimize(quantization=quantization)
@@ -213,6 +210,7 @@ def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization
 
 
 def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison:
+    """Compare a written folder with its checkpoint on `count` sentences: logits and translations."""
     rows, text = validation_sentences(task, count)
     words = task.source_dictionary
     symbols = [[words[index] for index in row[:-1]] for row in rows]
@@ -227,7 +225,7 @@ def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison
 
 
 def best_of(translator: Any, part: list[list[str]]) -> list[list[str]]:
-    """Translate as fairseq's search does: the symbols of each sentence's best hypothesis."""
+    """Translate a batch by the engine, under fairseq's rules; return the symbols of each best hypothesis."""
     return [found[0].symbols for found in decode(translator, part, Search(beam=BEAM))]
 
 
@@ -235,9 +233,9 @@ def best_of(translator: Any, part: list[list[str]]) -> list[list[str]]:
 def compare_logits(
     translator: Any, model: nn.Module, target: Any, source: Any, rows: Sequence[Tensor]
 ) -> tuple[float, int]:
-    """Return the largest difference of logits along the engine's greedy search, and its steps.
+    """Return the largest difference of logits along the engine's greedy search, and the number of its steps.
 
-    The engine decodes with its cache, token by token; ours reads what it chose in one pass.
+    The engine decodes token by token with its cache; the checkpoint reads the chosen tokens in one pass.
     """
     symbols = [[source[index] for index in row[:-1]] for row in rows]
     found = translator.translate_batch(

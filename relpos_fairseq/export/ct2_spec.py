@@ -1,4 +1,10 @@
-"""Fill CTranslate2's specification of a transformer from a `relpos_transformer`, positions included."""
+"""Fill CTranslate2's specification of a transformer from a `relpos_transformer`, positions included.
+
+CTranslate2 knows four forms of positions: a table added to the input; rotations of adjacent channels; vectors for
+clipped distances, one table for all heads of a layer (Shaw); and T5's bias by bucket, a table per layer. T5's buckets
+are exact below half of their number. A table whose logarithmic half repeats the value at the largest distance therefore
+expresses any function of distance: exact up to `reach`, constant beyond.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +23,20 @@ from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.rotation import Rotary
 from relpos_fairseq.terms import PositionTerms
 
-# ---- A stack's positions as CTranslate2 holds them.
-# CTranslate2 knows four forms: a table added to the input; rotations of adjacent channels; vectors
-# for clipped distances, one table for all heads of a layer (Shaw); and T5's bias by bucket, a table
-# a layer.  T5's buckets are exact below half of their number.  A table whose logarithmic half is
-# filled with the tail is therefore any function of distance: exact up to `reach`, constant beyond.
-
-
+# 4.8.1 and 4.8.2 read layer 0's bias by distance in every layer.
+LEAST = "4.8.3"
+REMEDY = "relpos export onnx exports it"
 HELD = {"query_vectors", "value_vectors", "static"}
 DEFAULT_LENGTH = 1024  # rows of tables that a scheme does not limit itself; the engine's own cut
 
 
 @dataclass(frozen=True)
 class LayerForm:
-    """What a layer adds; absent parts are None.
+    """The positions of one layer in CTranslate2's forms; absent parts are None.
 
     Args:
-        keys: (2K + 1, D) vectors that meet the query, by clipped distance.
-        values: (2K + 1, D) vectors added to the values; zeros where there are only keys.
+        keys: (2K + 1, D) vectors by clipped distance, multiplied with the query.
+        values: (2K + 1, D) vectors added to the values; zeros where a scheme has only keys.
         bias: (rows, H) in the order of T5's buckets.
         reach: distance up to which the bias is exact.
     """
@@ -47,12 +49,12 @@ class LayerForm:
 
 @dataclass(frozen=True)
 class StackForm:
-    """An encoder's or decoder's positions.
+    """The positions of an encoder or decoder in CTranslate2's forms.
 
     Args:
         added: (N, E) added to the input's embedding, or None.
         rotary: the rotation, or None.
-        layers: what each layer adds.
+        layers: the positions of each layer.
     """
 
     added: Tensor | None
@@ -61,7 +63,7 @@ class StackForm:
 
     @property
     def relative(self) -> bool:
-        """Whether attention itself knows positions; the engine then adds nothing to the input."""
+        """Whether attention has positions; the engine then adds none to the input."""
         return self.rotary is not None or any(layer.keys is not None or layer.bias is not None for layer in self.layers)
 
 
@@ -70,7 +72,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
     """Read the positions of a stack from its schemes and its layers' self-attention.
 
     Raises:
-        ExportError: what CTranslate2 cannot hold, by name, and where to go instead.
+        ExportError: names what CTranslate2 cannot hold, and the export that can.
     """
     plan = placement.plan
     length = plan.longest or max(plan.shape.max_positions, DEFAULT_LENGTH)
@@ -103,7 +105,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
 
 
 def _problem(terms: list[tuple[PositionTerms, ...]], rotating: list[Any]) -> str | None:
-    """Name what of the terms the engine cannot hold, or None."""
+    """Return the first part of the terms that the engine cannot hold, in words, or None."""
     every = [term for own in terms for term in own]
     for term in every:
         unknown = [name for name in term.present if name not in HELD]
@@ -126,7 +128,7 @@ def _problem(terms: list[tuple[PositionTerms, ...]], rotating: list[Any]) -> str
 
 
 def _layer_form(terms: tuple[PositionTerms, ...], heads: int, causal: bool) -> LayerForm:
-    """Return the sum of terms by distance."""
+    """Sum a layer's terms, by distance."""
     keys = _by_distance(terms, "query_vectors")
     values = _by_distance(terms, "value_vectors", least=0 if keys is None else len(keys) // 2)
     if values is not None and (keys is None or len(keys) < len(values)):
@@ -145,7 +147,7 @@ def _layer_form(terms: tuple[PositionTerms, ...], heads: int, causal: bool) -> L
 
 
 def _by_distance(terms: tuple[PositionTerms, ...], name: str, least: int = 0) -> Tensor | None:
-    """Sum a field of terms over distances -K..K; beyond, it is constant: (2K + 1, H|1, ...)."""
+    """Sum a field of terms at distances -K..K, beyond which it is constant: (2K + 1, H|1, ...)."""
     given = [term for term in terms if name in term.present]
     if not given:
         return None
@@ -157,17 +159,9 @@ def _by_distance(terms: tuple[PositionTerms, ...], name: str, least: int = 0) ->
 
 
 def _bucketed(values: Tensor) -> Tensor:
-    """Values (K + 1, H) of distances 0..K as 2K buckets: 0..K-1 exactly, then the tail."""
+    """Return values (K + 1, H) of distances 0..K as 2K buckets: 0..K-1 exactly, then K's value K times."""
     tail = values[-1:].expand(len(values) - 1, -1)
     return torch.cat([values[:-1], tail])
-
-
-# ---- CTranslate2's description of a `relpos_transformer`, filled from the model's tensors.
-
-
-# 4.8.1 and 4.8.2 read layer 0's bias by distance in every layer.
-LEAST = "4.8.3"
-REMEDY = "relpos export onnx exports it"
 
 
 def engine() -> Any:
@@ -317,7 +311,7 @@ def _layer(spec: Any, layer: nn.Module, positions: Any) -> None:
 
 
 def _fused(spec: Any, *parts: nn.Linear, factor: float = 1.0) -> None:
-    """Lay projections under each other, the first one multiplied by `factor`."""
+    """Concatenate projections, the first one multiplied by `factor`."""
     factors = [factor] + [1.0] * (len(parts) - 1)
     spec.weight = np.concatenate([_array(p.weight) * f for p, f in zip(parts, factors, strict=True)])
     spec.bias = np.concatenate([_array(p.bias) * f for p, f in zip(parts, factors, strict=True)])

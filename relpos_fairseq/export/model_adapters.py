@@ -1,4 +1,8 @@
-"""Adapt each kind of model to graphs of plain tensors, and compare the graphs with the model."""
+"""Adapt each kind of model to graphs of plain tensors, and compare the graphs with the model.
+
+A graph takes and returns plain tensors. Attention is evaluated by the reference, which torch.export reads with sizes as
+symbols; the model's own code is exported, so a graph has every scheme.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,25 @@ from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import SchemeStack
 from relpos_fairseq.positions import Positions
 
-# ---- What of a model becomes a graph: its inputs, its outputs, and which sizes are free.
-# A graph is plain tensors in, plain tensors out.  Attention is evaluated by the reference, which
-# torch.export reads with sizes as symbols; the model itself is the code, so a graph has every scheme.
-
-
+EXAMPLE = (3, 7)  # rows and tokens that are traced
+SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
+SPECIALS = 4  # <s>, <pad>, </s>, <unk>
+Runs = dict[str, Callable[..., list[np.ndarray]]]
+Pairs = Iterator[tuple[Tensor, np.ndarray]]
 LIMIT = 1 << 15  # of a free size
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A module that torch.export reads.
+    """A module to export, with example inputs and the sizes that stay free.
 
     Args:
-        name: of its file.
+        name: name of its file.
         module: takes and returns tensors.
         inputs: an example of each input, by name.
-        free: by input, which of its axes have which free size.
-        outputs: names of what it returns.
-        about: what it is, for the manifest.
+        free: free sizes by axis, for each input.
+        outputs: names of its outputs.
+        about: further entries of the manifest.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Graph:
     about: dict[str, Any] = field(default_factory=dict)
 
     def exported(self) -> Any:
+        """Return the module's torch.export.ExportedProgram."""
         shapes: tuple = tuple(self.free.get(name, {}) for name in self.inputs)
         if isinstance(self.module, Step):  # its arguments after the first are one, to torch
             shapes = (shapes[0], shapes[1:])
@@ -79,7 +84,7 @@ class WholeModel(_Bare):
         self.heads = ("lm", *model.classification_heads, *model.span_heads)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Features (B, L, E), logits (B, L, V), and those of every other head.
+        """Return features (B, L, E), logits (B, L, V), and the outputs of every other head.
 
         Args:
             tokens: (B, L), padded on either side.
@@ -93,12 +98,12 @@ class WholeModel(_Bare):
 
 
 class Encoder(_Bare):
-    """A translation model's encoder, and what each layer of the decoder reads of it."""
+    """A translation model's encoder, with the cross-attention keys and values of each decoder layer."""
 
     OUTPUTS = ("source_keys", "source_values", "source_padding")
 
     def forward(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values (layers, B, H, S, D), and padding (B, S), of tokens (B, S)."""
+        """Return keys and values (layers, B, H, S, D), and padding (B, S), of tokens (B, S)."""
         found = self.model.encoder(source)
         states, padding = found["encoder_out"][0], found["encoder_padding_mask"][0]
         keys, values = [], []
@@ -112,14 +117,14 @@ class Encoder(_Bare):
 
 
 class _Terms:
-    """Stands for what decoding keeps of terms: they are formed anew."""
+    """Stand in for the cache of position terms: evaluate them at every step."""
 
     def evaluate(self, schemes: SchemeStack, positions: Positions) -> tuple:
         return schemes.evaluate(positions)
 
 
 class _Past:
-    """Stands for a layer's decoding cache: keys and values come in and go out as tensors."""
+    """Stand in for a layer's decoding cache: keys and values are inputs and outputs of the graph."""
 
     def __init__(self, past: dict[str, Tensor]) -> None:
         self.position, self.padding, self.past = _Terms(), None, past
@@ -157,11 +162,11 @@ class _Scored(_Bare):
 
 
 class Kept(NamedTuple):
-    """What some layers keep of a token in tensors of one shape, which a graph has as one tensor.
+    """One tensor of a graph's cache: a part that some layers keep per token, in one shape.
 
     Attributes:
-        name: the graph's, behind `past_` and `present_`.
-        part: the layers' own: `key`, `value`, or what a scheme needs beside them.
+        name: name of the tensor after `past_` and `present_`.
+        part: name of the part in a layer's cache: `key`, `value`, or a scheme's own.
         layers: numbers of the layers.
     """
 
@@ -175,8 +180,8 @@ class Step(_Scored):
 
     Args:
         model: it, or one that has it as `decoder`.
-        kept: what layers keep a token.
-        reads_source: whether it attends to an encoder.
+        kept: parts that layers keep per token.
+        reads_source: whether the decoder attends to an encoder.
     """
 
     def __init__(self, model: nn.Module, kept: Sequence[Kept], reads_source: bool) -> None:
@@ -184,12 +189,12 @@ class Step(_Scored):
         self.kept, self.reads_source = tuple(kept), reads_source
 
     def forward(self, tokens: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """Scores (B, V) of the next token, and what is kept of all tokens so far.
+        """Return the scores (B, V) of the next token, and the cache of all tokens so far.
 
         Args:
             tokens: (B, P + 1) all tokens so far; none is padding.
-            given: keys, values and padding of the source, as `Encoder` returns them (where there is
-                one); then of all that is kept (layers, B, H, P, ...), of the first P tokens.
+            given: keys, values and padding of the source, as `Encoder` returns them (where the model has
+                one); then the cache of the first P tokens, each part (layers, B, H, P, ...).
         """
         decoder = self.model.decoder
         source, past = given[: 3 * self.reads_source], given[3 * self.reads_source :]
@@ -225,15 +230,15 @@ def _give_source(cross: CrossAttention, state: dict, layer: int, keys: Tensor, v
 
 
 class MemoryStep(_Scored):
-    """A segment of a model with memory."""
+    """A segment of a language model with memory."""
 
     def forward(self, tokens: Tensor, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (B, T, V) of what follows each token, and the new memory.
+        """Return the scores (B, T, V) of the token after each, and the new memory.
 
         Args:
             tokens: (B, T), none of them padding.
             states: (layers, M, B, E) memory.
-            valid: (B, M) True at slots of it that there are; a row's stand last.
+            valid: (B, M) True at slots that hold a state; they are a row's last.
         """
         memory = Memory(tuple(states.unbind(0)), valid)
         output, extra = self.model.decoder(tokens, memory=memory)
@@ -241,18 +246,8 @@ class MemoryStep(_Scored):
         return scores_of(self.model.decoder, output), after["states"], after["valid"]
 
 
-# ---- The kinds of model that have graphs: which, from which example, and how they are compared.
-
-
-EXAMPLE = (3, 7)  # rows and tokens that are traced
-SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
-SPECIALS = 4  # <s>, <pad>, </s>, <unk>
-Runs = dict[str, Callable[..., list[np.ndarray]]]
-Pairs = Iterator[tuple[Tensor, np.ndarray]]
-
-
 def adapter_of(model: nn.Module) -> ModelAdapter:
-    """Return a model's kind.
+    """Return the adapter of a model.
 
     Raises:
         ExportError: it is no model of this package.
@@ -274,7 +269,7 @@ def random_tokens(words: int, rows: int, length: int, seed: int = 1) -> Tensor:
 
 
 class ModelAdapter:
-    """A kind of model: its graphs, and how they are compared with it."""
+    """Base class: the graphs of one kind of model, and their comparison with it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model.eval()
@@ -287,7 +282,7 @@ class ModelAdapter:
         raise NotImplementedError(f"{type(self).__name__} must define graphs")
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Yield the model's outputs, and those of its graphs."""
+        """Yield pairs of the model's output and its graphs' output."""
         raise NotImplementedError(f"{type(self).__name__} must define compared")
 
     @property
@@ -300,15 +295,15 @@ class ModelAdapter:
 
     @property
     def longest(self) -> int | None:
-        """Most tokens that positions reach, or None."""
+        """The longest input that the positions allow, or None."""
         return self.stack.positions.plan.longest
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Return those of SIZES that positions reach."""
+        """Return those of SIZES that the positions allow."""
         return [size for size in SIZES if self.longest is None or size[1] <= self.longest]
 
     def facts(self) -> dict[str, Any]:
-        """Return what whoever runs the graphs must know: symbols' numbers and positions."""
+        """Return what the manifest records for whoever runs the graphs: special ids and positions."""
         return {
             "positions": self.stack.positions.plan.describe(),
             "longest": self.longest,
@@ -318,7 +313,7 @@ class ModelAdapter:
         }
 
     def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
-        """Tokens that end in eos; the second row has padding."""
+        """Draw tokens that end in eos; the second row has padding."""
         tokens = random_tokens(self.input_words, rows, length)
         tokens[:, -1] = self.eos
         if rows > 1 and length > 2:
@@ -347,7 +342,7 @@ class Roberta(ModelAdapter):
         return [Graph("model", module, inputs, dict.fromkeys(inputs, sizes), outputs)]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Every output; those at padding are nobody's."""
+        """Yield every output, without those at padding."""
         inputs = self._inputs(rows, length)
         real = inputs["tokens"] != self.pad
         every = zip(WholeModel(self.model)(**inputs), runs["model"](**inputs), strict=True)
@@ -356,13 +351,13 @@ class Roberta(ModelAdapter):
 
 
 class _Stepping(ModelAdapter):
-    """What decodes a token at a time and keeps something of each."""
+    """A model that decodes a token at a time with a cache."""
 
     reads_source = False
 
     @cached_property
     def _kept(self) -> dict[Kept, Tensor]:
-        """What layers keep a token, as a first step leaves it in one of them: (B, H, 1, ...)."""
+        """The cache's parts, each with the tensor (B, H, 1, ...) that a first step leaves in one layer."""
         state: dict = {}
         source = self.model.encoder(self.padded(1, 2)) if self.reads_source else None
         self.stack(torch.tensor([[self.eos]]), source, incremental_state=state)
@@ -379,14 +374,19 @@ class _Stepping(ModelAdapter):
         return kept
 
     def past(self, rows: int, tokens: int) -> dict[str, Tensor]:
-        """What is kept of so many tokens (layers, B, H, P, ...), as zeros."""
+        """Return a cache of `tokens` tokens, zeros: each part (layers, B, H, P, ...)."""
         return {
             f"past_{kept.name}": part.new_zeros(len(kept.layers), rows, part.size(1), tokens, *part.shape[3:])
             for kept, part in self._kept.items()
         }
 
     def step_graph(self, source: dict[str, Tensor], sizes: dict[str, dict]) -> Graph:
-        """Return the graph of a step, given what it reads of a source."""
+        """Return the graph of a step.
+
+        Args:
+            source: what the decoder reads of an encoder, by name.
+            sizes: free sizes of these inputs.
+        """
         rows, length = EXAMPLE
         past, longest = self.past(rows, length), self.stack.positions.plan.longest
         before = free("past", 0, longest and longest - 1)
@@ -406,7 +406,7 @@ class _Stepping(ModelAdapter):
             yield scores
 
     def prefix(self, rows: int, length: int) -> Tensor:
-        """Tokens that a decoder reads, the first of them eos."""
+        """Draw tokens that a decoder reads, the first of them eos."""
         tokens = random_tokens(self.words, rows, length, seed=2)
         tokens[:, 0] = self.eos
         return tokens
@@ -419,7 +419,7 @@ class LanguageModel(_Stepping):
         return [self.step_graph({}, {})]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """The scores after every token, ours in one pass."""
+        """Yield the scores after every token: the model's in one pass, the graph's step by step."""
         tokens = self.prefix(rows, length)
         ours = Step.of_all(self.model, tokens).unbind(1)
         yield from zip(ours, self.stepped(runs, tokens), strict=True)
@@ -450,7 +450,7 @@ class Translation(_Stepping):
         return min((plan.longest for plan in plans if plan.longest), default=None)
 
     def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
-        """As for any model; so many tokens that the encoder reads."""
+        """Draw tokens of which the encoder reads `length`."""
         return super().padded(rows, length + self.model.encoder.skips_end, left)
 
     def facts(self) -> dict[str, Any]:
@@ -480,7 +480,7 @@ class WithMemory(ModelAdapter):
         return {"states": states, "valid": torch.zeros(rows, decoder.mem_len, dtype=torch.bool)}
 
     def graphs(self) -> list[Graph]:
-        """One.
+        """Return the one graph, of a segment.
 
         Raises:
             ExportError: the model has no memory.
@@ -495,7 +495,7 @@ class WithMemory(ModelAdapter):
         return [Graph("segment", module, inputs, sizes, outputs, {"scores": module.scores})]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Three segments, each after the memory of the one before; ours with memory as it grows."""
+        """Yield scores of three segments in sequence; the model's memory grows, the graph's has its full size."""
         tokens = random_tokens(self.words, rows, 2 * length + 1)
         memory, ours = self._memory(rows), None
         for segment in tokens.split([length, 1, length], dim=1):

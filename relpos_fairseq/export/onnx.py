@@ -1,4 +1,4 @@
-"""A checkpoint as ONNX graphs, compared with the checkpoint at sizes that were not traced."""
+"""Export a checkpoint as ONNX graphs, compared with the checkpoint at sizes that were not traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos_fairseq.export.model_adapters import Graph, ModelAdapter, adapter_of
 from relpos_fairseq.export.optional_imports import ExportError, require
@@ -27,7 +27,7 @@ Run = Callable[..., list[np.ndarray]]
 
 
 def export(checkpoint: Path, out: Path, data: Path | None) -> float:
-    """Write a folder of graphs, once they agree with the checkpoint.
+    """Export a checkpoint to a folder of graphs, which appears only if they compute what the checkpoint does.
 
     Args:
         checkpoint: of any relpos model.
@@ -73,6 +73,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> float:
 
 
 def card_of(facts: dict[str, Any]) -> dict[str, object]:
+    """Return rows of the model card from relpos.json."""
     rows: dict[str, object] = {"graphs": ", ".join(facts["graphs"])}
     for package in ("onnx", "onnxruntime"):
         rows[package] = require(package, "onnx").__version__
@@ -83,7 +84,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, object]:
 
 
 def described(graph: Graph, name: str) -> list[int | str]:
-    """Return the sizes of an input; those that are free by name."""
+    """Return the sizes of an input, with names for those that are free."""
     sizes = graph.free.get(name, {})
     axes = enumerate(graph.inputs[name].shape)
     return [str(getattr(sizes[axis], "__name__", sizes[axis])) if axis in sizes else size for axis, size in axes]
@@ -91,7 +92,7 @@ def described(graph: Graph, name: str) -> list[int | str]:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep the exporter's own reports to itself."""
+    """Silence the exporter's log lines and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -103,7 +104,7 @@ def silence() -> Iterator[None]:
 
 
 def write(graph: Graph, path: Path) -> None:
-    """Write a graph; weights beyond what one file holds lie beside it."""
+    """Write a graph to a file; weights too large for one file get a second file beside it."""
     with silence():
         program = torch.onnx.export(
             graph.exported(),
@@ -117,7 +118,7 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def runner(path: Path) -> Run:
-    """Return a function from tensors by name to a graph's outputs."""
+    """Return a function that runs a written graph on tensors by name."""
     ort = require("onnxruntime", "onnx")
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -132,7 +133,7 @@ def runner(path: Path) -> Run:
 
 @torch.inference_mode()
 def compare(kind: ModelAdapter, runs: dict[str, Run]) -> tuple[float, str]:
-    """Return the largest difference at sizes that were not traced, and which those are."""
+    """Return the largest difference at sizes that were not traced, and a description of the sizes."""
     largest, sizes = 0.0, []
     for rows, length in kind.sizes():
         sizes.append(f"{rows} x {length}")
@@ -140,8 +141,3 @@ def compare(kind: ModelAdapter, runs: dict[str, Run]) -> tuple[float, str]:
             found = float(np.abs(ours.double().numpy() - theirs.astype(np.float64)).max())
             largest = max(largest, found if found == found else float("inf"))
     return largest, f"rows x tokens {', '.join(sizes)}"
-
-
-def export_program(model: nn.Module) -> dict[str, Any]:
-    """Return a model's `torch.export.ExportedProgram`s by name: what its graphs are made of."""
-    return {graph.name: graph.exported() for graph in adapter_of(model).graphs()}

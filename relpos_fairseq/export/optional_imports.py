@@ -1,4 +1,4 @@
-"""Packages that an export needs and `pip install relpos_fairseq` alone does not bring."""
+"""Import optional packages, or name the extra of this package that installs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relpos_fairseq.io.errors import UserError
 
 
 class ExportError(UserError):
-    """What cannot be exported, in one line: input, value and remedy."""
+    """A model that cannot be exported, or a package that is missing; the message names the remedy in one line."""
 
 
 def require(module: str, extra: str, least: str = "") -> ModuleType:

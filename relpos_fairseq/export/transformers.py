@@ -1,4 +1,12 @@
-"""Models of any position scheme as classes of Hugging Face's transformers, which its Auto classes load."""
+"""Models of any position scheme as classes of Hugging Face's transformers, which its Auto classes load.
+
+Importing this file registers the classes with the Auto classes; the code of an exported folder does so by itself, so
+that `trust_remote_code=True` is enough where this package is installed.
+
+Models that generate keep fairseq's incremental state in a `DecodingCache`, whose rows generate() selects as it does
+beams. `relpos export transformers` sets generation_config.json to fairseq's search: </s> begins a sentence, <pad> is
+never chosen, and a hypothesis has at least one symbol. A model with memory has it in its cache.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +35,29 @@ from relpos_fairseq.export.transformers_text import CODE, RelPosTokenizer
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.modules.memory import Memory
 
-# ---- A RoBERTa of any scheme as a folder that transformers' Auto classes load.
-# Importing this file makes the Auto classes know the folder; its own code does so by itself, so that
-# `trust_remote_code=True` is enough where this package is installed.
-
-
-PAD = 1
+PAD, EOS = 1, 2
 
 
 class OwnCode:
-    """A class that a saved folder imports from this package, and never as a copy of its file."""
+    """Base class: a saved folder imports the class from this package instead of copying its file."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str | None = None) -> None:
-        """Leave code to `RelPosConfig.save_pretrained`: releases differ in what they copy."""
+        """Do nothing: `RelPosConfig.save_pretrained` writes the code, since releases differ in what they copy."""
 
 
 class RelPosConfig(OwnCode, PretrainedConfig):
-    """Sizes and positions of a model of ours, by the names of its own config.
+    """Config of a relpos model, by the names of its fairseq config.
 
     Args:
-        values: our config's.
+        values: values of the fairseq config.
         vocab_size: rows of the embedding.
         task: options of the task that it was trained on in fairseq.
-        rest: transformers' own.
+        rest: options of transformers.
     """
 
     model_type = "relpos_roberta"
-    models: ClassVar[dict[str, type]] = {}  # of each Auto class; `register` fills it in
+    models: ClassVar[dict[str, type]] = {}  # by Auto class; `register` fills it in
 
     def __init__(self, values: dict | None = None, vocab_size: int = 5, task: dict | None = None, **rest) -> None:
         self.values, self.task = dict(values or {}), dict(task or {})
@@ -67,7 +70,7 @@ class RelPosConfig(OwnCode, PretrainedConfig):
         self.vocab_size = vocab_size
 
     def save_pretrained(self, save_directory: str | Path, *given, **how) -> None:
-        """Save, and beside it the code that the Auto classes import; models save theirs by this."""
+        """Save config.json, and the module that the Auto classes import; models save theirs by this method."""
         classes = {"AutoConfig": type(self), **self.models}
         self.auto_map = {n: f"{CODE}.{c.__name__}" for n, c in classes.items()}
         used = {*classes.values(), RelPosTokenizer}
@@ -78,7 +81,7 @@ class RelPosConfig(OwnCode, PretrainedConfig):
 
 
 class RelPosPreTrained(OwnCode, PreTrainedModel):
-    """What all heads have in common: our model, named `roberta`."""
+    """Base class of RoBERTa with and without heads: a RelPosRobertaModel named `roberta`."""
 
     config_class = RelPosConfig
     base_model_prefix = ""
@@ -97,24 +100,24 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
         self.post_init()
 
     def add_head(self, config: RelPosConfig) -> None:
-        """Register the head, where there is one."""
+        """Register the head of the class, if it has one."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.roberta.encoder.sentence_encoder.embed_tokens
 
     def get_output_embeddings(self) -> nn.Module:
-        """The LM head, whose weight is the embedding's."""
+        """Return the LM head, whose weight is the embedding's."""
         return self.roberta.encoder.lm_head
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave what the model drew itself; new heads begin as BERT's do."""
+        """Initialise new heads as BERT does; the model itself is initialised when it is built."""
         heads = (self.roberta.classification_heads, self.roberta.span_heads)
         if isinstance(module, nn.Linear) and any(module is m for h in heads for m in h.modules()):
             nn.init.normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
 
     def run(self, input_ids: Tensor, mask: Tensor | None, segments: Tensor | None, **how) -> Tensor:
-        """Our model's output for tokens (B, L), where the mask is 1."""
+        """Run the model on tokens (B, L), those where the mask is 0 being padding."""
         if mask is not None:
             input_ids = input_ids.masked_fill(mask == 0, PAD)
         return self.roberta(input_ids, segments=segments, **how)[0]
@@ -128,7 +131,7 @@ class RelPosModel(RelPosPreTrained):
 
 class RelPosForMaskedLM(RelPosPreTrained):
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, labels=None, **unused):
-        """Logits (B, L, V), and the loss of labels (B, L) other than -100."""
+        """Return logits (B, L, V), and the loss of labels (B, L) other than -100."""
         logits, loss = self.run(input_ids, attention_mask, token_type_ids), None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -140,7 +143,7 @@ class RelPosForSequenceClassification(RelPosPreTrained):
         self.roberta.register_classification_head(HEAD, num_classes=config.num_labels)
 
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, labels=None, **unused):
-        """Logits (B, classes), and the loss of labels (B,)."""
+        """Return logits (B, classes), and the loss of labels (B,)."""
         how = {"features_only": True, "classification_head_name": HEAD}
         logits, loss = self.run(input_ids, attention_mask, token_type_ids, **how), None
         if labels is not None and self.config.num_labels == 1:
@@ -157,7 +160,7 @@ class RelPosForQuestionAnswering(RelPosPreTrained):
     def forward(
         self, input_ids, attention_mask=None, token_type_ids=None, start_positions=None, end_positions=None, **unused
     ):
-        """Start and end logits (B, L), and the loss of positions (B,)."""
+        """Return start and end logits (B, L), and the loss of positions (B,)."""
         logits = self.run(input_ids, attention_mask, token_type_ids, span_head_name=SPAN_HEAD)
         start, end = logits.float().unbind(-1)
         loss = None
@@ -176,7 +179,7 @@ AUTO = {
 
 
 def register(config: type[RelPosConfig], models: dict[str, type]) -> None:
-    """Make the Auto classes know the folders of a configuration's models."""
+    """Register a configuration, its models and its tokenizer with the Auto classes."""
     config.models = models
     transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
     for name, model in models.items():
@@ -187,18 +190,8 @@ def register(config: type[RelPosConfig], models: dict[str, type]) -> None:
 register(RelPosConfig, AUTO)
 
 
-# ---- Translation and language models of any scheme with transformers' `generate()`.
-# fairseq's decoder reads all tokens so far and keeps what its layers need of them: a `DecodingCache`
-# is that dictionary, and rows of it are selected as beams are.  `relpos export transformers` sets
-# generation_config.json to fairseq's search: </s> begins a sentence, <pad> is never chosen, and a
-# hypothesis has one symbol at least.
-
-
-EOS = 2
-
-
 class RelPosTranslationConfig(RelPosConfig):
-    """As RelPosConfig; `vocab_size` is the output's, `source_rows` the input's."""
+    """Config of a translation model: `vocab_size` counts the output's symbols, `source_rows` the input's."""
 
     model_type = "relpos_translation"
 
@@ -217,12 +210,12 @@ class RelPosLanguageConfig(RelPosConfig):
 
 @dataclass
 class DecodingCache:
-    """What a decoder keeps of the tokens so far.
+    """The cache of generate(): fairseq's incremental state.
 
     Args:
-        decoder: it.
-        state: fairseq's incremental state.
-        length: of those tokens.
+        decoder: the decoder.
+        state: its incremental state.
+        length: number of tokens so far.
     """
 
     decoder: nn.Module
@@ -234,12 +227,12 @@ class DecodingCache:
         return self.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Select rows, as a search keeps hypotheses."""
+        """Select rows, as a search selects hypotheses."""
         self.decoder.reorder_incremental_state_scripting(self.state, beam_idx)
 
 
 class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
-    """What both kinds have in common: our model, named `model`, of one of the KINDS."""
+    """Base class of models that generate: a model of GENERATING_KINDS named `model`."""
 
     our_kind: str
     base_model_prefix = ""
@@ -261,13 +254,13 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
         return False
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave what the model drew itself."""
+        """Do nothing: the model is initialised when it is built."""
 
     def get_output_embeddings(self) -> None:
-        """None: what is shared is shared when the model is built."""
+        """Return None: tied parameters are tied when the model is built."""
 
     def tie_weights(self, *given, **how) -> None:
-        """Share what is shared anew: loading may have put other tensors in its place."""
+        """Tie parameters again, since loading may have replaced them by separate tensors."""
         super().tie_weights(*given, **how)
         for name, source in self.shared.items():
             module, _, part = name.rpartition(".")
@@ -276,7 +269,7 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
     def decode(
         self, tokens: Tensor, source: dict | None, cache: DecodingCache | None, use_cache: bool
     ) -> tuple[Tensor, DecodingCache | None]:
-        """Scores after all tokens (B, T, V), or after the last alone where a cache is kept."""
+        """Return scores after all tokens (B, T, V), or with a cache after the last token alone."""
         decoder = self.model.decoder
         if not use_cache:
             return scores_of(decoder, decoder(tokens, source)[0]), None
@@ -287,7 +280,7 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
         return scores_of(decoder, output), cache
 
     def loss_of(self, scores: Tensor, labels: Tensor | None) -> Tensor | None:
-        """Cross-entropy of labels (B, T) other than -100.
+        """Return the cross-entropy of labels (B, T) other than -100.
 
         Raises:
             ValueError: an adaptive softmax, whose scores have no gradient.
@@ -300,7 +293,7 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
 
 
 class _Encoder:
-    """An encoder as generate() calls it: padding by attention_mask, output (B, S, E)."""
+    """Adapt an encoder to generate(): padding by attention_mask, output (B, S, E)."""
 
     main_input_name = "input_ids"
 
@@ -327,7 +320,7 @@ class RelPosForSeq2SeqLM(_Generating):
         return _Encoder(self.model.encoder)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The labels after </s>, without the last."""
+        """Return the labels shifted right, after </s>."""
         begun = labels.new_full((len(labels), 1), EOS)
         return torch.cat([begun, labels[:, :-1].masked_fill(labels[:, :-1] == -100, PAD)], dim=1)
 
@@ -342,7 +335,7 @@ class RelPosForSeq2SeqLM(_Generating):
         use_cache=False,
         **unused,
     ) -> Seq2SeqLMOutput:
-        """Logits (B, T, V), and the loss of labels (B, T) other than -100."""
+        """Return logits (B, T, V), and the loss of labels (B, T) other than -100."""
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
         states = encoder_outputs[0]
@@ -363,7 +356,7 @@ class RelPosForSeq2SeqLM(_Generating):
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, encoder_outputs=None, use_cache=None, **unused
     ) -> dict[str, Any]:
-        """All tokens so far: fairseq's decoder takes what it lacks."""
+        """Pass the whole prefix; fairseq's decoder slices off what is cached."""
         return {
             "decoder_input_ids": input_ids,
             "past_key_values": past_key_values,
@@ -384,7 +377,7 @@ class RelPosForCausalLM(_Generating):
     def forward(
         self, input_ids=None, attention_mask=None, past_key_values=None, labels=None, use_cache=False, **unused
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V), and the loss of the labels (B, T) that follow each token."""
+        """Return logits (B, T, V), and the loss of each next label (B, T)."""
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, PAD)
         use_cache = use_cache and labels is None
@@ -407,20 +400,17 @@ register(RelPosTranslationConfig, {"AutoModelForSeq2SeqLM": RelPosForSeq2SeqLM})
 register(RelPosLanguageConfig, {"AutoModelForCausalLM": RelPosForCausalLM})
 
 
-# ---- Language models with memory in transformers: memory is part of generate()'s cache.
-
-
 class RelPosMemoryConfig(RelPosLanguageConfig):
     model_type = "relpos_memory_language_model"
 
 
 @dataclass
 class MemoryCache(DecodingCache):
-    """What a decoder with memory keeps: the memory before a segment, and the segment's tokens.
+    """The cache of a decoder with memory: the memory before a segment, and the segment's tokens.
 
     Args:
-        memory: what earlier segments left; None: nothing.
-        start: tokens before the segment.
+        memory: memory of the earlier segments; None: there are none.
+        start: number of tokens before the segment.
     """
 
     memory: Memory | None = None
@@ -432,7 +422,7 @@ class MemoryCache(DecodingCache):
             self.memory = self.memory.reorder(beam_idx)
 
     def advance(self, tokens: Tensor, end: int) -> None:
-        """Leave the segment up to `end`, which is read as a whole, to memory."""
+        """Read the segment up to `end` as a whole, and move it into memory."""
         segment = tokens[:, self.start : end]
         self.memory = self.decoder(segment, memory=self.memory)[1]["memory"]
         self.start, self.state = end, {}
@@ -447,7 +437,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
     def decode(
         self, tokens: Tensor, source: None, cache: MemoryCache | None, use_cache: bool
     ) -> tuple[Tensor, MemoryCache | None]:
-        """Scores after all tokens (B, T, V), or after the newest alone where a cache is kept.
+        """Return scores after all tokens (B, T, V), or with a cache after the current segment's newest.
 
         Raises:
             ValueError: prompts with padding after their tokens.

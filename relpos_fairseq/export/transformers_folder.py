@@ -43,20 +43,24 @@ from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.text.assets import TEXT_FOLDER, TokenizerText, copy_assets, find_assets, read_text
 
-# ---- A RoBERTa checkpoint as a folder of transformers': weights, heads, tokenizer and card.
-
-
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
 HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}
 
 
+CLASSES = {
+    RelPosTransformerModel: RelPosForSeq2SeqLM,
+    RelPosTransformerLanguageModel: RelPosForCausalLM,
+    RelPosTransformerXLModel: RelPosWithMemoryForCausalLM,
+}
+
+
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Summary of an exported folder.
 
     Args:
-        differences: the largest of each output.
-        tokenizer: what it is, or why there is none.
+        differences: the largest difference of each output.
+        tokenizer: description of the tokenizer, or why there is none.
     """
 
     differences: dict[str, float]
@@ -68,16 +72,16 @@ class Exported:
 
 
 def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> Exported:
-    """Write a folder that transformers' Auto classes load.
+    """Export a RoBERTa checkpoint to a folder that transformers' Auto classes load.
 
     Args:
-        checkpoint: of a RoBERTa.
+        checkpoint: a RoBERTa's.
         out: new folder.
-        data: where its dictionary and tokenizer are; None: what lies beside it.
-        head: which head goes along; None: the only one of its kind.
+        data: folder of its dictionary and tokenizer; None: the files beside it.
+        head: name of the head to export; None: the only one of its kind.
 
     Raises:
-        ExportError: the folder exists, several heads, or what transformers loads from it differs.
+        ExportError: the folder exists, there are several heads, or outputs in transformers differ.
     """
     if out.exists():
         raise ExportError(f"{out} exists: remove it, or name another folder")
@@ -110,10 +114,10 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
 
 
 def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
-    """Return the heads that go along: their beginnings in the checkpoint, and ours.
+    """Map the prefixes of the exported heads in the checkpoint to those in the folder.
 
     Raises:
-        ExportError: a head that is not there, or several to choose from.
+        ExportError: the head does not exist, or there are several to choose from.
     """
     found: dict[str, str] = {}
     every = {kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")}) for kind in HEADS}
@@ -132,7 +136,7 @@ def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
 
 
 def separators_of(source: SourceModel, text: Path | None) -> int:
-    """Return how many </s> stand between a pair's texts beside the first one's own."""
+    """Return the number of further </s> between the texts of a pair: 0 or 1."""
     task = source.task
     if task.get("_name") == "sentence_prediction":
         return int(task.get("separator_token") is not None)
@@ -143,7 +147,7 @@ def separators_of(source: SourceModel, text: Path | None) -> int:
 
 
 def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
-    """Return config.json, the task's options among it."""
+    """Return the config of the folder, with the options of the task and of the heads."""
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
     for old, new in heads.items():
@@ -171,7 +175,7 @@ def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None
 
 
 def label_names(text: Path | None, classes: int) -> list[str]:
-    """Return names of the classes, where the data's dictionary of labels has them."""
+    """Return names of the classes from the data's dictionary of labels, if it has as many."""
     path = text / "label" / "dict.txt" if text else None
     if path is None or not path.is_file():
         return []
@@ -180,6 +184,7 @@ def label_names(text: Path | None, classes: int) -> list[str]:
 
 
 def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
+    """Return the folder's tensors: the model's and those of the exported heads, without tied ones."""
     kept = {}
     for name, value in source.state.items():
         old = next((start for start in heads if name.startswith(start)), "")
@@ -193,7 +198,7 @@ def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig)
 
 @torch.inference_mode()
 def differences_of(source: SourceModel, heads: dict[str, str], folder: Path) -> dict[str, float]:
-    """Return the largest difference of every output where there is no padding.
+    """Return the largest difference of every output between transformers and the checkpoint, without padding.
 
     Raises:
         ExportError: one is too large.
@@ -228,6 +233,7 @@ def differences_of(source: SourceModel, heads: dict[str, str], folder: Path) -> 
 
 
 def card_of(done: Exported, checkpoint: Path, source: SourceModel) -> dict[str, object]:
+    """Return rows of the model card of a RoBERTa."""
     rows: dict[str, object] = {"transformers": transformers.__version__}
     rows["position scheme"] = source.plan.describe()
     rows["parameters"] = sum(
@@ -239,30 +245,20 @@ def card_of(done: Exported, checkpoint: Path, source: SourceModel) -> dict[str, 
     return rows | {"checkpoint's sha256": sha256_of(checkpoint)}
 
 
-# ---- A translation or language model's checkpoint as a folder that generates in transformers.
-
-
-CLASSES = {
-    RelPosTransformerModel: RelPosForSeq2SeqLM,
-    RelPosTransformerLanguageModel: RelPosForCausalLM,
-    RelPosTransformerXLModel: RelPosWithMemoryForCausalLM,
-}
-
-
 def generates(checkpoint: Path) -> bool:
-    """Whether a checkpoint is a decoder's, of this file, and not RoBERTa's."""
+    """Tell whether a checkpoint holds a translation or language model, not a RoBERTa."""
     if not checkpoint.is_file():
         return False
     return any(n.startswith("decoder.positions.") for n in read_checkpoint(checkpoint)["model"])
 
 
 def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exported:
-    """Write a folder that AutoModelForSeq2SeqLM or AutoModelForCausalLM loads.
+    """Export a translation or language model to a folder that AutoModelForSeq2SeqLM or AutoModelForCausalLM loads.
 
     Args:
-        checkpoint: of a `relpos_transformer` or `relpos_transformer_lm`.
+        checkpoint: a translation or language model's.
         out: new folder.
-        data: where its dictionaries and units are; None: what lies beside it.
+        data: folder of its dictionaries and text files; None: the files beside it.
 
     Raises:
         ExportError: the folder exists, another kind of model, or outputs that differ.
@@ -317,6 +313,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
 
 
 def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int]) -> Any:
+    """Return the config of the folder: the checkpoint's values, sizes of vocabularies, and the task's options."""
     values = OmegaConf.to_container(options.model, resolve=True, enum_to_str=True)
     values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
     more = {"source_rows": rows[0]} if len(rows) > 1 else {}
@@ -331,6 +328,7 @@ def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int
 
 
 def search_of(model: nn.Module) -> GenerationConfig:
+    """Return the GenerationConfig that makes generate() search as fairseq does."""
     longest = model.decoder.positions.plan.longest
     return GenerationConfig(
         bos_token_id=EOS,
@@ -344,7 +342,7 @@ def search_of(model: nn.Module) -> GenerationConfig:
 
 @torch.inference_mode()
 def difference(model: nn.Module, kind: type, folder: Path) -> float:
-    """Return the largest difference of a logit after tokens that are padded or kept in a cache.
+    """Return the largest difference of a logit, on padded sources, with the cache and without it.
 
     Raises:
         ExportError: it is too large.

@@ -1,4 +1,4 @@
-"""A tokenizer that AutoTokenizer loads and that gives the ids of the checkpoint's own dictionary.
+"""Write a tokenizer that AutoTokenizer loads and that gives the ids of the checkpoint's own dictionary.
 
 Byte-level BPE (GPT-2's too) and WordPiece become a tokenizer.json whose pieces are numbered as
 dict.txt numbers them.  All other text (sentencepiece, Moses with subword-nmt, words, characters,
@@ -29,10 +29,10 @@ TRIED = ("A man, a plan: 3.14 canals!", "Où est-il né ?  Zürich", "北京 —
 
 
 def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
-    """Return the symbol of each of a model's rows.
+    """Return the symbols of a model's embedding rows, from the dictionary of a text folder.
 
     Raises:
-        ExportError: no dictionary, or another model's.
+        ExportError: there is no dictionary, or it belongs to another model.
     """
     name = f"dict.{language}.txt" if language else "dict.txt"
     path = next((text / p / name for p in DATA_PARTS[:2] if (text / p / name).is_file()), None)
@@ -50,11 +50,11 @@ def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
 
 
 class RelPosTokenizer(PreTrainedTokenizer):
-    """Text as the checkpoint's data has it; `text/` of the folder says how.
+    """Split text as the checkpoint's training data was split, by the files in the folder's `text/`.
 
     Args:
         facts_file: relpos_text.json; `text/` lies beside it.
-        rest: transformers' own.
+        rest: options of transformers.
     """
 
     vocab_files_names = {"facts_file": FACTS}
@@ -95,7 +95,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
         return self.symbols[-1][index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The text of symbols, of the output's language."""
+        """Join symbols of the output's language to text."""
         return self.texts[-1].decode(tokens)
 
     def _switch_to_input_mode(self) -> None:
@@ -105,7 +105,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
         self.side = len(self.texts) - 1
 
     def build_inputs_with_special_tokens(self, first, second=None) -> list[int]:
-        """Ids as the model was trained on them."""
+        """Add special ids as in the model's training data."""
         if self.facts["form"] == "translation":
             return [*first, *(second or []), EOS]
         if self.facts["form"] == "language model":
@@ -114,7 +114,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
         return ids if second is None else [*ids, *[EOS] * self.facts["separators"], *second, EOS]
 
     def create_token_type_ids_from_sequences(self, first, second=None) -> list[int]:
-        """Segments; a separator belongs to the text that follows it."""
+        """Return segments; a separator belongs to the text that follows it."""
         length = len(self.build_inputs_with_special_tokens(first))
         whole = len(self.build_inputs_with_special_tokens(first, second))
         return [0] * length + [1] * (whole - length)
@@ -135,8 +135,8 @@ def numbered(tokenizer: LibraryTokenizer, symbols: list[str], separators: int) -
     """Return a tokenizer of the `tokenizers` library with the ids of `symbols`.
 
     Returns:
-        None where the library's file cannot say it: another kind of model, or pieces that the
-        dictionary lacks.
+        The tokenizer; None where the library's file cannot express it: another kind of model, or
+        pieces that the dictionary lacks.
     """
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     described = json.loads(tokenizer.model.to_str())
@@ -171,18 +171,18 @@ def write_tokenizer(
     segments: bool = False,
     longest: int | None = None,
 ) -> str:
-    """Write the tokenizer of a folder whose `text/` is there.
+    """Write the tokenizer files of an exported folder that has its `text/`, and compare their ids.
 
     Args:
-        folder: of the export.
+        folder: the exported folder.
         form: `roberta`, `translation` or `language model`.
         sides: language (None: one dict.txt) and rows of input and output.
-        separators: </s> between a pair's texts beside the first text's own.
-        segments: whether the model reads them.
-        longest: input that the model takes.
+        separators: number of further </s> between the texts of a pair.
+        segments: whether the model reads token types.
+        longest: longest input of the model, or None.
 
     Returns:
-        What it is, in words.
+        A description of the tokenizer.
 
     Raises:
         ExportError: dictionaries of another model, or ids that differ from the checkpoint's.
@@ -218,7 +218,7 @@ def write_tokenizer(
 
 
 def compare_ids(folder: Path, form: str, own: Text, symbols: list[str]) -> None:
-    """Compare what AutoTokenizer loads with the checkpoint's own text and dictionary.
+    """Compare the ids that AutoTokenizer gives with those of the checkpoint's own text and dictionary.
 
     Raises:
         ExportError: ids differ.

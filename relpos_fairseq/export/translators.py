@@ -1,4 +1,4 @@
-"""Open what translates: a checkpoint, or an exported folder that CTranslate2 runs."""
+"""Open a translation model for `relpos translate`: a checkpoint, or an exported folder that CTranslate2 runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from relpos_fairseq.inference.translator import Hypothesis, Search, Translator
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.text.assets import TEXT_FOLDER, read_text
-
-# ---- An exported folder as `relpos translate` runs it: text by us, search by CTranslate2.
-
 
 REPORT = "relpos.json"
 LEAST = "4.8.3"
@@ -33,11 +30,11 @@ def open_ct2_folder(folder: Path, cpu: bool) -> Ct2Translator:
 
 
 class Ct2Translator:
-    """CTranslate2's search over sentences in symbols.
+    """Translate sentences of symbols by CTranslate2's search; text becomes symbols as the checkpoint's.
 
     Args:
-        folder: the engine's.
-        facts: what the export wrote about it.
+        folder: written by `relpos export ct2`.
+        facts: its relpos.json.
         cpu: use no GPU.
     """
 
@@ -80,11 +77,8 @@ def decode(engine: Any, batch: Sequence[list[str]], search: Search) -> list[list
     return [[Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)] for one in results]
 
 
-# ---- What translates: a checkpoint, or an export that another engine runs.
-
-
 def open_translator(path: Path, data: Path | None = None, cpu: bool = False) -> Translator:
-    """Return what translates: a checkpoint, or an exported folder.
+    """Return the translator of a checkpoint or of an exported folder.
 
     Args:
         path: a checkpoint's file, or the folder of an export.

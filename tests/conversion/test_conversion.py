@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cases import ENCODERS
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
 from helpers.lm_models import randomized, small_lm, small_xl, stream
-from relpos_fairseq.conversion import Conversion, NotExactError, algebra, layouts
+from relpos_fairseq.conversion import Conversion, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.on_load import prepare_sides
 from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
@@ -171,7 +171,7 @@ def test_tables_that_differ_do_not_become_one():
 def test_equal_tables_become_one_and_back():
     shared, own = (config("m4", position_share=share) for share in ("both", "none"))
     done, _ = converted(shared, own)
-    back = algebra(done.state, plan_of(own), plan_of(shared))
+    back = convert(done.state, plan_of(own), plan_of(shared))
     assert back.report.exact
     for key, value in random_state(shared).items():
         if "position" in key:
@@ -272,7 +272,7 @@ def test_learned_to_m4_drops_the_table_and_says_so():
 
 def test_what_was_never_used_may_be_left_out():
     added, _ = converted(config("learned"), config("learned+m4"))
-    back = algebra(added.state, plan_of(config("learned+m4")), plan_of(config("learned")))
+    back = convert(added.state, plan_of(config("learned+m4")), plan_of(config("learned")))
     assert back.report.exact
     assert "m4 left out (its tables are neutral)" in back.report.steps
 
@@ -283,7 +283,7 @@ def test_relative_schemes_take_longer_input(scheme):
     clip = {"position_clip_distance": "8"} if scheme in ("m4", "rel_scalar", "m2") else {}
     source, target = config(scheme, **clip), config(scheme, max_positions=44, **clip)
     state = random_state(source)
-    done = algebra(state, plan_of(source), plan_of(target))
+    done = convert(state, plan_of(source), plan_of(target))
     assert done.report.exact
     assert difference(source, target, done.state, longest=44) < CLOSE
 
@@ -291,7 +291,7 @@ def test_relative_schemes_take_longer_input(scheme):
 def test_unclipped_tables_grow_by_their_ends():
     source, target = config("m4"), config("m4", max_positions=44)
     state = random_state(source)
-    done = algebra(state, plan_of(source), plan_of(target))
+    done = convert(state, plan_of(source), plan_of(target))
     assert difference(source, target, done.state, longest=44) < CLOSE
 
 
@@ -332,7 +332,7 @@ def test_the_mean_of_dropped_positions_goes_into_the_tokens():
     state["encoder.lm_head.weight"] = state[f"{ENCODER}.embed_tokens.weight"]
     table = state[f"{ENCODER}.positions.shared.0.table"]
     table[:] = table[0]
-    done = algebra(state, plan_of(old), plan_of(new), allow_loss=True)
+    done = convert(state, plan_of(old), plan_of(new), allow_loss=True)
     probe = Probe.draw(len(state[f"{ENCODER}.embed_tokens.weight"]), 12, False)
     before, after = (
         outputs_of(build_roberta(values, weights), probe.tokens, None)["logits"].log_softmax(-1)
@@ -381,11 +381,11 @@ def test_a_state_that_does_not_fit_its_flags():
     state = random_state(config("m4"))
     plan = plan_of(config("m4", position_clip_distance="3"))
     with pytest.raises(ValueError, match=r"position.0.table is \(1, 39, 8\).*\(1, 7, 8\)"):
-        algebra(state, plan, plan)
+        convert(state, plan, plan)
     with pytest.raises(ValueError, match="has no .*key_table, which its position scheme shaw_keys"):
-        algebra(state, plan_of(config("shaw_keys")), plan)
+        convert(state, plan_of(config("shaw_keys")), plan)
     with pytest.raises(ValueError, match="start at one of neutral, own, got zero"):
-        algebra(state, plan_of(config("m4")), plan, start="zero")
+        convert(state, plan_of(config("m4")), plan, start="zero")
 
 
 def test_scalars_of_another_gain():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from math import isnan, nan
 
@@ -14,7 +15,7 @@ import transformers
 from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.opennmt import SPECIAL, OpenNMT
-from relpos_fairseq.conversion.report import Fidelity
+from relpos_fairseq.conversion.report import ConversionError, ConversionReport, Fidelity, Probe, compare_and_log
 from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.text.assets import SentencePieceText, read_text
 
@@ -115,7 +116,7 @@ def rows_of(folder, language: str, symbols: list[str], special: dict[str, str]) 
 def test_marian_equals_transformers(tmp_path, convert, own, values):
     model = marian(tmp_path / "marian", own, **values)
     status, said = convert(tmp_path / "marian", "--to", "same", "--out", tmp_path / "out")
-    assert status == 0 and "exact     yes" in said
+    assert status == 0 and "exact     yes" in said and "compared  with MarianMTModel of transformers" in said
     vocabulary = json.loads((tmp_path / "marian" / "vocab.json").read_text())
     rows = rows_of(tmp_path / "out", "en", sorted(vocabulary, key=vocabulary.get), {})
     draw = torch.Generator().manual_seed(3)
@@ -180,7 +181,8 @@ def test_opennmt_equals_its_formula(tmp_path, convert, values):
     model = opennmt(**values)
     model.save(tmp_path / "step_5.pt")
     status, said = convert(tmp_path / "step_5.pt", "--to", "same", "--out", tmp_path / "out")
-    assert status == 0 and "exact     yes" in said and "takes </s> for padding" in said
+    assert status == 0 and "takes </s> for padding" in said
+    assert "outputs were not compared on this machine: relpos does not run OpenNMT-py" in said and "exact" not in said
     special = {"<pad>": "<blank>"}
     rows = [
         rows_of(tmp_path / "out", side, symbols, special)
@@ -197,6 +199,14 @@ def test_opennmt_equals_its_formula(tmp_path, convert, values):
     assert (found - theirs[..., rows[1]]).abs().max() < 1e-5
     left = torch.stack([source[0], source[1].roll(2)])  # padding on the left changes nothing
     assert (ours(tmp_path / "out", left, target) - found).abs().max() < 1e-10
+
+
+def test_without_transformers_outputs_are_not_called_exact(tmp_path, convert, monkeypatch):
+    marian(tmp_path / "marian")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    status, said = convert(tmp_path / "marian", "--to", "same", "--out", tmp_path / "out")
+    assert status == 0 and "outputs were not compared on this machine: transformers does not import" in said
+    assert "exact" not in said
 
 
 def opennmt(**values) -> OpenNMT:
@@ -238,6 +248,10 @@ def test_nan_is_not_exact():
     first = Fidelity({"logits": nan, "features": 0.0}, sizes, None, None, 3)
     last = replace(first, largest={"features": 0.0, "logits": nan})
     assert isnan(first.relative) and isnan(last.relative)
+    probe = Probe.draw(9, 5, False)
+    outputs = [{"logits": torch.full((*probe.tokens.shape, 9), value)} for value in (1.0, nan)]
+    with pytest.raises(ConversionError, match="should be exact, and differs by nan"):
+        compare_and_log(ConversionReport("", ""), lambda: outputs, probe, print)
 
 
 def test_what_is_no_transformer_of_ours_is_refused(tmp_path, convert):

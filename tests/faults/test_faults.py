@@ -25,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import ROOT, released_xl
+from helpers import ROOT, transformer_xl_original
 from helpers import commands as cli
 from helpers.commands import relpos
 from helpers.fault_jobs import JOBS, UPDATES, Inputs, ended, finished, started, write_inputs
@@ -377,7 +377,7 @@ def test_malformed_checkpoints(inputs, tmp_path, capsys):
 def test_malformed_released_models(tmp_path, capsys):
     """Transformer-XL's model.pt, in both of torch's formats, and the vocabulary in its cache.pt."""
     symbols = ["<eos>", "<unk>", *map(str, range(8))]
-    whole = released_xl.model(len(symbols))
+    whole = transformer_xl_original.model(len(symbols))
     convert = ("convert", tmp_path / "model.pt", "--to", "same", "--out", tmp_path / "out.pt")
 
     def fuzz(name: str, content: bytes) -> None:
@@ -389,10 +389,10 @@ def test_malformed_released_models(tmp_path, capsys):
 
         read()
 
-    cache = released_xl.save(released_xl.corpus(symbols), tmp_path / "cache.pt").read_bytes()
+    cache = transformer_xl_original.save(transformer_xl_original.corpus(symbols), tmp_path / "cache.pt").read_bytes()
     for zipped in (True, False):
         options = {"_use_new_zipfile_serialization": zipped}
-        model = released_xl.save(whole, tmp_path / "model.pt", **options).read_bytes()
+        model = transformer_xl_original.save(whole, tmp_path / "model.pt", **options).read_bytes()
         fuzz("model.pt", model)
     (tmp_path / "model.pt").write_bytes(model)
     fuzz("cache.pt", cache)

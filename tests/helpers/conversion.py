@@ -11,7 +11,7 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
-from relpos_fairseq.conversion import Conversion, algebra, writer
+from relpos_fairseq.conversion import Conversion, convert, writer
 from relpos_fairseq.conversion.report import Probe, compare, outputs_of
 from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -73,7 +73,7 @@ def shake(model: nn.Module, seed: int = 1, size: float = 0.3) -> None:
 
 def converted(source: dict[str, Any], target: dict[str, Any], **options: Any) -> tuple[Conversion, float]:
     """Convert a random model; returns the conversion and the largest difference of its logits."""
-    done = algebra(random_state(source), plan_of(source), plan_of(target), **options)
+    done = convert(random_state(source), plan_of(source), plan_of(target), **options)
     return done, difference(source, target, done.state)
 
 

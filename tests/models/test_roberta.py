@@ -18,7 +18,7 @@ from cases import CASES, ENCODERS, Case, randomize
 from helpers.models import BIASES, small_model
 from helpers.roberta import small_roberta, small_task, tokens
 from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
-from relpos_fairseq.export.onnx import export_program
+from relpos_fairseq.export.model_adapters import adapter_of
 from relpos_fairseq.models import relpos_roberta
 from relpos_fairseq.models.configs import namespace
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -390,4 +390,4 @@ def test_what_evaluation_cannot_draw() -> None:
     flags = {"position_random_range": "40", "position_random_at": "always"}
     model = small_roberta(position_scheme="m4", **flags)
     with pytest.raises(ValueError, match="export with --position-random-at training"):
-        export_program(model)
+        adapter_of(model).graphs()[0].exported()

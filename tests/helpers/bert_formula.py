@@ -1,8 +1,8 @@
-"""BERT and RoBERTa as Hugging Face's library computes them, from its own tensors.
+"""BERT, RoBERTa and DeBERTa as Hugging Face's library computes them, from its own tensors.
 
-What a conversion is measured against: it shares nothing with our model, knows no table of names,
-and outlives the releases of transformers that have relative positions.  Devlin et al. 2018; the
-relative kinds as in `BertSelfAttention.forward` of transformers 4.44.2:
+An oracle of conversions: it shares nothing with relpos_roberta, knows no table of names, and outlives
+the releases of transformers that have relative positions.  Devlin et al. 2018; the relative kinds as
+in `BertSelfAttention.forward` of transformers 4.44.2:
 
     relative_key          (q_i.k_j + q_i.E_{i-j}) / sqrt(d)
     relative_key_query    (q_i.k_j + q_i.E_{i-j} + k_j.E_{i-j}) / sqrt(d)
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.conversion.hf_deberta import KIND, reach
+KIND = "disentangled"  # as hf_deberta.as_bert calls it
 
 _ACTIVATIONS = {
     "gelu": F.gelu,
@@ -109,7 +109,7 @@ class Reference:
         slot = torch.arange(q.size(2))
         offset = slot[:, None] - slot[None, :]
         if config.get("position_buckets", -1) > 0:
-            offset = _log_bucket(offset, config["position_buckets"], reach(config))
+            offset = _log_bucket(offset, config["position_buckets"], _farthest(config))
         half = len(table) // 2
         row = (offset + half).clamp(0, 2 * half - 1)  # (T, T)
         terms = config["pos_att_type"]
@@ -154,6 +154,12 @@ class Reference:
         weight = self.weights.get(f"{name}.decoder.weight", tied)
         bias = self.weights.get(f"{name}.bias", self.weights.get(f"{name}.decoder.bias"))
         return F.linear(x, weight, bias)
+
+
+def _farthest(config: dict[str, Any]) -> int:
+    """The largest distance, before buckets."""
+    given = config.get("max_relative_positions", -1)
+    return given if given > 0 else config["max_position_embeddings"]
 
 
 def _log_bucket(offset: Tensor, buckets: int, farthest: int) -> Tensor:

@@ -1,15 +1,15 @@
-"""`relpos convert` of Transformer-XL's released `model.pt`, beside its formula written anew."""
+"""`relpos convert` of Transformer-XL's original `model.pt`, held against its formula written anew."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import torch
 
-from helpers import released_xl
+from helpers import transformer_xl_original
 from helpers.commands import load, relpos
-from relpos_fairseq.conversion import job
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl
 from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle
 
@@ -47,9 +47,9 @@ def test_every_released_model_is_the_same_here(tmp_path, capsys, options, saved)
     """Log-probabilities over three segments with memory; the file's own code is not there."""
     from fairseq import checkpoint_utils
 
-    theirs = released_xl.model(len(SYMBOLS), **options)
-    released_xl.save(theirs, tmp_path / "model.pt", **saved)
-    released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt", **saved)
+    theirs = transformer_xl_original.model(len(SYMBOLS), **options)
+    transformer_xl_original.save(theirs, tmp_path / "model.pt", **saved)
+    transformer_xl_original.save(transformer_xl_original.corpus(SYMBOLS), tmp_path / "cache.pt", **saved)
     assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
     out = tmp_path / "out"
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task(
@@ -59,7 +59,7 @@ def test_every_released_model_is_the_same_here(tmp_path, capsys, options, saved)
     model.load_state_dict(load(out / "model.pt")["model"])  # fairseq loads fp32
     places = [task.dictionary.index(word.replace("<eos>", "</s>")) for word in SYMBOLS]
     memory = None
-    for segment, wanted in zip(segments(), released_xl.run(theirs, segments()), strict=True):
+    for segment, wanted in zip(segments(), transformer_xl_original.run(theirs, segments()), strict=True):
         output = model(torch.tensor([[places[one] for one in segment]]), memory=memory)
         memory = output[1]["memory"]
         softmax = model.decoder.adaptive_softmax
@@ -74,9 +74,9 @@ def test_every_released_model_is_the_same_here(tmp_path, capsys, options, saved)
 def test_both_unknown_words_stay_apart(tmp_path, capsys, upper):
     """`<UNK>` is a word like others where there is `<unk>`."""
     symbols = [*SYMBOLS[:upper], "<UNK>", *SYMBOLS[upper:-1]]
-    theirs = released_xl.model(len(symbols))
-    released_xl.save(theirs, tmp_path / "model.pt")
-    released_xl.save(released_xl.corpus(symbols), tmp_path / "cache.pt")
+    theirs = transformer_xl_original.model(len(symbols))
+    transformer_xl_original.save(theirs, tmp_path / "model.pt")
+    transformer_xl_original.save(transformer_xl_original.corpus(symbols), tmp_path / "cache.pt")
     assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
     words = (tmp_path / "out" / "dict.txt").read_text().splitlines()
     assert words == [f"{one} 1" for one in symbols if one not in ("<eos>", "<unk>")]
@@ -84,7 +84,7 @@ def test_both_unknown_words_stay_apart(tmp_path, capsys, upper):
 
 def test_a_state_dict_is_read_too(tmp_path, capsys):
     """It says neither memory nor segment, and the command says so."""
-    theirs = released_xl.model(len(SYMBOLS))
+    theirs = transformer_xl_original.model(len(SYMBOLS))
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
     (tmp_path / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in SYMBOLS))
     assert converted(tmp_path, tmp_path / "out") == 0
@@ -92,7 +92,7 @@ def test_a_state_dict_is_read_too(tmp_path, capsys):
 
 
 def test_a_state_dict_says_too_little_of_absolute_positions(tmp_path, capsys):
-    torch.save(released_xl.model(len(SYMBOLS), 3).state_dict(), tmp_path / "model.pt")
+    torch.save(transformer_xl_original.model(len(SYMBOLS), 3).state_dict(), tmp_path / "model.pt")
     assert converted(tmp_path, tmp_path / "out") == 2
     assert "attn_type 3 and does not say its segment and memory" in capsys.readouterr().err
 
@@ -107,10 +107,10 @@ class Harmful:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_nothing_of_a_file_is_run(tmp_path, monkeypatch, capsys, zipped):
     monkeypatch.chdir(tmp_path)
-    theirs = released_xl.model(len(SYMBOLS))
+    theirs = transformer_xl_original.model(len(SYMBOLS))
     theirs.harm = Harmful()
-    released_xl.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
-    released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt")
+    transformer_xl_original.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    transformer_xl_original.save(transformer_xl_original.corpus(SYMBOLS), tmp_path / "cache.pt")
     assert converted(tmp_path, tmp_path / "out") == 0, capsys.readouterr().err
     assert isinstance(safe_unpickle(tmp_path / "model.pt").harm, UnknownObject)
     assert not (tmp_path / "harmed").exists()
@@ -124,30 +124,32 @@ def test_nothing_of_a_file_is_run(tmp_path, monkeypatch, capsys, zipped):
     ],
 )
 def test_what_is_not_converted_is_said(tmp_path, capsys, options, said):
-    released_xl.save(released_xl.model(len(SYMBOLS), **options), tmp_path / "model.pt")
+    transformer_xl_original.save(transformer_xl_original.model(len(SYMBOLS), **options), tmp_path / "model.pt")
     assert converted(tmp_path, tmp_path / "out") == 2
     assert said in capsys.readouterr().err
 
 
-def test_nan_is_not_exact(tmp_path, monkeypatch, capsys):
-    released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
-    released_xl.save(released_xl.corpus(SYMBOLS), tmp_path / "cache.pt")
-    monkeypatch.setattr(job, "log_probs", lambda _, parts: [torch.full((*p.shape, 20), torch.nan) for p in parts])
-    assert converted(tmp_path, tmp_path / "out") == 2
-    assert "should be exact, and differs by nan" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+def test_outputs_that_were_not_compared_are_not_called_exact(tmp_path, capsys):
+    """Relpos runs no code of the file: the report and conversion.json say that outputs were not compared."""
+    transformer_xl_original.save(transformer_xl_original.model(len(SYMBOLS)), tmp_path / "model.pt")
+    transformer_xl_original.save(transformer_xl_original.corpus(SYMBOLS), tmp_path / "cache.pt")
+    assert converted(tmp_path, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "outputs were not compared on this machine" in said and "exact" not in said
+    told = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    assert told["compared"].startswith("no: ") and told["differences"] == {} and told["difference"] is None
 
 
 def test_a_path_makes_no_released_model(tmp_path):
     """One of the names may stand in the options of any checkpoint."""
     torch.save({"cfg": {"encoder_embed_path": "word_embeddings.vec"}}, tmp_path / "model.pt")
     assert not is_original_xl(tmp_path / "model.pt")
-    released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
+    transformer_xl_original.save(transformer_xl_original.model(len(SYMBOLS)), tmp_path / "model.pt")
     assert is_original_xl(tmp_path / "model.pt")
 
 
 def test_other_errors_are_one_line(tmp_path, capsys):
-    released_xl.save(released_xl.model(len(SYMBOLS)), tmp_path / "model.pt")
+    transformer_xl_original.save(transformer_xl_original.model(len(SYMBOLS)), tmp_path / "model.pt")
     (tmp_path / "vocab.txt").write_text("one\ntwo\n")
     for more, said in (
         ((), "vocab.txt has 2 types, and the model 20"),
