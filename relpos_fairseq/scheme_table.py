@@ -1,4 +1,4 @@
-"""The contract table of all schemes, from the code."""
+"""Make the table of all position schemes from their declarations: `relpos schemes`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ HEADINGS = (
 
 
 def parameters(name: str) -> int:
-    """Parameters that the scheme adds to BERT-base: 12 layers, 768, 12 heads, 512 positions.
+    """Return how many parameters a scheme adds to BERT-base: 12 layers, 768 wide, 12 heads, 512 positions.
 
-    Those of a scheme for decoders alone are counted in a decoder of the same size.
+    Parameters of a scheme for decoders alone are counted in a decoder of the same size.
     """
     shape = AttentionShape(**BERT_BASE, causal=scheme_class(name).causal_only)
     plan = resolve(PositionConfig(position_scheme=name), shape, "masked_lm")
@@ -45,7 +45,7 @@ def parameters(name: str) -> int:
 
 
 def small_call(name: str, causal: bool = False) -> AttentionInputs:
-    """A small attention call with the scheme's terms, which shows what it consists of."""
+    """Return a small attention call with the scheme's terms, from which the table reads what it consists of."""
     causal = causal or scheme_class(name).causal_only
     shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4, causal=causal)
     stack = Placement(resolve(PositionConfig(position_scheme=name), shape, "translation"))
@@ -57,7 +57,7 @@ def small_call(name: str, causal: bool = False) -> AttentionInputs:
 
 
 def backends(name: str) -> str:
-    """Backends that evaluate the scheme's terms: in encoders and decoders, or in one alone."""
+    """Return the backends that evaluate the scheme's terms, those of decoders alone marked."""
     causal = _served(small_call(name, causal=True))
     everywhere = [] if scheme_class(name).causal_only else _served(small_call(name))
     return ", ".join(module if module in everywhere else f"{module} (decoders)" for module in causal)
@@ -71,7 +71,7 @@ def _served(inputs: AttentionInputs) -> list[str]:
 
 
 def acts_on(scheme: type[PositionScheme]) -> str:
-    """Where the scheme enters the transformer."""
+    """Return what the scheme changes: the input, q and k, logits, values."""
     if scheme.own_scale is None:
         return "input"
     if scheme.rotates:
@@ -83,14 +83,14 @@ def acts_on(scheme: type[PositionScheme]) -> str:
 
 
 def clip(scheme: type[PositionScheme]) -> str:
-    """What --position-clip-distance auto means."""
+    """Return the clip distances that --position-clip-distance auto gives: translation, LM, MLM."""
     if scheme.clip is None:
         return "-"
     return " / ".join(str(pair[scheme.clip == "scalars"]) for pair in AUTO_CLIP.values())
 
 
 def rows() -> list[tuple[str, ...]]:
-    """One row a scheme, under HEADINGS."""
+    """Return one row for each scheme, under HEADINGS."""
     table = []
     for name in scheme_names():
         scheme = scheme_class(name)
@@ -115,14 +115,14 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def markdown() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     lines = [HEADINGS, tuple("---" for _ in HEADINGS), *rows()]
     escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def renewed(text: str) -> str:
-    """`text` with the table between its markers renewed; without them it is refused."""
+    """Return `text` with a new table between its markers; a text without them is refused."""
     if BEGIN not in text or END not in text:
         raise ValueError(f"no {BEGIN} ... {END} in the file: add both markers where it shall stand")
     head, rest = text.split(BEGIN, 1)
@@ -130,5 +130,5 @@ def renewed(text: str) -> str:
 
 
 def renew(path: Path) -> None:
-    """Renew the table between its markers in a file."""
+    """Write a new table between the markers of a file."""
     write_text(path, renewed(path.read_text(encoding="utf-8")))

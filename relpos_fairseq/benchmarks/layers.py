@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +20,8 @@ from relpos_fairseq.models.relpos_roberta import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
 from relpos_fairseq.positions import Positions
 
-# ---- Encoder layers as benchmarks run them: this project's by scheme, and fairseq's own.
+# ---------------------------------------------------------------------------------------------------------------------
+# Layers of this package and of fairseq.
 
 
 BASELINE = PLAIN
@@ -108,11 +107,10 @@ def layer_runner(layer: nn.Module, setting: LayerSetting, mode: str, time_first:
     return lambda: torch.autograd.grad(layer(x), wanted, upstream, allow_unused=True)
 
 
-# ---- Encoder layers of other libraries, of the same sizes as ours; each only where it is installed.
-# Which there are, and which of our schemes computes the like, is in peers.json.  Sizes agree in what
-# all have: four projections, two feed-forward matrices, heads, widths.  Where a library differs (T5
-# has no biases, x-transformers norms before), its layer is left as its own.
-
+# ---------------------------------------------------------------------------------------------------------------------
+# Layers of other libraries, each only where the library is installed.  Sizes agree in what all have: four projections,
+# two feed-forward matrices, heads, widths.  Where a library differs (T5 has no biases, x-transformers normalizes
+# before), its layer stays as the library has it.
 
 LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, as published
 
@@ -121,17 +119,22 @@ LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, 
 class Peer:
     """A layer of another library."""
 
-    name: str  # of its row
+    label: str  # of its row, beside the package
     package: str  # which must be installed
     module: str  # which it must have
     like: str  # our scheme that computes the same or the like
-    build: str  # the function of this file that makes the layer
+    build: Callable[..., nn.Module]  # makes the layer from module and setting
     options: dict[str, Any] = field(default_factory=dict)  # of that function
     time_first: bool = False  # takes (T, B, E), not (B, T, E)
     cuda: bool = False  # runs on a GPU only
 
+    @property
+    def name(self) -> str:
+        """Return the name of its row."""
+        return f"{self.label} ({self.package})"
+
     def absence(self, device: torch.device) -> str | None:
-        """Return why it cannot be measured, or None."""
+        """Return why the layer cannot be measured, or None."""
         try:
             found = version(self.package)
         except PackageNotFoundError:
@@ -147,8 +150,7 @@ class Peer:
 
     def layer(self, setting: LayerSetting) -> nn.Module:
         """Build the layer."""
-        build = BUILDERS[self.build]
-        return build(importlib.import_module(self.module), setting, **self.options)
+        return self.build(importlib.import_module(self.module), setting, **self.options)
 
 
 class _Wrapped(nn.Module):
@@ -252,8 +254,21 @@ def x_encoder(library: ModuleType, setting: LayerSetting, **options: bool) -> nn
     )
 
 
-BUILDERS = {
-    build.__name__: build for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
-}
-PEERS = tuple(Peer(**entry) for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8")))
+BERT = "transformers", "transformers.models.bert.modeling_bert"
+DEBERTA = "transformers", "transformers.models.deberta_v2.modeling_deberta_v2"
+TRANSFO_XL = "transformers", "transformers.models.deprecated.transfo_xl.modeling_transfo_xl"
+FLASH = "flashdeberta", "flashdeberta.model"
+X_TRANSFORMERS = "x-transformers", "x_transformers"
+PEERS = (
+    Peer("BERT absolute", *BERT, "none", bert_layer, {"kind": "absolute"}),
+    Peer("BERT relative_key", *BERT, "shaw_keys", bert_layer, {"kind": "relative_key"}),
+    Peer("BERT relative_key_query", *BERT, "m4", bert_layer, {"kind": "relative_key_query"}),
+    Peer("DeBERTa-v2", *DEBERTA, "deberta", disentangled_encoder, {"encoder": "DebertaV2Encoder"}),
+    Peer("T5", "transformers", "transformers.models.t5.modeling_t5", "t5", bucketed_block),
+    Peer("Transformer-XL, causal", *TRANSFO_XL, "transformer_xl", recurrent_layer, time_first=True),
+    Peer("FlashDeBERTa", *FLASH, "deberta", disentangled_encoder, {"encoder": "FlashDebertaV2Encoder"}, cuda=True),
+    Peer("T5's bias", *X_TRANSFORMERS, "t5", x_encoder, {"rel_pos_bias": True}),
+    Peer("rotary", *X_TRANSFORMERS, "rope", x_encoder, {"rotary_pos_emb": True, "attn_flash": True}),
+    Peer("ALiBi", *X_TRANSFORMERS, "alibi", x_encoder, {"alibi_pos_bias": True, "attn_flash": True}),
+)
 PACKAGES = tuple(dict.fromkeys(peer.package for peer in PEERS))
