@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -119,19 +121,14 @@ LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, 
 class Peer:
     """A layer of another library."""
 
-    label: str  # of its row, beside the package
+    name: str  # of its row
     package: str  # which must be installed
     module: str  # which it must have
     like: str  # our scheme that computes the same or the like
-    build: Callable[..., nn.Module]  # makes the layer from module and setting
+    build: str  # the function of this file that makes the layer, of BUILDERS
     options: dict[str, Any] = field(default_factory=dict)  # of that function
     time_first: bool = False  # takes (T, B, E), not (B, T, E)
     cuda: bool = False  # runs on a GPU only
-
-    @property
-    def name(self) -> str:
-        """Return the name of its row."""
-        return f"{self.label} ({self.package})"
 
     def absence(self, device: torch.device) -> str | None:
         """Return why the layer cannot be measured, or None."""
@@ -150,7 +147,8 @@ class Peer:
 
     def layer(self, setting: LayerSetting) -> nn.Module:
         """Build the layer."""
-        return self.build(importlib.import_module(self.module), setting, **self.options)
+        build = BUILDERS[self.build]
+        return build(importlib.import_module(self.module), setting, **self.options)
 
 
 class _Wrapped(nn.Module):
@@ -254,21 +252,9 @@ def x_encoder(library: ModuleType, setting: LayerSetting, **options: bool) -> nn
     )
 
 
-BERT = "transformers", "transformers.models.bert.modeling_bert"
-DEBERTA = "transformers", "transformers.models.deberta_v2.modeling_deberta_v2"
-TRANSFO_XL = "transformers", "transformers.models.deprecated.transfo_xl.modeling_transfo_xl"
-FLASH = "flashdeberta", "flashdeberta.model"
-X_TRANSFORMERS = "x-transformers", "x_transformers"
-PEERS = (
-    Peer("BERT absolute", *BERT, "none", bert_layer, {"kind": "absolute"}),
-    Peer("BERT relative_key", *BERT, "shaw_keys", bert_layer, {"kind": "relative_key"}),
-    Peer("BERT relative_key_query", *BERT, "m4", bert_layer, {"kind": "relative_key_query"}),
-    Peer("DeBERTa-v2", *DEBERTA, "deberta", disentangled_encoder, {"encoder": "DebertaV2Encoder"}),
-    Peer("T5", "transformers", "transformers.models.t5.modeling_t5", "t5", bucketed_block),
-    Peer("Transformer-XL, causal", *TRANSFO_XL, "transformer_xl", recurrent_layer, time_first=True),
-    Peer("FlashDeBERTa", *FLASH, "deberta", disentangled_encoder, {"encoder": "FlashDebertaV2Encoder"}, cuda=True),
-    Peer("T5's bias", *X_TRANSFORMERS, "t5", x_encoder, {"rel_pos_bias": True}),
-    Peer("rotary", *X_TRANSFORMERS, "rope", x_encoder, {"rotary_pos_emb": True, "attn_flash": True}),
-    Peer("ALiBi", *X_TRANSFORMERS, "alibi", x_encoder, {"alibi_pos_bias": True, "attn_flash": True}),
-)
+BUILDERS = {
+    build.__name__: build for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
+}
+# A file of its own: no scheme is named in code outside `schemes/`.
+PEERS = tuple(Peer(**entry) for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8")))
 PACKAGES = tuple(dict.fromkeys(peer.package for peer in PEERS))
