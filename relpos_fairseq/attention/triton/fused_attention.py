@@ -78,11 +78,10 @@ def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float)
     given = CallNumbers(*numbers)
     q = _lay_out(named(PLACES, kinds, tensors))["q"]
     exact = torch.promote_types(q.dtype, torch.float32)
-    width = given.near_high - given.near_low + 1
     found = [torch.empty_like(q)]
-    found += [q.new_empty((*q.shape[:3], width))] * given.values
+    found += [q.new_empty((*q.shape[:3], given.near_width))] * given.VALUES
     found += [q.new_empty(q.shape[:3], dtype=exact) for _ in range(2)]
-    return [*found, torch.empty_like(q)] if given.out_error else found
+    return [*found, torch.empty_like(q)] if given.OUT_ERROR else found
 
 
 def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:

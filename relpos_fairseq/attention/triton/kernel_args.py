@@ -167,7 +167,7 @@ class Sizes(NamedTuple):
     scalar_low: int  # the window of static and gate
     scalar_width: int
     long_low: int  # the lowest distance of visible pairs
-    long_width: int
+    long_width: int  # from there to the highest
 
 
 class Flags(NamedTuple):
@@ -299,26 +299,26 @@ _BY_SCALARS = ("static", "gate")
 
 
 class CallNumbers(NamedTuple):
-    """The integers of a call, as an operation of torch takes them; windows by their lowest and highest distance."""
+    """The integers of a call, as an operation of torch takes them: those of `Sizes` from `start` on, then flags."""
 
-    start: int  # slot of the first query
+    start: int
     outer_low: int
     outer_high: int
     near_low: int
-    near_high: int
+    near_width: int
     scalar_low: int
-    scalar_high: int
-    lowest: int  # distances of visible pairs
-    highest: int
-    causal: int
-    window: int
-    dropout: int  # of 65536
-    reset_kinds: int
-    values: int  # values have vectors
-    out_error: int  # the backward pass needs what rounding took from the output
-    static_grad: int
-    gate_grad: int
-    tf32: int
+    scalar_width: int
+    long_low: int
+    long_width: int
+    CAUSAL: int
+    WINDOW: int
+    DROPOUT: int
+    RESET: int
+    VALUES: int
+    OUT_ERROR: int  # the backward pass needs what rounding took from the output
+    STATIC_GRAD: int
+    GATE_GRAD: int
+    TF32: int  # products of fp32 are computed in TF32
 
 
 def describe(inputs: AttentionInputs, low: Operands) -> CallNumbers:
@@ -336,22 +336,22 @@ def describe(inputs: AttentionInputs, low: Operands) -> CallNumbers:
         outer_low=outer.low,
         outer_high=outer.high,
         near_low=low.vectors.low,
-        near_high=low.vectors.high,
+        near_width=low.vectors.width,
         scalar_low=low.scalars.low,
-        scalar_high=low.scalars.high,
-        lowest=low.reach.lowest,
-        highest=low.reach.highest,
-        causal=int(inputs.causal),
-        window=inputs.window or 0,
-        dropout=round(inputs.dropout * 65536),
-        reset_kinds=low.reset_kinds,
-        values=int(low.value_vectors is not None),
+        scalar_width=low.scalars.width,
+        long_low=low.reach.lowest,
+        long_width=low.reach.highest - low.reach.lowest + 1,
+        CAUSAL=int(inputs.causal),
+        WINDOW=inputs.window or 0,
+        DROPOUT=round(inputs.dropout * 65536),
+        RESET=low.reset_kinds,
+        VALUES=int(low.value_vectors is not None),
         # Where probabilities are peaked, the gradient of a logit is a small difference of two large numbers, one of
         # which is computed from the output: the output's rounding to half precision would be all of the difference.
-        out_error=int(grads and inputs.q.dtype in (torch.float16, torch.bfloat16)),
-        static_grad=int(learns["static"]),
-        gate_grad=int(learns["gate"]),
-        tf32=int(torch.backends.cuda.matmul.allow_tf32),  # as torch's own products of fp32
+        OUT_ERROR=int(grads and inputs.q.dtype in (torch.float16, torch.bfloat16)),
+        STATIC_GRAD=int(learns["static"]),
+        GATE_GRAD=int(learns["gate"]),
+        TF32=int(torch.backends.cuda.matmul.allow_tf32),  # as torch's own products of fp32
     )
 
 
@@ -408,21 +408,11 @@ def make_call(tensors: dict[str, Tensor], given: CallNumbers, scale: float) -> C
         given: the call's integers.
         scale: factor of q.k and of products with vectors.
     """
-    q, flags = tensors["q"], _flags(tensors, given, scale)
-    sizes = Sizes(
-        heads=q.size(1),
-        tgt_len=q.size(2),
-        src_len=tensors["k"].size(2),
-        start=given.start,
-        outer_low=given.outer_low,
-        outer_high=given.outer_high,
-        near_low=given.near_low,
-        near_width=given.near_high - given.near_low + 1,
-        scalar_low=given.scalar_low,
-        scalar_width=given.scalar_high - given.scalar_low + 1,
-        long_low=given.lowest,
-        long_width=given.highest - given.lowest + 1,
-    )
+    q, known = tensors["q"], given._asdict()
+    lengths = {"heads": q.size(1), "tgt_len": q.size(2), "src_len": tensors["k"].size(2)}
+    sizes = Sizes(**lengths, **{name: number for name, number in known.items() if name in Sizes._fields})
+    flags = {name: number for name, number in known.items() if name not in sizes._fields}
+    flags |= _flags(tensors, sizes, given, scale)
     return Call(
         torch.promote_types(q.dtype, torch.float32),
         sizes,
@@ -438,41 +428,38 @@ def padded(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels))
 
 
-def _flags(tensors: dict[str, Tensor], given: CallNumbers, scale: float) -> dict:
+PRESENT = {  # flags by the operand whose presence they tell
+    "PADDING": "padding",
+    "DOCUMENTS": "documents",
+    "QUERY_PRODUCTS": "query_products",
+    "KEY_PRODUCTS": "key_products",
+    "MULTIPLIERS": "query_multipliers",
+    "TRILINEAR": "near_content",
+    "STATIC": "static",
+    "GATE": "gate",
+    "FACTORS": "query_factors",
+    "LONG_Q": "query_vectors",
+    "LONG_K": "key_vectors",
+}
+
+
+def _flags(tensors: dict[str, Tensor], sizes: Sizes, given: CallNumbers, scale: float) -> dict:
+    """Return the flags that follow from tensors and windows."""
     dim = tensors["q"].size(-1)
     rank = tensors["query_factors"].size(-1) if "query_factors" in tensors else 1
-    return {
+    highest = sizes.long_low + sizes.long_width - 1
+    return {flag: name in tensors for flag, name in PRESENT.items()} | {
         "D": dim,
         "DP": padded(dim),
         "RANK": rank,
         "RP": padded(rank),
         "ACC": tl.float64 if tensors["q"].dtype == torch.float64 else tl.float32,
-        "PRECISION": "tf32" if given.tf32 else "ieee",
+        "PRECISION": "tf32" if given.TF32 else "ieee",
         "SCALE": scale,
-        "CAUSAL": bool(given.causal),
-        "PADDING": "padding" in tensors,
-        "WINDOW": given.window,
-        "DOCUMENTS": "documents" in tensors,
-        "DROPOUT": given.dropout,
-        "QUERY_PRODUCTS": "query_products" in tensors,
-        "KEY_PRODUCTS": "key_products" in tensors,
-        "MULTIPLIERS": "query_multipliers" in tensors,
-        "TRILINEAR": "near_content" in tensors,
-        "VALUES": bool(given.values),
-        "STATIC": "static" in tensors,
-        "GATE": "gate" in tensors,
-        "FACTORS": "query_factors" in tensors,
-        "LONG_Q": "query_vectors" in tensors,
-        "LONG_K": "key_vectors" in tensors,
-        "RESET": given.reset_kinds,
-        "NEAR_LEFT": given.near_low >= given.lowest,
-        "NEAR_RIGHT": given.near_high <= given.highest,
-        "OUTER_LEFT": given.outer_low >= given.lowest,
-        "OUTER_RIGHT": given.outer_high <= given.highest,
-        # of single kernels
-        "OUT_ERROR": bool(given.out_error),
-        "STATIC_GRAD": bool(given.static_grad),
-        "GATE_GRAD": bool(given.gate_grad),
+        "NEAR_LEFT": sizes.near_low >= sizes.long_low,
+        "NEAR_RIGHT": sizes.near_low + sizes.near_width - 1 <= highest,
+        "OUTER_LEFT": sizes.outer_low >= sizes.long_low,
+        "OUTER_RIGHT": sizes.outer_high <= highest,
     }
 
 
