@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.benchmarks.candidates import SchemeCandidate
 from relpos_fairseq.benchmarks.measurement import table, write_csv, write_section
@@ -70,6 +71,7 @@ def check_arguments(args: Options) -> None:
     if not all(number.isdigit() and int(number) for number in numbers):
         raise ValueError(f"--head-dims must be positive numbers, got {args.head_dims}")
     args.head_dims = [int(number) for number in numbers]
+    args.all = args.schemes == "all"
     args.schemes = schemes_of(args.schemes, schemes_for(attention=True))
     if find_spec("triton") is None:
         raise ValueError("the package triton is not installed: pip install triton")
@@ -181,32 +183,36 @@ def _kernel(compiled: Any, log: str) -> Kernel:
 
 
 def compile_all(args: Options) -> tuple[Compiler, list[tuple[str, ...]]]:
-    """Compile the kernels of every call; return them and the calls' labels."""
-    compiler, labels = Compiler(args.capability), []
-    for name, dtype, dim, mask in itertools.product(args.schemes, args.dtypes, args.head_dims, args.masks):
-        labels.append((name, dtype, str(dim), mask))
-        with compiler.catching(" ".join(labels[-1])):
-            _train(name, dtype, dim, mask, args)
-    return compiler, labels
+    """Compile the kernels of every call; return them and the calls' labels.
 
-
-def _train(name: str, dtype: str, dim: int, mask: str, args: Options) -> None:
-    """Make a forward and backward pass whose kernels are compiled and not run."""
+    Of all schemes those that the backend refuses are left out; one that is named is an error.
+    """
     # The kernels are imported as for a GPU; then the backend is told to accept tensors on the CPU, which none touches.
     import_module("relpos_fairseq.attention.triton.fused_attention")
     import_module("relpos_fairseq.attention.triton.refusal").interpreted = lambda: True
+    compiler, labels = Compiler(args.capability), []
+    for name, dtype, dim, mask in itertools.product(args.schemes, args.dtypes, args.head_dims, args.masks):
+        inputs = _training_call(name, dtype, dim, mask, args)
+        if problem := backend.refusal(inputs):
+            if not args.all:
+                raise ValueError(f"--schemes {name}: attention backend triton cannot evaluate {problem}")
+            print(f"{name}: triton cannot evaluate {problem}", flush=True)
+            continue
+        labels.append((name, dtype, str(dim), mask))
+        with compiler.catching(" ".join(labels[-1])):
+            backend.attend(inputs).sum().backward()
+    return compiler, labels
+
+
+def _training_call(name: str, dtype: str, dim: int, mask: str, args: Options) -> AttentionInputs:
+    """Return a call of attention whose queries, keys, values and tables want gradients."""
     shape = (1, 2, args.length, dim, args.clip)
     setting = AttentionSetting(*shape, mask == "causal", getattr(torch, dtype), torch.device("cpu"))
     scheme = SchemeCandidate(name, setting, "triton")
     inputs = scheme.call(*(part.detach().requires_grad_() for part in scheme.inputs()))
     if mask == "padding":
         inputs = replace(inputs, key_padding=torch.zeros(1, args.length, dtype=torch.bool))
-    if mask == "dropout":
-        inputs = replace(inputs, dropout=0.1)
-    problem = backend.refusal(inputs)
-    if problem:
-        raise ValueError(f"--schemes {name}: attention backend triton cannot evaluate {problem}")
-    backend.attend(inputs).sum().backward()
+    return replace(inputs, dropout=0.1) if mask == "dropout" else inputs
 
 
 def kernel_table(compiler: Compiler, labels: list[tuple[str, ...]]) -> str:
