@@ -83,7 +83,7 @@ class AttentionRun:
 
 
 def benchmark(args: Options) -> None:
-    """Check, time, print, write."""
+    """Check candidates, time them, print the tables, and write them where asked."""
     device = check_arguments(args)
     torch.manual_seed(1)
     words = machine(device, args.threads)

@@ -46,7 +46,7 @@ TOGETHER = 6  # models in memory beside the baseline
 
 
 def benchmark(args: Options) -> None:
-    """Count, time, print, write."""
+    """Count parameters, measure time and memory, print the tables, and write them where asked."""
     device = check_arguments(args)
     head = machine(device, args.threads)
     print(head, flush=True)

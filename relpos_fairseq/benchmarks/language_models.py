@@ -29,7 +29,7 @@ AT_LEAST_1 = "context tokens sliding_tokens batch train_batch threads"
 
 
 def benchmark(options: Options) -> None:
-    """Measure and print."""
+    """Measure evaluation and training, print the tables, and write the numbers where asked."""
     check_least(options, 1, AT_LEAST_1)
     options.threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(options.threads)
@@ -101,13 +101,13 @@ def row_of(model: Subject, method: str, context: int, score: Score) -> dict:
 
 
 def refused(model: Subject, method: str, context: int, longest: int) -> dict:
-    """Return the row of a method that the model's table of positions does not reach."""
+    """Return the row of a method whose context is longer than the model's table of positions."""
     row = {"model": model.name, "method": method, "context": context, "predictions": 0}
     return row | {"tokens/s": "", "perplexity": f"cannot: table of {longest}", "bits": ""}
 
 
 def training(subjects: list[Subject], options: Options) -> list[dict]:
-    """Return tokens a second of forward, backward and Adam, memory carried where there is one."""
+    """Return for each model the tokens a second of training: forward, backward, Adam, memory carried on."""
     if options.train_updates < 1:
         return []
     rows = []

@@ -31,7 +31,7 @@ BASELINE = PLAIN
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens."""
+    """Sizes of BERT's layer (post-norm, GELU) and of its input of (batch, length) tokens."""
 
     width: int  # e
     ffn: int  # width of the feed-forward layer
@@ -45,7 +45,7 @@ class LayerSetting:
 
 
 class OurLayer(nn.Module):
-    """A layer of `relpos_roberta` with what its stack evaluates once a forward pass.
+    """A layer of `relpos_roberta`, with the positions that its stack evaluates once a forward pass.
 
     `name` is a scheme (and backend: `label_of`).
     """
@@ -93,7 +93,7 @@ def _config(setting: LayerSetting) -> RelPosRobertaConfig:
 
 
 def layer_runner(layer: nn.Module, setting: LayerSetting, mode: str, time_first: bool = True) -> Callable[[], object]:
-    """Return what is timed: a forward pass without gradients, or forward and backward.
+    """Return a function that makes a forward pass without gradients, or a forward and backward pass.
 
     The layer takes and returns (T, B, E), or (B, T, E) where not `time_first`.
     """
@@ -119,7 +119,7 @@ LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, 
 
 @dataclass(frozen=True)
 class Peer:
-    """A layer of another library."""
+    """A layer of another library, and the scheme that it is like."""
 
     name: str  # of its row
     package: str  # which must be installed
@@ -152,7 +152,7 @@ class Peer:
 
 
 class _Wrapped(nn.Module):
-    """A module and how to call it."""
+    """A module whose forward pass is another call of it."""
 
     def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def _first(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def bert_layer(library: ModuleType, setting: LayerSetting, kind: str) -> nn.Module:
-    """Build BERT's layer with a kind of positions."""
+    """Build BERT's layer with a `position_embedding_type`."""
     config = library.BertConfig(
         hidden_size=setting.width,
         intermediate_size=setting.ffn,

@@ -50,7 +50,7 @@ BASELINES = {"translation": FAIRSEQ, "layers": layers.BASELINE}
 
 
 def benchmark(args: Options) -> None:
-    """Measure, print, write."""
+    """Measure each part, print its table, and write it where asked."""
     device = check_arguments(args)
     head = machine(device, args.threads)
     print(head, flush=True)
@@ -104,7 +104,7 @@ def check_arguments(args: Options) -> torch.device:
 
 
 def measure_translation(args: Options, log: RowLog, where: dict) -> None:
-    """Add rows of whole models; the baseline is timed again with each handful of others."""
+    """Add times of whole models to a log; the baseline is timed again with each handful of others."""
     setting = setting_of(TranslationSetting, args)
     makers = {"train": translation_training_step, "generate": generation}
     for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
@@ -118,7 +118,7 @@ def measure_translation(args: Options, log: RowLog, where: dict) -> None:
 
 
 def layer_makers(args: Options) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
-    """Return by name what builds a layer, and whether it takes (T, B, E)."""
+    """Return for each row's name a function that builds its layer, and whether the layer takes (T, B, E)."""
     names = [label for label in args.labels if in_attention(label.split(", ")[0])]
     names = dict.fromkeys([layers.BASELINE, *names])
     ours = {name: (lambda setting, name=name: OurLayer(name, setting), True) for name in names}
@@ -134,7 +134,7 @@ def layer_makers(args: Options) -> dict[str, tuple[Callable[[LayerSetting], obje
 
 
 def measure_layers(args: Options, log: RowLog, where: dict) -> None:
-    """Add rows of layers at every length."""
+    """Add times and memory of layers to a log, at every length."""
     makers = layer_makers(args)
     modes = [mode for mode in PARTS["layers"] if mode in args.modes]
     for length in args.lengths:
@@ -150,7 +150,7 @@ def measure_layers(args: Options, log: RowLog, where: dict) -> None:
 
 
 def layer_rows(args: Options, setting: LayerSetting, built: dict[str, tuple], mode: str) -> list[dict]:
-    """Return a row a layer: its peak memory, or its times and parameters."""
+    """Return a row for each layer: its peak memory, or its times and parameters."""
     runs = {
         name: layer_runner(layer, setting, "train" if mode == "memory" else mode, time_first)
         for name, (layer, time_first) in built.items()
@@ -187,7 +187,7 @@ def _cell(row: dict | None, part: str) -> str:
 
 
 def describe(part: str, args: Options, head: str) -> str:
-    """Return machine, versions, sizes: what a part's table is of."""
+    """Return machine, versions and sizes of a part, in words."""
     libraries = versions(["fairseq-fixed", "fairseq"])
     if part == "translation":
         return (
@@ -210,7 +210,7 @@ def describe(part: str, args: Options, head: str) -> str:
 
 
 def plot_ratios(path: Path, rows: dict[str, list[dict]], head: str) -> None:
-    """Draw all ratios."""
+    """Draw the ratios of all parts as bars."""
     panels: dict[str, dict[str, float]] = {}
     for part, found in rows.items():
         for row in found:

@@ -51,7 +51,7 @@ PREFIX = "relpos_transformer"
 
 
 def _multi30k() -> dict[str, Any]:
-    """Return the model of examples/translation/config/multi30k.yaml."""
+    """Return the sizes of the model of examples/translation/config/multi30k.yaml."""
     one = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in one.items()}
 
@@ -65,7 +65,7 @@ MODEL_SIZES = {
 
 @dataclass(frozen=True)
 class TranslationSetting:
-    """A model's size and a batch of sentences."""
+    """Sizes of a translation model and of a batch of sentences."""
 
     size: str  # a name of MODEL_SIZES
     vocabulary: int  # words of the joint vocabulary
@@ -121,14 +121,14 @@ def sentences(setting: TranslationSetting) -> dict:
 
 
 def make_optimizer(kind: type[FairseqAdam], model: nn.Module) -> FairseqAdam:
-    """Return a kind of Adam with a learning rate that hardly moves the weights."""
+    """Return an optimizer of a kind of Adam, with a learning rate that hardly changes the weights."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
     config.tpu = False
     return kind(config, [part for part in model.parameters() if part.requires_grad])
 
 
 def translation_training_step(name: str, setting: TranslationSetting) -> Callable[[], object]:
-    """Return a step of training: forward, loss, backward, optimizer; it returns the loss.
+    """Return a function that makes a step of training (forward, loss, backward, optimizer) and returns the loss.
 
     Optimizer and loss are fairseq's own on both sides; rows of `GAINS` replace one of them.
     """
@@ -150,7 +150,7 @@ def translation_training_step(name: str, setting: TranslationSetting) -> Callabl
 
 
 def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
-    """Return beam search for exactly `length` tokens a sentence, which gives hypotheses."""
+    """Return a function that translates the batch by beam search, exactly `length` tokens a sentence."""
     model = translation_model(name, setting).eval()
     model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     words = small_task(setting.vocabulary).target_dictionary
@@ -168,7 +168,7 @@ SPECIAL = 5  # <s>, <pad>, </s>, <unk> and <mask>
 
 @dataclass(frozen=True)
 class MaskedLMSetting:
-    """A step of masked language modelling."""
+    """Sizes of a masked language model and of a batch."""
 
     size: str  # `base` or `small`: a named size of relpos_roberta
     layers: int  # how many of its layers; 0: all
@@ -213,7 +213,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
-    """Return (B, T) tokens and which of them are masked, the same in every run."""
+    """Return tokens (B, T) and which of them are masked (B, T), the same in every run."""
     generator = torch.Generator().manual_seed(4)
     shape = (setting.batch, setting.length)
     tokens = torch.randint(4, setting.vocabulary - 1, shape, generator=generator)
@@ -223,7 +223,7 @@ def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
 
 
 def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
-    """Return a step: forward, loss of the masked tokens, backward, `relpos_adam`."""
+    """Return a function that makes a step of training (forward, loss of masked tokens, backward, `relpos_adam`)."""
     model = masked_lm(name, setting).train()
     optimizer = make_optimizer(RelPosAdam, model)
     tokens, masked = _text(setting)
@@ -241,7 +241,7 @@ def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[],
 
 
 def masked_lm_inference(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
-    """Return a forward pass to the features of every token."""
+    """Return a function that computes the features of every token."""
     model = masked_lm(name, setting).eval()
     tokens, _ = _text(setting)
     return torch.no_grad()(lambda: model(tokens, features_only=True)[0])
