@@ -204,15 +204,6 @@ def test_launches(dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
             assert kernel != "rows" or not work.scalars or tile.rows == tile.keys
 
 
-def test_sizes_compile_nothing_anew() -> None:
-    """Triton compiles a kernel again for an integer of a tuple that is 1 or divisible by 16: packed sizes never are."""
-    for first in range(-60, 1030):
-        sizes = kernel_args.Sizes(*range(first, first + len(kernel_args.Sizes._fields)))
-        packed = kernel_args.pack_sizes(sizes)
-        assert all(number != 1 and number % 16 for number in packed)
-        assert [number >> 2 for number in packed] == list(sizes)  # as `unpack_sizes` does
-
-
 def philox(seed: int, counter: tuple[int, int, int, int], rounds: int = 7) -> list[int]:
     """Philox-4x32 (Salmon et al. 2011) on Python's integers."""
     words, key = list(counter), [seed & 0xFFFFFFFF, seed >> 32]

@@ -1,7 +1,7 @@
 """Compute all gradients of fused attention by four kernels, without atomics: same inputs, same bits.
 
-`delta_kernel` runs first.  `rows_kernel` then owns blocks of queries, `keys_kernel` blocks of keys, and
-`diagonals_kernel` diagonals of tiles: each stores every gradient that it owns once.  The gradient of a near table's
+`sum_delta` runs first.  Programs of `query_gradients` then own blocks of queries, of `key_gradients` blocks of keys, of
+`diagonal_gradients` diagonals of tiles: each stores every gradient that it owns once.  The gradient of a near table's
 product belongs to one query and key and is stored; its clipped ends are sums of a row (of a column, for keys).
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos_fairseq.attention.triton.kernel_args import unpack_sizes
 from relpos_fairseq.attention.triton.logits import (
     load_saved,
     lower_distance_mask,
@@ -41,9 +40,8 @@ from relpos_fairseq.attention.triton.tile import (
 
 
 @triton.jit
-def delta_kernel(saved, results, strides, sizes, F: tl.constexpr, OUT_ERROR: tl.constexpr):
+def sum_delta(saved, results, strides, sizes, F: tl.constexpr):
     """Sum probability times its gradient over keys, from output times its gradient: delta (B, H, T)."""
-    sizes = unpack_sizes(sizes)
     tgt_len, width = sizes.tgt_len, sizes.near_width
     blocks = tl.cdiv(tgt_len, F.ROWS)
     n = tl.program_id(0) // blocks
@@ -52,7 +50,7 @@ def delta_kernel(saved, results, strides, sizes, F: tl.constexpr, OUT_ERROR: tl.
     inside = i < tgt_len
     # the exact output and its gradient (ROWS, DP)
     out = load_block(saved.out, i, strides.out_t, inside, F.D, F.DP).to(F.ACC)
-    if OUT_ERROR:
+    if F.OUT_ERROR:
         out += load_block(saved.out_error, i, strides.out_t, inside, F.D, F.DP).to(F.ACC)
     dout = load_block(saved.dout, i, strides.out_t, inside, F.D, F.DP).to(F.ACC)
     # delta (ROWS,)
@@ -101,16 +99,13 @@ def store_diagonal_sums(scalars_ptr, sums_ptr, sums, cell, cells):
     tl.store(sums_ptr + 1, tl.sum(right, 0))
 
 
-@triton.jit(do_not_specialize=["seed"])
-def rows_kernel(
-    operands, saved, results, strides, sizes, seed, F: tl.constexpr, STATIC_GRAD: tl.constexpr, GATE_GRAD: tl.constexpr
-):
+@triton.jit
+def query_gradients(operands, saved, results, strides, sizes, seed, F: tl.constexpr):
     """Compute the gradients that belong to ROWS queries of one head, and sums for those of scalars.
 
     Of `RowsResults`, dscalars are a block's sums by distance, from distance outer_low - 2 KEYS on; dsums are those of
     tiles outside the outer window and of the reset's column.
     """
-    sizes = unpack_sizes(sizes)
     tgt_len, start, width = sizes.tgt_len, sizes.start, sizes.near_width
     blocks = tl.cdiv(tgt_len, F.ROWS)
     n = tl.program_id(0) // blocks
@@ -167,7 +162,7 @@ def rows_kernel(
                         dquery_products, of_vectors, product_ends, at.i, strides.qp_t, at, sizes, PHASE, F
                     )
                 # static, by distance
-                if STATIC_GRAD:
+                if F.STATIC_GRAD:
                     part = zero_replaced(ds, at, reset, sizes, 2, F)
                     static_sums = store_diagonals(
                         dscalars, part, static_sums, first_key - slot, sizes.outer_low, F.KEYS, PHASE
@@ -182,7 +177,7 @@ def rows_kernel(
                     multiplier_ends = store_products(
                         dquery_multipliers, part, multiplier_ends, at.i, strides.qp_t, at, sizes, PHASE, F
                     )
-                if GATE_GRAD:
+                if F.GATE_GRAD:
                     part = ds * tile.content * tile.by_query * tile.by_key
                     gate_sums = store_diagonals(
                         dscalars + cells, part, gate_sums, first_key - slot, sizes.outer_low, F.KEYS, PHASE
@@ -215,12 +210,12 @@ def rows_kernel(
     if F.FACTORS:
         of_factors = n64 * tgt_len * F.RANK
         store_block(results.dquery_factors + of_factors, dquery_factors, i, F.RANK, inside, F.RANK, F.RP)
-    if STATIC_GRAD or GATE_GRAD:
+    if F.STATIC_GRAD or F.GATE_GRAD:
         tiles = tl.cdiv(tl.maximum(bounds[2] - bounds[1], 0), F.KEYS)
         cell = bounds[1] + tiles * F.KEYS - slot - sizes.outer_low + F.KEYS + tl.arange(0, F.KEYS)
-        if STATIC_GRAD:
+        if F.STATIC_GRAD:
             store_diagonal_sums(dscalars, dsums, static_sums, cell, cells)
-        if GATE_GRAD:
+        if F.GATE_GRAD:
             store_diagonal_sums(dscalars + cells, dsums + 2, gate_sums, cell, cells)
     if F.RESET:
         tl.store(dsums + 4, tl.sum(column_sum, 0))
@@ -230,10 +225,9 @@ def rows_kernel(
 # Keys and values.
 
 
-@triton.jit(do_not_specialize=["seed"])
-def keys_kernel(operands, saved, results, strides, sizes, seed, F: tl.constexpr):
+@triton.jit
+def key_gradients(operands, saved, results, strides, sizes, seed, F: tl.constexpr):
     """Compute the gradients that belong to KEYS keys of one head, into `KeysResults`; tiles are (KEYS, ROWS)."""
-    sizes = unpack_sizes(sizes)
     src_len, width = sizes.src_len, sizes.near_width
     blocks = tl.cdiv(src_len, F.KEYS)
     n = tl.program_id(0) // blocks
@@ -322,16 +316,13 @@ def keys_kernel(operands, saved, results, strides, sizes, seed, F: tl.constexpr)
 # Vectors of long tables.
 
 
-@triton.jit(do_not_specialize=["seed", "first_diagonal", "diagonals"])
-def diagonals_kernel(
-    operands, saved, results, strides, sizes, seed, first_diagonal, diagonals, F: tl.constexpr, OF_KEYS: tl.constexpr
-):
+@triton.jit
+def diagonal_gradients(operands, saved, results, strides, sizes, seed, first_diagonal, diagonals, F: tl.constexpr):
     """Sum over one diagonal of tiles the gradients of the vectors for its 2 X distances, for one head.
 
-    The vectors are those that queries (or, OF_KEYS, keys) are multiplied with.  The result is parts (B, H, diagonals,
+    The vectors are those that queries (or, F.OF_KEYS, keys) are multiplied with.  The result is parts (B, H, diagonals,
     2, X, D): the lower and the upper X distances of each diagonal.
     """
-    sizes = unpack_sizes(sizes)
     X: tl.constexpr = F.KEYS
     n = tl.program_id(0) // diagonals
     diagonal = tl.program_id(0) % diagonals
@@ -354,7 +345,7 @@ def diagonals_kernel(
         _, ds = tile_gradient(n, tile.s, v, of_rows, rows, keys, at, operands, saved, sizes, seed, 1, False, F)
         ds = zero_replaced(ds, at, reset, sizes, 1, F) * F.SCALE
         # gradients by distance (X distances, X queries or keys), the lower and the upper X
-        if OF_KEYS:
+        if F.OF_KEYS:
             x = keys.long
             turned = tl.gather(ds, (own[None, :] - own[:, None] + X - 1) % X, 0)
             in_low = lower_distance_mask(X, True, False)

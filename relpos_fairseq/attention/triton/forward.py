@@ -1,11 +1,10 @@
-"""The forward kernel: an online softmax over tiles of keys, from the left of the outer window to its right."""
+"""The forward pass: an online softmax over tiles of keys, from the left of the outer window to its right."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from relpos_fairseq.attention.triton.kernel_args import unpack_sizes
 from relpos_fairseq.attention.triton.logits import (
     move_to_head,
     split_head_index,
@@ -28,10 +27,9 @@ from relpos_fairseq.attention.triton.tile import (
 )
 
 
-@triton.jit(do_not_specialize=["seed"])
-def forward_kernel(operands, results, strides, sizes, seed, F: tl.constexpr, OUT_ERROR: tl.constexpr):
+@triton.jit
+def attend_queries(operands, results, strides, sizes, seed, F: tl.constexpr):
     """Evaluate ROWS queries of one head against all keys that they see, into `ForwardResults`."""
-    sizes = unpack_sizes(sizes)
     tgt_len = sizes.tgt_len
     blocks = tl.cdiv(tgt_len, F.ROWS)
     n = tl.program_id(0) // blocks
@@ -88,7 +86,7 @@ def forward_kernel(operands, results, strides, sizes, seed, F: tl.constexpr, OUT
     rounded = out.to(rows.content.dtype)
     base = b * strides.out_b + h * strides.out_h
     store_block(results.out + base, rounded, i, strides.out_t, inside, F.D, F.DP)
-    if OUT_ERROR:
+    if F.OUT_ERROR:
         store_block(results.out_error + base, out - rounded.to(F.ACC), i, strides.out_t, inside, F.D, F.DP)
     # largest logit and sum (ROWS,) apart, since their sum would round large logits; a query without a key gets an
     # infinite sum, so that its probabilities are 0

@@ -7,23 +7,31 @@ import sys
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.operation import arranged, define, named
 from relpos_fairseq.attention.triton import kernel_args as args
-from relpos_fairseq.attention.triton.backward import delta_kernel, diagonals_kernel, keys_kernel, rows_kernel
-from relpos_fairseq.attention.triton.forward import forward_kernel
-from relpos_fairseq.attention.triton.kernel_args import MASKS, NEAR_TABLES, Call, CallNumbers, describe, make_call
+from relpos_fairseq.attention.triton.backward import diagonal_gradients, key_gradients, query_gradients, sum_delta
+from relpos_fairseq.attention.triton.forward import attend_queries
+from relpos_fairseq.attention.triton.kernel_args import (
+    MASKS,
+    NEAR_TABLES,
+    Call,
+    CallNumbers,
+    Sizes,
+    describe,
+    make_call,
+)
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
 
-# Every kernel with the record of what it writes.
-KERNELS = {
-    "forward": (forward_kernel, args.ForwardResults),
-    "delta": (delta_kernel, args.DeltaResults),
-    "rows": (rows_kernel, args.RowsResults),
-    "keys": (keys_kernel, args.KeysResults),
-    "diagonals": (diagonals_kernel, args.DiagonalsResults),
+RESULTS = {  # what every kernel writes
+    "forward": args.ForwardResults,
+    "delta": args.DeltaResults,
+    "rows": args.RowsResults,
+    "keys": args.KeysResults,
+    "diagonals": args.DiagonalsResults,
 }
 NAMES = tuple(name for name in args.OperandPointers._fields if name not in MASKS)  # operands with gradients
 CONTENT = ("q", "k", "v", "right_q", "long_q", "long_k")
@@ -230,8 +238,8 @@ def _vector_gradients(call: Call, given: Tensors, made: Tensors) -> Tensors:
         if given[table] is None:
             continue
         parts = given["q"].new_empty(batch, heads, last - first + 1, 2, block, dim, dtype=call.exact)
-        chosen = {"first_diagonal": first, "diagonals": last - first + 1, "OF_KEYS": table == "key_vectors"}
-        _run("diagonals", call, given, {**made, "parts": parts}, chosen)
+        of_keys = table == "key_vectors"
+        _run("diagonals", call, given, {**made, "parts": parts}, (first, last - first + 1), of_keys)
         # the upper distances of a diagonal are the lower ones of the next: (H, diagonals + 1, X, D)
         parts = parts.sum(0)
         both = torch.nn.functional.pad(parts[:, :, 0], (0, 0, 0, 0, 0, 1))
@@ -253,10 +261,64 @@ def _like(name: str, tensor: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 # A launch.
 
+VARYING = [*Sizes._fields[1:], "seed", "first_diagonal", "diagonals"]  # change from call to call
 
-def _run(kind: str, call: Call, given: Tensors, made: Tensors, chosen: dict | None = None) -> None:
-    """Launch a kernel of KERNELS; `chosen` are arguments that it alone has."""
-    kernel, record = KERNELS[kind]
+
+@triton.jit(do_not_specialize=VARYING, repr=lambda compiled: f"{compiled.constants['KIND']}_kernel")
+def attention_kernel(
+    operands,
+    saved,
+    results,
+    strides,
+    heads,
+    tgt_len,
+    src_len,
+    start,
+    outer_low,
+    outer_high,
+    near_low,
+    near_width,
+    scalar_low,
+    scalar_width,
+    long_low,
+    long_width,
+    seed,
+    first_diagonal,
+    diagonals,
+    F: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Run the kernel of RESULTS that KIND names; the compiler drops the arguments that the kernel does not use."""
+    sizes = Sizes(
+        heads,
+        tgt_len,
+        src_len,
+        start,
+        outer_low,
+        outer_high,
+        near_low,
+        near_width,
+        scalar_low,
+        scalar_width,
+        long_low,
+        long_width,
+    )
+    if KIND == "forward":
+        attend_queries(operands, results, strides, sizes, seed, F)
+    elif KIND == "delta":
+        sum_delta(saved, results, strides, sizes, F)
+    elif KIND == "rows":
+        query_gradients(operands, saved, results, strides, sizes, seed, F)
+    elif KIND == "keys":
+        key_gradients(operands, saved, results, strides, sizes, seed, F)
+    else:
+        diagonal_gradients(operands, saved, results, strides, sizes, seed, first_diagonal, diagonals, F)
+
+
+def _run(
+    kind: str, call: Call, given: Tensors, made: Tensors, diagonals: tuple[int, int] = (0, 0), of_keys: bool = False
+) -> None:
+    """Launch a kernel of RESULTS; `diagonals` are the first diagonal of tiles and their number."""
     tiles = call.launches["forward" if kind == "delta" else kind]
     tensors = {**given, **made, **call.masks}
     nothing = given["q"]  # for pointers that the flags leave unread
@@ -265,23 +327,24 @@ def _run(kind: str, call: Call, given: Tensors, made: Tensors, chosen: dict | No
         found = (tensors.get(name) for name in record._fields)
         return record(*(nothing if tensor is None else tensor for tensor in found))
 
-    values = {**call.flags, **(chosen or {}), "ROWS": tiles.rows, "KEYS": tiles.keys, "seed": call.seed}
-    values |= {
-        "operands": pointers(args.OperandPointers),
-        "saved": pointers(args.SavedPointers),
-        "results": pointers(record),
-        "strides": _strides(tensors),
-        "sizes": args.pack_sizes(call.sizes),
-        "F": args.make_flags(values),
-    }
     blocks = triton.cdiv(call.sizes.tgt_len, tiles.rows)
     if kind == "keys":
         blocks = triton.cdiv(call.sizes.src_len, tiles.keys)
     elif kind == "diagonals":
-        blocks = chosen["diagonals"]
-    grid = (nothing.size(0) * nothing.size(1) * blocks,)
-    arguments = {name: values[name] for name in kernel.arg_names}
-    kernel[grid](**arguments, num_warps=tiles.warps, num_stages=tiles.stages)
+        blocks = diagonals[1]
+    attention_kernel[(nothing.size(0) * nothing.size(1) * blocks,)](
+        pointers(args.OperandPointers),
+        pointers(args.SavedPointers),
+        pointers(RESULTS[kind]),
+        _strides(tensors),
+        *call.sizes,
+        call.seed,
+        *diagonals,
+        args.make_flags(kind, {**call.flags, "ROWS": tiles.rows, "KEYS": tiles.keys, "OF_KEYS": of_keys}),
+        kind,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
 
 
 def _strides(tensors: Tensors) -> args.Strides:

@@ -1,9 +1,9 @@
 """Define what the kernels are given: named tuples of pointers and strides, sizes, compile-time flags, block sizes.
 
-Every kernel has the same arguments: `operands` and `saved`, pointers to what it reads; `results`, pointers to what it
-writes; `strides`; `sizes`, integers that change from call to call; dropout's `seed`; and `F`, the flags that it is
-compiled for.  Triton takes named tuples apart when it compiles, so that nothing is left of them in a kernel.  An
-operand that a call lacks is given as `q`, and a flag keeps the kernel from reading it.
+Every kernel reads `operands` and `saved` and writes `results`, which are pointers, with their `strides`.  `sizes` are
+integers that change from call to call, and `F` are the flags that it is compiled for.  Triton takes named tuples apart
+when it compiles, so that nothing is left of them in a kernel.  An operand that a call lacks is given as `q`, and a flag
+keeps the kernel from reading it.
 
 Terms used throughout.  `distance` is j - (start + i), of key j and query i.  A *window* low..high is a range of
 distances; a table over a window has one row for each of them, and every distance outside reads the first or the last
@@ -154,7 +154,10 @@ class Strides(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Lengths and windows of distances: integers for which no kernel is compiled anew."""
+    """Lengths and windows of distances: integers for which no kernel is compiled anew.
+
+    They are arguments of their own: Triton compiles anew for an integer of a tuple that is 1 or divisible by 16.
+    """
 
     heads: int
     tgt_len: int
@@ -202,6 +205,10 @@ class Flags(NamedTuple):
     NEAR_RIGHT: bool
     OUTER_LEFT: bool  # visible distances lie outside the outer window
     OUTER_RIGHT: bool
+    OUT_ERROR: bool  # the backward pass needs what rounding took from the output
+    STATIC_GRAD: bool
+    GATE_GRAD: bool
+    OF_KEYS: bool  # the long table is that of keys
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -257,35 +264,18 @@ class SavedRows(NamedTuple):
     delta: Any  # (rows,)
 
 
-def pack_sizes(sizes: Sizes) -> Sizes:
-    """Return sizes in a form for which Triton compiles nothing anew.
-
-    Triton compiles a kernel for each integer of a tuple that is 1 or divisible by 16.  4 n + 3 is neither.
-    """
-    return Sizes(*(4 * number + 3 for number in sizes))
-
-
-@triton.jit
-def unpack_sizes(sizes):
-    """Return the sizes that `pack_sizes` was given."""
-    return Sizes(
-        sizes.heads >> 2,
-        sizes.tgt_len >> 2,
-        sizes.src_len >> 2,
-        sizes.start >> 2,
-        sizes.outer_low >> 2,
-        sizes.outer_high >> 2,
-        sizes.near_low >> 2,
-        sizes.near_width >> 2,
-        sizes.scalar_low >> 2,
-        sizes.scalar_width >> 2,
-        sizes.long_low >> 2,
-        sizes.long_width >> 2,
-    )
+OWN_FLAGS = {  # which only these kernels depend on
+    "OUT_ERROR": ("forward", "delta"),
+    "STATIC_GRAD": ("rows",),
+    "GATE_GRAD": ("rows",),
+    "OF_KEYS": ("diagonals",),
+}
 
 
-def make_flags(values: dict) -> Flags:
+def make_flags(kind: str, values: dict) -> Flags:
     """Return a kernel's flags from values by name: constants to the compiler, plain where it is interpreted."""
+    for name, kinds in OWN_FLAGS.items():
+        values[name] = values[name] and kind in kinds
     chosen = (values[name] for name in Flags._fields)
     return Flags(*chosen) if interpreted() else Flags(*map(tl.constexpr, chosen))
 
@@ -315,7 +305,7 @@ class CallNumbers(NamedTuple):
     DROPOUT: int
     RESET: int
     VALUES: int
-    OUT_ERROR: int  # the backward pass needs what rounding took from the output
+    OUT_ERROR: int
     STATIC_GRAD: int
     GATE_GRAD: int
     TF32: int  # products of fp32 are computed in TF32
