@@ -73,7 +73,7 @@ class BenchmarkAttention(Timing):
     def run(self, argv: Sequence[str]) -> int | None:
         if self.published:
             raise ValueError(
-                "--published has gone; its shape: --layer --naive --schemes deberta --clip 512 --dtype bfloat16 "
+                "--published has gone; its shape: --layer --naive --clip 512 --dtype bfloat16 "
                 "--tokens 16384 --lengths 128,256,512,1024,2048,4096,8192,16384 --modes train,forward,memory "
                 "--device cuda"
             )
