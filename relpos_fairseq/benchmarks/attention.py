@@ -1,8 +1,11 @@
-"""Measure attention with positions beside attention without, after checking every candidate against fp64."""
+"""Measure attention with positions beside attention without, after checking every candidate against fp64.
+
+A candidate is checked twice: all of a small call of odd length and, at the shape that is timed, some rows of the output
+with all gradients that flow from them (the formula then needs those rows only, so that 16384 tokens can be checked).
+"""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +13,6 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import BACKENDS, attend
-from relpos_fairseq.benchmarks.bar import MEMORY, MEMORY_LENGTH, reached, target
 from relpos_fairseq.benchmarks.candidates import (
     BASELINE,
     MODES,
@@ -32,13 +34,12 @@ from relpos_fairseq.benchmarks.measurement import (
     table,
     time_cell,
     timed_rows,
-    verdict,
     write_section,
 )
-from relpos_fairseq.benchmarks.published import LAYER
 from relpos_fairseq.benchmarks.workload import (
     EVERY_LENGTH,
     AttentionSetting,
+    Options,
     check_least,
     chosen_of,
     draw,
@@ -54,11 +55,189 @@ from relpos_fairseq.benchmarks.workload import (
 )
 from relpos_fairseq.schemes import parse_hybrid
 
-# ---- Every candidate against the papers' formula in fp64, before it is timed.
-# Twice: all of a small call of odd length, and, at the shape that is timed, some rows of the output
-# with all gradients that flow from them (the formula then needs those rows only, so that 16384 tokens
-# can be checked too).
+OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
+FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most
 
+
+@dataclass
+class AttentionRun:
+    """What a command measures, and what it has found."""
+
+    args: Options  # the command line
+    where: dict  # columns for machine and versions
+    log: RowLog  # rows
+    notes: list[str] = field(default_factory=list)
+    checked: int = 0
+    worst: tuple[float, str] = (0.0, "")
+
+    def column(self, setting: AttentionSetting, mode: str) -> dict:
+        """Return what the rows of one column have in common."""
+        view = "layer" if self.args.layer else "attention"
+        return {**self.where, "view": view, **setting.columns(), "mode": mode}
+
+    def note(self, text: str) -> None:
+        """Keep a remark for the table's foot."""
+        if text not in self.notes:
+            self.notes.append(text)
+            print(text, flush=True)
+
+
+def benchmark(args: Options) -> None:
+    """Check candidates, time them, print the tables, and write them where asked."""
+    device = check_arguments(args)
+    torch.manual_seed(1)
+    words = machine(device, args.threads)
+    where = {"machine": words.split(";")[0].replace(",", ""), "torch": torch.__version__}
+    if device.type == "cpu":
+        where["instructions"] = instruction_sets_in_use()
+        words = f"{words}; {where['instructions']}"
+    print(words, flush=True)
+    run, settings = AttentionRun(args, where, RowLog(args.csv, args.resume)), settings_of(args)
+    for setting in settings:
+        measure(run, setting)
+    if run.checked:
+        print(
+            f"{run.checked} candidates right against fp64, values and gradients; largest error "
+            f"{run.worst[0]:.2f} of what the formula in {args.dtype} may err ({run.worst[1]})"
+        )
+    columns = [run.column(setting, mode) for setting in settings for mode in args.modes]
+    rows = [row for column in columns for row in run.log.those(column)]
+    text = report(args, rows, run.notes, words)
+    print(f"\n{text}", flush=True)
+    if args.plot:
+        modes = {TITLES[mode]: [r for r in rows if r["mode"] == mode] for mode in args.modes}
+        draw_lengths(args.plot, modes, BASELINE, text.split(". Median")[0])
+    if args.write:
+        write_section(args.write, key_of(args), text)
+
+
+def check_arguments(args: Options) -> torch.device:
+    """Turn texts into lists, refuse impossible values, and return the device."""
+    every = args.lengths == "all"
+    args.lengths = list(EVERY_LENGTH) if every else lengths_of(args.lengths, ", or all")
+    args.modes = chosen_of("modes", args.modes, MODES)
+    args.backends = chosen_of("backends", args.backends, OURS)
+    args.schemes = schemes_of(args.schemes, schemes_for(args.causal, attention=True))
+    args.clip = 0 if args.unclipped else args.clip
+    if args.tokens is None:
+        args.tokens = 2048 if args.device == "cpu" else 16384
+    check_least(args, 1, "tokens batch heads head_dim")
+    check_least(args, 0, "clip")
+    if args.layer and "decode" in args.modes:
+        raise ValueError("--layer does not decode: leave decode out of --modes")
+    check_plot(args.plot)
+    return prepare_run(args)
+
+
+def settings_of(args: Options) -> list[AttentionSetting]:
+    """Return one setting a length, shortest first."""
+    batches = {n: args.batch or max(args.tokens // n, 1) for n in sorted(set(args.lengths))}
+    return [setting_of(AttentionSetting, args, length=length, batch=batch) for length, batch in batches.items()]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measuring.
+
+
+def measure(run: AttentionRun, setting: AttentionSetting) -> None:
+    """Check and time all candidates of a length, column by column."""
+    waiting = list(run.args.modes)
+    if run.log.rows:  # a scheme that FlexAttention cannot express has no row in a complete file either
+        labels = [c.label for c in candidates_of(run, setting) if not isinstance(c, Flex)]
+        waiting = [mode for mode in waiting if run.log.lacks(run.column(setting, mode), labels)]
+    if not waiting:
+        return
+    candidates = checked(run, candidates_of(run, setting), waiting)
+    for mode in waiting:
+        served = [LayerCandidate(each) if run.args.layer else each for each in candidates]
+        served = [each for each in served if _serves(run, each, mode) and _fits(run, each, mode)]
+        rows = _memory(served) if mode == "memory" else _times(run, served, mode)
+        if mode != "decode":  # whose steps are evaluated by code of their own
+            used = {candidate.label: _backend(candidate) for candidate in served}
+            rows = [{**row, "backend": used[row["name"]]} for row in rows]
+        run.log.replace(run.column(setting, mode), rows)
+
+
+def candidates_of(run: AttentionRun, setting: AttentionSetting) -> list[Candidate]:
+    """Return the baseline, then each scheme by this package's backends, by FlexAttention and by the formula."""
+    found: list[Candidate] = [NoPositions(BASELINE, setting)]
+    for name in run.args.schemes:
+        found += [SchemeCandidate(name, setting, backend) for backend in run.args.backends]
+        if run.args.flex and not run.args.layer:
+            found.append(Flex(name, setting))
+        if run.args.naive and has_formula(name):
+            if (
+                setting.batch * setting.heads * setting.length**2 * _width(name, setting)
+                <= FORMULA[setting.device.type]
+            ):
+                found.append(SchemeCandidate(name, setting, "reference"))
+            else:
+                run.note(f"{name}, naive: not at {setting.length}, for memory")
+    return found
+
+
+def _width(name: str, setting: AttentionSetting) -> int:
+    """Return how many numbers the formula's largest tensor has for each pair of a query and a key."""
+    return setting.head_dim if any(member.replaces_qk for member in parse_hybrid(name)) else 1
+
+
+def _backend(candidate: Candidate) -> str:
+    """Return the backend of a scheme's rows, `auto` resolved; "" of other candidates."""
+    scheme = getattr(candidate, "attention", candidate)  # of a layer
+    ours = isinstance(scheme, SchemeCandidate) and not isinstance(scheme, Flex)
+    return scheme.chosen if ours else ""
+
+
+def _serves(run: AttentionRun, candidate: Candidate, mode: str) -> bool:
+    """Return whether a mode can be measured; note why not."""
+    reason = candidate.refusal(mode)
+    if mode == "decode" and candidate.label.endswith("naive"):
+        return False  # a step's formula is what the cache saves
+    if reason is not None:
+        run.note(f"{candidate.label.split(', ')[-1]}, {mode}: {reason}")
+    return reason is None
+
+
+def _fits(run: AttentionRun, candidate: Candidate, mode: str) -> bool:
+    """Return whether a GPU's memory holds the candidate; a CPU's is not tried out."""
+    setting = candidate.setting
+    if setting.device.type == "cpu":
+        return True
+    try:
+        runner(candidate, "train" if mode == "memory" else mode)()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        run.note(f"{candidate.label}, {mode}: not at {setting.length}, out of memory")
+        return False
+    return True
+
+
+def _times(run: AttentionRun, candidates: list[Candidate], mode: str) -> list[dict]:
+    runs = {candidate.label: runner(candidate, mode) for candidate in candidates}
+    column = f"{mode} {candidates[0].setting.length}"
+    return timed_rows(column, BASELINE, runs, run.args.rounds, run.args.seconds)
+
+
+def _memory(candidates: list[Candidate]) -> list[dict]:
+    """Return a row each: the peaks of training and of a forward pass, beyond the inputs."""
+    rows, setting = [], candidates[0].setting
+    with progress(len(candidates), f"memory {setting.length}") as bar:
+        for candidate in candidates:
+            train, forward = (peak_mebibytes(runner(candidate, mode), setting.device) for mode in ("train", "forward"))
+            scheme = getattr(candidate, "attention", candidate)
+            tables = scheme.table_mebibytes() if isinstance(scheme, SchemeCandidate) else 0.0
+            sizes = {"MiB": train, "forward_MiB": forward, "tables_MiB": tables}
+            rounded = {key: round(value, 2) for key, value in sizes.items()}
+            rows.append({"name": candidate.label, **rounded})
+            bar.update()
+    for row in rows:
+        if rows[0]["MiB"] > 0:
+            row["ratio"] = round(row["MiB"] / rows[0]["MiB"], 4)
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checking against fp64.
 
 ODD_LENGTH = 130
 MOST = 2.0  # errors, in units of what the formula in the same precision errs
@@ -70,8 +249,49 @@ ROWS = 16
 RowRanges = Sequence[tuple[int, int]]
 
 
+def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) -> list[Candidate]:
+    """Return the candidates that may be timed, each compared with fp64; a wrong one is an error."""
+    kept = []
+    with progress(len(candidates), f"checking length {candidates[0].setting.length}") as bar:
+        for candidate in candidates:
+            bar.update()
+            if isinstance(candidate, Flex) and not _compiles(run, candidate):
+                continue
+            if getattr(candidate, "backend", "") != "reference":
+                _check(run, candidate, modes)
+            kept.append(candidate)
+    return kept
+
+
+def _check(run: AttentionRun, candidate: Candidate, modes: list[str]) -> None:
+    by_flex = isinstance(candidate, Flex)
+    error = check(candidate, bool({"train", "memory"} & set(modes)))
+    if "decode" in modes and not by_flex:
+        error = max(error, check_step(candidate))
+    if by_flex and error > MOST:
+        run.note(f"{candidate.label}: errs {error:.0f} times what the formula errs")
+    else:
+        run.worst = max(run.worst, (error, candidate.label))
+    run.checked += not isinstance(candidate, NoPositions)
+
+
+def _compiles(run: AttentionRun, candidate: Flex) -> bool:
+    """Return whether FlexAttention can express the scheme and be compiled here; note why not."""
+    reason = candidate.refusal("forward")
+    if reason is None:
+        try:
+            with torch.no_grad():
+                candidate(*candidate.inputs())
+        except Exception as error:  # a compiler's errors have no class in common
+            first = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+            reason = f"not compiled on this machine: {first}"
+    if reason is not None:
+        run.note(f"{candidate.label}: {reason}")
+    return reason is None
+
+
 def check(candidate: Candidate, gradients: bool = True) -> float:
-    """Hold a candidate against fp64: values, and gradients where it has them.
+    """Compare a candidate with fp64: values, and gradients where it has them.
 
     Returns:
         Its largest error, in units of what the formula errs in the same precision (with rounding).
@@ -91,7 +311,7 @@ def check(candidate: Candidate, gradients: bool = True) -> float:
 
 
 def check_step(candidate: Candidate) -> float:
-    """The same of a step of decoding: values alone."""
+    """Compare a step of decoding with fp64, values alone; returns and raises as `check`."""
     if isinstance(candidate, NoPositions):
         return 0.0
     setting = replace(candidate.setting, causal=True)
@@ -108,10 +328,8 @@ def check_step(candidate: Candidate) -> float:
 
 
 def some_rows(name: str, setting: AttentionSetting) -> RowRanges:
-    """The first rows, some in the middle, and the last."""
-    trilinear = any(member.replaces_qk for member in parse_hybrid(name))
-    width = setting.head_dim if trilinear else 1
-    pairs = setting.batch * setting.heads * setting.length * width
+    """Return the ranges of rows that are checked: the first, some in the middle, and the last."""
+    pairs = setting.batch * setting.heads * setting.length * _width(name, setting)
     count = max(1, min(ROWS, ELEMENTS // pairs))
     if 3 * count >= setting.length:
         return [(0, setting.length)]
@@ -145,7 +363,7 @@ def _formula(
     rows: RowRanges,
     gradients: bool,
 ) -> list[Tensor]:
-    """Rows and gradients by the formula, in a precision."""
+    """Return rows and gradients by the formula, in a precision."""
     scheme = SchemeCandidate(name, setting, "reference", dtype)
 
     def outputs(leaves: list[Tensor]) -> list[Tensor]:
@@ -158,7 +376,7 @@ def _formula(
 def _results(
     candidate: Candidate, given: Sequence[Tensor], outputs: Callable[[list[Tensor]], list[Tensor]], gradients: bool
 ) -> list[Tensor]:
-    """Rows of the output, then gradients of the inputs and parameters where asked."""
+    """Return rows of the output, then gradients of the inputs and parameters where asked."""
     with torch.set_grad_enabled(gradients):
         leaves = [part.detach().requires_grad_(gradients) for part in given]
         found = outputs(leaves)
@@ -180,6 +398,7 @@ def _compared(
     setting: AttentionSetting,
     most: float = MOST,
 ) -> float:
+    """Return the largest error of `found`, in units of eager's own with rounding; above `most` it is refused."""
     worst, place = 0.0, 0
     sizes = [float(exact.abs().max()) + 1e-30 for exact in truth]
     errors = [float((one.double() - e).abs().max()) for one, e in zip(eager, truth, strict=True)]
@@ -196,13 +415,13 @@ def _compared(
         raise ValueError(
             f"{label} at length {setting.length}: result {place + 1} of {len(found)} (rows of the "
             f"output, then gradients of q, k, v, parameters) errs {worst:.1f} times what the "
-            f"formula errs in the same precision, held against fp64; it is not timed"
+            f"formula errs in the same precision, compared with fp64; it is not timed"
         )
     return worst
 
 
-# ---- Tables of attention's rows as markdown, beside what is known to be possible and was published.
-
+# ---------------------------------------------------------------------------------------------------------------------
+# The report.
 
 TITLES = {
     "train": "Forward and backward pass",
@@ -212,7 +431,7 @@ TITLES = {
 }
 
 
-def report(args: argparse.Namespace, rows: list[dict], notes: list[str], machine: str) -> str:
+def report(args: Options, rows: list[dict], notes: list[str], machine: str) -> str:
     """Return what was measured, the tables of all settings and modes, and remarks for the foot."""
     clip = f"clip {args.clip}" if args.clip else "unclipped"
     what = "a BERT layer" if args.layer else "attention"
@@ -220,31 +439,20 @@ def report(args: argparse.Namespace, rows: list[dict], notes: list[str], machine
         f"{machine}; {what}, {size_of(args)}, {args.heads} heads of {args.head_dim}, {args.dtype}, "
         f"{clip}, {'causal' if args.causal else 'both directions'}. "
         f"{HOW.format('the first row')}{backends_used(rows)}",
-        tables(rows, args.bar),
+        tables(rows),
     ]
-    if args.bar:
-        missed, known = misses(rows)
-        parts.append(
-            f"PASS and OVER: minima against what is known to be possible; {known - missed} of "
-            f"{known} pass. Memory: {MEMORY} times at {MEMORY_LENGTH}, beside the tables and their "
-            f"gradients."
-        )
-    if args.published:
-        parts.append(published_table(rows, machine.split(";")[0]))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts)
 
 
-def size_of(args: argparse.Namespace) -> str:
+def size_of(args: Options) -> str:
     """Return how large a batch is, in words."""
     return f"batch {args.batch}" if args.batch else f"{args.tokens} tokens a batch"
 
 
-def key_of(args: argparse.Namespace) -> str:
+def key_of(args: Options) -> str:
     """Return the name of a command's section in a markdown file."""
-    if args.published:
-        return "published"
     parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
     parts += [f"clip {args.clip}" if args.clip else "unclipped", "layer" if args.layer else ""]
     parts.append("FlexAttention" if args.flex else "")
@@ -257,14 +465,9 @@ def key_of(args: argparse.Namespace) -> str:
     return " ".join(part for part in parts if part)
 
 
-def by_place(rows: list[dict]) -> dict[tuple, dict]:
-    """Return rows by (name, length, mode)."""
-    return {(row["name"], row["length"], row["mode"]): row for row in rows}
-
-
-def tables(rows: list[dict], bar: bool = False) -> str:
-    """Return a table a mode: a row a candidate, a column a length; with `bar`, what is possible."""
-    cells = by_place(rows)
+def tables(rows: list[dict]) -> str:
+    """Return a table for each mode: a row for each candidate, a column for each length."""
+    cells = {(row["name"], row["length"], row["mode"]): row for row in rows}
     names, modes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("name", "mode"))
     lengths = sorted({row["length"] for row in rows})
     texts = []
@@ -273,30 +476,28 @@ def tables(rows: list[dict], bar: bool = False) -> str:
         for name in sorted(names, key=lambda name: _order(name, names)):
             found = [cells.get((name, length, mode)) for length in lengths]
             if any(found):
-                lines.append([name, *(_cell(row, cells, bar) for row in found)])
+                lines.append([name, *map(_cell, found)])
         texts.append(table([TITLES[mode], *(f"{length:,}" for length in lengths)], lines))
     return "\n\n".join(texts)
 
 
 def _order(name: str, names: list[str]) -> tuple[int, str]:
-    """Each scheme with its peers below it, schemes as they came."""
+    """Return a sorting key: schemes as they came, each followed by its other candidates."""
     scheme = name.split(",")[0]
     return names.index(scheme) if scheme in names else len(names), name
 
 
-def _cell(row: dict | None, cells: dict[tuple, dict], bar: bool) -> str:
+def _cell(row: dict | None) -> str:
     if row is None:
         return "-"
     if row["mode"] != "memory":
-        text = time_cell(row, BASELINE, digits=2)
-    elif "MiB" not in row or row["MiB"] != row["MiB"]:
+        return time_cell(row, BASELINE, digits=2)
+    if "MiB" not in row or row["MiB"] != row["MiB"]:
         return "-"
-    else:
-        text = f"{_short(row['MiB'])}; {_short(row['forward_MiB'])} MiB"
-        if row["name"] != BASELINE and "ratio" in row:
-            text += f" ({row['ratio']:.2f})"
-    limit = target(row, cells) if bar else None
-    return text if limit is None else text + verdict(reached(row, cells), limit)
+    text = f"{_short(row['MiB'])}; {_short(row['forward_MiB'])} MiB"
+    if row["name"] != BASELINE and "ratio" in row:
+        text += f" ({row['ratio']:.2f})"
+    return text
 
 
 def _short(number: float) -> str:
@@ -319,262 +520,3 @@ def backends_used(rows: list[dict]) -> str:
         where = "; ".join(f"{', '.join(these)} at {lengths}" for lengths, these in names.items())
         words.append(f"`{backend}`" if number == 0 else f"`{backend}` ({where})")
     return f" Evaluated by {', '.join(words)}." if words else ""
-
-
-def misses(rows: list[dict]) -> tuple[int, int]:
-    """Return how many rows exceed their target, and how many have one."""
-    cells = by_place(rows)
-    limits = [(row, target(row, cells)) for row in rows]
-    known = [(row, limit) for row, limit in limits if limit is not None]
-    return sum(reached(row, cells) > limit for row, limit in known), len(known)
-
-
-def published_table(rows: list[dict], machine: str) -> str:
-    """Return what others published of a layer, then what `rows` say of ours at that length."""
-    length, scheme = LAYER["length"], LAYER["scheme"]
-    heads = [f"{LAYER['source']}, length {length}, 16k tokens, bf16"]
-    heads += ["forward, ms", "forward + backward, ms", "GiB"]
-    theirs = f"published, on {LAYER['machine']}; not measured here"
-    lines = [[f"{name}: {theirs}", *(f"{number:g}" for number in numbers)] for name, numbers in LAYER["rows"].items()]
-    found = {
-        (row["name"], row["mode"]): row
-        for row in rows
-        if row["length"] == length and row["view"] == "layer" and row["device"] == "cuda"
-    }
-    for name in (scheme, f"{scheme}, naive", BASELINE):
-        forward, train, memory = (found.get((name, mode), {}) for mode in ("forward", "train", "memory"))
-        gibibytes = memory["MiB"] / 1024 if "MiB" in memory else None
-        numbers = (forward.get("ms"), train.get("ms"), gibibytes)
-        cells = ["-" if number is None else f"{number:.3g}" for number in numbers]
-        lines.append([f"{name}: measured here, on {machine}", *cells])
-    return table(heads, lines)
-
-
-# ---- Attention with positions beside attention without: all candidates of a length in turns.
-
-
-OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
-FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most
-
-
-@dataclass
-class AttentionRun:
-    """What a command measures, and what it has found."""
-
-    args: argparse.Namespace  # the command line
-    where: dict  # columns that say on what machine and by which versions
-    log: RowLog  # rows
-    notes: list[str] = field(default_factory=list)
-    checked: int = 0
-    worst: tuple[float, str] = (0.0, "")
-
-    def column(self, setting: AttentionSetting, mode: str) -> dict:
-        """Return what the rows of one column have in common."""
-        view = "layer" if self.args.layer else "attention"
-        return {**self.where, "view": view, **setting.columns(), "mode": mode}
-
-    def note(self, text: str) -> None:
-        """Keep a remark for the table's foot."""
-        if text not in self.notes:
-            self.notes.append(text)
-            print(text, flush=True)
-
-
-def benchmark(args: argparse.Namespace) -> None:
-    """Check, time, print, write."""
-    device = check_arguments(args)
-    torch.manual_seed(1)
-    words = machine(device, args.threads)
-    where = {"machine": words.split(";")[0].replace(",", ""), "torch": torch.__version__}
-    if device.type == "cpu":
-        where["instructions"] = instruction_sets_in_use()
-        words = f"{words}; {where['instructions']}"
-    print(words, flush=True)
-    run, settings = AttentionRun(args, where, RowLog(args.csv, args.resume)), settings_of(args)
-    for setting in settings:
-        measure(run, setting)
-    if run.checked:
-        print(
-            f"{run.checked} candidates right against fp64, values and gradients; largest error "
-            f"{run.worst[0]:.2f} of what the formula in {args.dtype} may err ({run.worst[1]})"
-        )
-    columns = [run.column(setting, mode) for setting in settings for mode in args.modes]
-    rows = [row for column in columns for row in run.log.those(column)]
-    text = report(args, rows, run.notes, words)
-    print(f"\n{text}", flush=True)
-    if args.plot:
-        modes = {TITLES[mode]: [r for r in rows if r["mode"] == mode] for mode in args.modes}
-        draw_lengths(args.plot, modes, BASELINE, text.split(". Median")[0])
-    if args.write:
-        write_section(args.write, key_of(args), text)
-
-
-def check_arguments(args: argparse.Namespace) -> torch.device:
-    """Turn lists into lists, refuse what cannot be, and return the device."""
-    every = args.lengths == "all"
-    args.lengths = list(EVERY_LENGTH) if every else lengths_of(args.lengths, ", or all")
-    args.modes = chosen_of("modes", args.modes, MODES)
-    args.backends = chosen_of("backends", args.backends, OURS)
-    args.schemes = schemes_of(args.schemes, schemes_for(args.causal, attention=True))
-    args.clip = 0 if args.unclipped else args.clip
-    if args.tokens is None:
-        args.tokens = 2048 if args.device == "cpu" else 16384
-    if args.published:
-        set_published(args)
-    check_least(args, 1, "tokens batch heads head_dim")
-    check_least(args, 0, "clip")
-    if args.layer and "decode" in args.modes:
-        raise ValueError("--layer does not decode: leave decode out of --modes")
-    check_plot(args.plot)
-    return prepare_run(args)
-
-
-def set_published(args: argparse.Namespace) -> None:
-    """Put the shape of the published layer, which is a GPU's, into a command line's options."""
-    if args.device != "cuda":
-        raise ValueError("--published compares with times of a GPU: add --device cuda")
-    vars(args).update(LAYER["setting"])
-    args.lengths = [length for length in EVERY_LENGTH if length >= 128]
-    args.schemes, args.modes = [LAYER["scheme"]], ["train", "forward", "memory"]
-
-
-def settings_of(args: argparse.Namespace) -> list[AttentionSetting]:
-    """Return one setting a length, shortest first."""
-    batches = {n: args.batch or max(args.tokens // n, 1) for n in sorted(set(args.lengths))}
-    return [setting_of(AttentionSetting, args, length=length, batch=batch) for length, batch in batches.items()]
-
-
-def measure(run: AttentionRun, setting: AttentionSetting) -> None:
-    """Check and time all candidates of a length, column by column."""
-    waiting = list(run.args.modes)
-    if run.log.rows:  # what FlexAttention cannot do is missing in a complete file too
-        labels = [c.label for c in candidates_of(run, setting) if not isinstance(c, Flex)]
-        waiting = [mode for mode in waiting if run.log.lacks(run.column(setting, mode), labels)]
-    if not waiting:
-        return
-    candidates = checked(run, candidates_of(run, setting), waiting)
-    for mode in waiting:
-        served = [LayerCandidate(each) if run.args.layer else each for each in candidates]
-        served = [each for each in served if _serves(run, each, mode) and _fits(run, each, mode)]
-        rows = _memory(served) if mode == "memory" else _times(run, served, mode)
-        if mode != "decode":  # whose steps have a way of their own
-            used = {candidate.label: _backend(candidate) for candidate in served}
-            rows = [{**row, "backend": used[row["name"]]} for row in rows]
-        run.log.replace(run.column(setting, mode), rows)
-
-
-def candidates_of(run: AttentionRun, setting: AttentionSetting) -> list[Candidate]:
-    """Return the baseline, then each scheme by us, by FlexAttention and by the formula."""
-    found: list[Candidate] = [NoPositions(BASELINE, setting)]
-    for name in run.args.schemes:
-        found += [SchemeCandidate(name, setting, backend) for backend in run.args.backends]
-        if run.args.flex and not run.args.layer:
-            found.append(Flex(name, setting))
-        if run.args.naive and has_formula(name):
-            if _formula_elements(name, setting) <= FORMULA[setting.device.type]:
-                found.append(SchemeCandidate(name, setting, "reference"))
-            else:
-                run.note(f"{name}, naive: not at {setting.length}, for memory")
-    return found
-
-
-def _formula_elements(name: str, setting: AttentionSetting) -> int:
-    """Return the elements of the formula's largest tensor."""
-    trilinear = any(member.replaces_qk for member in parse_hybrid(name))
-    return setting.batch * setting.heads * setting.length**2 * setting.head_dim**trilinear
-
-
-def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) -> list[Candidate]:
-    """Return the candidates that may be timed, each held against fp64; a wrong one is an error."""
-    kept = []
-    with progress(len(candidates), f"checking length {candidates[0].setting.length}") as bar:
-        for candidate in candidates:
-            bar.update()
-            if isinstance(candidate, Flex) and not _compiles(run, candidate):
-                continue
-            if getattr(candidate, "backend", "") != "reference":
-                _check(run, candidate, modes)
-            kept.append(candidate)
-    return kept
-
-
-def _check(run: AttentionRun, candidate: Candidate, modes: list[str]) -> None:
-    by_flex = isinstance(candidate, Flex)
-    error = check(candidate, bool({"train", "memory"} & set(modes)))
-    if "decode" in modes and not by_flex:
-        error = max(error, check_step(candidate))
-    if by_flex and error > MOST:
-        run.note(f"{candidate.label}: errs {error:.0f} times what the formula errs")
-    else:
-        run.worst = max(run.worst, (error, candidate.label))
-    run.checked += not isinstance(candidate, NoPositions)
-
-
-def _compiles(run: AttentionRun, candidate: Flex) -> bool:
-    """Tell whether FlexAttention can express the scheme and be compiled here."""
-    reason = candidate.refusal("forward")
-    if reason is None:
-        try:
-            with torch.no_grad():
-                candidate(*candidate.inputs())
-        except Exception as error:  # a compiler's errors have no class in common
-            first = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-            reason = f"not compiled on this machine: {first}"
-    if reason is not None:
-        run.note(f"{candidate.label}: {reason}")
-    return reason is None
-
-
-def _backend(candidate: Candidate) -> str:
-    """Return what evaluates a scheme's rows, `auto` resolved; of others, nothing."""
-    scheme = getattr(candidate, "attention", candidate)  # of a layer
-    ours = isinstance(scheme, SchemeCandidate) and not isinstance(scheme, Flex)
-    return scheme.chosen if ours else ""
-
-
-def _serves(run: AttentionRun, candidate: Candidate, mode: str) -> bool:
-    reason = candidate.refusal(mode)
-    if mode == "decode" and candidate.label.endswith("naive"):
-        return False  # a step's formula is what the cache saves
-    if reason is not None:
-        run.note(f"{candidate.label.split(', ')[-1]}, {mode}: {reason}")
-    return reason is None
-
-
-def _fits(run: AttentionRun, candidate: Candidate, mode: str) -> bool:
-    """Tell whether a GPU's memory holds the candidate; a CPU's is not tried out."""
-    setting = candidate.setting
-    if setting.device.type == "cpu":
-        return True
-    try:
-        runner(candidate, "train" if mode == "memory" else mode)()
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        run.note(f"{candidate.label}, {mode}: not at {setting.length}, out of memory")
-        return False
-    return True
-
-
-def _times(run: AttentionRun, candidates: list[Candidate], mode: str) -> list[dict]:
-    args, setting = run.args, candidates[0].setting
-    runs = {candidate.label: runner(candidate, mode) for candidate in candidates}
-    column = f"{mode} {setting.length}"
-    return timed_rows(column, BASELINE, runs, setting.device, args.rounds, args.seconds)
-
-
-def _memory(candidates: list[Candidate]) -> list[dict]:
-    """Return a row each: the peaks of training and of a forward pass, beyond the inputs."""
-    rows, setting = [], candidates[0].setting
-    with progress(len(candidates), f"memory {setting.length}") as bar:
-        for candidate in candidates:
-            train, forward = (peak_mebibytes(runner(candidate, mode), setting.device) for mode in ("train", "forward"))
-            scheme = getattr(candidate, "attention", candidate)
-            tables = scheme.table_mebibytes() if isinstance(scheme, SchemeCandidate) else 0.0
-            sizes = {"MiB": train, "forward_MiB": forward, "tables_MiB": tables}
-            rounded = {key: round(value, 2) for key, value in sizes.items()}
-            rows.append({"name": candidate.label, **rounded})
-            bar.update()
-    for row in rows:
-        if rows[0]["MiB"] > 0:
-            row["ratio"] = round(row["MiB"] / rows[0]["MiB"], 4)
-    return rows

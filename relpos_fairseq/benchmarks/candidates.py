@@ -22,9 +22,6 @@ from relpos_fairseq.relations import Clipped, DistanceRelation
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.terms import PositionTerms
 
-# ---- Ways to attend that are timed side by side, and what is timed of them.
-
-
 BASELINE, NAIVE = "no positions", "naive"
 DECODED = 8  # sentences that a step of decoding continues, at least
 MODES = ("train", "forward", "decode", "memory")
@@ -45,7 +42,7 @@ class Candidate:
         raise NotImplementedError(f"{type(self).__name__} must define decoder")
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return what a call takes."""
+        """Draw the arguments of a call."""
         return draw_heads(self.setting)
 
     def parameters(self) -> list[Tensor]:
@@ -58,7 +55,7 @@ class Candidate:
 
 
 class NoPositions(Candidate):
-    """Torch's own attention; where it decodes, two products and a softmax."""
+    """Torch's own attention; a step of decoding is two products and a softmax."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal)
@@ -75,7 +72,7 @@ class NoPositions(Candidate):
 
 
 class LayerCandidate(Candidate):
-    """A BERT layer around a candidate: what positions cost where other work is done as well."""
+    """A BERT layer around a candidate: what positions cost beside the layer's other work."""
 
     def __init__(self, attention: Candidate) -> None:
         super().__init__(attention.label, attention.setting)
@@ -110,7 +107,7 @@ class LayerCandidate(Candidate):
 
 
 def runner(candidate: Candidate, mode: str) -> Callable[[], object]:
-    """Return what is timed: forward and backward pass, a forward pass, or a step of decoding."""
+    """Return what is timed in a mode: forward and backward pass, a forward pass, or a step of decoding."""
     setting = candidate.setting
     if mode == "decode":
         many = replace(setting, batch=max(setting.batch, DECODED))
@@ -128,14 +125,15 @@ def runner(candidate: Candidate, mode: str) -> Callable[[], object]:
     return train
 
 
-# ---- A position scheme as a candidate: attention as the plugin's modules call it.
+# ---------------------------------------------------------------------------------------------------------------------
+# A position scheme.
 
 
 class SchemeCandidate(Candidate):
-    """A position scheme, by a backend.
+    """A position scheme evaluated by a backend, as the modules of this package call attention.
 
-    `reference` is the papers' formula, with a (T, S) matrix a head; `dtype` is the setting's, or
-    another that its rounded parameters are given in.
+    The backend `reference` is the papers' formula, with a (T, S) matrix a head.  Parameters are rounded to the
+    setting's type; `dtype` is another type to compute in.
     """
 
     def __init__(
@@ -152,12 +150,12 @@ class SchemeCandidate(Candidate):
             _stir(parameter, number)
         for module in (self.stack, self.layer):
             module.to(setting.device, setting.dtype).to(dtype=dtype or setting.dtype)
-        # As all layers of a forward pass share it.
+        # All layers of a forward pass share them.
         self.positions = Positions(setting.length, setting.length, device=setting.device)
 
     @cached_property
     def source(self) -> Tensor:
-        """Return an input of the layer (S, B, E), for schemes that read it."""
+        """Return an input of the layer (S, B, E), for schemes whose gates depend on it."""
         size = (self.setting.length, self.setting.batch, self.setting.embed_dim)
         source = torch.randn(size, generator=torch.Generator().manual_seed(0))
         return source.to(self.setting.device, next(iter(self.parameters()), source).dtype)
@@ -167,7 +165,7 @@ class SchemeCandidate(Candidate):
         return list({id(part): part for part in both if part.requires_grad}.values())
 
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        """Return the call of a whole sequence, its terms formed anew."""
+        """Return the call of attention for a whole sequence, its terms computed anew."""
         context = self.stack.context(self.positions)
         own = self.layer.evaluate(self.positions).terms + self.layer.gated(self.source)
         terms = context.shared + own
@@ -185,21 +183,18 @@ class SchemeCandidate(Candidate):
 
     @property
     def chosen(self) -> str:
-        """The backend that evaluates a whole sequence."""
+        """Return the name of the backend that evaluates a whole sequence."""
         if self.backend != "auto":
             return self.backend
         with torch.no_grad():
             return choose(self.call(*self.inputs()))
 
     def decoder(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-        """Return a step as the plugin makes it: terms, the new key into the cache, attention.
-
-        The last of the keys is new at every step.
-        """
-        if not self.setting.causal:  # what an encoder alone has, as TUPE's reset, no step meets
+        """Return a step as a model makes it: compute terms, put the last key into the cache, attend."""
+        if not self.setting.causal:  # an encoder's own parts, as TUPE's reset, are in no step
             there = replace(self.setting, causal=True)
             return SchemeCandidate(self.name, there, self.backend, self.dtype).decoder(q, k, v)
-        # A step needs the plugin's modules, hence fairseq; whole sequences need torch alone.
+        # A step needs this package's modules, hence fairseq; whole sequences need torch alone.
         from relpos_fairseq.modules.decoding_cache import DecodingCache
 
         length = k.size(2)
@@ -239,7 +234,7 @@ class SchemeCandidate(Candidate):
         return lambda: attend(advance(length - 1), self.backend)[0]
 
     def table_mebibytes(self) -> float:
-        """Return the MiB of the tables that the scheme's terms hold."""
+        """Return the MiB of the tensors that the scheme's terms hold."""
         q, k, v = self.inputs()
         with torch.no_grad():
             terms = self.call(q, k, v).terms
@@ -252,7 +247,7 @@ class SchemeCandidate(Candidate):
 
 
 def _flags(name: str, setting: AttentionSetting) -> PositionConfig:
-    """Return the scheme's flags: the setting's clip distance where it takes one."""
+    """Return the scheme's options: the setting's clip distance where it takes one."""
     flags = {"position_scheme": name}
     if takes_clip(name):
         flags["position_clip_distance"] = str(setting.clip)
@@ -260,21 +255,20 @@ def _flags(name: str, setting: AttentionSetting) -> PositionConfig:
 
 
 def _stir(parameter: Tensor, number: int) -> None:
-    """Move a parameter off its neutral start, where a wrong row of a table would not be seen."""
+    """Change a parameter in place: at a neutral start a wrong row of a table would not be seen."""
     generator = torch.Generator().manual_seed(number)
     noise = 0.2 * torch.randn(parameter.shape, generator=generator)
     with torch.no_grad():
         parameter.copy_(torch.where(parameter == 0, noise, parameter * noise.exp()))
 
 
-# ---- The same terms by torch's FlexAttention, where a score_mod can express them.
-# A score_mod sees one logit at a time, and tensors that were captured: a table of scalars becomes a
-# vector over distances, q.a_r a tensor (B, H, T, R) formed beforehand by a product, a bias without a
-# structure in distance a (T, S) matrix.  It can neither replace q.k (m3) nor reach the values (Shaw).
-
+# ---------------------------------------------------------------------------------------------------------------------
+# FlexAttention, where a score_mod can express a scheme's terms.  A score_mod sees one logit at a time, and captured
+# tensors: a table of scalars becomes a vector over distances, q.a_r a tensor (B, H, T, R) that a product gives before,
+# a bias without a structure in distance a (T, S) matrix.  It can neither replace q.k (m3) nor change values (Shaw).
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-VARIANTS = 512  # compiled versions that are kept: one a scheme and shape
+VARIANTS = 512  # compiled versions that are kept: one for each scheme and shape
 
 
 class Flex(SchemeCandidate):
@@ -320,7 +314,7 @@ class Flex(SchemeCandidate):
 
 
 def score_mod(inputs: AttentionInputs) -> Mod | None:
-    """What the terms of a call do to one logit; None where they do nothing."""
+    """Return a score_mod that changes one logit as the terms of a call do; None where they do nothing."""
     mods: list[Mod] = []
     for term in inputs.terms:
         if term.gate is not None:
@@ -366,7 +360,7 @@ def _in_turn(mods: list[Mod]) -> Mod:
 
 
 def _over_distances(table: Tensor, term: PositionTerms, inputs: AttentionInputs, join: Callable) -> Mod:
-    """A table of scalars (H|1, R) as a vector over all distances that occur."""
+    """Return a score_mod that reads a table of scalars (H|1, R) as a vector over all distances."""
     positions = inputs.positions
     low, high = positions.lowest_distance, positions.highest_distance
     vector = table[:, term.relation.window(low, high, table.device)].to(inputs.q.dtype)
@@ -375,13 +369,13 @@ def _over_distances(table: Tensor, term: PositionTerms, inputs: AttentionInputs,
 
 
 def _by_row(query: Tensor, table: Tensor, term: PositionTerms, join: Callable) -> Mod:
-    """q.a_r, read at a query's row."""
+    """Return a score_mod that reads q.a_r (B, H, T, R) at a query's row."""
     found, column = query @ table.to(query.dtype).transpose(-1, -2), _column_of(term.relation)
     return lambda score, b, h, i, j: join(score, found[b, h, i, column(j - i)])
 
 
 def _by_column(key: Tensor, table: Tensor, term: PositionTerms, join: Callable) -> Mod:
-    """k.b_r, read at a key's row."""
+    """Return a score_mod that reads k.b_r (B, H, S, R) at a key's row."""
     found, column = key @ table.to(key.dtype).transpose(-1, -2), _column_of(term.relation)
     return lambda score, b, h, i, j: join(score, found[b, h, j, column(j - i)])
 

@@ -1,22 +1,13 @@
-"""Measure what every position scheme adds to BERT: parameters, time, memory, rows that fit."""
+"""Measure what every position scheme adds to BERT: parameters, time, memory, and rows that fit a memory."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from relpos_fairseq.benchmarks.masked_lm import (
-    MaskedLMSetting,
-    count_parameters,
-    masked_lm,
-    masked_lm_inference,
-    masked_lm_training_step,
-    sizes_of,
-)
 from relpos_fairseq.benchmarks.measurement import (
     RowLog,
     add_times,
@@ -28,9 +19,17 @@ from relpos_fairseq.benchmarks.measurement import (
     versions,
     write_section,
 )
-from relpos_fairseq.benchmarks.published import IN_WORDS, PARAMETERS, TIME, ModelSizes
+from relpos_fairseq.benchmarks.whole_models import (
+    MaskedLMSetting,
+    count_parameters,
+    masked_lm,
+    masked_lm_inference,
+    masked_lm_training_step,
+    sizes_of,
+)
 from relpos_fairseq.benchmarks.workload import (
     PLAIN,
+    Options,
     check_least,
     lengths_of,
     prepare_run,
@@ -40,11 +39,88 @@ from relpos_fairseq.benchmarks.workload import (
 )
 from relpos_fairseq.schemes import DEFAULT
 
-# ---- How many rows of a training step a memory holds (000, section 3.6), found by search.
+BASELINE = DEFAULT["masked_lm"]  # BERT's own positions
+BERT_WORDS, BERT_POSITIONS = 30522, 512
+MODES = {"train": masked_lm_training_step, "inference": masked_lm_inference}
+TOGETHER = 6  # models in memory beside the baseline
+
+
+def benchmark(args: Options) -> None:
+    """Count parameters, measure time and memory, print the tables, and write them where asked."""
+    device = check_arguments(args)
+    head = machine(device, args.threads)
+    print(head, flush=True)
+    words = describe(args, head)
+    log, where = RowLog(args.csv, args.resume), {"setting": words}
+    add_parameter_rows(args, log, where)
+    measure(args, log, where)
+    for length in args.lengths if args.fit else ():
+        count_rows(args.labels, step_of(args, length), args.fit, log, where)
+    text = report(args, log.those(where), words)
+    print(f"\n{text}", flush=True)
+    if args.write:
+        write_section(args.write, f"costs {args.model} {args.device} {args.dtype}", text)
+
+
+def check_arguments(args: Options) -> torch.device:
+    """Turn texts into lists, refuse impossible values, and return the device."""
+    args.lengths = lengths_of(args.lengths)
+    check_least(args, 1, "batch")
+    check_least(args, 0, "layers clip fit")
+    check_least(args, 8, "vocabulary")
+    most = sizes_of(args.model)["encoder_layers"]
+    if args.layers > most:
+        raise ValueError(f"--layers must be <= {most} with --model {args.model}, got {args.layers}")
+    if not 0 <= args.dropout < 1:
+        raise ValueError(f"--dropout must be in [0, 1), got {args.dropout}")
+    set_labels(args)
+    return prepare_run(args)
+
+
+def step_of(args: Options, length: int) -> MaskedLMSetting:
+    """Return what is measured at a length."""
+    most = max(BERT_POSITIONS, length)
+    return setting_of(MaskedLMSetting, args, size=args.model, positions=most, length=length)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measuring.
+
+
+def add_parameter_rows(args: Options, log: RowLog, where: dict) -> None:
+    """Add to a log how many parameters positions add to the whole model, a row for each scheme."""
+    column = where | {"column": "parameters"}
+    if not log.lacks(column, args.schemes):
+        return
+    whole = replace(step_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
+    whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
+    without = count_parameters(masked_lm(PLAIN, whole))
+    with progress(len(args.schemes), "parameters") as bar:
+        for scheme in args.schemes:
+            added = count_parameters(masked_lm(scheme, whole)) - without
+            log.add(column, [{"name": scheme, "parameters": added, "without": without}])
+            bar.update()
+
+
+def measure(args: Options, log: RowLog, where: dict) -> None:
+    """Add time and memory to a log; the baseline is timed again with each handful of schemes."""
+    others = [label for label in args.labels if label != BASELINE]
+    for length in args.lengths:
+        what = step_of(args, length)
+        for mode, make in MODES.items():
+            column = where | {"column": f"{mode} {length}"}
+            add_times(log, column, BASELINE, others, TOGETHER, partial(make, setting=what), args)
+        column, names = where | {"column": f"memory {length}"}, [BASELINE, *others]
+        with progress(len(names), f"memory {length}") as bar:
+            for scheme in names:
+                if log.lacks(column, [scheme]):
+                    peak = peak_mebibytes(masked_lm_training_step(scheme, what), what.device)
+                    log.add(column, [{"name": scheme, "MiB": peak}])
+                bar.update()
 
 
 def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict) -> None:
-    """Add to a log how many rows a training step holds in `limit` MiB."""
+    """Add to a log how many rows a training step holds in `limit` MiB (Huang2020, section 3.6)."""
     column = where | {"column": f"rows in {limit} MiB, {what.length}"}
     with progress(len(labels), column["column"]) as bar:
         for scheme in labels:
@@ -60,7 +136,7 @@ def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: Ro
 
 
 def weights(scheme: str, what: MaskedLMSetting) -> float:
-    """Return MiB of weights, gradients and Adam's two moments."""
+    """Return the MiB of weights, gradients and Adam's two moments."""
     return 4 * count_parameters(masked_lm(scheme, what)) * what.dtype.itemsize / 2**20
 
 
@@ -87,90 +163,12 @@ def most_rows(needed: Callable[[int], float], limit: float, most: int = 1 << 16)
     return low
 
 
-# ---- The papers' tables of costs beside ours: BERT with every position scheme.
+# ---------------------------------------------------------------------------------------------------------------------
+# The report.
 
 
-BASELINE = DEFAULT["masked_lm"]  # BERT's own positions
-BERT_WORDS, BERT_POSITIONS = 30522, 512
-MODES = {"train": masked_lm_training_step, "inference": masked_lm_inference}
-TOGETHER = 6  # models in memory beside the baseline
-
-
-def benchmark(args: argparse.Namespace) -> None:
-    """Count, time, print, write."""
-    device = check_arguments(args)
-    head = machine(device, args.threads)
-    print(head, flush=True)
-    words = describe(args, head)
-    log, where = RowLog(args.csv, args.resume), {"setting": words}
-    add_parameter_rows(args, log, where)
-    measure(args, log, where)
-    for length in args.lengths if args.fit else ():
-        count_rows(args.labels, step_of(args, length), args.fit, log, where)
-    text = report(args, log.those(where), words)
-    print(f"\n{text}", flush=True)
-    if args.write:
-        write_section(args.write, f"costs {args.model} {args.device} {args.dtype}", text)
-
-
-def check_arguments(args: argparse.Namespace) -> torch.device:
-    """Turn lists into lists, refuse what cannot be, and return the device."""
-    args.lengths = lengths_of(args.lengths)
-    check_least(args, 1, "batch")
-    check_least(args, 0, "layers clip fit")
-    check_least(args, 8, "vocabulary")
-    most = sizes_of(args.model)["encoder_layers"]
-    if args.layers > most:
-        raise ValueError(f"--layers must be <= {most} with --model {args.model}, got {args.layers}")
-    if not 0 <= args.dropout < 1:
-        raise ValueError(f"--dropout must be in [0, 1), got {args.dropout}")
-    set_labels(args)
-    return prepare_run(args)
-
-
-def step_of(args: argparse.Namespace, length: int) -> MaskedLMSetting:
-    """Return what is measured at a length."""
-    most = max(BERT_POSITIONS, length)
-    return setting_of(MaskedLMSetting, args, size=args.model, positions=most, length=length)
-
-
-def add_parameter_rows(args: argparse.Namespace, log: RowLog, where: dict) -> None:
-    """Add what positions add to the whole model's parameters, a row a scheme."""
-    column = where | {"column": "parameters"}
-    if not log.lacks(column, args.schemes):
-        return
-    whole = replace(step_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
-    whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
-    without = count_parameters(masked_lm(PLAIN, whole))
-    with progress(len(args.schemes), "parameters") as bar:
-        for scheme in args.schemes:
-            added = count_parameters(masked_lm(scheme, whole)) - without
-            log.add(column, [{"name": scheme, "parameters": added, "without": without}])
-            bar.update()
-
-
-def measure(args: argparse.Namespace, log: RowLog, where: dict) -> None:
-    """Add time and memory; the baseline is timed again with each handful of schemes."""
-    others = [label for label in args.labels if label != BASELINE]
-    for length in args.lengths:
-        what = step_of(args, length)
-        for mode, make in MODES.items():
-            column = where | {"column": f"{mode} {length}"}
-            add_times(log, column, BASELINE, others, TOGETHER, partial(make, setting=what), args)
-        column, names = where | {"column": f"memory {length}"}, [BASELINE, *others]
-        with progress(len(names), f"memory {length}") as bar:
-            for scheme in names:
-                if log.lacks(column, [scheme]):
-                    peak = peak_mebibytes(masked_lm_training_step(scheme, what), what.device)
-                    log.add(column, [{"name": scheme, "MiB": peak}])
-                bar.update()
-
-
-# --- the report ----------------------------------------------------------------------------------
-
-
-def describe(args: argparse.Namespace, head: str) -> str:
-    """Return machine, versions, sizes: what the tables are of."""
+def describe(args: Options, head: str) -> str:
+    """Return machine, versions and sizes, in words."""
     size = sizes_of(args.model)
     whole = size["encoder_layers"]
     clip = f"clip {args.clip}" if args.clip else "unclipped"
@@ -178,8 +176,7 @@ def describe(args: argparse.Namespace, head: str) -> str:
     return (
         f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. BERT-{args.model}: {whole} layers, "
         f"{size['encoder_embed_dim']} wide, {size['encoder_attention_heads']} heads. Parameters: "
-        f"what positions add to the whole model, tables of {BERT_POSITIONS} positions; the "
-        f"papers' by their formulas (000: a table a head; 003: one for all heads). Timed are "
+        f"what positions add to the whole model, tables of {BERT_POSITIONS} positions. Timed are "
         f"**{timed} of {whole} layers** and {args.vocabulary:,} words, {args.batch} rows of "
         f"{', '.join(map(str, args.lengths))} tokens, {args.dtype}, {clip}, dropout "
         f"{args.dropout:g}; relative to `{BASELINE}`: median (minimum to minimum) ± half the "
@@ -187,37 +184,24 @@ def describe(args: argparse.Namespace, head: str) -> str:
     )
 
 
-def report(args: argparse.Namespace, rows: list[dict], words: str) -> str:
+def report(args: Options, rows: list[dict], words: str) -> str:
     """Return description and tables."""
-    size = sizes_of(args.model)
-    widths = (size[f"encoder_{name}"] for name in ("layers", "embed_dim", "attention_heads"))
     without = next(row["without"] for row in rows if "without" in row)
     total = f"Without positions the model has {without:,} parameters ({BERT_WORDS:,} words)."
-    parts = [f"{words} {total} {IN_WORDS}"]
-    parts += [cost_table(rows, args.labels, ModelSizes(*widths, BERT_POSITIONS))]
-    parts += [time_table(rows, args.model), steps_table(rows, args.labels)]
+    parts = [f"{words} {total}", cost_table(rows, args.labels), steps_table(rows, args.labels)]
     return "\n\n".join(part for part in parts if part)
 
 
-def thousands(number: int) -> str:
-    """Return a number as the papers print it: 393K, 9.4M."""
-    return f"{number / 1e6:.1f}M" if number >= 10**6 else f"{number // 1000}K"
-
-
-def cost_table(rows: list[dict], labels: Sequence[str], sizes: ModelSizes) -> str:
-    """Return the papers' parameters beside ours, and what was measured; a row a label."""
+def cost_table(rows: list[dict], labels: Sequence[str]) -> str:
+    """Return parameters and what was measured; a row for each label."""
     cells = {(row["name"], row["column"]): row for row in rows}
     columns = [c for c in dict.fromkeys(row["column"] for row in rows) if c != "parameters"]
     lines = []
     for label in labels:
         scheme, _ = scheme_and_backend(label)
-        papers = (
-            thousands(sizes.count(formulas[scheme])) if scheme in formulas else "-" for formulas in PARAMETERS.values()
-        )
         measured = (_measured(cells.get((label, c)), cells.get((BASELINE, c))) for c in columns)
-        added = cells[scheme, "parameters"]["parameters"]
-        lines.append([f"`{label}`", f"{added:,}", *papers, *measured])
-    return table(["`--position-scheme`", "parameters", *PARAMETERS, *columns], lines)
+        lines.append([f"`{label}`", f"{cells[scheme, 'parameters']['parameters']:,}", *measured])
+    return table(["`--position-scheme`", "parameters", *columns], lines)
 
 
 def _measured(row: dict | None, base: dict | None) -> str:
@@ -230,31 +214,10 @@ def _measured(row: dict | None, base: dict | None) -> str:
     return time_cell(row, BASELINE)
 
 
-def time_table(rows: list[dict], size: str) -> str:
-    """Return published times beyond the reference's, and ours; "" where the reference lacks."""
-    reference, source = TIME["reference"], TIME["source"].split()[0]
-    times = {(row["name"], row["column"]): row["ms"] for row in rows if "ms" in row}
-    columns = [c for c in dict.fromkeys(row["column"] for row in rows) if c.split()[0] in MODES]
-    if not any((reference, column) in times for column in columns):
-        return ""
-    lines = []
-    for scheme, percents in TIME[size].items():
-        published = dict(zip(MODES, percents, strict=True))
-        parts = []
-        for column in columns:
-            here = "-"
-            if (scheme, column) in times:
-                here = f"{times[scheme, column] / times[reference, column] - 1:+.0%}"
-            parts.append(f"+{published[column.split()[0]]}%, {here}")
-        lines.append([f"`{scheme}`", *parts])
-    heads = [f"beyond `{reference}`", *(f"{column}: {source}, here" for column in columns)]
-    return table(heads, lines)
-
-
 def steps_table(rows: list[dict], labels: Sequence[str]) -> str:
     """Return training steps a second beside those without positions; "" where none are timed.
 
-    001 reports 7 % fewer for Shaw's, against absolute positions.
+    Shaw et al. 2018 report 7 % fewer, against absolute positions.
     """
     times = {(row["name"], row["column"]): row["ms"] for row in rows if "ms" in row}
     columns = sorted({column for name, column in times if name == PLAIN and "train" in column})

@@ -1,15 +1,14 @@
-"""Speed and perplexity of a language model with memory and without, at equal context."""
+"""Measure speed and perplexity of a language model with memory and without, at equal context."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from relpos_fairseq.benchmarks.workload import check_least
+from relpos_fairseq.benchmarks.workload import Options, check_least
 from relpos_fairseq.data.streams.dataset import StreamPlan, read_block
 from relpos_fairseq.evaluation.language_model import (
     Score,
@@ -29,8 +28,8 @@ HEADERS = ("model", "method", "context", "predictions", "tokens/s", "ratio", "pe
 AT_LEAST_1 = "context tokens sliding_tokens batch train_batch threads"
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    """Measure and print."""
+def benchmark(options: Options) -> None:
+    """Measure evaluation and training, print the tables, and write the numbers where asked."""
     check_least(options, 1, AT_LEAST_1)
     options.threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(options.threads)
@@ -60,8 +59,8 @@ def benchmark(options: argparse.Namespace) -> None:
         write_json(options.out, {"evaluation": rows, "training": trained})
 
 
-def evaluation(subject: Subject, other: Subject | None, context: int, options: argparse.Namespace) -> list[dict]:
-    """Return every method's row; ratios are to the slowest."""
+def evaluation(subject: Subject, other: Subject | None, context: int, options: Options) -> list[dict]:
+    """Return a row for each method; ratios are to the slowest method's speed."""
     segment, batch = subject.trained_length, options.batch
     many = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
     few = many[-min(options.sliding_tokens, len(many)) :]
@@ -89,7 +88,7 @@ def evaluation(subject: Subject, other: Subject | None, context: int, options: a
 
 
 def row_of(model: Subject, method: str, context: int, score: Score) -> dict:
-    """Return a method's numbers."""
+    """Return the row of a method that was measured."""
     return {
         "model": model.name,
         "method": method,
@@ -102,13 +101,13 @@ def row_of(model: Subject, method: str, context: int, score: Score) -> dict:
 
 
 def refused(model: Subject, method: str, context: int, longest: int) -> dict:
-    """Return the row of a method that the model's table of positions does not reach."""
+    """Return the row of a method whose context is longer than the model's table of positions."""
     row = {"model": model.name, "method": method, "context": context, "predictions": 0}
     return row | {"tokens/s": "", "perplexity": f"cannot: table of {longest}", "bits": ""}
 
 
-def training(subjects: list[Subject], options: argparse.Namespace) -> list[dict]:
-    """Return tokens a second of forward, backward and Adam, memory carried where there is one."""
+def training(subjects: list[Subject], options: Options) -> list[dict]:
+    """Return for each model the tokens a second of training: forward, backward, Adam, memory carried on."""
     if options.train_updates < 1:
         return []
     rows = []
@@ -119,7 +118,7 @@ def training(subjects: list[Subject], options: argparse.Namespace) -> list[dict]
     return rows
 
 
-def train_speed(subject: Subject, options: argparse.Namespace) -> float:
+def train_speed(subject: Subject, options: Options) -> float:
     """Return predictions a second in training."""
     model, updates = subject.model.train(), options.train_updates + WARM_UP
     has_memory = subject.trained_memory is not None

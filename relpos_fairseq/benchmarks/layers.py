@@ -22,7 +22,8 @@ from relpos_fairseq.models.relpos_roberta import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
 from relpos_fairseq.positions import Positions
 
-# ---- Encoder layers as benchmarks run them: this project's by scheme, and fairseq's own.
+# ---------------------------------------------------------------------------------------------------------------------
+# Layers of this package and of fairseq.
 
 
 BASELINE = PLAIN
@@ -30,7 +31,7 @@ BASELINE = PLAIN
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """BERT's layer (post-norm, GELU) of these sizes, on (batch, length) tokens."""
+    """Sizes of BERT's layer (post-norm, GELU) and of its input of (batch, length) tokens."""
 
     width: int  # e
     ffn: int  # width of the feed-forward layer
@@ -44,7 +45,7 @@ class LayerSetting:
 
 
 class OurLayer(nn.Module):
-    """A layer of `relpos_roberta` with what its stack evaluates once a forward pass.
+    """A layer of `relpos_roberta`, with the positions that its stack evaluates once a forward pass.
 
     `name` is a scheme (and backend: `label_of`).
     """
@@ -92,7 +93,7 @@ def _config(setting: LayerSetting) -> RelPosRobertaConfig:
 
 
 def layer_runner(layer: nn.Module, setting: LayerSetting, mode: str, time_first: bool = True) -> Callable[[], object]:
-    """Return what is timed: a forward pass without gradients, or forward and backward.
+    """Return a function that makes a forward pass without gradients, or a forward and backward pass.
 
     The layer takes and returns (T, B, E), or (B, T, E) where not `time_first`.
     """
@@ -108,30 +109,29 @@ def layer_runner(layer: nn.Module, setting: LayerSetting, mode: str, time_first:
     return lambda: torch.autograd.grad(layer(x), wanted, upstream, allow_unused=True)
 
 
-# ---- Encoder layers of other libraries, of the same sizes as ours; each only where it is installed.
-# Which there are, and which of our schemes computes the like, is in peers.json.  Sizes agree in what
-# all have: four projections, two feed-forward matrices, heads, widths.  Where a library differs (T5
-# has no biases, x-transformers norms before), its layer is left as its own.
-
+# ---------------------------------------------------------------------------------------------------------------------
+# Layers of other libraries, each only where the library is installed.  Sizes agree in what all have: four projections,
+# two feed-forward matrices, heads, widths.  Where a library differs (T5 has no biases, x-transformers normalizes
+# before), its layer stays as the library has it.
 
 LEAST_TABLE = 512  # positions that BERT's and DeBERTa's tables cover at least, as published
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A layer of another library."""
+    """A layer of another library, and the scheme that it is like."""
 
     name: str  # of its row
     package: str  # which must be installed
     module: str  # which it must have
     like: str  # our scheme that computes the same or the like
-    build: str  # the function of this file that makes the layer
+    build: str  # the function of this file that makes the layer, of BUILDERS
     options: dict[str, Any] = field(default_factory=dict)  # of that function
     time_first: bool = False  # takes (T, B, E), not (B, T, E)
     cuda: bool = False  # runs on a GPU only
 
     def absence(self, device: torch.device) -> str | None:
-        """Return why it cannot be measured, or None."""
+        """Return why the layer cannot be measured, or None."""
         try:
             found = version(self.package)
         except PackageNotFoundError:
@@ -152,7 +152,7 @@ class Peer:
 
 
 class _Wrapped(nn.Module):
-    """A module and how to call it."""
+    """A module whose forward pass is another call of it."""
 
     def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def _first(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def bert_layer(library: ModuleType, setting: LayerSetting, kind: str) -> nn.Module:
-    """Build BERT's layer with a kind of positions."""
+    """Build BERT's layer with a `position_embedding_type`."""
     config = library.BertConfig(
         hidden_size=setting.width,
         intermediate_size=setting.ffn,
@@ -255,5 +255,6 @@ def x_encoder(library: ModuleType, setting: LayerSetting, **options: bool) -> nn
 BUILDERS = {
     build.__name__: build for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
 }
+# A file of its own: no scheme is named in code outside `schemes/`.
 PEERS = tuple(Peer(**entry) for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8")))
 PACKAGES = tuple(dict.fromkeys(peer.package for peer in PEERS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import ctypes
 import datetime
@@ -21,54 +20,22 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.benchmark import timer
 
+from relpos_fairseq.benchmarks.workload import Options
 from relpos_fairseq.io.files import atomic_path, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# ---- Timing in turns on an idle machine, and peak memory.
-
+# ---------------------------------------------------------------------------------------------------------------------
+# Time.  `torch.utils.benchmark.timer` waits for the GPU before it reads the clock.  Torch's `Timer` takes all samples
+# of one candidate, then those of the next; here candidates take turns: a machine that slows down slows all of them.
 
 SAMPLE = 0.02  # seconds that one sample lasts at least
 WARM = 0.25  # runs that last longer than this fill the caches themselves
-MAPPED = -3  # mallopt's M_MMAP_THRESHOLD: bytes from which storage is the system's own
 WAITING = 30.0  # seconds that a column waits for an idle machine in all
-
-
-def busy_share(seconds: float = 0.05) -> float:
-    """Share of the machine's cores that anything used just now; nan where that is unknown."""
-    try:
-        before = _processor_time()
-        time.sleep(seconds)
-        after = _processor_time()
-    except OSError:
-        return math.nan
-    return (after[0] - before[0]) / max(after[1] - before[1], 1)
-
-
-def _processor_time() -> tuple[int, int]:
-    with open("/proc/stat", encoding="ascii") as file:
-        ticks = [int(part) for part in file.readline().split()[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-
-
-def wait_until_idle(patience: float = 1.5, limit: float = 0.2) -> bool:
-    """Wait for the machine to be idle; False where it was not within `patience` seconds."""
-    end = time.monotonic() + patience
-    while True:
-        if not busy_share() > limit:
-            return True
-        if time.monotonic() >= end:
-            return False
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for the GPU's queue."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @dataclass
@@ -88,7 +55,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Half the distance between quartiles, relative to the median; 0 for one sample."""
+        """Return half the distance between quartiles, relative to the median; 0 for one sample."""
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4)
@@ -96,16 +63,12 @@ class Times:
 
 
 def time_in_turns(
-    runs: dict[str, Callable[[], object]],
-    device: torch.device,
-    rounds: int,
-    seconds: float,
-    tick: Callable[[], object] = lambda: None,
+    runs: dict[str, Callable[[], object]], rounds: int, seconds: float, tick: Callable[[], object] = lambda: None
 ) -> tuple[dict[str, Times], int]:
     """Time every run once a round, for `rounds` rounds or until about `seconds` are over.
 
-    Three rounds are made (or `rounds`, if fewer) whatever they last. `tick` is called after each
-    run's sample, and after each run's first call.
+    Three rounds are made (or `rounds`, if fewer) whatever they last. `tick` is called after each run's sample, and
+    after each run's first call.
 
     Returns:
         Times by name, and how many samples were taken on a machine that was not idle.
@@ -113,7 +76,9 @@ def time_in_turns(
     begun, waited = time.monotonic(), 0.0
     lasts = {}
     for name, run in runs.items():
-        lasts[name] = _first(run, device)
+        lasts[name] = _seconds(run)  # the first call may compile and allocate
+        if lasts[name] <= 2:
+            lasts[name] = _seconds(run)
         tick()
     times = {name: Times([]) for name in runs}
     for number in range(rounds):
@@ -121,37 +86,62 @@ def time_in_turns(
             before = time.monotonic()
             times[name].noisy += not wait_until_idle(1.5 if waited < WAITING else 0.0)
             waited += time.monotonic() - before
-            repeats = max(1, min(200, int(SAMPLE / lasts[name])))
             if lasts[name] < WARM:
-                _seconds(run, device)
-            times[name].samples.append(_seconds(run, device, repeats) * 1e3)
+                run()
+            times[name].samples.append(1e3 * _seconds(run, max(1, min(200, int(SAMPLE / lasts[name])))))
             tick()
         if number >= 2 and time.monotonic() - begun > seconds:
             break
     return times, sum(found.noisy for found in times.values())
 
 
-def _first(run: Callable[[], object], device: torch.device) -> float:
-    """About how long a run lasts; its first call may compile and allocate."""
-    lasted = _seconds(run, device)
-    return lasted if lasted > 2 else _seconds(run, device)
-
-
-def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """Seconds a run, the mean of `repeats`."""
-    synchronise(device)
-    start = time.perf_counter()
+def _seconds(run: Callable[[], object], repeats: int = 1) -> float:
+    """Return the seconds of a run, the mean of `repeats`."""
+    start = timer()
     for _ in range(repeats):
         run()
-    synchronise(device)
-    return (time.perf_counter() - start) / repeats
+    return (timer() - start) / repeats
+
+
+def wait_until_idle(patience: float = 1.5, limit: float = 0.2) -> bool:
+    """Wait for the machine to be idle; return False where it was not within `patience` seconds."""
+    end = time.monotonic() + patience
+    while True:
+        if not busy_share() > limit:
+            return True
+        if time.monotonic() >= end:
+            return False
+
+
+def busy_share(seconds: float = 0.05) -> float:
+    """Return the share of the machine's cores that anything used just now; nan where that is unknown."""
+    try:
+        before = _processor_time()
+        time.sleep(seconds)
+        after = _processor_time()
+    except OSError:
+        return math.nan
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)
+
+
+def _processor_time() -> tuple[int, int]:
+    """Return the ticks that all cores were busy, and all ticks."""
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = [int(part) for part in file.readline().split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory.
+
+MMAP_THRESHOLD = -3  # mallopt's M_MMAP_THRESHOLD: bytes from which storage is the system's own
 
 
 def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
-    """Largest memory beyond what was there before a run, in MiB; nan where that is unknown.
+    """Return the largest memory of a run beyond what was there before, in MiB; nan where that is unknown.
 
-    On a CPU it is resident memory, of a thread that begins for it: what a backend keeps for a
-    thread's next call counts as well.
+    On a CPU it is resident memory, of a thread that begins for it: what a backend keeps for a thread's next call counts
+    as well.
     """
     run()
     gc.collect()
@@ -159,7 +149,7 @@ def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
-        synchronise(device)
+        torch.cuda.synchronize(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
     found: list[float | Exception] = []
     thread = threading.Thread(target=_resident_peak, args=(run, found))
@@ -171,6 +161,7 @@ def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _resident_peak(run: Callable[[], object], found: list[float | Exception]) -> None:
+    """Append the peak of a run, or the exception that it raised."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.malloc_trim(0)
@@ -180,14 +171,14 @@ def _resident_peak(run: Callable[[], object], found: list[float | Exception]) ->
         found.append(math.nan)
         return
     # What was freed into a thread's heap stays there, and would serve the run unseen.
-    libc.mallopt(MAPPED, 1 << 16)
+    libc.mallopt(MMAP_THRESHOLD, 1 << 16)
     try:
         run()
         found.append((_status("VmHWM") - before) / 1024)
     except Exception as error:  # for the thread that waits
         found.append(error)
     finally:
-        libc.mallopt(MAPPED, 32 << 20)  # what it has become by then in any process
+        libc.mallopt(MMAP_THRESHOLD, 32 << 20)  # what it has become by then in any process
 
 
 def _status(key: str) -> int:
@@ -197,14 +188,146 @@ def _status(key: str) -> int:
     raise OSError(f"/proc/self/status has no {key}")
 
 
-# ---- The machine in words, and results as markdown.
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows of results.
 
+
+class RowLog:
+    """Rows of results, kept in a CSV file as they come, so that a run may be continued.
+
+    Without a path rows are in memory only; a file that is there is continued or refused.
+    """
+
+    def __init__(self, path: Path | None, resume: bool = False) -> None:
+        self.path, self.rows = path, []
+        if path is None:
+            return
+        if not path.parent.is_dir():
+            raise ValueError(f"--csv {path}: there is no folder {path.parent}")
+        if path.exists() and not resume:
+            raise ValueError(f"--csv {path} has an earlier run's rows: --resume continues it; or name another")
+        if path.exists():
+            self.rows = read_csv(path)
+
+    def those(self, where: dict) -> list[dict]:
+        """Return the rows whose columns have the values of `where`."""
+        return [row for row in self.rows if _is_of(row, where)]
+
+    def lacks(self, where: dict, names: Iterable[str]) -> bool:
+        """Return whether any of these candidates has no row yet."""
+        return not {row["name"] for row in self.those(where)}.issuperset(names)
+
+    def add(self, where: dict, rows: Iterable[dict]) -> None:
+        """Append rows of candidates that have none; the file has them when this returns."""
+        had = {row["name"] for row in self.those(where)}
+        self.rows += [{**where, **row} for row in rows if row["name"] not in had]
+        if self.path is not None:
+            write_csv(self.path, self.rows)
+
+    def replace(self, where: dict, rows: Iterable[dict]) -> None:
+        """Replace the rows of `where` by others."""
+        self.rows = [row for row in self.rows if not _is_of(row, where)]
+        self.add(where, rows)
+
+
+def _is_of(row: dict, where: dict) -> bool:
+    return all(str(row.get(name, "")) == str(value) for name, value in where.items())
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Write all rows, whole or not at all."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_csv(path: Path) -> list[dict]:
+    """Return the rows of a CSV file; numbers are numbers, empty cells are left out."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: _value(text) for name, text in row.items() if text} for row in rows]
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def add_times(
+    log: RowLog,
+    column: dict,
+    baseline: str,
+    others: Sequence[str],
+    together: int,
+    make: Callable[[str], Callable[[], object]],
+    args: Options,
+) -> None:
+    """Time what a log lacks, `together` others at a time, and the baseline anew with each handful.
+
+    A run is made by its name when its handful's turn comes, as models fill the memory.
+    """
+    for start in range(0, max(len(others), 1), together):
+        names = [baseline, *others[start : start + together]]
+        if log.lacks(column, names):
+            runs = {name: make(name) for name in names}
+            log.add(column, timed_rows(column["column"], baseline, runs, args.rounds, args.seconds))
+
+
+def timed_rows(
+    column: str, baseline: str, runs: dict[str, Callable[[], object]], rounds: int, seconds: float
+) -> list[dict]:
+    """Time candidates in turns; ratios are to the baseline's.
+
+    Returns:
+        A row each: name, ms, least_ms, spread, ratio of medians, least_ratio of minima, samples, noisy.
+    """
+    with progress(len(runs) * (rounds + 1), column) as bar:
+        times, noisy = time_in_turns(runs, rounds, seconds, bar.update)
+    base = times[baseline]
+    samples = sum(len(found.samples) for found in times.values())
+    print(
+        f"{column}: {len(runs)} candidates, {len(base.samples)} rounds, {noisy} of {samples} "
+        f"samples on a machine that was not idle",
+        flush=True,
+    )
+    return [
+        {
+            "name": name,
+            "ms": round(found.median, 4),
+            "least_ms": round(found.least, 4),
+            "spread": round(found.spread, 4),
+            "ratio": round(found.median / base.median, 4),
+            "least_ratio": round(found.least / base.least, 4),
+            "samples": len(found.samples),
+            "noisy": found.noisy,
+        }
+        for name, found in times.items()
+    ]
+
+
+def progress(total: int, description: str) -> AbstractContextManager:
+    """Return a context whose `update()` counts one more of `total`; shown where tqdm is installed."""
+    try:
+        from relpos_fairseq.io.progress import progress as shown
+    except ModuleNotFoundError:
+        return nullcontext(SimpleNamespace(update=lambda: None))
+    return shown(total=total, description=description, unit="sample")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The machine in words, and markdown.
 
 HOW = "Median relative to {}'s (in brackets: minimum to minimum) ± half the quartile distance."
 
 
 def machine(device: torch.device, threads: int) -> str:
-    """Return the machine and the versions, in one line."""
+    """Return the machine, the versions and the date, in one line."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
@@ -246,15 +369,8 @@ def time_cell(row: dict, baseline: str, digits: int = 1) -> str:
     return f"{row['ratio']:.2f} ({row['least_ratio']:.2f}) ±{row['spread']:.0%}"
 
 
-def verdict(found: float, limit: float | None) -> str:
-    """Return PASS or OVER with the ratio that should not be exceeded; "" where none is known."""
-    if limit is None:
-        return ""
-    return f" {'PASS' if found <= limit else 'OVER'} {limit:.2f}"
-
-
 def write_section(path: Path, key: str, text: str) -> None:
-    """Put a text between a file's marks of this key, or append it with marks; whole or not."""
+    """Put a text between a file's marks of this key, or append it with marks; whole or not at all."""
     begin, end = f"<!-- {key}: begin -->", f"<!-- {key}: end -->"
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     section = f"{begin}\n{text.strip()}\n{end}"
@@ -265,143 +381,10 @@ def write_section(path: Path, key: str, text: str) -> None:
     write_text(path, new)
 
 
-def progress(total: int, description: str) -> AbstractContextManager:
-    """Return a context whose `update()` counts one more of `total`; shown where tqdm is."""
-    try:
-        from relpos_fairseq.io.progress import progress as shown
-    except ModuleNotFoundError:
-        return nullcontext(SimpleNamespace(update=lambda: None))
-    return shown(total=total, description=description, unit="sample")
+# ---------------------------------------------------------------------------------------------------------------------
+# Plots.
 
-
-# ---- Rows of results: candidates timed in turns, relative to one of them, and kept in a CSV file.
-
-
-class RowLog:
-    """Rows of results, kept in a CSV file as they come, so that a run may be continued.
-
-    Without a path rows are in memory only; a file that is there is continued or refused.
-    """
-
-    def __init__(self, path: Path | None, resume: bool = False) -> None:
-        self.path, self.rows = path, []
-        if path is None:
-            return
-        if not path.parent.is_dir():
-            raise ValueError(f"--csv {path}: there is no folder {path.parent}")
-        if path.exists() and not resume:
-            raise ValueError(f"--csv {path} has an earlier run's rows: --resume continues it; or name another")
-        if path.exists():
-            self.rows = read_csv(path)
-
-    def those(self, where: dict) -> list[dict]:
-        """Return the rows whose columns say the same as `where`."""
-        return [row for row in self.rows if _is_of(row, where)]
-
-    def lacks(self, where: dict, names: Iterable[str]) -> bool:
-        """Tell whether any of these candidates has no row yet."""
-        return not {row["name"] for row in self.those(where)}.issuperset(names)
-
-    def add(self, where: dict, rows: Iterable[dict]) -> None:
-        """Append rows of candidates that have none; the file has them when this returns."""
-        had = {row["name"] for row in self.those(where)}
-        self.rows += [{**where, **row} for row in rows if row["name"] not in had]
-        if self.path is not None:
-            write_csv(self.path, self.rows)
-
-    def replace(self, where: dict, rows: Iterable[dict]) -> None:
-        """Put rows in the place of those that were there."""
-        self.rows = [row for row in self.rows if not _is_of(row, where)]
-        self.add(where, rows)
-
-
-def _is_of(row: dict, where: dict) -> bool:
-    return all(str(row.get(name, "")) == str(value) for name, value in where.items())
-
-
-def write_csv(path: Path, rows: list[dict]) -> None:
-    """Write all rows, whole or not at all."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def read_csv(path: Path) -> list[dict]:
-    """Return the rows of a CSV file; numbers are numbers, empty cells are left out."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [{name: _value(text) for name, text in row.items() if text} for row in rows]
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def add_times(
-    log: RowLog,
-    column: dict,
-    baseline: str,
-    others: Sequence[str],
-    together: int,
-    make: Callable[[str], Callable[[], object]],
-    args: argparse.Namespace,
-) -> None:
-    """Time what a log lacks, `together` others at a time, and the baseline anew with each handful.
-
-    A run is made by its name when its handful's turn comes, as models fill the memory.
-    """
-    for start in range(0, max(len(others), 1), together):
-        names = [baseline, *others[start : start + together]]
-        if log.lacks(column, names):
-            runs = {name: make(name) for name in names}
-            device, how = torch.device(args.device), (args.rounds, args.seconds)
-            log.add(column, timed_rows(column["column"], baseline, runs, device, *how))
-
-
-def timed_rows(
-    column: str, baseline: str, runs: dict[str, Callable[[], object]], device: torch.device, rounds: int, seconds: float
-) -> list[dict]:
-    """Time candidates in turns; ratios are to the baseline's.
-
-    Returns:
-        A row each: name, ms, least_ms, spread, ratio of medians, least_ratio of minima, samples,
-        noisy.
-    """
-    with progress(len(runs) * (rounds + 1), column) as bar:
-        times, noisy = time_in_turns(runs, device, rounds, seconds, bar.update)
-    base = times[baseline]
-    samples = sum(len(found.samples) for found in times.values())
-    print(
-        f"{column}: {len(runs)} candidates, {len(base.samples)} rounds, {noisy} of {samples} "
-        f"samples on a machine that was not idle",
-        flush=True,
-    )
-    return [
-        {
-            "name": name,
-            "ms": round(found.median, 4),
-            "least_ms": round(found.least, 4),
-            "spread": round(found.spread, 4),
-            "ratio": round(found.median / base.median, 4),
-            "least_ratio": round(found.least / base.least, 4),
-            "samples": len(found.samples),
-            "noisy": found.noisy,
-        }
-        for name, found in times.items()
-    ]
-
-
-# ---- Pictures of ratios: bars of whole models, lines over length of attention.
-
-
-KINDS = (".png", ".svg", ".pdf")
+PLOT_KINDS = (".png", ".svg", ".pdf")
 BLUE, ORANGE = "#0072B2", "#D55E00"
 STYLES = {"": "-", "naive": "--", "FlexAttention": ":"}  # others: a backend by name
 BACKEND_STYLE = "-."
@@ -409,11 +392,11 @@ MARKERS = "os^vDxPh"
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse before anything is measured what could not be drawn after."""
+    """Refuse, before anything is measured, a plot that could not be drawn afterwards."""
     if path is None:
         return
-    if path.suffix not in KINDS:
-        raise ValueError(f"--plot must end in {', '.join(KINDS)}, got {path}")
+    if path.suffix not in PLOT_KINDS:
+        raise ValueError(f"--plot must end in {', '.join(PLOT_KINDS)}, got {path}")
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -421,7 +404,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> None:
-    """Draw a panel a measurement, a bar a row with its ratio, and a line at 1."""
+    """Draw a panel for each measurement, a bar for each row with its ratio, and a line at 1."""
     from matplotlib.figure import Figure
 
     tallest = max(len(rows) for rows in panels.values())
@@ -443,7 +426,7 @@ def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> No
 
 
 def draw_lengths(path: Path, modes: dict[str, list[dict]], baseline: str, title: str) -> None:
-    """Draw a panel a mode, a colour a scheme: median ratio over length, without the baseline."""
+    """Draw a panel for each mode, a colour for each scheme: median ratio over length, without the baseline."""
     from matplotlib.figure import Figure
 
     figure = Figure((3 + 5 * len(modes), 6.5), layout="constrained")

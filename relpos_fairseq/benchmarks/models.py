@@ -1,8 +1,7 @@
-"""What positions cost in whole models and layers, beside fairseq's own and other libraries'."""
+"""Measure what positions cost in whole models and layers, beside fairseq's own and other libraries'."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,9 +9,7 @@ from pathlib import Path
 import torch
 
 from relpos_fairseq.benchmarks import layers
-from relpos_fairseq.benchmarks.bar import model_target
 from relpos_fairseq.benchmarks.layers import PACKAGES, PEERS, FairseqLayer, LayerSetting, OurLayer, layer_runner
-from relpos_fairseq.benchmarks.masked_lm import count_parameters
 from relpos_fairseq.benchmarks.measurement import (
     HOW,
     RowLog,
@@ -24,7 +21,6 @@ from relpos_fairseq.benchmarks.measurement import (
     table,
     time_cell,
     timed_rows,
-    verdict,
     versions,
     write_section,
 )
@@ -32,10 +28,12 @@ from relpos_fairseq.benchmarks.whole_models import (
     FAIRSEQ,
     GAINS,
     TranslationSetting,
+    count_parameters,
     generation,
     translation_training_step,
 )
 from relpos_fairseq.benchmarks.workload import (
+    Options,
     check_least,
     chosen_of,
     in_attention,
@@ -51,8 +49,8 @@ MODES = ("train", "generate", "forward", "memory")
 BASELINES = {"translation": FAIRSEQ, "layers": layers.BASELINE}
 
 
-def benchmark(args: argparse.Namespace) -> None:
-    """Measure, print, write."""
+def benchmark(args: Options) -> None:
+    """Measure each part, print its table, and write it where asked."""
     device = check_arguments(args)
     head = machine(device, args.threads)
     print(head, flush=True)
@@ -65,7 +63,7 @@ def benchmark(args: argparse.Namespace) -> None:
         # A continued file may have more modes than this command line asks for.
         rows = [row for row in log.those(where) if row["column"].split()[0] in args.modes]
         found[part] = rows
-        texts[part] = f"{words}\n\n{part_table(rows, part, args.clip if args.bar else None)}"
+        texts[part] = f"{words}\n\n{part_table(rows, part)}"
         print(f"\n{texts[part]}\n", flush=True)
     if args.plot:
         plot_ratios(args.plot, found, head)
@@ -76,8 +74,8 @@ def benchmark(args: argparse.Namespace) -> None:
             write_section(args.write, f"models {part} {args.device} {args.dtype} {kind}", text)
 
 
-def check_arguments(args: argparse.Namespace) -> torch.device:
-    """Turn lists into lists, refuse what cannot be, and return the device."""
+def check_arguments(args: Options) -> torch.device:
+    """Turn texts into lists, refuse impossible values, and return the device."""
     packages = [FAIRSEQ, *PACKAGES]
     args.parts = chosen_of("parts", args.parts, list(PARTS))
     args.modes = chosen_of("modes", args.modes, MODES)
@@ -101,11 +99,12 @@ def check_arguments(args: argparse.Namespace) -> torch.device:
     return prepare_run(args)
 
 
-# --- translation ---------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------------------------------
+# Translation.
 
 
-def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> None:
-    """Add rows of whole models; the baseline is timed again with each handful of others."""
+def measure_translation(args: Options, log: RowLog, where: dict) -> None:
+    """Add times of whole models to a log; the baseline is timed again with each handful of others."""
     setting = setting_of(TranslationSetting, args)
     makers = {"train": translation_training_step, "generate": generation}
     for mode in (mode for mode in PARTS["translation"] if mode in args.modes):
@@ -114,11 +113,12 @@ def measure_translation(args: argparse.Namespace, log: RowLog, where: dict) -> N
         add_times(log, where | {"column": mode}, FAIRSEQ, labels, TOGETHER, make, args)
 
 
-# --- layers --------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------------------------------
+# Layers.
 
 
-def layer_makers(args: argparse.Namespace) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
-    """Return by name what builds a layer, and whether it takes (T, B, E)."""
+def layer_makers(args: Options) -> dict[str, tuple[Callable[[LayerSetting], object], bool]]:
+    """Return for each row's name a function that builds its layer, and whether the layer takes (T, B, E)."""
     names = [label for label in args.labels if in_attention(label.split(", ")[0])]
     names = dict.fromkeys([layers.BASELINE, *names])
     ours = {name: (lambda setting, name=name: OurLayer(name, setting), True) for name in names}
@@ -133,8 +133,8 @@ def layer_makers(args: argparse.Namespace) -> dict[str, tuple[Callable[[LayerSet
     return baseline | fairseqs | ours | peers
 
 
-def measure_layers(args: argparse.Namespace, log: RowLog, where: dict) -> None:
-    """Add rows of layers at every length."""
+def measure_layers(args: Options, log: RowLog, where: dict) -> None:
+    """Add times and memory of layers to a log, at every length."""
     makers = layer_makers(args)
     modes = [mode for mode in PARTS["layers"] if mode in args.modes]
     for length in args.lengths:
@@ -149,8 +149,8 @@ def measure_layers(args: argparse.Namespace, log: RowLog, where: dict) -> None:
             log.add(columns[mode], layer_rows(args, setting, built, mode))
 
 
-def layer_rows(args: argparse.Namespace, setting: LayerSetting, built: dict[str, tuple], mode: str) -> list[dict]:
-    """Return a row a layer: its peak memory, or its times and parameters."""
+def layer_rows(args: Options, setting: LayerSetting, built: dict[str, tuple], mode: str) -> list[dict]:
+    """Return a row for each layer: its peak memory, or its times and parameters."""
     runs = {
         name: layer_runner(layer, setting, "train" if mode == "memory" else mode, time_first)
         for name, (layer, time_first) in built.items()
@@ -158,41 +158,36 @@ def layer_rows(args: argparse.Namespace, setting: LayerSetting, built: dict[str,
     if mode == "memory":
         return [{"name": n, "MiB": peak_mebibytes(run, setting.device)} for n, run in runs.items()]
     baseline, column = layers.BASELINE, f"{mode} {setting.length}"
-    timed = timed_rows(column, baseline, runs, setting.device, args.rounds, args.seconds)
+    timed = timed_rows(column, baseline, runs, args.rounds, args.seconds)
     return [{**row, "parameters": count_parameters(built[row["name"]][0])} for row in timed]
 
 
-# --- the report ----------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------------------------------
+# The report.
 
 
-def part_table(rows: list[dict], part: str, clip: int | None = None) -> str:
-    """Return a part's table: a row a candidate, a column a measurement.
-
-    With `clip`, the clip distance, cells say what is known to be possible.
-    """
+def part_table(rows: list[dict], part: str) -> str:
+    """Return a part's table: a row for each candidate, a column for each measurement."""
     cells = {(row["name"], row["column"]): row for row in rows}
     columns = list(dict.fromkeys(row["column"] for row in rows))
     counts = {row["name"]: row["parameters"] for row in rows if "parameters" in row}
     like = {peer.name: f"{peer.name}, as `{peer.like}`" for peer in PEERS}
     lines = []
     for name in dict.fromkeys(row["name"] for row in rows):
-        texts = [_cell(cells.get((name, column)), part, clip) for column in columns]
+        texts = [_cell(cells.get((name, column)), part) for column in columns]
         texts += [f"{counts[name]:,}"] if counts else []
         lines.append([like.get(name, f"`{name}`"), *texts])
     return table([part, *columns, *(["parameters"] if counts else [])], lines)
 
 
-def _cell(row: dict | None, part: str, clip: int | None) -> str:
+def _cell(row: dict | None, part: str) -> str:
     if row is None:
         return "-"
-    if "MiB" in row:
-        return f"{row['MiB']:.0f} MiB"
-    limit = None if clip is None else model_target(part, row["name"], row["column"], clip)
-    return time_cell(row, BASELINES[part]) + verdict(row["least_ratio"], limit)
+    return f"{row['MiB']:.0f} MiB" if "MiB" in row else time_cell(row, BASELINES[part])
 
 
-def describe(part: str, args: argparse.Namespace, head: str) -> str:
-    """Return machine, versions, sizes: what a part's table is of."""
+def describe(part: str, args: Options, head: str) -> str:
+    """Return machine, versions and sizes of a part, in words."""
     libraries = versions(["fairseq-fixed", "fairseq"])
     if part == "translation":
         return (
@@ -215,7 +210,7 @@ def describe(part: str, args: argparse.Namespace, head: str) -> str:
 
 
 def plot_ratios(path: Path, rows: dict[str, list[dict]], head: str) -> None:
-    """Draw all ratios."""
+    """Draw the ratios of all parts as bars."""
     panels: dict[str, dict[str, float]] = {}
     for part, found in rows.items():
         for row in found:

@@ -1,4 +1,4 @@
-"""Text preparation measured: pairs a second by workers, peak memory by size, the usual way."""
+"""Measure text preparation: pairs a second by workers, peak memory by size, beside the usual way."""
 
 import os
 import random
@@ -7,10 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.io.files import open_text_out, write_json
 from relpos_fairseq.io.lines import read_lines
@@ -23,11 +23,11 @@ from relpos_fairseq.preparation.wmt import WmtPreparation
 REPLACED, COMPOUNDED = 0.15, 0.01  # shares of a copy's words
 INTERVAL = 0.1  # seconds between two looks at memory
 STAGES = ("clean", "tokenise", "merge", "sample", "learn", "apply")
-LEARNING = ("sample", "learn")  # the same work in both ways
+LEARNING = ("sample", "learn")  # the same work in this package and in the usual way
 
 
 def replicate(text: Path, languages: tuple[str, str], pairs: int, folder: Path) -> Path:
-    """Write train of so many pairs, and link the held-out sets."""
+    """Write a training set of so many pairs into a folder, link the held-out sets, and return the folder."""
     texts = parallel_files(text, *languages)
     folder.mkdir(parents=True, exist_ok=True)
     for held_out in texts.held_out.values():
@@ -49,7 +49,7 @@ def replicate(text: Path, languages: tuple[str, str], pairs: int, folder: Path) 
 
 
 def varied(line: str, words: list[str], draw: random.Random) -> str:
-    """Replace some of a line's words."""
+    """Return a line with some of its words replaced by words drawn from the text."""
     changed = []
     for word in line.split():
         chance = draw.random()
@@ -62,7 +62,7 @@ def varied(line: str, words: list[str], draw: random.Random) -> str:
 
 
 def tree(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
+    """Return the ids of a process and of all its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -102,7 +102,7 @@ class Watch:
         self.thread.join()
 
     def look(self) -> None:
-        """Look at memory until the end."""
+        """Record the peak of memory until the end."""
         while not self.ended.wait(INTERVAL):
             self.peak = max(self.peak, memory(os.getpid()))
 
@@ -114,7 +114,7 @@ def used() -> float:
 
 
 def timed(stages: Sequence[tuple[str, Callable[[], object]]]) -> dict[str, dict[str, float]]:
-    """Run stages one after the other and measures each."""
+    """Run stages one after the other; return seconds, processor seconds and peak memory of each."""
     results = {}
     for name, run in stages:
         with Watch() as watch:
@@ -124,7 +124,7 @@ def timed(stages: Sequence[tuple[str, Callable[[], object]]]) -> dict[str, dict[
 
 
 def ours(folder: Path, languages: tuple[str, str], workers: int, vocab: int, out: Path) -> dict:
-    """Measure the stages of `relpos prepare wmt`; units learned before are kept."""
+    """Measure the stages of `relpos prepare wmt`; subwords learned before are kept."""
     settings = WmtSettings("", *languages, out=out, from_dir=folder, workers=workers, vocab_size=vocab)
     preparation = WmtPreparation(settings)
     preparation.run_count()
@@ -135,7 +135,7 @@ def ours(folder: Path, languages: tuple[str, str], workers: int, vocab: int, out
 
 
 def usual(folder: Path, languages: tuple[str, str], codes: Path, pairs: int, out: Path) -> dict:
-    """Measure the usual way on the first pairs."""
+    """Measure sacremoses and subword-nmt in one process, on the first pairs."""
 
     def tokenise() -> None:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -150,19 +150,9 @@ def usual(folder: Path, languages: tuple[str, str], codes: Path, pairs: int, out
 
     def apply() -> None:
         for language in languages:
-            subprocess.run(
-                [
-                    Path(sys.executable).with_name("subword-nmt"),
-                    "apply-bpe",
-                    "-c",
-                    codes,
-                    "-i",
-                    out / f"tokens.{language}",
-                    "-o",
-                    out / f"units.{language}",
-                ],
-                check=True,
-            )
+            program = [Path(sys.executable).with_name("subword-nmt"), "apply-bpe", "-c", codes]
+            files = ["-i", out / f"tokens.{language}", "-o", out / f"units.{language}"]
+            subprocess.run([*program, *files], check=True)
 
     return timed([("tokenise", tokenise), ("apply", apply)])
 
@@ -183,7 +173,7 @@ def row(way: str, workers: int, pairs: int, stages: dict) -> list:
     return [way, workers, pairs, parts, round(pairs / seconds), round(processor), round(peak)]
 
 
-def measure(args: Namespace) -> None:
+def measure(args: Any) -> None:
     """Measure each number of pairs with each number of workers, then the usual way."""
     source, _, target = args.pair.partition("-")
     languages, out = (source, target), args.out.absolute()

@@ -1,7 +1,7 @@
-"""Sentences a second and BLEU of one checkpoint: fairseq-generate, `relpos translate`, CTranslate2.
+"""Measure sentences a second and BLEU of one checkpoint: fairseq-generate, `relpos translate`, CTranslate2.
 
-Each timing has a process of its own: threads of one engine that wait for work take the processor
-from another's in the same process.
+Each timing has a process of its own: in one process, threads of one translator that wait for work would take the
+processor from another's.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Lines = list[list[str]]  # symbols of each sentence
 
 
 def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) -> str:
-    """Return a table; engines take turns, and a row is the median of its rounds.
+    """Return a table of speed and BLEU; translators take turns, and a row is the median of its rounds.
 
-    All translate the same batches, `relpos translate`'s own. BLEU is sacrebleu's, of text.
+    All translate the same batches, those of `relpos translate`. BLEU is sacrebleu's, of detokenized text.
     """
     with tempfile.TemporaryDirectory() as name:
         folders = {kind: Path(name) / kind for kind in ("fp32", "int8")}
@@ -70,7 +70,7 @@ def _apart(function: Callable, *arguments: object) -> Any:
 
 
 def _read(checkpoint: Path, data: Path, split: str) -> tuple[Lines, Lines]:
-    """Return a set's sources and references."""
+    """Return the sources and references of a split, as symbols."""
     task = load_translation(checkpoint, data)[1]
     task.load_dataset(split)
     pairs = [task.dataset(split)[number] for number in range(len(task.dataset(split)))]
@@ -80,7 +80,7 @@ def _read(checkpoint: Path, data: Path, split: str) -> tuple[Lines, Lines]:
 
 
 def _translated(path: Path, data: Path | None, lines: Lines, beam: int) -> tuple[float, Lines]:
-    """Return the seconds of a checkpoint or an exported folder, and its best translations."""
+    """Translate with a checkpoint or an exported folder; return the seconds and the best translations."""
     translator, found = open_translator(path, data, cpu=True), [[] for _ in lines]
     began = time.perf_counter()
     for batch in batches([len(line) for line in lines], Batching()):
@@ -91,7 +91,7 @@ def _translated(path: Path, data: Path | None, lines: Lines, beam: int) -> tuple
 
 
 def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> tuple[float, Lines]:
-    """Return the same of the real command, by its own clock, which leaves out its start."""
+    """Run fairseq-generate; return the seconds by its own clock, which leaves out its start, and the translations."""
     command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--path", str(checkpoint)]
     command += ["--user-dir", str(PACKAGE), "--beam", str(beam), "--gen-subset", split, "--cpu"]
     command += ["--max-tokens", str(Batching.max_tokens), "--num-workers", "0"]

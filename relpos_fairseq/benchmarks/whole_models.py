@@ -1,8 +1,9 @@
-"""Whole translation models as benchmarks run them: fairseq's own, and this project's by scheme.
+"""Build whole models and return the steps that are timed: translation and masked language modelling.
 
-Both sides have the same sizes, random sentences and beam search, and both train with fairseq's own
-`adam` and `label_smoothed_cross_entropy`.  What this project's optimizer and loss gain is measured
-by itself, on fairseq's model.
+Translation compares this package's model with fairseq's own `transformer`.  Both have the same sizes, random sentences
+and beam search, and both train with fairseq's own `adam` and `label_smoothed_cross_entropy`.  What this package's
+optimizer and loss gain is measured by itself, on fairseq's model.  Masked language modelling is `relpos_roberta` of any
+scheme, with as many layers as one likes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
@@ -20,16 +22,22 @@ from fairseq.data.language_pair_dataset import collate
 from fairseq.models.transformer import TransformerModelBase
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.sequence_generator import SequenceGenerator
-from torch import nn
+from torch import Tensor, nn
 
-from relpos_fairseq.benchmarks.workload import scheme_and_backend
+from relpos_fairseq.benchmarks.workload import scheme_and_backend, takes_clip
 from relpos_fairseq.criterions.cross_entropy import RelPosLabelSmoothedCrossEntropyCriterion
+from relpos_fairseq.models.configs import RelPosRobertaConfig
+from relpos_fairseq.models.relpos_roberta import SIZES as ROBERTA_SIZES
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.models.relpos_transformer import SIZES, RelPosTransformerConfig, RelPosTransformerModel, nested
 from relpos_fairseq.optim.adam import RelPosAdam
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Translation.
+
 FAIRSEQ = "fairseq"  # the candidate that is fairseq's own transformer
 FAIRSEQS_OWN = (FairseqAdam, LabelSmoothedCrossEntropyCriterion)
-# Rows of training alone: fairseq's transformer with one part of this project's, or both.
+# Rows of training alone: fairseq's transformer with one part of this package's, or both.
 GAINS = {
     f"{FAIRSEQ}, relpos_adam": (FAIRSEQ, RelPosAdam, FAIRSEQS_OWN[1]),
     f"{FAIRSEQ}, relpos_label_smoothed_cross_entropy": (
@@ -43,7 +51,7 @@ PREFIX = "relpos_transformer"
 
 
 def _multi30k() -> dict[str, Any]:
-    """Return the model of examples/translation/config/multi30k.yaml."""
+    """Return the sizes of the model of examples/translation/config/multi30k.yaml."""
     one = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in one.items()}
 
@@ -57,7 +65,7 @@ MODEL_SIZES = {
 
 @dataclass(frozen=True)
 class TranslationSetting:
-    """A model's size and a batch of sentences."""
+    """Sizes of a translation model and of a batch of sentences."""
 
     size: str  # a name of MODEL_SIZES
     vocabulary: int  # words of the joint vocabulary
@@ -78,7 +86,7 @@ def small_task(words: int) -> SimpleNamespace:
 
 
 def translation_model(name: str, setting: TranslationSetting) -> nn.Module:
-    """Build a scheme's model (and backend: `label_of`), or fairseq's own, with seeded values."""
+    """Build a scheme's model (and backend: `label_of`), or fairseq's own, with seeded initial values."""
     config = RelPosTransformerConfig()
     values = MODEL_SIZES[setting.size] | {"share_all_embeddings": True, "dropout": setting.dropout}
     if name != FAIRSEQ:
@@ -113,14 +121,14 @@ def sentences(setting: TranslationSetting) -> dict:
 
 
 def make_optimizer(kind: type[FairseqAdam], model: nn.Module) -> FairseqAdam:
-    """Return a kind of Adam with a learning rate that hardly moves the weights."""
+    """Return an optimizer of a kind of Adam, with a learning rate that hardly changes the weights."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
     config.tpu = False
     return kind(config, [part for part in model.parameters() if part.requires_grad])
 
 
 def translation_training_step(name: str, setting: TranslationSetting) -> Callable[[], object]:
-    """Return a step of training: forward, loss, backward, optimizer; it returns the loss.
+    """Return a function that makes a step of training (forward, loss, backward, optimizer) and returns the loss.
 
     Optimizer and loss are fairseq's own on both sides; rows of `GAINS` replace one of them.
     """
@@ -142,10 +150,98 @@ def translation_training_step(name: str, setting: TranslationSetting) -> Callabl
 
 
 def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
-    """Return beam search for exactly `length` tokens a sentence, which gives hypotheses."""
+    """Return a function that translates the batch by beam search, exactly `length` tokens a sentence."""
     model = translation_model(name, setting).eval()
     model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     words = small_task(setting.vocabulary).target_dictionary
     search = SequenceGenerator([model], words, beam_size=setting.beam, max_len_b=setting.length, min_len=setting.length)
     batch = sentences(setting)
     return lambda: search.generate([model], batch)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Masked language modelling.
+
+MASKED = 0.15  # of the tokens, as BERT
+SPECIAL = 5  # <s>, <pad>, </s>, <unk> and <mask>
+
+
+@dataclass(frozen=True)
+class MaskedLMSetting:
+    """Sizes of a masked language model and of a batch."""
+
+    size: str  # `base` or `small`: a named size of relpos_roberta
+    layers: int  # how many of its layers; 0: all
+    vocabulary: int  # entries of the vocabulary, with special ones
+    positions: int  # that tables cover
+    clip: int | None  # clip distance of schemes that take one; None: their own default
+    batch: int  # rows
+    length: int  # tokens of each
+    dropout: float  # everywhere, in training
+    dtype: torch.dtype  # of parameters
+    device: torch.device  # where it runs
+
+
+def sizes_of(size: str) -> dict[str, int]:
+    """Return width, feed-forward width, heads and layers of a named size."""
+    return ROBERTA_SIZES[f"relpos_roberta_{size}"]
+
+
+def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
+    """Build the model of a scheme (and backend: `label_of`), with seeded initial values."""
+    dictionary = Dictionary()
+    for number in range(setting.vocabulary - SPECIAL):
+        dictionary.add_symbol(f"w{number}")
+    dictionary.add_symbol("<mask>")
+    task = SimpleNamespace(source_dictionary=dictionary, max_positions=lambda: setting.positions)
+    config = RelPosRobertaConfig()
+    for size, value in sizes_of(setting.size).items():
+        setattr(config, size, value)
+    config.encoder_layers = setting.layers or config.encoder_layers
+    scheme, config.attention_backend = scheme_and_backend(name)
+    config.position_scheme = scheme
+    config.dropout = config.attention_dropout = setting.dropout
+    if setting.clip is not None and takes_clip(scheme):
+        config.position_clip_distance = str(setting.clip)
+    torch.manual_seed(1)
+    return RelPosRobertaModel.build_model(config, task).to(setting.device, setting.dtype)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, shared ones counted once."""
+    return sum(part.numel() for part in model.parameters())
+
+
+def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
+    """Return tokens (B, T) and which of them are masked (B, T), the same in every run."""
+    generator = torch.Generator().manual_seed(4)
+    shape = (setting.batch, setting.length)
+    tokens = torch.randint(4, setting.vocabulary - 1, shape, generator=generator)
+    masked = torch.rand(shape, generator=generator) < MASKED
+    masked[:, 0] = True
+    return tokens.to(setting.device), masked.to(setting.device)
+
+
+def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
+    """Return a function that makes a step of training (forward, loss of masked tokens, backward, `relpos_adam`)."""
+    model = masked_lm(name, setting).train()
+    optimizer = make_optimizer(RelPosAdam, model)
+    tokens, masked = _text(setting)
+    inputs = tokens.masked_fill(masked, setting.vocabulary - 1)
+
+    def step() -> float:
+        logits, _ = model(inputs, masked_tokens=masked)
+        loss = F.cross_entropy(logits.float(), tokens[masked])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def masked_lm_inference(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
+    """Return a function that computes the features of every token."""
+    model = masked_lm(name, setting).eval()
+    tokens, _ = _text(setting)
+    return torch.no_grad()(lambda: model(tokens, features_only=True)[0])

@@ -1,8 +1,7 @@
-"""Describe what is measured: shapes, types, device, instruction set; and check the command line that says so."""
+"""Describe what is measured: shapes, types, device, instruction set; and check the command line that gives them."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,65 +20,63 @@ from relpos_fairseq.attention.native.build import X86
 from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
-# ---- The call of attention that is measured: shape, type, device; its queries, keys and values.
-
-
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
 PLAIN = "none"  # attention without positions, evaluated by this package
 Setting = TypeVar("Setting")
+Options = Any  # a command of `cli.benchmark`: its fields are the options
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Schemes and the names of rows.
 
 
 def label_of(scheme: str, backend: str) -> str:
-    """Return a row's name: `m4`, or `m4, blocked` where it is not `auto` that chooses."""
+    """Return a row's name: `m4`, or `m4, blocked` where it is not `auto` that chooses the backend."""
     return scheme if backend == "auto" else f"{scheme}, {backend}"
 
 
 def scheme_and_backend(label: str) -> tuple[str, str]:
-    """Return what `label_of` put together."""
+    """Return the scheme and the backend of a row's name."""
     scheme, _, backend = label.partition(", ")
     return scheme, backend or "auto"
 
 
 def in_attention(name: str) -> bool:
-    """Tell whether a scheme is evaluated in attention; others act on the input alone."""
+    """Return whether a scheme is evaluated in attention; others act on the input alone."""
     return any(member.own_scale is not None for member in parse_hybrid(name))
 
 
 def has_formula(name: str) -> bool:
-    """Tell whether attention with a scheme is more than torch's own."""
+    """Return whether attention with a scheme is more than torch's own."""
     return in_attention(name) and name != PLAIN
 
 
 def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
     """Return the schemes that `all` stands for.
 
-    Those that are defined for decoders alone only with `causal`; with `attention` none that acts
-    on the input alone.
+    Schemes for decoders alone are among them only with `causal`; schemes that act on the input alone only without
+    `attention`.
     """
     names = [name for name in scheme_names() if causal or not scheme_class(name).causal_only]
     return [name for name in names if in_attention(name) or not attention]
 
 
 def takes_clip(name: str) -> bool:
-    """Tell whether a scheme has a clip distance."""
+    """Return whether a scheme has a clip distance."""
     return any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name))
 
 
-def setting_of(kind: type[Setting], args: argparse.Namespace, **own: object) -> Setting:
-    """Return a setting: its fields are options of the same names, but for those given here."""
-    own |= {"dtype": getattr(torch, args.dtype), "device": torch.device(args.device)}
-    names = [one.name for one in fields(kind) if one.name not in own]
-    return kind(**own, **{name: getattr(args, name) for name in names})
+# ---------------------------------------------------------------------------------------------------------------------
+# One call of attention.
 
 
 @dataclass(frozen=True)
 class AttentionSetting:
     """The call of attention that is measured."""
 
-    batch: int  # b
-    heads: int  # h
-    length: int  # t = S; of a decoding step, S
-    head_dim: int  # d
+    batch: int  # B
+    heads: int  # H
+    length: int  # T = S; of a decoding step, S
+    head_dim: int  # D
     clip: int  # clip distance of tables that take one; 0: as long as the input
     causal: bool  # keys in a query's future are excluded
     dtype: torch.dtype  # of queries, keys, values and parameters
@@ -87,7 +84,7 @@ class AttentionSetting:
 
     @property
     def embed_dim(self) -> int:
-        """Width E of the model."""
+        """Return the width E of the model."""
         return self.heads * self.head_dim
 
     def columns(self) -> dict:
@@ -106,7 +103,7 @@ class AttentionSetting:
 
 @lru_cache(maxsize=8)
 def draw(setting: AttentionSetting, *shape: int, seed: int = 1) -> Tensor:
-    """Draw a unit normal in the setting's type and on its device; the same in every run."""
+    """Draw unit normal numbers in the setting's type and on its device; the same in every run."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(shape, generator=generator)
     return drawn.to(setting.device, setting.dtype)
@@ -122,7 +119,15 @@ def draw_heads(setting: AttentionSetting, queries: int | None = None) -> tuple[T
     return q, k, v
 
 
-# ---- Checks of what the benchmarks' command lines have in common.
+# ---------------------------------------------------------------------------------------------------------------------
+# What the command lines of benchmarks have in common.
+
+
+def setting_of(kind: type[Setting], args: Options, **own: object) -> Setting:
+    """Return a setting whose fields are the options of the same names, but for those given here."""
+    own |= {"dtype": getattr(torch, args.dtype), "device": torch.device(args.device)}
+    names = [one.name for one in fields(kind) if one.name not in own]
+    return kind(**own, **{name: getattr(args, name) for name in names})
 
 
 def chosen_of(flag: str, text: str, known: Sequence[str]) -> list[str]:
@@ -144,8 +149,8 @@ def lengths_of(text: str, more: str = "") -> list[int]:
     return lengths
 
 
-def check_least(args: argparse.Namespace, least: int, names: str) -> None:
-    """Refuse numbers that are too small, by flag and value; None stands for a default."""
+def check_least(args: Options, least: int, names: str) -> None:
+    """Refuse numbers that are too small, by flag and value; None is a default."""
     for name in names.split():
         value = getattr(args, name)
         if value is not None and value < least:
@@ -160,14 +165,14 @@ def schemes_of(text: str, every: Sequence[str]) -> list[str]:
     return names
 
 
-def set_labels(args: argparse.Namespace) -> None:
-    """Make lists of `schemes` and `backends`, and `labels` of the rows that they have together."""
+def set_labels(args: Options) -> None:
+    """Make lists of the options `schemes` and `backends`, and set `labels`, the rows that they have together."""
     args.schemes = schemes_of(args.schemes, schemes_for())
     args.backends = chosen_of("backends", args.backends, BACKENDS)
     args.labels = [label_of(name, backend) for name in args.schemes for backend in args.backends]
 
 
-def prepare_run(args: argparse.Namespace) -> torch.device:
+def prepare_run(args: Options) -> torch.device:
     """Check device, threads and the file to continue; return the device."""
     check_least(args, 1, "rounds threads")
     if args.resume and args.csv is None:
@@ -179,13 +184,13 @@ def prepare_run(args: argparse.Namespace) -> torch.device:
     return torch.device(args.device)
 
 
-# ---- A smaller instruction set than the machine's own, for the kernel in C and for torch alike.
-# Torch chooses when its first operation runs, MKL and oneDNN at their first product.  A command
-# therefore runs again, in a process whose environment says which set.
-
+# ---------------------------------------------------------------------------------------------------------------------
+# A smaller instruction set than the machine's own, for the kernel in C and for torch alike.  Torch chooses its set when
+# its first operation runs, MKL and oneDNN at their first product.  A command therefore runs again, in a process whose
+# environment names the set.
 
 VARIABLES = ("RELPOS_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-# Of VARIABLES, then what /proc/cpuinfo calls the abilities that each needs.
+# Values of VARIABLES, then the names in /proc/cpuinfo of the abilities that each set needs.
 SETS = {
     "native": ((None,) * len(VARIABLES), ()),
     "avx2": (("x86-64-v3", "avx2", "AVX2", "AVX2"), ("avx2", "fma", "bmi2")),
@@ -195,12 +200,12 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def of_environment(name: str) -> dict[str, str | None]:
-    """Return what each variable is for a set; None: not there."""
+    """Return the environment's variables for a set; None: not there."""
     return dict(zip(VARIABLES, SETS[name][0], strict=True))
 
 
 def run_under_instruction_set(name: str | None, command: str, argv: Sequence[str]) -> int | None:
-    """Run a command of `relpos` again under a set of SETS, unless it is under it already.
+    """Run a command of `relpos` again under a set of SETS, unless this process runs under it already.
 
     Returns:
         The status of the other process, or None where this one is to go on.
@@ -231,7 +236,7 @@ def check_instruction_set(name: str) -> None:
 
 
 def abilities() -> set[str]:
-    """Return what Linux says that this processor can do."""
+    """Return the processor's abilities as Linux names them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -240,6 +245,6 @@ def abilities() -> set[str]:
 
 
 def instruction_sets_in_use() -> str:
-    """Return which sets this process computes with."""
+    """Return which sets this process computes with, in words."""
     kernel = os.environ.get("RELPOS_ISA") or "native"
     return f"kernel for {kernel} and torch for {torch.backends.cpu.get_cpu_capability()}"

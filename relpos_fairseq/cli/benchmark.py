@@ -31,12 +31,12 @@ class BenchmarkAttention(Timing):
     """How much slower is attention with positions than attention without?
 
         relpos benchmark attention                              # some minutes on a CPU
-        relpos benchmark attention --lengths 512,2048 --batch 4 --naive --bar
+        relpos benchmark attention --lengths 512,2048 --batch 4 --naive
         relpos benchmark attention --device cuda --dtype bfloat16 --lengths all
         relpos benchmark attention --layer                      # a whole BERT layer
         relpos benchmark attention --isa avx2                   # as on a processor without AVX-512
 
-    First every candidate is held against the papers' formula in fp64, values and gradients.  Then all
+    First every candidate is compared with the papers' formula in fp64, values and gradients.  Then all
     candidates are timed in one process, in turns, each only once the machine is idle otherwise.  The
     tables have ratios of medians to torch's scaled_dot_product_attention without positions (in
     brackets: of minima), and the spread.  Needs torch and relpos_fairseq's positions, schemes and
@@ -64,13 +64,19 @@ class BenchmarkAttention(Timing):
     naive: bool = flag("the papers' formula too", group=BESIDE)
     backends: str = option("auto", "a row each: of auto, sdpa, blocked, native, triton", group=BESIDE)
     flex: bool = flag("FlexAttention too; compiles long", group=BESIDE)
-    bar: bool = flag("say what is known to be possible", group=BESIDE)
-    published: bool = flag("DeBERTa as published on an H200", group=BESIDE)
+    bar: bool = flag("no longer used: no targets are kept", group=BESIDE)
+    published: bool = flag("no longer used: no published times are kept", group=BESIDE)
     rounds: int = option(7, "samples of each (%(default)s)", group=HOW)
     seconds: float = option(20.0, "of a column (%(default)s)", group=HOW)
     plot: Path | None = option(None, "ratios over length: FILE.png, .svg or .pdf")
 
     def run(self, argv: Sequence[str]) -> int | None:
+        if self.published:
+            raise ValueError(
+                "--published has gone; its shape: --layer --naive --clip 512 --dtype bfloat16 "
+                "--tokens 16384 --lengths 128,256,512,1024,2048,4096,8192,16384 --modes train,forward,memory "
+                "--device cuda"
+            )
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
         from relpos_fairseq.benchmarks.workload import run_under_instruction_set
 
@@ -106,7 +112,7 @@ class BenchmarkModels(Timing):
     modes: str = option("train,generate,forward,memory", "of train, generate, forward, memory")
     schemes: str = option("all", "names separated by commas, or all")
     backends: str = option("auto", A_ROW_EACH)
-    bar: bool = flag("say what is known to be possible")
+    bar: bool = flag("no longer used: no targets are kept")
     dropout: float = option(0.0)
     size: str = option("multi30k", choices=SIZES, group="translation")
     vocabulary: int = option(8000, group="translation")
@@ -171,9 +177,9 @@ class BenchmarkLm:
         benchmark(self)
 
 
-@command("benchmark costs", "the papers' tables of costs, beside what is measured here", INTERRUPTED)
+@command("benchmark costs", "what every position scheme adds to BERT: parameters, time, memory", INTERRUPTED)
 class BenchmarkCosts(Timing):
-    """The papers' tables of costs, measured here: BERT with every position scheme.
+    """What every position scheme adds to BERT: parameters, time, memory.
 
         relpos benchmark costs                               # BERT-base, minutes on a CPU
         relpos benchmark costs --model small --layers 0      # BERT-small, all of its layers
@@ -183,10 +189,9 @@ class BenchmarkCosts(Timing):
     positions.  Time and memory are those of a model of `--layers` layers and `--vocabulary` words (few
     by default, as the softmax over words costs the same with every scheme): a step of training
     (forward, loss of 15 % masked tokens, backward, Adam), a forward pass, and the step's peak memory,
-    relative to `learned`; steps a second stand beside those without positions.  Beside them stand the
-    papers' numbers: 000 is Huang et al. 2020, 003 Multiplicative Position-aware Transformer Models, 004
-    Chen et al. 2021.  Tables are unclipped unless --clip says otherwise, as the papers pre-train.
-    Candidates are timed in turns, each only once the machine is idle otherwise.
+    relative to `learned`; steps a second stand beside those without positions.  Tables are unclipped
+    unless --clip says otherwise, as the papers pre-train.  Candidates are timed in turns, each only
+    once the machine is idle otherwise.
     """
 
     model: str = option("base", choices=("base", "small"))
@@ -199,8 +204,8 @@ class BenchmarkCosts(Timing):
     fit: int = option(
         0,
         (
-            "also search how many rows a training step holds in so much memory (000 section 3.6: 16384, of a "
-            "GPU); 0: do not"
+            "also search how many rows a training step holds in so much memory (Huang2020 section 3.6: "
+            "16384, of a GPU); 0: do not"
         ),
         metavar="MIB",
     )
@@ -222,7 +227,7 @@ class BenchmarkKernels:
 
         relpos benchmark kernels                                # every scheme, for sm_90
         relpos benchmark kernels --schemes m4,shaw --head-dims 64 --dtypes bfloat16
-        relpos benchmark kernels --write examples/benchmarks/README.md
+        relpos benchmark kernels --write examples/benchmarks/triton_kernels.md
 
     Every scheme's forward and backward pass is led through the backend, whose launches are caught and
     compiled.  A cell is registers of a thread, warps and KiB of shared memory of a program; what spills

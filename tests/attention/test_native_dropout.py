@@ -23,7 +23,7 @@ if triton.interpreted():
     from relpos_fairseq.attention.triton.tile import dropout_mask as kept_by_triton
 
     Tile = namedtuple("Tile", ["first", "index"])
-    Sizes = namedtuple("Sizes", ["ROWS", "KEYS", "DROP"])
+    Sizes = namedtuple("Sizes", ["ROWS", "KEYS", "DROPOUT"])
 
     @compiler.jit
     def store(out, seed, n, first, DROP: tl.constexpr, X: tl.constexpr):  # noqa: N803

@@ -59,8 +59,8 @@ def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.skipif(not X86, reason="sets of x86")
 def test_torch_takes_the_set() -> None:
     """Its operations are those of processors without AVX."""
-    words = [sys.executable, "-c", "from relpos_fairseq.benchmarks import instructions as i;"]
-    words[-1] += "print(i.in_words())"
+    words = [sys.executable, "-c", "from relpos_fairseq.benchmarks import workload as i;"]
+    words[-1] += "print(i.instruction_sets_in_use())"
     given = workload.of_environment("sse2")
     paths = {"PYTHONPATH": str(workload.PACKAGE_ROOT)}
     done = subprocess.run(words, env={**os.environ, **paths, **given}, capture_output=True)

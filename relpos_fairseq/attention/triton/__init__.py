@@ -1,12 +1,12 @@
-"""Fused kernels in Triton: attention with positions as one band of distances between two tails.
+"""Fused kernels in Triton: attention with positions, forward and backward, for GPUs.
 
-Forward and backward, without atomics: same inputs, same bits.  A call keeps q, k, v, the output,
-one number a query and the products of its tables, O(T (D + k)) for tables of k distances.
-`lowering` says what becomes of the terms, `refusal` what is not served, `proof` how kernels prove
-themselves on a GPU before `auto` takes them.
+No atomics: same inputs, same bits.  A call keeps q, k, v, the output, one number a query and the products with its near
+tables, O(T (D + k)) for tables of k distances.  In reading order: `operands` (a call as tensors), `kernel_args` (what
+kernels are given, and the words used throughout), `tile`, `logits`, `forward`, `backward` (the kernels), `trilinear`
+(M3's products), `fused_attention` (launches).  `refusal` tells what the kernels do not compute; `call_signature`,
+`selftest` and `selftest_cache` test them on a GPU before `auto` takes them.
 
-A step of decoding has one query and nothing to fuse: `attend_step` evaluates it, here as in the
-backend `blocked`.
+A step of decoding has one query, so that nothing is fused: `attend_step` evaluates it, as for the backend `blocked`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["attend", "interpreted", "name", "reasons", "refusal", "refusal_anywh
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
+    """Return the output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
     if supports_step(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
-    # Triton is an import of its own weight, and optional.
+    # Triton is optional, and slow to import.
     from relpos_fairseq.attention.triton.fused_attention import attend as fused
 
     return fused(inputs)

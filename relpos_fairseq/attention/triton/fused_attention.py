@@ -1,4 +1,4 @@
-"""The kernels' forward and backward pass over tensors, as an operation of torch calls them."""
+"""Launch the kernels of fused attention, forward and backward, as an operation of torch."""
 
 from __future__ import annotations
 
@@ -7,62 +7,57 @@ import sys
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.operation import arranged, define, named
-from relpos_fairseq.attention.triton.backward import delta_kernel, diagonals_kernel, keys_kernel, rows_kernel
-from relpos_fairseq.attention.triton.forward import forward_kernel
+from relpos_fairseq.attention.triton import kernel_args as args
+from relpos_fairseq.attention.triton.backward import diagonal_gradients, key_gradients, query_gradients, sum_delta
+from relpos_fairseq.attention.triton.forward import attend_queries
 from relpos_fairseq.attention.triton.kernel_args import (
     MASKS,
     NEAR_TABLES,
     Call,
     CallNumbers,
-    OperandPointers,
-    SavedPointers,
-    Strides,
+    Sizes,
     describe,
-    flags_of,
     make_call,
 )
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
 
-NAMES = (  # operands with gradients, see `operands`
-    "q",
-    "k",
-    "v",
-    "right_q",
-    "query_products",
-    "key_products",
-    "query_multipliers",
-    "key_multipliers",
-    "content_band",
-    "static",
-    "gate",
-    "query_factors",
-    "key_factors",
-    "reset",
-    "wide_q",
-    "wide_k",
-    "query_vectors",
-    "key_vectors",
-)
-CONTENT = ("q", "k", "v", "right_q", "wide_q", "wide_k")
+RESULTS = {  # what every kernel writes
+    "forward": args.ForwardResults,
+    "delta": args.DeltaResults,
+    "rows": args.RowsResults,
+    "keys": args.KeysResults,
+    "diagonals": args.DiagonalsResults,
+}
+NAMES = tuple(name for name in args.OperandPointers._fields if name not in MASKS)  # operands with gradients
+CONTENT = ("q", "k", "v", "right_q", "long_q", "long_k")
 FACTORS = ("query_factors", "key_factors")
-LAID_OUT = (*CONTENT, *NEAR_TABLES)  # whose gradients have their strides
-DENSE = ("content_band", "query_vectors", "key_vectors")  # which a kernel takes without strides
-ALIKE = (  # which a kernel reads by the same strides
-    ("q", "right_q", "wide_q"),
-    ("k", "wide_k"),
+LAID_OUT = (*CONTENT, *NEAR_TABLES)  # whose gradients have the operand's strides
+DENSE = ("near_content", "query_vectors", "key_vectors")  # which a kernel takes without strides
+SAME_STRIDES = (  # which a kernel reads by the same strides
+    ("q", "right_q", "long_q"),
+    ("k", "long_k"),
     ("query_products", "query_multipliers"),
     ("key_products", "key_multipliers"),
 )
+STRIDES_OF = {  # prefixes of `Strides` that are no operand's name
+    "qp": "query_products",
+    "kp": "key_products",
+    "qf": "query_factors",
+    "kf": "key_factors",
+    "qv": "query_vectors",
+    "kv": "key_vectors",
+}
 PLACES = (*NAMES, *MASKS, "seed")
 Tensors = dict[str, Tensor | None]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Output (B, H, T, D) of inputs that `refusal` does not refuse."""
+    """Return the output (B, H, T, D) of inputs that `refusal` does not refuse."""
     low = operands_of(inputs)
     given = dict(low.tensors)
     if low.first is not None:
@@ -78,40 +73,45 @@ def attend(inputs: AttentionInputs) -> Tensor:
     found = _kernels(outputs, kinds, describe(inputs, low), float(inputs.scale), tensors)
     if low.value_vectors is None:
         return found[0]
-    out, probs = found  # of the band, tails summed: (B, H, T, W)
+    out, probs = found  # probabilities by distance: (B, H, T, near_width)
     return out + multiply(probs, low.value_vectors.transpose(-1, -2))
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# The operation of torch: `operation.Kernel`.
+
+
 def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
-    """Return room for what `forward` returns."""
+    """Return empty tensors of the shapes, types and strides of what `forward` returns."""
     given = CallNumbers(*numbers)
-    q = _laid_out(named(PLACES, kinds, tensors))["q"]
+    q = _lay_out(named(PLACES, kinds, tensors))["q"]
     exact = torch.promote_types(q.dtype, torch.float32)
-    width = given.vector_high - given.vector_low + 1
     found = [torch.empty_like(q)]
-    found += [q.new_empty((*q.shape[:3], width))] * given.values
+    found += [q.new_empty((*q.shape[:3], given.near_width))] * given.VALUES
     found += [q.new_empty(q.shape[:3], dtype=exact) for _ in range(2)]
-    return [*found, torch.empty_like(q)] if given.rest else found
+    return [*found, torch.empty_like(q)] if given.OUT_ERROR else found
 
 
 def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
-    """Return the output, probabilities where values have vectors, and what gradients need."""
+    """Return the output, probabilities by distance where values have vectors, and what gradients need."""
     tensors = named(PLACES, kinds, tensors)
-    call, given = make_call(tensors, CallNumbers(*numbers), scale), _laid_out(tensors)
+    call, given = make_call(tensors, CallNumbers(*numbers), scale), _lay_out(tensors)
     q = given["q"]
-    out = torch.empty_like(q)
-    top, mass = (q.new_empty(q.shape[:3], dtype=call.exact) for _ in range(2))
-    logits, probs = None, []
+    made: Tensors = {"out": torch.empty_like(q)}
+    made |= {name: q.new_empty(q.shape[:3], dtype=call.exact) for name in ("row_max", "log2_sum")}
+    if call.flags["OUT_ERROR"]:
+        made["out_error"] = torch.empty_like(q)
     if call.flags["VALUES"]:
-        logits = top.new_full((*top.shape, call.numbers["width"]), -math.inf)
-    rest = [torch.empty_like(out)] if call.flags["REST"] else []
-    made = {"out": out, "rest": rest[0] if rest else None, "top": top, "mass": mass}
-    _run("forward", forward_kernel, call, given, made | {"value": logits})
-    if logits is not None:
-        logits -= top[..., None]
-        logits -= mass[..., None] * math.log(2)
-        probs = [(logits.exp_() * call.inverse).to(q.dtype)]
-    return [out, *probs, top, mass, *rest]
+        made["near_logits"] = q.new_full((*q.shape[:3], call.sizes.near_width), -math.inf, dtype=call.exact)
+    _run("forward", call, given, made)
+    probs = []
+    if call.flags["VALUES"]:
+        logits = made["near_logits"]
+        logits -= made["row_max"][..., None]
+        logits -= made["log2_sum"][..., None] * math.log(2)
+        probs = [(logits.exp_() * call.dropout_scale).to(q.dtype)]
+    error = [made["out_error"]] if call.flags["OUT_ERROR"] else []
+    return [made["out"], *probs, made["row_max"], made["log2_sum"], *error]
 
 
 def backward(
@@ -125,31 +125,31 @@ def backward(
 ) -> list[Tensor]:
     """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
     tensors = named(PLACES, kinds, tensors)
-    call, given = make_call(tensors, CallNumbers(*numbers), scale), _laid_out(tensors)
+    call, given = make_call(tensors, CallNumbers(*numbers), scale), _lay_out(tensors)
     dout, *dprobs = grads
     out, *probs = results[: len(grads)]
-    top, mass, *rest = results[len(grads) :]
+    row_max, log2_sum, *error = results[len(grads) :]
     if dout.stride() != out.stride():
         dout = torch.empty_like(out).copy_(dout)
-    made = {"out": out, "rest": rest[0] if rest else None, "dout": dout, "top": top, "mass": mass}
-    made["delta"] = torch.empty_like(top)
+    made = {"out": out, "dout": dout, "row_max": row_max, "log2_sum": log2_sum, "delta": torch.empty_like(row_max)}
+    made["out_error"] = error[0] if error else None
     if dprobs:
         made |= {"probs": probs[0], "dprobs": dprobs[0].contiguous()}
-    _run("delta", delta_kernel, call, given, made)
-    made |= _room(call, given)
-    _run("rows", rows_kernel, call, given, made)
-    _run("keys", keys_kernel, call, given, made)
-    made |= _of_scalars(call, made)
+    _run("delta", call, given, made)
+    made |= _empty_gradients(call, given)
+    _run("rows", call, given, made)
+    _run("keys", call, given, made)
+    made |= _scalar_gradients(call, made)
     if given["query_vectors"] is not None or given["key_vectors"] is not None:
-        made |= _of_vectors(call, given, made)
+        made |= _vector_gradients(call, given, made)
     names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
     return [_fitted(made[f"d{name}"], name, given[name]) for name in names]
 
 
 def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
-    """Return room for what `backward` returns."""
+    """Return empty tensors of the shapes, types and strides of what `backward` returns."""
     tensors = named(PLACES, kinds, tensors)
-    given = _laid_out(tensors)
+    given = _lay_out(tensors)
     names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
     return [_like(name, given[name]) for name in names]
 
@@ -162,25 +162,29 @@ _kernels = define(
 )
 
 
-def _laid_out(given: Tensors) -> Tensors:
-    """Tensors whose gradients can have their strides; alike where a kernel takes them so."""
+# ---------------------------------------------------------------------------------------------------------------------
+# Tensors before and after the kernels.
+
+
+def _lay_out(given: Tensors) -> Tensors:
+    """Return every operand as the kernels read it (None: absent); copied only where its strides do not fit."""
     laid: Tensors = dict.fromkeys(NAMES)
     for name in filter(given.__contains__, NAMES):
         tensor = given[name]
-        # Factors that are broadcast over the batch are right with strides of 0.
+        # A gradient is given its operand's strides.  Factors may be broadcast over the batch by strides of 0.
         fits = name in FACTORS or torch.empty_like(tensor).stride() == tensor.stride()
         if name in DENSE or not fits or tensor.stride(-1) != 1:
             tensor = tensor.contiguous()
         laid[name] = tensor
-    for names in ALIKE:
+    for names in SAME_STRIDES:
         there = [name for name in names if laid[name] is not None]
         if any(laid[name].stride() != laid[there[0]].stride() for name in there):
             laid |= {name: laid[name].contiguous() for name in there}
     return laid
 
 
-def _room(call: Call, given: Tensors) -> Tensors:
-    """Where the kernels put gradients; cells that belong to no pair stay 0."""
+def _empty_gradients(call: Call, given: Tensors) -> Tensors:
+    """Return the tensors that the kernels write gradients to; cells that belong to no query and key stay 0."""
     q = given["q"]
     batch, heads, rows, _ = q.shape
     made: Tensors = {}
@@ -190,53 +194,53 @@ def _room(call: Call, given: Tensors) -> Tensors:
         if name in FACTORS:
             made[f"d{name}"] = q.new_empty(batch, heads, *given[name].shape[2:])
         else:
-            room = torch.empty_like if name in CONTENT else torch.zeros_like
-            made[f"d{name}"] = room(given[name])
+            empty = torch.empty_like if name in CONTENT else torch.zeros_like
+            made[f"d{name}"] = empty(given[name])
     tiles = call.launches["rows"]
     blocks = triton.cdiv(rows, tiles.rows)
     made["dsums"] = q.new_zeros(batch, heads, blocks, 8, dtype=call.exact)
     if call.flags["STATIC_GRAD"] or call.flags["GATE_GRAD"]:
-        size = (batch, heads, blocks, 2, call.outer.width + 4 * tiles.keys)
+        size = (batch, heads, blocks, 2, call.outer_width + 4 * tiles.keys)
         made["dscalars"] = q.new_zeros(size, dtype=call.exact)
     return made
 
 
-def _of_scalars(call: Call, made: Tensors) -> Tensors:
-    """Sums over the batch and blocks of rows, and over distances that read one cell."""
+def _scalar_gradients(call: Call, made: Tensors) -> Tensors:
+    """Return the gradients of static, gate and reset: sums over batch, blocks of queries, and a cell's distances."""
     found: Tensors = {}
     sums = made["dsums"].sum((0, 2))  # (H, 8)
-    window, margin = call.scalars, 2 * call.launches["rows"].keys
-    first = window.low - call.outer.low + margin  # the cell of the window's lowest distance
+    low, width = call.sizes.scalar_low, call.sizes.scalar_width
+    first = low - call.sizes.outer_low + 2 * call.launches["rows"].keys  # the cell of the window's lowest distance
     for place, name in enumerate(("static", "gate")):
         if not call.flags[f"{name.upper()}_GRAD"]:
             continue
         by_distance = made["dscalars"][:, :, :, place].sum((0, 2))  # (H, cells)
-        grad = by_distance[:, first : first + window.width].clone()
+        grad = by_distance[:, first : first + width].clone()
         grad[:, 0] += by_distance[:, :first].sum(1) + sums[:, 2 * place]
-        grad[:, -1] += by_distance[:, first + window.width :].sum(1) + sums[:, 2 * place + 1]
+        grad[:, -1] += by_distance[:, first + width :].sum(1) + sums[:, 2 * place + 1]
         found[f"d{name}"] = grad
-    # The row's logit is one number for all keys, which softmax does not see.
+    # The row's logit is one number for all keys: softmax does not depend on it.
     found["dreset"] = torch.stack([torch.zeros_like(sums[:, 4]), sums[:, 4]], dim=-1)
     return found
 
 
-def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
-    """Gradients of vectors over many distances: sums of what diagonals of tiles gave."""
+def _vector_gradients(call: Call, given: Tensors, made: Tensors) -> Tensors:
+    """Return the gradients (H, long_width, D) of long tables: sums of what diagonals of tiles gave."""
     batch, heads, _, dim = given["q"].shape
-    numbers, block = call.numbers, call.launches["diagonals"].keys
-    start, lowest, width = (numbers[name] for name in ("start", "wide_low", "wide_width"))
-    # Diagonal s of tiles has the distances from (s - 1) block + 1 - start, two blocks less one.
+    block, start = call.launches["diagonals"].keys, call.sizes.start
+    lowest, width = call.sizes.long_low, call.sizes.long_width
+    # Diagonal s of tiles has the distances from (s - 1) block + 1 - start on, two blocks less one.
     first = (lowest + start + 1 - block) // block
     last = (lowest + width - 1 + start - 1) // block + 1
     skipped = lowest - ((first - 1) * block + 1 - start)
-    chosen = {"first_diagonal": first, "diagonals": last - first + 1}
     found: Tensors = {}
     for table in ("query_vectors", "key_vectors"):
         if given[table] is None:
             continue
         parts = given["q"].new_empty(batch, heads, last - first + 1, 2, block, dim, dtype=call.exact)
-        chosen["OF_KEYS"] = table == "key_vectors"
-        _run("diagonals", diagonals_kernel, call, given, {**made, "parts": parts}, chosen)
+        of_keys = table == "key_vectors"
+        _run("diagonals", call, given, {**made, "parts": parts}, (first, last - first + 1), of_keys)
+        # the upper distances of a diagonal are the lower ones of the next: (H, diagonals + 1, X, D)
         parts = parts.sum(0)
         both = torch.nn.functional.pad(parts[:, :, 0], (0, 0, 0, 0, 0, 1))
         both[:, 1:] += parts[:, :, 1]
@@ -245,7 +249,7 @@ def _of_vectors(call: Call, given: Tensors, made: Tensors) -> Tensors:
 
 
 def _fitted(grad: Tensor, name: str, like: Tensor) -> Tensor:
-    """A gradient summed over what was broadcast, in the tensor's type, laid out as `_like`."""
+    """Return a gradient summed over what was broadcast, in the tensor's type, with the strides of `_like`."""
     grad = grad.sum_to_size(like.shape).to(like.dtype)
     return grad if name in LAID_OUT else grad.contiguous()
 
@@ -254,48 +258,108 @@ def _like(name: str, tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor) if name in LAID_OUT else tensor.new_empty(tensor.shape)
 
 
-def _run(kind: str, kernel, call: Call, given: Tensors, made: Tensors, chosen: dict | None = None) -> None:
-    """Launch a kernel; its arguments are found by name, `chosen` ones among them."""
+# ---------------------------------------------------------------------------------------------------------------------
+# A launch.
+
+VARYING = [*Sizes._fields[1:], "seed", "first_diagonal", "diagonals"]  # change from call to call
+
+
+@triton.jit(do_not_specialize=VARYING, repr=lambda compiled: f"{compiled.constants['KIND']}_kernel")
+def attention_kernel(
+    operands,
+    saved,
+    results,
+    strides,
+    heads,
+    tgt_len,
+    src_len,
+    start,
+    outer_low,
+    outer_high,
+    near_low,
+    near_width,
+    scalar_low,
+    scalar_width,
+    long_low,
+    long_width,
+    seed,
+    first_diagonal,
+    diagonals,
+    F: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Run the kernel of RESULTS that KIND names; the compiler drops the arguments that the kernel does not use."""
+    sizes = Sizes(
+        heads,
+        tgt_len,
+        src_len,
+        start,
+        outer_low,
+        outer_high,
+        near_low,
+        near_width,
+        scalar_low,
+        scalar_width,
+        long_low,
+        long_width,
+    )
+    if KIND == "forward":
+        attend_queries(operands, results, strides, sizes, seed, F)
+    elif KIND == "delta":
+        sum_delta(saved, results, strides, sizes, F)
+    elif KIND == "rows":
+        query_gradients(operands, saved, results, strides, sizes, seed, F)
+    elif KIND == "keys":
+        key_gradients(operands, saved, results, strides, sizes, seed, F)
+    else:
+        diagonal_gradients(operands, saved, results, strides, sizes, seed, first_diagonal, diagonals, F)
+
+
+def _run(
+    kind: str, call: Call, given: Tensors, made: Tensors, diagonals: tuple[int, int] = (0, 0), of_keys: bool = False
+) -> None:
+    """Launch a kernel of RESULTS; `diagonals` are the first diagonal of tiles and their number."""
     tiles = call.launches["forward" if kind == "delta" else kind]
     tensors = {**given, **made, **call.masks}
     nothing = given["q"]  # for pointers that the flags leave unread
 
-    def pointer(name: str) -> Tensor:
-        tensor = tensors.get(name.removesuffix("_ptr"))
-        return nothing if tensor is None else tensor
+    def pointers(record: type) -> tuple[Tensor, ...]:
+        found = (tensors.get(name) for name in record._fields)
+        return record(*(nothing if tensor is None else tensor for tensor in found))
 
-    strides = _strides(tensors)
-    values = {**call.numbers, **call.flags, **strides._asdict(), **(chosen or {})}
-    values |= {"ROWS": tiles.rows, "KEYS": tiles.keys}
-    values |= {"given": OperandPointers(*map(pointer, OperandPointers._fields)), "strides": strides}
-    values |= {"saved": SavedPointers(*map(pointer, SavedPointers._fields)), "F": flags_of(values)}
-    arguments = {name: pointer(name) if name.endswith("_ptr") else values[name] for name in kernel.arg_names}
-    rows, keys = call.numbers["tgt_len"], call.numbers["src_len"]
-    blocks = triton.cdiv(keys, tiles.keys) if kind == "keys" else triton.cdiv(rows, tiles.rows)
-    if kind == "diagonals":
-        blocks = chosen["diagonals"]
-    grid = (nothing.size(0) * nothing.size(1) * blocks,)
-    kernel[grid](**arguments, num_warps=tiles.warps, num_stages=tiles.stages)
+    blocks = triton.cdiv(call.sizes.tgt_len, tiles.rows)
+    if kind == "keys":
+        blocks = triton.cdiv(call.sizes.src_len, tiles.keys)
+    elif kind == "diagonals":
+        blocks = diagonals[1]
+    attention_kernel[(nothing.size(0) * nothing.size(1) * blocks,)](
+        pointers(args.OperandPointers),
+        pointers(args.SavedPointers),
+        pointers(RESULTS[kind]),
+        _strides(tensors),
+        *call.sizes,
+        call.seed,
+        *diagonals,
+        args.make_flags(kind, {**call.flags, "ROWS": tiles.rows, "KEYS": tiles.keys, "OF_KEYS": of_keys}),
+        kind,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
 
 
-def _strides(tensors: Tensors) -> Strides:
-    """Return strides by the names of `Strides`, of the tensor that each begins with."""
-    named = {
-        "qp": "query_products" if tensors["query_multipliers"] is None else "query_multipliers",
-        "kp": "key_products" if tensors["key_multipliers"] is None else "key_multipliers",
-        "qf": "query_factors",
-        "kf": "key_factors",
-        "qv": "query_vectors",
-        "kv": "key_vectors",
-    }
+def _strides(tensors: Tensors) -> args.Strides:
+    """Return the strides of the tensor that each field of `Strides` begins with."""
+    names = STRIDES_OF
+    if tensors["query_multipliers"] is not None:
+        names = names | {"qp": "query_multipliers", "kp": "key_multipliers"}
 
     def stride(field: str) -> int:
-        short, letter = field.rsplit("_", 1)
-        tensor = tensors.get(named.get(short, short))
+        prefix, letter = field.rsplit("_", 1)
+        tensor = tensors.get(names.get(prefix, prefix))
         if tensor is None:
             return 0
         # Tables over distances begin with heads, and `first` has the batch alone.
         axis = "bht".index(letter) if tensor.dim() == 4 else 0
         return tensor.stride(axis) if tensor.size(axis) > 1 else 0
 
-    return Strides(*map(stride, Strides._fields))
+    return args.Strides(*map(stride, args.Strides._fields))

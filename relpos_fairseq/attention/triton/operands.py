@@ -1,13 +1,8 @@
-"""The operands of the Triton kernels: a lowered call, its tables multiplied with queries and keys.
+"""Compute the operands of the Triton kernels: a lowered call, its tables multiplied with queries and keys.
 
-    logits = scale * content * gate_d * query_multipliers[i, d] * key_multipliers[j, d]
-             + scale * (query_products[i, d] + key_products[j, d])          bands of few distances
-             + scale * (wide_q_i.query_vectors_d + wide_k_j.key_vectors_d)  many distances
-             + static_d + query_factors_i.key_factors_j
-
-Products with a band of W distances are formed here, (B, H, T, W) and (B, H, S, W).  Where a term
-has vectors for more than `NARROW` distances they would take too much memory: such a term is *wide*,
-and the kernels form its products tile by tile.
+`logits` has the formula.  Products with the vectors of a near table are computed here, (B, H, T, W) and (B, H, S, W)
+for W distances.  Where a term has vectors for more than STORED_DISTANCES distances they would take too much memory: its
+table is a *long table*, and the kernels compute the products tile by tile.
 """
 
 from __future__ import annotations
@@ -32,24 +27,20 @@ from relpos_fairseq.attention.lowering import (
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
-STORED_DISTANCES = 256  # distances up to which products with each vector are kept
+STORED_DISTANCES = 256  # distances up to which products with each vector are stored
 
 
 @dataclass
 class Operands:
-    """A call as the kernels read it.
+    """The tensors and windows of a call.
 
     Args:
         reach: distances of visible pairs.
-        vectors: window of products with tables of vectors.
-        scalars: window of `static` and `gate`.
-        tensors: q, k, v (B, H, T|S, D); right_q, the content's queries in the right tail of a
-            trilinear table, whose band is content_band (B, H, T, W), and whose left tail meets q;
-            query_products, query_multipliers (B, H, T, W); key_products, key_multipliers
-            (B, H, S, W); wide_q, wide_k as q, k, and query_vectors, key_vectors (H|1, L, D) for all
-            distances of `reach`; static, gate (H|1, W'); query_factors, key_factors
-            (B|1, H|1, T|S, r); reset (H|1, 2).
-        value_vectors: (H|1, W, D) that the band's probabilities are multiplied with, or None.
+        vectors: the near window, of tables of vectors.
+        scalars: the window of `static` and `gate`.
+        tensors: q, k, v and others by name, with the shapes that `kernel_args.OperandPointers` gives; those that a call
+            lacks are absent.
+        value_vectors: (H|1, W, D) that probabilities by distance are multiplied with, or None.
         first: (B|1,) slot of the reset's first token, or None.
         reset_kinds: bits 1, 2, 4: the reset replaces what vectors, scalars, factors add.
     """
@@ -64,7 +55,7 @@ class Operands:
 
 
 def has_long_table(term: PositionTerms, reach: DistanceRange) -> bool:
-    """Return whether a term adds vectors of so many distances that the kernels form products."""
+    """Return whether a term adds vectors for more visible distances than products are stored for."""
     if term.product or (term.query_vectors is None and term.key_vectors is None):
         return False
     highest = min(term.relation.highest, reach.highest)
@@ -72,7 +63,7 @@ def has_long_table(term: PositionTerms, reach: DistanceRange) -> bool:
 
 
 def windows_of(inputs: AttentionInputs) -> tuple[DistanceRange, Window, Window]:
-    """Return visible distances, and the windows of vectors that are not wide and of scalars."""
+    """Return the distances of visible pairs, the near window, and the window of scalars."""
     reach = DistanceRange.of(inputs)
     relations = relations_of_vectors(inputs, lambda term: has_long_table(term, reach))
     if relations or not needs_offset_table(inputs):
@@ -91,18 +82,18 @@ def operands_of(inputs: AttentionInputs) -> Operands:
     tensors["k"] = inputs.content_k if inputs.rotated else inputs.k
     tensors["v"] = inputs.v
     if "content_offset" in tensors:
-        tensors["q"] = _plus(tensors["q"], tensors.pop("content_offset"))
-    _multiply_band(low, inputs)
+        tensors["q"] = _add_offset(tensors["q"], tensors.pop("content_offset"))
+    _multiply_near_tables(low, inputs)
     for term in inputs.terms:
         if has_long_table(term, reach):
-            _add_wide(low, term, inputs, Window(reach.lowest, reach.highest))
+            _add_long_table(low, term, inputs, Window(reach.lowest, reach.highest))
     value_vectors = tensors.pop("value_vectors", None)
     return Operands(reach, vectors, scalars, tensors, value_vectors, low.first, low.reset_kinds)
 
 
 def multiply(x: Tensor, table: Tensor) -> Tensor:
     """Multiply x (B, H, L, D) with a table (H|1, W, D): (B, H, L, W), laid out as x is."""
-    flat = x.permute(0, 2, 1, 3)  # fairseq's heads are slices of a (L, B, E) tensor
+    flat = x.permute(0, 2, 1, 3)  # (B, L, H, D): fairseq's heads are slices of a (L, B, E) tensor
     order = (1, 0, 2, 3) if flat.stride(1) > flat.stride(0) else (0, 1, 2, 3)
     flat = flat.permute(order)
     if x.stride(1) > min(x.stride(0), x.stride(2)):
@@ -129,14 +120,14 @@ def _relations_of_scalars(inputs: AttentionInputs, reach: DistanceRange) -> list
     ]
 
 
-def _plus(x: Tensor, offset: Tensor) -> Tensor:
+def _add_offset(x: Tensor, offset: Tensor) -> Tensor:
     """Add an offset (H|1, D) to x (B, H, L, D), in at least fp32."""
     exact = torch.promote_types(x.dtype, torch.float32)
     return (x.to(exact) + offset.to(exact)[None, :, None]).to(x.dtype)
 
 
-def _multiply_band(low: Lowered, inputs: AttentionInputs) -> None:
-    """Replace tables over the window of vectors by their products with queries and keys."""
+def _multiply_near_tables(low: Lowered, inputs: AttentionInputs) -> None:
+    """Replace tables over the near window by their products with queries and keys."""
     tensors, exact = low.tensors, inputs.exact
     if "query_vectors" in tensors:
         tensors["query_products"] = multiply(inputs.q, tensors.pop("query_vectors"))
@@ -150,28 +141,28 @@ def _multiply_band(low: Lowered, inputs: AttentionInputs) -> None:
         _replace_content(low, tensors.pop("trilinear"), inputs)
 
 
-def _add_wide(low: Lowered, term: PositionTerms, inputs: AttentionInputs, window: Window) -> None:
-    """Add a term's vectors for every visible distance, and the queries and keys that meet them."""
+def _add_long_table(low: Lowered, term: PositionTerms, inputs: AttentionInputs, window: Window) -> None:
+    """Add a term's vectors for every visible distance, and the queries and keys that are multiplied with them."""
     tensors = low.tensors
     if term.query_vectors is not None:
-        q = inputs.q if term.query_offset is None else _plus(inputs.q, term.query_offset)
-        tensors["wide_q"] = q
+        q = inputs.q if term.query_offset is None else _add_offset(inputs.q, term.query_offset)
+        tensors["long_q"] = q
         table = table_by_distance(term.query_vectors, term.relation, window, inputs.positions)
         low.add("query_vectors", table.to(q.dtype))
     if term.key_vectors is not None:
-        tensors["wide_k"] = inputs.k
+        tensors["long_k"] = inputs.k
         table = table_by_distance(term.key_vectors, term.relation, window, inputs.positions)
         low.add("key_vectors", table.to(inputs.k.dtype))
 
 
 def _replace_content(low: Lowered, weights: Tensor, inputs: AttentionInputs) -> None:
-    """Form sum_c q_c k_c w_c for the band; a tail is a product with queries times its w."""
+    """Replace q.k by sum_c q_c k_c w_c: stored for the near window, and in its clipped ends (q w).k."""
     # Triton is imported where something is evaluated, not where it is refused.
     from relpos_fairseq.attention.triton.trilinear import trilinear_band
 
     tensors, q, k = low.tensors, low.tensors["q"], low.tensors["k"]
     first = inputs.positions.query_start + low.vectors.low + q.size(2) - 1
     exact = q.to(inputs.exact)
-    tensors["content_band"] = trilinear_band(exact, k.to(inputs.exact), weights, first)
+    tensors["near_content"] = trilinear_band(exact, k.to(inputs.exact), weights, first)
     tensors["q"] = (exact * weights[:, :1]).to(q.dtype)
     tensors["right_q"] = (exact * weights[:, -1:]).to(q.dtype)

@@ -1,4 +1,4 @@
-"""What the Triton kernels cannot evaluate, beside the terms that no kernel has a form for."""
+"""Tell which calls the Triton kernels cannot evaluate, and why."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from relpos_fairseq.attention.triton.call_signature import signature_of
 from relpos_fairseq.attention.triton.operands import STORED_DISTANCES, has_long_table, windows_of
 
 WIDEST = 128  # head_dim, and rank of static factors
-MOST_DISTANCES = 1024  # with vectors of their own: products with all of them are kept
+MOST_DISTANCES = 1024  # of a near table: products with each of its vectors are stored
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def interpreted() -> bool:
-    """Return whether Triton's kernels are interpreted, as decided when triton was imported."""
+    """Return whether kernels run in Triton's interpreter: TRITON_INTERPRET when triton was imported."""
     return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on")
 
 
@@ -30,7 +30,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def reasons(inputs: AttentionInputs) -> list[str]:
-    """Return all that keeps these inputs from being evaluated here."""
+    """Return every reason why these inputs cannot be evaluated on this machine."""
     return [*_machine(inputs), *reasons_anywhere(inputs)]
 
 
@@ -40,23 +40,24 @@ def refusal_anywhere(inputs: AttentionInputs) -> str | None:
 
 
 def reasons_anywhere(inputs: AttentionInputs) -> list[str]:
-    """Return all that keeps these inputs from being evaluated on any machine."""
+    """Return every reason why these inputs cannot be evaluated on any machine."""
     found = _shape(inputs)
-    formless = lowering.refusal(inputs)
-    return [*found, formless] if formless else [*found, *_tables(inputs)]
+    not_lowered = lowering.refusal(inputs)
+    return [*found, not_lowered] if not_lowered else [*found, *_tables(inputs)]
 
 
 def unproved(inputs: AttentionInputs) -> str | None:
-    """Return why `auto` does not take the kernels for what they do not refuse, or None."""
+    """Return why `auto` does not take the kernels for a call that they do not refuse, or None."""
     said = selftest_cache.switch()
     if said:
         return None if said == "on" else "anything (RELPOS_TRITON=off)"
     reach = DistanceRange.of(inputs)
-    wide = tuple(has_long_table(term, reach) for term in inputs.terms)
-    return selftest_cache.problem(signature_of(inputs, wide, torch.backends.cuda.matmul.allow_tf32))
+    long_tables = tuple(has_long_table(term, reach) for term in inputs.terms)
+    return selftest_cache.problem(signature_of(inputs, long_tables, torch.backends.cuda.matmul.allow_tf32))
 
 
 def _machine(inputs: AttentionInputs) -> list[str]:
+    """Return what is missing on this machine: Triton, a GPU, a type."""
     if importlib.util.find_spec("triton") is None:
         return ["anything without the package triton"]
     found, device = [], inputs.q.device.type
@@ -72,6 +73,7 @@ def _machine(inputs: AttentionInputs) -> list[str]:
 
 
 def _shape(inputs: AttentionInputs) -> list[str]:
+    """Return which sizes of q, k, v are not served."""
     content = inputs.content_q if inputs.rotated else inputs.q
     found, dim, value_dim = [], content.size(-1), inputs.v.size(-1)
     if dim != value_dim:
@@ -84,12 +86,13 @@ def _shape(inputs: AttentionInputs) -> list[str]:
 
 
 def _tables(inputs: AttentionInputs) -> list[str]:
+    """Return which tables of vectors and factors are not served."""
     found = []
     reach, vectors, _ = windows_of(inputs)
-    wide = [t for t in inputs.terms if t.query_vectors is not None and has_long_table(t, reach)]
-    if len(wide) > 1 and any(term.query_offset is not None for term in wide):
-        # Their queries differ, and a kernel multiplies one matrix of queries with their sum.
-        found.append(f"{len(wide)} terms of query_vectors over more than {STORED_DISTANCES} distances with an offset")
+    long = [t for t in inputs.terms if t.query_vectors is not None and has_long_table(t, reach)]
+    if len(long) > 1 and any(term.query_offset is not None for term in long):
+        # A kernel multiplies one matrix of queries with the sum of all long tables; an offset makes a second matrix.
+        found.append(f"{len(long)} terms of query_vectors over more than {STORED_DISTANCES} distances with an offset")
     given = relations_of_vectors(inputs, lambda term: has_long_table(term, reach))
     if (given or needs_offset_table(inputs)) and vectors.width > MOST_DISTANCES:
         found.append(f"vectors of {vectors.width} distances (it keeps products with each, at most {MOST_DISTANCES})")

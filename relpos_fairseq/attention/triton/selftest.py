@@ -1,11 +1,11 @@
-"""The trial of the kernels on a device: values and all gradients against fp64 on the CPU.
+"""Test the kernels on a device: values and all gradients against the formula in fp64 on the CPU.
 
-    python -m relpos_fairseq.attention.triton.selftest < trial     # `proof` runs it
+    python -m relpos_fairseq.attention.triton.selftest < signature     # `selftest_cache` runs it
 
-A form of a call is held at lengths around the edges of tiles and at the call's own, against the
-formula in fp64, under the error budget of `tests/attention/test_error_budget.py`: a few times the
-error of eager attention in the same precision, and the rounding of a result.  Dropout's mask
-follows from the published generator.  Each length runs twice, and must give the same bits.
+A call of a given signature is tested at lengths around the edges of tiles and at the call's own length, under the error
+budget of `tests/attention/test_error_budget.py`: a few times the error of eager attention in the same precision, plus
+the rounding of a result.  The formula gets the kernels' dropout mask, which follows from a published generator.  Each
+length runs twice and must give the same bits.
 """
 
 from __future__ import annotations
@@ -22,35 +22,143 @@ from torch import Tensor
 from relpos_fairseq.attention.inputs import AttentionInputs, probabilities
 from relpos_fairseq.attention.reference import logits
 from relpos_fairseq.attention.relative_shift import ShiftedProducts
-from relpos_fairseq.attention.triton.call_signature import CallSignature, RandomCall
+from relpos_fairseq.attention.triton.call_signature import CallSignature, TermSignature
+from relpos_fairseq.positions import Positions
+from relpos_fairseq.relations import Segments
+from relpos_fairseq.terms import Decay, PositionTerms, Reset
 
 LENGTHS = (1, 63, 64, 65, 127, 192)
-ROWS = 256  # queries that the formula takes at a time
+ROWS = 256  # queries that the formula is evaluated for at a time
 SEED = 9
-# Times eager attention's error, and roundings of one result: of all of a tensor, of its worst.
-# Kernels round products, probabilities and gradients on their way.
+# How many times eager attention's error, and how many roundings of a result, a tensor may err: its root mean square
+# (typical) and its maximum (worst).  Kernels round products, probabilities and gradients on their way.
 BUDGET = {"typical": (3.0, 4.0), "worst": (4.0, 8.0)}
-MORE_IN_FULL_PRECISION = 4  # sums of fp32 by parts; its roundings are small beside any fault
+FULL_PRECISION_FACTOR = 4  # of fp32, which is summed in parts; its roundings are small beside any fault
 TF32 = 2.0**-10
 Attend = Callable[[AttentionInputs], Tensor]
-VANISHES = 1e-10  # a gradient that is 0 but for fp64's rounding
+VANISHES = 1e-10  # below: a gradient of 0, and fp64's rounding
 
 
-def problems(trial: CallSignature, lengths: tuple[int, ...] = LENGTHS, by: Attend | None = None) -> list[str]:
-    """Hold kernels against fp64; returns what erred, the shortest length first.
+class RandomCall:
+    """A call of a signature, drawn in fp64 on the CPU from numbers that the signature's type holds exactly.
 
     Args:
-        trial: the form of the calls.
-        lengths: T, before the form's own.
-        by: the kernels, without dropout; None: Triton's.
+        signature: of the call.
+        length: T, slot of the first query, and number of keys after the last query.
+        batch: rows.
     """
-    torch.backends.cuda.matmul.allow_tf32 = trial.tf32
-    tgt_len, start, after = trial.length
+
+    def __init__(self, signature: CallSignature, length: tuple[int, int, int], batch: int) -> None:
+        self.signature, self.batch = signature, batch
+        self.tgt_len, self.start, after = length
+        self.src_len = self.start + self.tgt_len + after
+        self.generator = torch.Generator().manual_seed(self.tgt_len)
+        self.leaves: dict[str, Tensor] = {}
+
+    def inputs(self) -> AttentionInputs:
+        """Draw the call; tensors that want gradients are put into `leaves` by name."""
+        signature = self.signature
+        lengths = {"q": self.tgt_len, "k": self.src_len, "v": self.src_len}
+        content = {
+            name: self._content(name, lengths[name], signature.dim[name == "v"], learns)
+            for name, learns in zip("qkv", signature.grads, strict=True)
+        }
+        if signature.rotated:
+            content["content_q"] = self._content("content_q", self.tgt_len, signature.rotated, signature.grads[0])
+            content["content_k"] = self._content("content_k", self.src_len, signature.rotated, signature.grads[1])
+        causal, padded, documents, window = signature.masks
+        slots = torch.arange(self.src_len)
+        padding = None
+        if padded:  # at the end, at the beginning, everywhere
+            ends = (self.src_len - self.src_len // 4, self.src_len // 5, 0)
+            hidden = (slots >= ends[0], slots < ends[1], slots >= 0)
+            padding = torch.stack(hidden)[: self.batch]
+        terms = tuple(self._term(number, form) for number, form in enumerate(signature.terms))
+        segments = None
+        if any(isinstance(form.relation, Segments) for form in signature.terms):
+            segments = (slots > self.src_len // 3).long().expand(self.batch, -1)
+        positions = Positions(self.tgt_len, self.src_len, self.start, segments=segments)
+        return AttentionInputs(
+            **content,
+            terms=terms,
+            positions=positions,
+            scale=signature.scale,
+            causal=causal,
+            key_padding=padding,
+            window=window or None,
+            documents=(slots // 13).expand(self.batch, -1) if documents else None,
+        )
+
+    def _leaf(self, name: str, value: Tensor, learns: bool) -> Tensor:
+        value = value.to(self.signature.dtype).double()
+        if learns:
+            self.leaves[name] = value = value.requires_grad_()
+        return value
+
+    def normal(self, *size: int) -> Tensor:
+        """Draw unit normal numbers."""
+        return torch.randn(size, generator=self.generator, dtype=torch.float64)
+
+    def _content(self, name: str, length: int, dim: int, learns: bool) -> Tensor:
+        drawn = self.normal(length, self.batch, self.signature.heads, dim)
+        return self._leaf(name, drawn.permute(1, 2, 0, 3), learns)  # as fairseq lays it out
+
+    def _term(self, number: int, form: TermSignature) -> PositionTerms:
+        given: dict = {"relation": form.relation, "product": form.product}
+        for name, heads, channels, learns in form.tables:
+            rows = () if name.endswith("_offset") else (form.relation.size,)
+            drawn = self.normal(heads, *rows, *((channels,) if channels else ()))
+            if form.product and name in ("query_vectors", "key_vectors"):
+                drawn *= self.signature.dim[0] ** -0.5
+            elif name in ("gate", "trilinear"):
+                drawn = 1 + 0.3 * drawn
+            given[name] = self._leaf(f"{number}.{name}", drawn, learns)
+        if form.factors is not None:
+            (q_rows, q_heads, k_rows, k_heads), rank, learns = form.factors
+            sizes = ((q_rows, q_heads, self.tgt_len), (k_rows, k_heads, self.src_len))
+            given["static_factors"] = tuple(
+                self._leaf(f"{number}.factors of {side}", drawn * rank**-0.25, learns)
+                for side, drawn in (
+                    (side, self.normal(*self._many(rows, heads), length, rank))
+                    for side, (rows, heads, length) in zip("qk", sizes, strict=True)
+                )
+            )
+        if form.reset is not None:
+            by_head, by_row, learns = form.reset
+            thetas = (
+                self._leaf(f"{number}.{name}", self.normal(self._many(False, by_head)[1]), learns)
+                for name in ("row", "column")
+            )
+            first = torch.arange(self.batch if by_row else 1) % self.src_len
+            given["reset"] = Reset(*thetas, first)
+        if form.decay is not None:
+            by_head, learns = form.decay
+            gates = self.normal(self.batch, self._many(False, by_head)[1], self.src_len)
+            sums = torch.nn.functional.logsigmoid(gates + 2).cumsum(-1).float().double()
+            if learns:  # as gates' sums have it, single precision whatever the signature's type
+                self.leaves[f"{number}.decay"] = sums = sums.requires_grad_()
+            given["decay"] = Decay(sums)
+        return PositionTerms(**given)
+
+    def _many(self, rows: bool, heads: bool) -> tuple[int, int]:
+        return self.batch if rows else 1, self.signature.heads if heads else 1
+
+
+def problems(signature: CallSignature, lengths: tuple[int, ...] = LENGTHS, by: Attend | None = None) -> list[str]:
+    """Return what erred at the shortest length at which the kernels err, at most four lines; [] if nothing does.
+
+    Args:
+        signature: of the calls.
+        lengths: T of the calls that come before the signature's own length.
+        by: evaluates a call in place of Triton's kernels; without dropout only.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = signature.tf32
+    tgt_len, start, after = signature.length
     short = [(length, min(start, 40), min(after, 24)) for length in lengths]
-    batch = 3 if trial.masks[1] else 2
+    batch = 3 if signature.masks[1] else 2
     for length, rows in (*((length, batch) for length in short), ((tgt_len, start, after), 1)):
         try:
-            found = list(_at_length(trial, length, rows, by))
+            found = list(_at_length(signature, length, rows, by))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler or a driver raises is a verdict
@@ -61,25 +169,26 @@ def problems(trial: CallSignature, lengths: tuple[int, ...] = LENGTHS, by: Atten
     return []
 
 
-def _at_length(trial: CallSignature, length: tuple[int, int, int], batch: int, by: Attend | None) -> Iterator[str]:
-    draw = RandomCall(trial, length, batch)
+def _at_length(signature: CallSignature, length: tuple[int, int, int], batch: int, by: Attend | None) -> Iterator[str]:
+    """Yield what errs at one length."""
+    draw = RandomCall(signature, length, batch)
     inputs = draw.inputs()
-    upstream = draw.normal(batch, trial.heads, length[0], trial.dim[1]).to(trial.dtype)
+    upstream = draw.normal(batch, signature.heads, length[0], signature.dim[1]).to(signature.dtype)
     names = list(draw.leaves)
-    of_kernel = [_by_kernel(trial, inputs, draw.leaves, upstream, by) for _ in range(2)]
-    for name, one, other in zip(("output", *names), *of_kernel, strict=True):
+    by_kernel = [_by_kernel(signature, inputs, draw.leaves, upstream, by) for _ in range(2)]
+    for name, one, other in zip(("output", *names), *by_kernel, strict=True):
         if not torch.equal(one.nan_to_num(), other.nan_to_num()):
             yield f"{name} differs from run to run"
-    kept = _kept(inputs, trial.dropout) if trial.dropout else None
+    kept = _kept(inputs, signature.dropout) if signature.dropout else None
     exact = _by_formula(inputs, draw.leaves, upstream.double(), kept)
-    low, leaves = _moved(inputs, draw.leaves, "cpu", trial.dtype)
+    low, leaves = _moved(inputs, draw.leaves, "cpu", signature.dtype)
     eager = _by_formula(low, leaves, upstream, kept)
-    epsilon = torch.finfo(trial.dtype).eps
-    if trial.dtype in (torch.float32, torch.float64):
-        epsilon = TF32 if trial.tf32 else epsilon * MORE_IN_FULL_PRECISION
-    for name, got, of_eager, right in zip(("output", *names), of_kernel[0], eager, exact, strict=True):
+    epsilon = torch.finfo(signature.dtype).eps
+    if signature.dtype in (torch.float32, torch.float64):
+        epsilon = TF32 if signature.tf32 else epsilon * FULL_PRECISION_FACTOR
+    for name, got, of_eager, right in zip(("output", *names), by_kernel[0], eager, exact, strict=True):
         size = _sizes(right)
-        if size["worst"] < VANISHES:  # softmax does not see it: what cancels has q's size
+        if size["worst"] < VANISHES:  # softmax does not depend on it: large numbers have cancelled
             size = _sizes(upstream.double())
         found, allowed = (_sizes(part.double() - right) for part in (got, of_eager))
         for kind, (times, roundings) in BUDGET.items():
@@ -90,13 +199,14 @@ def _at_length(trial: CallSignature, length: tuple[int, int, int], batch: int, b
 
 
 def _sizes(error: Tensor) -> dict[str, float]:
+    """Return the root mean square and the maximum of the absolute values."""
     return {"typical": float(error.square().mean().sqrt()), "worst": float(error.abs().max())}
 
 
 def _moved(
     inputs: AttentionInputs, leaves: dict[str, Tensor], device: str, dtype: torch.dtype
 ) -> tuple[AttentionInputs, dict[str, Tensor]]:
-    """The same call elsewhere and in another type; its leaves by the same names."""
+    """Return a call on another device and in another type, and its leaves by the same names."""
     names = {id(leaf): name for name, leaf in leaves.items()}
     decays = (term.decay for term in inputs.terms if term.decay is not None)
     sums, exact = {id(decay.past) for decay in decays}, torch.promote_types(dtype, torch.float32)
@@ -125,16 +235,16 @@ def _moved(
 
 
 def _by_kernel(
-    trial: CallSignature, inputs: AttentionInputs, leaves: dict[str, Tensor], upstream: Tensor, by: Attend | None
+    signature: CallSignature, inputs: AttentionInputs, leaves: dict[str, Tensor], upstream: Tensor, by: Attend | None
 ) -> list[Tensor]:
-    """Output and gradients of the kernels, on the CPU."""
+    """Return output and gradients by the kernels, on the CPU."""
     if by is None:
         from relpos_fairseq.attention.triton.fused_attention import attend as by
 
-    call, moved = _moved(inputs, leaves, trial.device, trial.dtype)
+    call, moved = _moved(inputs, leaves, signature.device, signature.dtype)
     torch.manual_seed(SEED)
     with torch.set_grad_enabled(bool(leaves)):
-        out = by(replace(call, dropout=trial.dropout))
+        out = by(replace(call, dropout=signature.dropout))
     found = [out.detach().cpu()]
     if leaves:
         ordered = [moved[name] for name in leaves]
@@ -144,6 +254,7 @@ def _by_kernel(
 
 
 def _filled(grads: tuple[Tensor | None, ...], leaves: list[Tensor]) -> list[Tensor]:
+    """Return gradients on the CPU, zeros for leaves that have none."""
     pairs = zip(grads, leaves, strict=True)
     return [(torch.zeros_like(leaf) if grad is None else grad).cpu() for grad, leaf in pairs]
 
@@ -151,7 +262,7 @@ def _filled(grads: tuple[Tensor | None, ...], leaves: list[Tensor]) -> list[Tens
 def _by_formula(
     inputs: AttentionInputs, leaves: dict[str, Tensor], upstream: Tensor, kept: Tensor | None
 ) -> list[Tensor]:
-    """Output and gradients of the formula, some rows at a time."""
+    """Return output and gradients by the formula, ROWS queries at a time; `kept` multiplies probabilities."""
     outputs, ordered = [], list(leaves.values())
     totals = [torch.zeros_like(leaf) for leaf in ordered]
     for start in range(0, inputs.positions.tgt_len, ROWS):
@@ -167,7 +278,7 @@ def _by_formula(
 
 
 def _rows(inputs: AttentionInputs, kept: Tensor | None) -> Tensor:
-    """The formula's output (B, H, n, D), probabilities multiplied with `kept`."""
+    """Return the formula's output (B, H, n, D), probabilities multiplied with `kept` (B, H, n, S)."""
     exact = inputs.mapped(lambda tensor: tensor.to(inputs.exact))
     products = ShiftedProducts(exact)
     probs = probabilities(logits(products), exact.excluded(), exact.key_padding is not None)
@@ -181,7 +292,7 @@ def _rows(inputs: AttentionInputs, kept: Tensor | None) -> Tensor:
 
 
 def _kept(inputs: AttentionInputs, dropout: float) -> Tensor:
-    """What dropout multiplies probabilities (B, H, T, S) by, after `SEED`."""
+    """Return what dropout multiplies probabilities by (B, H, T, S), the generator seeded with SEED."""
     torch.manual_seed(SEED)
     seed = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
     batch, heads, tgt_len, _ = inputs.q.shape
@@ -197,7 +308,7 @@ def _kept(inputs: AttentionInputs, dropout: float) -> Tensor:
 
 
 def philox(seed: int, *counter: Tensor, rounds: int = 7) -> list[Tensor]:
-    """Philox-4x32 (Salmon et al. 2011) of counters (c0, c1, c2, 0): four words of 32 bits each."""
+    """Return the four words of 32 bits that Philox-4x32 (Salmon et al. 2011) makes of counters (c0, c1, c2, 0)."""
     low = 0xFFFFFFFF
     words = list(torch.broadcast_tensors(*counter, torch.zeros((), dtype=torch.long)))
     keys = [seed & low, seed >> 32]
@@ -210,11 +321,11 @@ def philox(seed: int, *counter: Tensor, rounds: int = 7) -> list[Tensor]:
 
 
 def main() -> int:
-    """Read a pickled trial and print what erred; status 0, or 3 where the device gives no room."""
-    trial = pickle.load(sys.stdin.buffer)
+    """Read a pickled signature and print what erred; return 0, or 3 where the device has no room."""
+    signature = pickle.load(sys.stdin.buffer)
     try:
-        torch.zeros(1, device=trial.device)  # a GPU may be another process's alone
-        found = problems(trial)
+        torch.zeros(1, device=signature.device)  # a GPU may be another process's alone
+        found = problems(signature)
     except Exception as error:
         print(json.dumps([f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"]))
         return 3

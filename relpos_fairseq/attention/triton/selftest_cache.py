@@ -1,10 +1,10 @@
-"""A GPU's kernels must prove themselves there before `auto` takes them.
+"""Remember which calls the kernels computed rightly on this machine's GPU, before `auto` takes them.
 
-Kernels are compiled anew for each GPU, driver and version of Triton, and a compiler's fault gives
-wrong numbers without a word.  At the first call of a form (`forms.Trial`), `trial` therefore runs
-in a process of its own, where a fault that kills or hangs it harms nothing.  What it found is kept
-in the cache folder under a hash of all that it depends on.  Of several ranks one tries, and the
-others read.  `RELPOS_TRITON` decides instead: `on` takes the kernels unproved, `off` never.
+Kernels are compiled anew for each GPU, driver and version of Triton, and a compiler's fault gives wrong numbers without
+a word.  At the first call of a signature, `selftest` therefore runs in a process of its own, where a fault that kills
+or hangs it harms nothing.  Its verdict is kept in the cache folder, under a hash of all that it depends on.  Of several
+ranks one runs the test, and the others read the verdict.  RELPOS_TRITON decides instead: `on` takes the kernels
+untested, `off` never takes them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import torch
 from relpos_fairseq.attention import cache
 from relpos_fairseq.attention.triton.call_signature import CallSignature
 
-SECONDS = 600  # that a trial may take, compiling its kernels
+SECONDS = 600  # that a test may take, compiling its kernels
 MODULE = "relpos_fairseq.attention.triton.selftest"
-ROOM = 3  # status of a trial that found no room on its device
-ROOT = Path(__file__).resolve().parents[3]  # of the package that a trial imports
-FOLDERS = ("triton", "lowering")  # whose files decide what a kernel computes
+NO_ROOM = 3  # status of a test that found no room on its device
+ROOT = Path(__file__).resolve().parents[3]  # of the package that a test imports
+SOURCES = ("triton/*.py", "lowering.py")  # in attention/: the files that decide what a kernel computes
 _found: dict[tuple[CallSignature, str], str | None] = {}
 
 
 def switch() -> str:
-    """What RELPOS_TRITON says: "on", "off", or "" where verdicts decide.
+    """Return RELPOS_TRITON: "on", "off", or "" where verdicts decide.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: it is something else.
     """
     said = os.environ.get("RELPOS_TRITON", "")
     if said not in ("", "on", "off"):
@@ -47,36 +47,38 @@ def switch() -> str:
     return said
 
 
-def problem(trial: CallSignature) -> str | None:
-    """Why kernels are not taken for calls of a form, or None; found out once for a machine."""
-    key = trial, trial.device
+def problem(signature: CallSignature) -> str | None:
+    """Return why kernels are not taken for calls of a signature, or None; tested once on a machine."""
+    key = signature, signature.device
     if key not in _found:
-        _found[key] = _from_cache(trial)
+        _found[key] = _from_cache(signature)
     return _found[key]
 
 
 def verdicts() -> Iterator[tuple[Path, dict]]:
-    """All verdicts that are kept, of whatever GPU."""
+    """Yield all kept verdicts, of any GPU, with their files."""
     for folder in cache.folders():
         for path in sorted(folder.glob("verdict-*.json")):
             with suppress(OSError, ValueError):
                 yield path, json.loads(path.read_text(encoding="utf-8"))
 
 
-def _from_cache(trial: CallSignature) -> str | None:
-    facts = {**machine(trial.device), "call": repr(trial)}
+def _from_cache(signature: CallSignature) -> str | None:
+    """Return why kernels are not taken, by the kept verdict or by a test."""
+    facts = {**machine(signature.device), "call": repr(signature)}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     path = cache.writable_folder() / f"verdict-{key}.json"
     with cache.locked(path):
         with suppress(OSError, ValueError, KeyError):
             return _in_words(json.loads(path.read_text(encoding="utf-8"))["erred"], path)
-        erred, final = run(trial)
+        erred, final = run(signature)
         if final:
             _write(path, {**facts, "erred": erred})
     return _in_words(erred, path if final else None)
 
 
 def _in_words(erred: list[str], path: Path | None) -> str | None:
+    """Return what erred as the reason of a refusal, or None."""
     if not erred:
         return None
     kept = f"; the verdict is kept in {path}" if path else ""
@@ -86,26 +88,25 @@ def _in_words(erred: list[str], path: Path | None) -> str | None:
     )
 
 
-def run(trial: CallSignature, seconds: float = SECONDS) -> tuple[list[str], bool]:
-    """Try a form in a process of its own.
+def run(signature: CallSignature, seconds: float = SECONDS) -> tuple[list[str], bool]:
+    """Test calls of a signature in a process of its own.
 
     Args:
-        trial: the form.
+        signature: of the calls.
         seconds: after which the process is ended.
 
     Returns:
-        What erred, and whether that is a verdict: where a device has no room for a second process,
-        nothing was tried.
+        What erred, and whether that is a verdict: where a device has no room for a second process, nothing was tested.
     """
     given = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     paths = [str(ROOT), *map(os.path.abspath, given)]
     with _started([sys.executable, "-m", MODULE], ":".join(paths)) as process:
         try:
-            said, errors = process.communicate(pickle.dumps(trial), timeout=seconds)
+            said, errors = process.communicate(pickle.dumps(signature), timeout=seconds)
         except subprocess.TimeoutExpired:
             return [f"no answer within {seconds:g} s"], True
     lines = said.decode(errors="replace").splitlines()
-    if process.returncode in (0, ROOM) and lines:
+    if process.returncode in (0, NO_ROOM) and lines:
         return json.loads(lines[-1]), process.returncode == 0
     last = errors.decode(errors="replace").strip().splitlines()[-1:]
     return [f"ended with status {process.returncode}: {' '.join(last)[:300]}"], True
@@ -113,9 +114,9 @@ def run(trial: CallSignature, seconds: float = SECONDS) -> tuple[list[str], bool
 
 @contextmanager
 def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
-    """A process whose children, compilers among them, end with it."""
+    """Start a process whose children, compilers among them, end with it."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    # The folder that a user stands in is no place to import from.
+    # Nothing is imported from the folder that a user stands in.
     where = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": paths}}
     process = subprocess.Popen(command, **pipes, **where, start_new_session=True)
     try:
@@ -128,7 +129,7 @@ def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What a verdict depends on beside the call: GPU, driver, versions, the kernels' sources."""
+    """Return what a verdict depends on beside the call: GPU, driver, versions, the kernels' sources."""
     import triton
 
     gpu = device
@@ -146,7 +147,7 @@ def machine(device: str) -> dict[str, str]:
 
 @functools.cache
 def driver() -> str:
-    """The version of NVIDIA's driver, or ""."""
+    """Return the version of NVIDIA's driver, or ""."""
     with suppress(OSError, IndexError):
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
         return text.splitlines()[0]
@@ -155,16 +156,16 @@ def driver() -> str:
 
 @functools.cache
 def sources() -> str:
-    """A hash of the files that decide what a kernel computes."""
+    """Return a hash of the files that decide what a kernel computes."""
     digest = hashlib.sha256()
-    for folder in FOLDERS:
-        for path in sorted((ROOT / "relpos_fairseq" / "attention" / folder).glob("*.py")):
+    for pattern in SOURCES:
+        for path in sorted((ROOT / "relpos_fairseq" / "attention").glob(pattern)):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
 def _write(path: Path, facts: dict) -> None:
-    """Put a verdict in its place whole; without room, the next process tries again."""
+    """Write a verdict, whole or not at all; where it cannot be written, the next process tests again."""
     with suppress(OSError):
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:

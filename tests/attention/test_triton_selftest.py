@@ -29,8 +29,8 @@ from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import Decay, PositionTerms, Reset
 
 pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="needs TRITON_INTERPRET=1")
-FORWARD, TRIAL = (f"attention/triton/{name}.py" for name in ("forward", "trial"))
-SHORT = (TRIAL, "(1, 63, 64, 65, 127, 192)", "(1, 3)")
+FORWARD, SELFTEST = (f"attention/triton/{name}.py" for name in ("forward", "selftest"))
+SHORT = (SELFTEST, "(1, 63, 64, 65, 127, 192)", "(1, 3)")
 
 
 def make_call(length: int = 5, learns: bool = True, **options) -> AttentionInputs:
@@ -80,7 +80,7 @@ def test_a_sound_kernel_and_a_broken_one(planted, caplog: pytest.LogCaptureFixtu
     assert backend.unproved(inputs) is None
     ((path, verdict),) = selftest_cache.verdicts()
     assert verdict["erred"] == [] and verdict["gpu"] == "cpu" and "Clipped" in verdict["call"]
-    planted(SHORT, (FORWARD, "out = acc * (inverse / total)", "out = acc * (1.01 * inverse / total)"))
+    planted(SHORT, (FORWARD, "out = acc * (dropout_scale / total)", "out = acc * (1.01 * dropout_scale / total)"))
     assert backend.unproved(inputs) is None, "a process asks once"
     selftest_cache._found.clear()
     said = backend.unproved(inputs)
@@ -109,8 +109,8 @@ def test_a_trial_imports_nothing_from_where_a_user_stands(planted, tmp_path, mon
 @pytest.mark.parametrize("fault", FAULTS)
 def test_trials_without_a_result(fault: str, planted) -> None:
     """A death and silence are verdicts; a device without room for a second process is none."""
-    begun = '    """Read a pickled trial and print what erred'
-    planted((TRIAL, begun, f"    import os, time\n    {fault}\n{begun}"))
+    begun = '    """Read a pickled signature and print what erred'
+    planted((SELFTEST, begun, f"    import os, time\n    {fault}\n{begun}"))
     silent = "sleep" in fault
     erred, final = selftest_cache.run(form_of(make_call()), 3.0 if silent else 120.0)
     said, is_verdict = FAULTS[fault]
