@@ -162,7 +162,7 @@ def test_pre_training_config_has_the_papers_settings(name):
 
 
 def test_huangs_recipes_have_a_table_a_head():
-    """000 Table 1: m h (2n - 1) d; the recipe of Table 5 is section 4.4's."""
+    """Huang2020, Table 1: m h (2n - 1) d; the recipe of Table 5 is section 4.4's."""
     read = {}
     for path in ("pretraining/huang_base", "squad", "squad_large_m4"):
         read[path] = yaml.safe_load((CONFIGS / f"{path}.yaml").read_text())

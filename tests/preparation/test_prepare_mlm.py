@@ -292,7 +292,7 @@ def test_what_ends_a_document(tmp_path, boundary):
 
 
 def test_json_lines_of_c4(tmp_path):
-    """003, section 3.2: C4's files, {"text", "timestamp", "url"} a line."""
+    """M4M, section 3.2: C4's files, {"text", "timestamp", "url"} a line."""
     path = tmp_path / "c4-train.00000-of-01024.json.gz"
     texts = ["First line. Two.\n\n Second line\u2028x", " \n", "Another"]
     objects = [{"text": text, "timestamp": "2019", "url": "https://a"} for text in texts]

@@ -40,7 +40,7 @@ def test_recipe_is_its_row(name):
     year, source, target = pair.split("_")
     assert (cfg.task.source_lang, cfg.task.target_lang) == (source, target)
     assert cfg.model.position_scheme == scheme
-    if scheme == "rel_scalar":  # 004, section 3: "without bucketing and clipping"
+    if scheme == "rel_scalar":  # Chen2021, section 3: "without bucketing and clipping"
         assert cfg.model.position_clip_distance == 0
     assert cfg.model._name == "relpos_transformer_wmt_en_de"
     assert cfg.task.data == f"data/{year}.{source}-{target}/data-bin"
