@@ -1,9 +1,10 @@
-"""Products with tables over the distances of a slice of query rows: no (T, S) index, no gather.
+"""Multiply a slice of query rows with tables over distances, and shift the products into place.
 
-A slice of n rows and S keys has the distances low..low + L - 1, L = S + n - 1, where low is minus
-the slot of its last query.  A matrix X (n, L) whose column m belongs to distance low + m becomes
-logits (n, S) by shearing: entry (t, j) is X[t, j - t + n - 1].  On a contiguous X that is a view
-with strides (L - 1, 1) which starts at column n - 1, so shearing copies nothing.
+This is the relative shift of Transformer-XL (Dai2019): it needs no (T, S) index and no gather.  A
+slice of n rows and S keys has the distances low..low + L - 1, L = S + n - 1, where low is minus the
+slot of its last query.  A matrix X (n, L), whose column m belongs to distance low + m, becomes logits
+(n, S): entry (t, j) is X[t, j - t + n - 1].  On a contiguous X that is a view with strides (L - 1, 1)
+which starts at column n - 1, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from relpos_fairseq.attention.reference import Products
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
-LEAST_KEYS = 64  # of a chunk whose products with key vectors are formed at once
+LEAST_KEYS = 64  # keys of a chunk whose products with key vectors are formed at once
 
 
 class ShiftedProducts(Products):
-    """The products with tables, each formed over distances and sheared into place."""
+    """Form products with tables over distances, and shift them to the pairs that they belong to."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
-        """Return (H|1, R, ...) as a row for each of the distances low..high: (H|1, W, ...)."""
+        """Return a table (H|1, R, ...) as one row for each of the distances low..high: (H|1, W, ...)."""
         return table_by_distance(table, relation, Window(low, high), self.inputs.positions)
 
     def reach(self, term: PositionTerms) -> tuple[int, int, int, int]:

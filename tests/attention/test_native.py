@@ -24,7 +24,6 @@ from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
 from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import call as operands
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -172,7 +171,7 @@ def test_channels(scheme: str, dim: int) -> None:
 @pytest.mark.parametrize("kind", ODD)
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets, products, folded and bucketed relations and resets side by side."""
-    monkeypatch.setattr(operands, "NARROW", 0 if wide else 192)
+    monkeypatch.setattr(native.call, "MAX_CLIPPED_WIDTH", 0 if wide else 192)
     inputs = make_odd(make_terms(kind))
     wanted = parameters_of(inputs.terms)
 
