@@ -225,7 +225,7 @@ def test_a_broken_compiler(compiler: str, said: str, monkeypatch: pytest.MonkeyP
     expected, _ = attend(inputs, "reference")
     with pytest.raises(ValueError, match=f"backend native cannot .*{said}.*gcc.*auto or blocked"):
         attend(inputs, "native")
-    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    monkeypatch.setattr(api, "crossover_length", lambda _: 1)
     monkeypatch.setattr(api.blocked, "slice_rows", lambda _: 1)
     for _ in range(2):
         assert api.choose(inputs) == "blocked"

@@ -142,10 +142,11 @@ def lower_for_c(inputs: AttentionInputs) -> Lowered:
     operands = lowered.tensors
     q, k, content_q, content_k = inputs.exact_pairs()
     operands["v"] = inputs.v.to(inputs.exact)
-    if inputs.rotated and not operands.keys().isdisjoint(("query_vectors", "key_vectors", "product_query")):
-        operands |= {"q": q, "k": k, "content_q": content_q, "content_k": content_k}
+    if inputs.rotated and any(name in operands for name in ("query_vectors", "key_vectors", "product_query")):
+        operands["content_q"], operands["content_k"] = content_q, content_k
     else:
-        operands |= {"q": content_q, "k": content_k}
+        q, k = content_q, content_k
+    operands["q"], operands["k"] = q, k
     return lowered
 
 
@@ -166,7 +167,7 @@ def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
     batch, heads, _, dim = (inputs.content_q if inputs.rotated else inputs.q).shape
     rank = operands["query_factors"].size(-1) if "query_factors" in operands else 0
     low = width = unclipped = 0
-    if not operands.keys().isdisjoint(TABLES_OF_VECTORS):
+    if any(name in operands for name in TABLES_OF_VECTORS):
         low, width = lowered.vectors.low, lowered.vectors.width
         unclipped = int(lowered.vectors.equals(lowered.scalars))  # a row for each of all distances
     return CallNumbers(
