@@ -28,27 +28,13 @@ from relpos_fairseq.attention import AttentionInputs, attend, native
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 DOUBLE, SINGLE = torch.float64, torch.float32
 TYPES = pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=["fp64", "fp32"])
-SCHEMES = (
-    "none",
-    "rope",
-    "shaw",
-    "shaw_keys",
-    "transformer_xl",
-    "transformer_xl_learned",
-    "t5",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "deberta",
-    "tupe",
-    "tupe_a",
-    "abs_scalar",
-    "rel_scalar",
-    "alibi",
-    "kerple",
-)
+# Every scheme of cases.py that the kernel serves in an encoder.
+SCHEMES = [
+    case.scheme
+    for case in CASES
+    if not (case.flags or case.gated or case.causal_only or case.scheme in INPUT or "+" in case.scheme)
+    and native.refusal_anywhere(make_inputs(case.scheme, Shape(40, after=400))) is None
+]
 HYBRIDS = (
     "shaw+t5",
     "m1+m4",
