@@ -74,8 +74,8 @@ EXACT = _operations("""
     sgn.default sign.default masked_fill_.Scalar copy_.default zero_.default
 """)
 ROUNDED_ONCE = _operations("""
-    mul.Tensor mul.Scalar add.Tensor add.Scalar sub.Tensor rsub.Scalar div.Tensor div.Scalar reciprocal.default sqrt.default
-    pow.Tensor_Scalar exp.default log.default log1p.default sigmoid.default sigmoid_backward.default
+    mul.Tensor mul.Scalar add.Tensor add.Scalar sub.Tensor rsub.Scalar div.Tensor div.Scalar reciprocal.default
+    sqrt.default pow.Tensor_Scalar exp.default log.default log1p.default sigmoid.default sigmoid_backward.default
 """)
 
 
