@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable, Hashable
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -262,41 +262,6 @@ def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     return out.view(batch, heads, 1, v.size(-1)).to(inputs.v.dtype), probs
 
 
-class LogitParts(NamedTuple):
-    """What the logits of a step are made of, except the near tables of `StepTables`.
-
-    Args:
-        query: (B, H, 1, D) the content's query, scaled, with all that is multiplied with every key.
-        multiplier: (B|1, H|1, S) multiplies the products of `query` and keys, or None.
-        added: (B|1, H|1, S) is added to these, or None.
-    """
-
-    query: Tensor
-    multiplier: Tensor | None
-    added: Tensor | None
-
-
-def parts_of(inputs: AttentionInputs, tables: StepTables) -> LogitParts:
-    """Return the parts of a step's logits, without what is the same for all keys."""
-    _, k, query, _ = inputs.exact_pairs()
-    length, scale, folds = k.size(2), inputs.scale, tables.folds_offset(inputs.rotated)
-    if tables.query_scale is not None:
-        query, scale = query * tables.query_scale, 1.0
-    if folds and tables.offset is not None:
-        query, scale = torch.add(tables.offset, query, alpha=scale), 1.0
-    multiplier = None if tables.gate is None else tables.gate[None, :, -length:]
-    if tables.products:
-        products = products_of(inputs, tables)
-        multiplier = products if multiplier is None else multiplier * products
-    added = [*added_of(inputs), *map(product_of_factors, factors_of(inputs, tables))]
-    if tables.static is not None:
-        added.append(tables.static[None, :, -length:])
-    if tables.offset is not None and not folds:
-        added.append((tables.offset @ k.transpose(-1, -2))[:, :, 0])
-    scaled = query if scale == 1.0 else query * scale
-    return LogitParts(scaled, multiplier, sum(added[1:], added[0]) if added else None)
-
-
 def added_of(inputs: AttentionInputs) -> list[Tensor]:
     """Return the dense biases and decays of this step, (B|1, H|1, S) each."""
     added = []
@@ -348,21 +313,40 @@ def _product(part: TermTables, q: Tensor, k: Tensor, clipped_key_products: Tenso
 def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     """Return logits (B, H, S), without what is the same for all keys."""
     q, k, content_q, content_k = inputs.exact_pairs()
-    parts = parts_of(inputs, tables)
-    products = torch.bmm(parts.query.flatten(0, 1), content_k.flatten(0, 1).transpose(1, 2))  # (P, 1, S)
-    logits = products.view(k.shape[:3])
+    length, folds = k.size(2), tables.folds_offset(inputs.rotated)
+    products = torch.bmm(
+        _content_query(content_q, inputs.scale, tables, folds).flatten(0, 1), content_k.flatten(0, 1).mT
+    )
+    logits = products.view(k.shape[:3])  # (B, H, S), of P products (1, S)
     if tables.near_trilinear is not None:
         _add_near(logits, _near_products(tables.near_trilinear, content_k, content_q))
-    if parts.multiplier is not None:
-        logits = logits * parts.multiplier
-    if parts.added is not None:
-        logits += parts.added
+    multipliers = [] if tables.gate is None else [tables.gate[None, :, -length:]]
+    if tables.products:
+        multipliers.append(products_of(inputs, tables))
+    if multipliers:
+        logits = logits * math.prod(multipliers[1:], start=multipliers[0])
+    added = [*added_of(inputs), *map(product_of_factors, factors_of(inputs, tables))]
+    if tables.static is not None:
+        added.append(tables.static[None, :, -length:])
+    if tables.offset is not None and not folds:
+        added.append((tables.offset @ k.mT)[:, :, 0])
+    if added:
+        logits += sum(added[1:], added[0])
     if tables.near_query is not None:
-        near = tables.near_query[:, -k.size(2) :]
-        _add_near(logits, _per_head(q, near.transpose(1, 2)))
+        near = tables.near_query[:, -length:]
+        _add_near(logits, _per_head(q, near.mT))
     if tables.near_key is not None:
         _add_near(logits, _near_products(tables.near_key, k))
     return logits
+
+
+def _content_query(query: Tensor, scale: float, tables: StepTables, folds_offset: bool) -> Tensor:
+    """Return the content's query (B, H, 1, D), scaled, with the offset that all keys are multiplied with."""
+    if tables.query_scale is not None:
+        query, scale = query * tables.query_scale, 1.0
+    if folds_offset and tables.offset is not None:
+        return torch.add(tables.offset, query, alpha=scale)
+    return query if scale == 1.0 else query * scale
 
 
 def _value_part(probs: Tensor, tables: StepTables, mass: Tensor | None) -> Tensor:
