@@ -32,7 +32,6 @@ from relpos_fairseq.positions import is_captured
 
 PANEL = 32  # of step.h: columns of a transposed table that stand side by side
 WORK_OF_A_THREAD = 1 << 17  # multiplications that are worth a thread
-_NO_TENSOR = _NO_FACTORS = (0, 0, 0, 0)
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -102,75 +101,45 @@ def attend(inputs: AttentionInputs) -> Tensor:
         placed.append(x)
         return x.data_ptr(), *x.stride()[:3]
 
-    def place_logits(x: Tensor | None) -> tuple[int, int, int, int]:
-        """Return the same for a tensor that broadcasts to (B, H, S), or None."""
-        return _NO_TENSOR if x is None else place(x[:, :, None], 1, src_len)
-
-    queries = content_q = place(q, 1, dim)
-    keys = content_k = place(k, src_len, dim)
+    out = v.new_empty(batch, heads, 1, value_dim)
+    call = StepCall(tables=plan.address, batch=batch, heads=heads, src_len=src_len, out=out.data_ptr())
+    call.threads = _threads(batch * heads * src_len * (dim + value_dim))
+    call.q = call.content_q = place(q, 1, dim)
+    call.k = call.content_k = place(k, src_len, dim)
+    call.v = place(v, src_len, value_dim)
     if rotated:
-        content_q = place(inputs.content_q, 1, content_dim)
-        content_k = place(inputs.content_k, src_len, content_dim)
-    clipped_key_products, multiplier = _multipliers(inputs, tables, plan)
-    rank, query_factors, key_factors = 0, _NO_FACTORS, _NO_FACTORS
+        call.content_q = place(inputs.content_q, 1, content_dim)
+        call.content_k = place(inputs.content_k, src_len, content_dim)
+    if plan.product is not None:
+        clipped = inputs.clipped_key_products
+        if clipped is None:
+            clipped = form_clipped_key_products((plan.product.term,), inputs.k)
+        call.clipped_key_products = place(clipped.mT, 1, src_len)
+    elif tables.products:
+        call.multiplier = place(products_of(inputs, tables)[:, :, None], 1, src_len)
     if plan.factors is not None:
-        rank = plan.factors.rank
-        query_factors, key_factors = plan.factors.at(src_len)
+        call.rank = plan.factors.rank
+        call.query_factors, call.key_factors = plan.factors.at(src_len)
         pairs = given_factors(inputs)
     else:
         pairs = factors_of(inputs, tables)
         if len(pairs) == 1:
             ((of_query, of_keys),), pairs = pairs, []
-            rank = of_keys.size(-1)
-            query_factors, key_factors = place(of_query, 1, rank), place(of_keys, src_len, rank)
+            call.rank = rank = of_keys.size(-1)
+            call.query_factors, call.key_factors = place(of_query, 1, rank), place(of_keys, src_len, rank)
     added = [*added_of(inputs), *map(product_of_factors, pairs)]
-    out = v.new_empty(batch, heads, 1, value_dim)
-    masked, masked_stride = _masked(inputs, placed)
-    call = StepCall(
-        tables=plan.address,
-        batch=batch,
-        heads=heads,
-        src_len=src_len,
-        rank=rank,
-        threads=_threads(batch * heads * src_len * (dim + value_dim)),
-        q=queries,
-        k=keys,
-        v=place(v, src_len, value_dim),
-        content_q=content_q,
-        content_k=content_k,
-        clipped_key_products=place_logits(clipped_key_products),
-        multiplier=place_logits(multiplier),
-        added=place_logits(sum(added[1:], added[0]) if added else None),
-        query_factors=query_factors,
-        key_factors=key_factors,
-        out=out.data_ptr(),
-        masked=masked,
-        masked_stride=masked_stride,
-    )
+    if added:
+        call.added = place(sum(added[1:], added[0])[:, :, None], 1, src_len)
+    # The query stands on the last key, so that a causal mask hides nothing.
+    is_masked = not (inputs.key_padding is inputs.window is inputs.documents is None)
+    excluded = inputs.excluded() if is_masked else None  # (B|1, 1, 1, S)
+    if excluded is not None:
+        placed.append(excluded.contiguous())
+        call.masked = placed[-1].data_ptr()
+        call.masked_stride = excluded.size(-1) if excluded.size(0) > 1 else 0
     if batch and _function(exact)(call):
         raise MemoryError(f"a step of decoding has no memory for the logits of {src_len} keys")
     return out
-
-
-def _multipliers(inputs: AttentionInputs, tables: StepTables, plan: StepPlan) -> tuple[Tensor | None, Tensor | None]:
-    """Return what the product terms need, (B, H, S) each: k.b_clipped if there is one, the product of several."""
-    if plan.product is None:
-        return None, products_of(inputs, tables) if tables.products else None
-    known = inputs.clipped_key_products
-    if known is None:
-        known = form_clipped_key_products((plan.product.term,), inputs.k)
-    return known[..., 0], None
-
-
-def _masked(inputs: AttentionInputs, placed: list[Tensor]) -> tuple[int, int]:
-    """Return the address of (B|1, 1, 1, S), True at masked keys, and the stride of batch rows; zeros for no mask."""
-    if inputs.key_padding is inputs.window is inputs.documents is None:
-        return 0, 0  # no key lies in the future of the last
-    excluded = inputs.excluded()
-    if excluded is None:
-        return 0, 0
-    placed.append(excluded.contiguous())
-    return placed[-1].data_ptr(), excluded.size(-1) if excluded.size(0) > 1 else 0
 
 
 def _threads(work: int) -> int:
