@@ -19,7 +19,7 @@
  * dp_j and the mean are nearly equal, and the difference of two numbers that were rounded in different ways would be
  * mostly error.
  */
-static void softmax_row_back(Head *head, const Tile *tile, const Row *row, int is_whole_row)
+static NOINLINE void softmax_row_back(Head *head, const Tile *tile, const Row *row, int is_whole_row)
 {
     const Call *call = head->call;
     int64_t r = row->query, length = round_up(tile->num_keys, MR);
@@ -60,10 +60,10 @@ static void softmax_row_back(Head *head, const Tile *tile, const Row *row, int i
 
 /* One row: from the gradient ds of content * gate * by_query * by_key to the gradients of these four factors.
  * `content` is overwritten by its own gradient. */
-static void multiply_row_back(Head *head, const Tile *tile, const Row *row)
+static NOINLINE void multiply_row_back(Head *head, const Tile *tile, const Row *row)
 {
     int64_t length = round_up(tile->num_keys, MR);
-    int64_t place = scalar_place(head, tile, row);
+    int64_t place = row->table_row + tile->low + head->call->query_start + head->call->tgt_len - 1;
     real *restrict content = head->content + row->query * head->tile_stride;
     const real *restrict ds = head->ds + row->query * head->tile_stride;
     real *restrict by_query = head->scratch_b, *restrict by_key = head->scratch_c;
@@ -146,7 +146,7 @@ static void terms_back(Head *head, const Tile *tile, int kinds)
         if (vectors && head->key_vectors.data)
             scatter_by_key(&head->key_vectors, tile, &row, ds);
         if (scalars) {
-            int64_t place = scalar_place(head, tile, &row);
+            int64_t place = row.table_row + tile->low + head->call->query_start + head->call->tgt_len - 1;
             for (int64_t j = row.begin; j < row.end; j++)
                 head->dstatic[j + place] += ds[j];
         }
@@ -282,7 +282,7 @@ static void begin_backward(Head *head, Tile *tile, int64_t first)
 }
 
 /* End a block: multiply the gradients of clipped `products` with tables and queries, and store what is complete. */
-static void end_block(Head *head, const Tile *tile)
+static NOINLINE void end_block(Head *head, const Tile *tile)
 {
     const Call *call = head->call;
     if (head->trilinear)

@@ -10,18 +10,18 @@
 
 /* ------------------------------------------------------------------------------------------ Logits of a tile */
 
-/* The place in a table of scalars (span,) of a row's distance to the chunk's first key. */
-INLINE int64_t scalar_place(const Head *head, const Tile *tile, const Row *row)
-{
-    return row->table_row + tile->low + head->call->query_start + head->call->tgt_len - 1;
-}
+/* A table of scalars (span,) has the row's distance to the chunk's first key at the place
+ *
+ *     row->table_row + tile->low + query_start + tgt_len - 1
+ *
+ * The sum is written out where it is needed: as a function, gcc spends registers on it in the loops. */
 
 /* s[j] *= gate_d (q.product_query_d) (k_j.product_key_d), for the keys that the row sees. */
 static void multiply_row(Head *head, const Tile *tile, const Row *row, real *s)
 {
     real *factor = head->scratch_a, *by_query = head->scratch_b, *by_key = head->scratch_c; /* (num_keys,) each */
     if (head->gate) {
-        const real *gate = head->gate + scalar_place(head, tile, row);
+        const real *gate = head->gate + row->table_row + tile->low + head->call->query_start + head->call->tgt_len - 1;
         memcpy(factor + row->begin, gate + row->begin, (row->end - row->begin) * sizeof(real));
     } else {
         fill(factor + row->begin, row->end - row->begin, 1);
@@ -46,7 +46,8 @@ static void add_terms(Head *head, const Tile *tile, const Row *row, real *s, int
             gather_by_key(&head->key_vectors, tile, row, s, 1);
     }
     if ((kinds & RESET_SCALARS) && head->static_) {
-        const real *table = head->static_ + scalar_place(head, tile, row);
+        const real *table =
+            head->static_ + row->table_row + tile->low + head->call->query_start + head->call->tgt_len - 1;
         for (int64_t j = row->begin; j < row->end; j++)
             s[j] += table[j];
     }

@@ -29,6 +29,7 @@
 #define UNIT 96 /* a multiple of MR, of NR and of 8 */
 
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline)) /* for long loops, whose registers gcc would share with a caller's */
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 #ifdef RELPOS_DOUBLE
@@ -106,8 +107,8 @@ INLINE void matmul_block(int64_t k, const real *a, int64_t a_row, int64_t a_col,
 }
 
 #define BLOCK_OF(name, vectors, add)                                                                                   \
-    static __attribute__((noinline)) void name(int64_t k, const real *restrict a, int64_t a_row, int64_t a_col,        \
-                                               const real *restrict b, int64_t b_row, real *restrict c, int64_t c_row) \
+    static NOINLINE void name(int64_t k, const real *restrict a, int64_t a_row, int64_t a_col, const real *restrict b, \
+                              int64_t b_row, real *restrict c, int64_t c_row)                                          \
     {                                                                                                                  \
         matmul_block(k, a, a_row, a_col, b, b_row, c, c_row, vectors, add);                                            \
     }

@@ -113,11 +113,10 @@ INLINE void dots(real *restrict out, const Rows *rows, int kinds, int64_t count,
     }
 }
 
-#define DOTS_OF(name, kinds)                                                                                     \
-    static __attribute__((noinline)) void name(real *restrict out, const Rows *rows, int64_t count, int64_t dim, \
-                                               int add)                                                          \
-    {                                                                                                            \
-        dots(out, rows, kinds, count, dim, add);                                                                 \
+#define DOTS_OF(name, kinds)                                                                             \
+    static NOINLINE void name(real *restrict out, const Rows *rows, int64_t count, int64_t dim, int add) \
+    {                                                                                                    \
+        dots(out, rows, kinds, count, dim, add);                                                         \
     }
 DOTS_OF(dots_of_one, ONE_Y)       /* one.y_j */
 DOTS_OF(dots_of_two, X_Y)         /* x_j.y_j */
