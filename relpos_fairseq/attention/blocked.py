@@ -1,8 +1,8 @@
-"""The formula on slices of query rows: exact, memory linear in length, for every scheme.
+"""Evaluate the formula on slices of query rows: exact, for every scheme, in memory linear in length.
 
-A slice of n rows forms its (n, S) logits from vectors over the distances that occur in it
-(`sheared`).  It keeps nothing for the backward pass but its inputs and is evaluated again there,
-with the same dropout, so that a call never holds more than one slice's matrices.
+A slice of n rows forms its (n, S) logits from products with tables over the distances that occur in
+it (`relative_shift`).  It keeps only its inputs for the backward pass and is evaluated again there,
+with the same dropout, so that a call never holds more than the matrices of one slice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_ROWS = 16
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
-    """Why these inputs cannot be evaluated, or None."""
+    """Return the terms that cannot be evaluated on slices, or None."""
     for term in inputs.terms:
         if term.relation is None or isinstance(term.relation, DistanceRelation):
             continue
@@ -39,7 +39,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Output (B, H, T, Dv) and, where asked, probabilities (B, H, T, S) after dropout."""
+    """Return the output (B, H, T, Dv) and, with need_weights, the probabilities (B, H, T, S) after dropout."""
     if supports_step(inputs.terms, inputs.positions):
         out, probs = attend_step(inputs)
         return out, probs if need_weights else None
@@ -50,14 +50,14 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
 
 
 def slice_rows(inputs: AttentionInputs) -> int:
-    """How many query rows a slice has: fixed by shape, terms and device alone."""
+    """Return how many query rows a slice has: fixed by shape and device alone."""
     budget = SLICE_ELEMENTS.get(inputs.positions.device.type, SLICE_ELEMENTS["cuda"])
     row = inputs.q.size(0) * inputs.q.size(1) * inputs.positions.src_len
     return max(budget // max(row, 1), LEAST_ROWS)
 
 
 class _Slices(torch.autograd.Function):
-    """Attention slice by slice, evaluated again in the backward pass."""
+    """Evaluate attention slice by slice, and again in the backward pass."""
 
     @staticmethod
     def forward(
@@ -81,7 +81,7 @@ class _Slices(torch.autograd.Function):
         tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
         gradients = [torch.zeros_like(tensor) for tensor in tensors]
         parts = _slices(ctx.shape.with_tensors(tensors))
-        # The same rows and keys of the gradients, as views that a slice's gradients are added to.
+        # Views of the gradients at the same rows and keys, to which the gradients of a slice are added.
         totals = _slices(ctx.shape.with_tensors(gradients))
         for (start, stop, part), (_, _, total) in zip(parts, totals, strict=True):
             leaves = [leaf.detach().requires_grad_(want) for leaf, want in zip(part.tensors(), wanted, strict=True)]
@@ -97,7 +97,7 @@ class _Slices(torch.autograd.Function):
 
 
 def _slices(inputs: AttentionInputs) -> Iterator[tuple[int, int, AttentionInputs]]:
-    """First row, the row after the last, and the call for these rows and the keys they may see."""
+    """Yield the first row, the row after the last, and the call for these rows and the keys that they may see."""
     rows, tgt_len = slice_rows(inputs), inputs.positions.tgt_len
     for start in range(0, tgt_len, rows):
         stop = min(start + rows, tgt_len)
@@ -106,8 +106,8 @@ def _slices(inputs: AttentionInputs) -> Iterator[tuple[int, int, AttentionInputs
 
 
 def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
-    """Output (B, H, n, Dv) and probabilities (B, H, n, S) of a slice of n rows."""
-    # Positions that were drawn, or count what a row's logits choose, stand at no fixed distance.
+    """Return the output (B, H, n, Dv) and the probabilities (B, H, n, S) of a slice of n rows."""
+    # Randomized positions, and contextual ones, which follow from logits, are at no fixed distance.
     counted = any(term.contextual is not None for term in inputs.terms)
     gathers = counted or inputs.positions.randomized is not None
     products = GatheredProducts(inputs) if gathers else ShiftedProducts(inputs)
@@ -123,7 +123,7 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _add_gradients(results: list[Tensor], upstream: list[Tensor], leaves: list[Tensor], totals: list[Tensor]) -> None:
-    """Add the gradients of the leaves that want one to their totals."""
+    """Add the gradients of those leaves that require one to their totals."""
     wanted = [(x, total) for x, total in zip(leaves, totals, strict=True) if x.requires_grad]
     found = torch.autograd.grad(results, [x for x, _ in wanted], upstream, allow_unused=True)
     for grad, (_, total) in zip(found, wanted, strict=True):

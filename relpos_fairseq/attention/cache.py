@@ -1,4 +1,4 @@
-"""Folders for what is found out once for a machine: compiled kernels, verdicts on GPUs."""
+"""Find the cache folders of this machine, for compiled kernels and for verdicts on its GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def folders() -> Iterator[Path]:
-    """Where files are kept, best first: RELPOS_CACHE, XDG_CACHE_HOME, the user's home."""
+    """Yield the folders where files may be kept, best first: RELPOS_CACHE, XDG_CACHE_HOME, the user's home."""
     for variable, inner in (("RELPOS_CACHE", ""), ("XDG_CACHE_HOME", "relpos_fairseq")):
         if os.environ.get(variable):
             yield Path(os.environ[variable]).absolute() / inner
@@ -21,7 +21,7 @@ def folders() -> Iterator[Path]:
 
 
 def writable_folder() -> Path:
-    """The first of them that takes files, or one of this process alone."""
+    """Return the first of `folders` that is writable, or else a temporary folder of this process."""
     for folder in folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -34,11 +34,11 @@ def writable_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time; where files cannot be locked, each for itself."""
-    import fcntl  # which Windows has not
+    """Let one process at a time run the block, by a lock beside `path`; without a lock where files cannot be locked."""
+    import fcntl  # Windows lacks it
 
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another user's lock in a folder of several
+        with contextlib.suppress(OSError):  # the lock file of another user, in a folder that several share
             file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

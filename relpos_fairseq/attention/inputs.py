@@ -1,15 +1,15 @@
-"""What every backend is given, and what they share: masks, softmax, dropout."""
+"""Define the inputs of one attention call, and what all backends share: masks, softmax, dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.attention.step_tables import StepTables
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.terms import Decay, DenseBias, PositionTerms, Reset
 
@@ -21,22 +21,22 @@ class AttentionInputs:
     """One attention call.
 
     Args:
-        q: (B, H, T, D) queries, as position vectors meet them.
-        k: (B, H, S, D) keys, as position vectors meet them.
+        q: (B, H, T, D) queries, before any rotation: tables are multiplied with them.
+        k: (B, H, S, D) keys, before any rotation.
         v: (B, H, S, Dv) values.
-        terms: what the schemes contribute.
+        terms: what the position schemes contribute.
         positions: where queries and keys stand.
         scale: factor of the content and of the vector products.
         causal: keys in a query's future are excluded.
         key_padding: (B, S) True at excluded keys, or None.
         dropout: probability with which attention probabilities are dropped (0 in evaluation).
-        content_q: q as the content product meets it (rotated), or None for q itself.
-        content_k: the same for k.
-        clipped_key_products: (B, H, S, P) products k.b_tail cached by decoding for P product terms, or None; keys
-            that the term's near table reaches need none.
+        content_q: (B, H, T, D') rotated queries for the content q.k, or None for q itself.
+        content_k: (B, H, S, D') rotated keys, or None for k itself.
+        clipped_key_products: (B, H, S, P) products of the keys and the clipped row of key_vectors, cached by
+            decoding for P product terms, or None; those of near keys are not read (see `step`).
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
-        step_tables: the terms' tables as decoding keeps them between steps, or None.
+        step_tables: the `step.StepTables` that decoding keeps between steps, or None.
     """
 
     q: Tensor
@@ -53,38 +53,38 @@ class AttentionInputs:
     clipped_key_products: Tensor | None = None
     window: int | None = None
     documents: Tensor | None = None
-    step_tables: StepTables | None = None
+    step_tables: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse a window that shows nothing."""
+        """Refuse a window without slots."""
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be >= 1, or None for all keys, got {self.window}")
 
     @property
     def exact(self) -> torch.dtype:
-        """The type of logits and probabilities: at least fp32."""
+        """The type of logits and probabilities: that of q, but at least fp32."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     @property
     def rotated(self) -> bool:
-        """Whether the content product meets other queries and keys than the vectors do."""
+        """Whether the content has other queries and keys than the tables of vectors."""
         return self.content_q is not None
 
     def exact_pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, content q, content k in the exact type."""
+        """Return q, k, content q and content k in the type `exact`."""
         q, k = self.q.to(self.exact), self.k.to(self.exact)
         if not self.rotated:
             return q, k, q, k
         return q, k, self.content_q.to(self.exact), self.content_k.to(self.exact)
 
     def placed(self) -> AttentionInputs:
-        """The same call with all factors read by position."""
+        """Return the call with position_factors read at its positions, as static_factors."""
         if all(term.position_factors is None for term in self.terms):
             return self
         return replace(self, terms=tuple(term.at(self.positions) for term in self.terms))
 
     def rows(self, start: int, stop: int) -> AttentionInputs:
-        """The same call for query rows [start, stop)."""
+        """Return the call for the queries [start, stop)."""
         content_q = None if self.content_q is None else self.content_q[:, :, start:stop]
         return replace(
             self,
@@ -95,7 +95,7 @@ class AttentionInputs:
         )
 
     def keys(self, stop: int) -> AttentionInputs:
-        """The same call for the keys [0, stop), which hold all queries."""
+        """Return the call for the keys [0, stop), among which all queries stand."""
         cut = {
             name: getattr(self, name)[:, :, :stop]
             for name in ("k", "v", "content_k")
@@ -110,23 +110,23 @@ class AttentionInputs:
         return replace(self, terms=terms, positions=self.positions.keys(stop), **cut)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
-        """The same call with every tensor that may have a gradient changed, in a fixed order."""
+        """Return the call with `change` applied to every tensor that may have a gradient, in a fixed order."""
         content = {name: change(getattr(self, name)) for name in _CONTENT if getattr(self, name) is not None}
         return replace(self, terms=tuple(_mapped(term, change) for term in self.terms), **content)
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that may have a gradient, in the order of `mapped`."""
+        """Return every tensor that may have a gradient, in the order of `mapped`."""
         found: list[Tensor] = []
         self.mapped(lambda tensor: found.append(tensor) or tensor)
         return found
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> AttentionInputs:
-        """The same call with other tensors, in the order of `mapped`."""
+        """Return the call with other tensors, given in the order of `mapped`."""
         others = iter(tensors)
         return self.mapped(lambda _: next(others))
 
     def excluded(self) -> Tensor | None:
-        """(B|1, 1, T, S) True where a key is excluded, or None where none is."""
+        """Return (B|1, 1, T, S), True where a key is excluded, or None if no mask applies."""
         masked = None
         if self.causal and (is_exported() or self.positions.highest_distance > 0):
             masked = (self.positions.distance() > 0)[None, None]
@@ -179,12 +179,12 @@ def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> Position
 
 
 def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tensor:
-    """Softmax over the keys that are not excluded; a row without any gives 0.
+    """Return the softmax over the keys that are not excluded; a row without such keys gives 0.
 
     Args:
         logits: (B, H, T, S).
         excluded: (B|1, 1, T, S) or None.
-        padded: whether a row may have all its keys excluded.
+        padded: whether all keys of a row may be excluded.
     """
     if excluded is None:
         return logits.softmax(dim=-1)
@@ -193,12 +193,12 @@ def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tens
 
 
 def drop(probs: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
-    """Drop probabilities, before values and value vectors are weighed by them.
+    """Drop probabilities (dropout), before values and value vectors are weighted by them.
 
     Args:
         probs: (B, H, T, S).
-        probability: with which each is dropped.
-        generator: of the random numbers; None: torch's own.
+        probability: of being dropped.
+        generator: of the random numbers; None: torch's default.
     """
     if not probability:
         return probs

@@ -1,4 +1,15 @@
-"""Sum the terms of all schemes into one table a kind, which is what the kernels read."""
+"""Sum the terms of all schemes into one table a kind, which is what the kernels read.
+
+Both kernels, in C and in Triton, read vectors and scalars by distance.  A table over distances is
+read over a `Window`: every distance of the window has a row of its own, and the first and last row
+also stand for all distances beyond them, the clipped ends.  `lower` reads every table of every term
+over such a window and sums the terms kind by kind, so that a kernel sees one table of query_vectors,
+one of key_vectors and so on, whatever the schemes are.  Logits that are products of two factors are
+joined into one pair of factors, and a reset becomes two numbers a head.
+
+Everything is formed under autograd, and nothing has a size of T x S.  `refusal` names the terms that
+have no such form: they remain for the backends `blocked` and `reference`.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +25,75 @@ from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.relations import Clipped, DistanceRelation, Segments
 from relpos_fairseq.terms import PositionTerms
 
-# ---- Windows of distances, and tables read over one: a row of a table a distance, ends for all beyond.
-# A window's first and last distance stand for everything below and above.  Where a relation has no
-# such tail among the distances that occur, the window reaches one further than they do, so that no
-# cell counts as a tail.
+VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
+SCALARS = ("static", "gate")
+OF_VECTORS, OF_SCALARS, OF_FACTORS = 1, 2, 4  # kinds of what terms add to the logits, as bits
+NOTHING = 8  # the numbers of a reset are added, and no kind is replaced
+HALF_PARTS = 3  # numbers of 8 bits or more that together hold the 24 bits of single precision
+Factors = tuple[Tensor, Tensor]  # (B|1, H|1, T, r) of queries, (B|1, H|1, S, r) of keys
+
+
+def refusal(inputs: AttentionInputs) -> str | None:
+    """Return what a call has that no kernel has a form for, or None.
+
+    - Content of another width than the queries and keys that vectors are multiplied with.
+    - Contextual positions: each needs the logits of all keys after it.
+    - Decays without a causal mask: the sums of one side are no factors.
+    - Several product terms, or several trilinear ones: a kernel multiplies or replaces content once.
+    - Resets of several first tokens: a kernel replaces one row and one column.
+    - Dense biases, which are no function of the distance.
+    - Distances between positions drawn at random: they are not the distances of slots.
+    - Tables over a relation that is none of distances.  `static` over pairs of segments is served, as factors.
+    """
+    wider = inputs.rotated and inputs.content_q.size(-1) != inputs.q.size(-1)
+    if wider and any(term.uses_unrotated_qk for term in inputs.terms):
+        widths = inputs.content_q.size(-1), inputs.q.size(-1)
+        return "content of {} channels beside vectors of {}".format(*widths)
+    products = trilinear = 0
+    reset = None
+    for term in inputs.terms:
+        if term.contextual is not None:
+            return "contextual positions, which need all logits of a row first"
+        if term.decay is not None and not inputs.causal:
+            return "decay on both sides of a query"
+        products += term.product
+        trilinear += term.trilinear is not None
+        if term.reset is not None:
+            first = term.reset.first
+            if reset is not None and first is not reset:
+                if is_captured() or (first != reset).any():  # a graph cannot compare values
+                    return "resets of several first tokens"
+            reset = first
+        if term.dense_bias is not None:
+            return "logits by row (dense_bias), which no table over distances holds"
+        if term.relation is None:
+            continue
+        if isinstance(term.relation, DistanceRelation):
+            if inputs.positions.randomized is not None:
+                return "distances between positions drawn at random (--position-random-range)"
+            continue
+        odd = [name for name in term.present if name not in ("static", "reset")]
+        if odd or not is_segments(term):
+            return f"{' and '.join(odd) or 'static'} over {term.relation}"
+    for name, count in (("product", products), ("trilinear", trilinear)):
+        if count > 1:
+            return f"{count} {name} terms"
+    return None
+
+
+# -------------------------------------------------------------------------------- Tables over a window
 
 
 @dataclass(frozen=True)
 class DistanceRange:
-    """The distances of visible pairs."""
+    """The distances of all pairs of a call that are not masked."""
 
     lowest: int
     highest: int
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> DistanceRange:
-        """Those of a call."""
+        """Return the range of a call."""
         positions = inputs.positions
         lowest, highest = positions.lowest_distance, positions.highest_distance
         if inputs.causal:
@@ -41,14 +105,14 @@ class DistanceRange:
 
 @dataclass(frozen=True)
 class Window:
-    """Distances low..high; `low` stands for all below, `high` for all above."""
+    """The distances low..high; `low` also stands for all below, `high` for all above."""
 
     low: int
     high: int
 
     @property
     def width(self) -> int:
-        """How many distances."""
+        """How many distances the window has."""
         return self.high - self.low + 1
 
     def equals(self, other: Window) -> bool:
@@ -56,43 +120,50 @@ class Window:
         return self.low == other.low and self.high == other.high
 
     @classmethod
-    def over(cls, relations: Sequence[DistanceRelation], reach: DistanceRange) -> Window:
-        """The window outside of which none of the relations changes."""
+    def over(cls, relations: Sequence[DistanceRelation], distances: DistanceRange) -> Window:
+        """Return the window outside of which none of the relations changes.
+
+        Where a relation does not end within the distances of the call, the window reaches one
+        distance further than they do, so that no pair is at a clipped end.
+        """
         lows = [relation.lowest for relation in relations]
         highs = [relation.highest for relation in relations]
-        low = min(lows) if lows else reach.lowest
-        high = max(highs) if highs else reach.highest
-        low = low if low > reach.lowest else reach.lowest - 1
-        high = high if high < reach.highest else reach.highest + 1
+        low = min(lows) if lows else distances.lowest
+        high = max(highs) if highs else distances.highest
+        low = low if low > distances.lowest else distances.lowest - 1
+        high = high if high < distances.highest else distances.highest + 1
         return cls(low, max(high, low + 1))
 
 
+SAME_EVERYWHERE = Window(0, 1)  # of a vector that is read at any distance
+
+
 def table_by_distance(table: Tensor, relation: DistanceRelation, window: Window, positions: Positions) -> Tensor:
-    """A table (H|1, R, ...) as one row a distance of the window: (H|1, width, ...)."""
+    """Return a table (H|1, R, ...) as one row for each distance of the window: (H|1, width, ...)."""
     if isinstance(relation, Clipped):
-        return _slice(table, relation, window)
-    if is_captured():  # only on a CPU, where an index's own gradient has an order
+        return _slice_clipped(table, relation, window)
+    if is_captured():  # only on a CPU, where the gradient of an index has a fixed order
         ids = relation.window(window.low, window.high, positions.device)
         return table.index_select(1, ids)
     ids, sources = positions.once(("rows", relation, window), lambda: _ids_of(relation, window, positions.device))
-    return _Rows.apply(table, ids, sources)
+    return _SelectRows.apply(table, ids, sources)
 
 
-def _slice(table: Tensor, relation: Clipped, window: Window) -> Tensor:
-    """Rows of a clipped relation follow one another: a slice, its ends repeated."""
+def _slice_clipped(table: Tensor, relation: Clipped, window: Window) -> Tensor:
+    """Return the rows of a clipped relation, which follow one another: a slice, its ends repeated."""
     first, last = window.low + relation.past, window.high + relation.past
     top = table.size(1) - 1
     begin, end = min(max(first, 0), top), max(min(last, top), 0) + 1
     before, after = max(-first, 0), max(last - top, 0)
     if begin > 0 or end <= top:
         table = table[:, begin:end]
-    return _Extended.apply(table, before, after) if before or after else table
+    return _RepeatEnds.apply(table, before, after) if before or after else table
 
 
-class _Extended(torch.autograd.Function):
-    """A table (H|1, R, ...) whose ends are repeated `before` and `after` times.
+class _RepeatEnds(torch.autograd.Function):
+    """Repeat the first row of a table (H|1, R, ...) `before` times more, and the last row `after` times.
 
-    Torch's own padding sums a gradient's repeated cells one after another.
+    Torch's own padding sums the gradients of repeated rows one after another.
     """
 
     @staticmethod
@@ -104,7 +175,7 @@ class _Extended(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         before, after = ctx.ends
-        last = grad.size(1) - after - 1  # the table's last row
+        last = grad.size(1) - after - 1  # the last row of the table
         if last == before:
             return grad.sum(1, keepdim=True), None, None
         parts = (
@@ -116,7 +187,7 @@ class _Extended(torch.autograd.Function):
 
 
 def _ids_of(relation: DistanceRelation, window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(width,) ids of the window's distances; (R, m) the distances of each id, `width` for none."""
+    """Return the ids (width,) of the window's distances, and the distances (R, m) of each id, padded with `width`."""
     ids = relation.window(window.low, window.high, torch.device("cpu"))
     counts = torch.bincount(ids, minlength=relation.size)
     sources = torch.full((relation.size, int(counts.max())), window.width)
@@ -126,8 +197,8 @@ def _ids_of(relation: DistanceRelation, window: Window, device: torch.device) ->
     return ids.to(device), sources.to(device)
 
 
-class _Rows(torch.autograd.Function):
-    """table[:, ids], whose gradient sums in a fixed order: an index's own has atomics."""
+class _SelectRows(torch.autograd.Function):
+    """Select table[:, ids].  The gradient is summed in a fixed order: an index of torch uses atomics on a GPU."""
 
     @staticmethod
     def forward(ctx, table: Tensor, ids: Tensor, sources: Tensor) -> Tensor:
@@ -141,18 +212,11 @@ class _Rows(torch.autograd.Function):
         return torch.cat([grad, nothing], dim=1)[:, sources].sum(2), None, None
 
 
-# ---- Logits that are products of two factors, f_i.g_j: TUPE's, Chen's, segment pairs', and decays.
-# A causal decay past_i - past_j is (past_i, 1) . (1, -past_j).  In half precision its sums are split
-# into parts whose total is as exact as single precision: a product with 1 rounds nothing, and kernels
-# add in single precision.
-
-
-HALF_PARTS = 3  # of 8 bits or more, for the 24 of single precision
-Factors = tuple[Tensor, Tensor]  # (B|1, H|1, T, r) of queries, (B|1, H|1, S, r) of keys
+# ----------------------------------------------------------------------------------------------- Factors
 
 
 def is_segments(term: PositionTerms) -> bool:
-    """Return whether a term's scalars belong to pairs of segments: factors of rank `count`."""
+    """Return whether a term's scalars belong to pairs of segments: the kernels read them as factors."""
     return isinstance(term.relation, Segments) and term.static is not None
 
 
@@ -165,7 +229,7 @@ def rank_of(term: PositionTerms, dtype: torch.dtype) -> int:
 
 
 def factors_of(term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype) -> list[Factors]:
-    """Return a term's pairs of factors, those of pairs of segments among them."""
+    """Return the pairs of factors f_i, g_j whose products f_i.g_j a term adds to the logits."""
     pairs = [] if term.static_factors is None else [term.static_factors]
     if is_segments(term):
         pairs.append(_segment_factors(term, inputs))
@@ -186,7 +250,11 @@ def _parts(dtype: torch.dtype) -> int:
 
 
 def _decay_factors(sums: Tensor, inputs: AttentionInputs, dtype: torch.dtype) -> Factors:
-    """Split sums of log gates (B, H|1, S) of a causal call: factors of rank 2 or 6."""
+    """Return the factors of a causal decay past_i - past_j, where `sums` (B, H|1, S) is past: (past_i, 1).(1, -past_j).
+
+    In half precision, sums are split into three parts whose total is as exact as single precision
+    (rank 6 instead of 2): a product with 1 rounds nothing, and kernels add in single precision.
+    """
     parts, rest = [], sums
     for _ in range(_parts(dtype)):
         parts.append(rest.to(dtype))
@@ -199,7 +267,7 @@ def _decay_factors(sums: Tensor, inputs: AttentionInputs, dtype: torch.dtype) ->
 
 
 def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> Factors:
-    """Split a table of segment pairs (H|1, n^2): rows for queries, unit vectors for keys."""
+    """Return the factors of a table of segment pairs (H|1, n^2): its rows for queries, unit vectors for keys."""
     positions, count = inputs.positions, term.relation.count
     of_key = functional.one_hot(positions.segments, count).to(inputs.exact)  # (B, S, n)
     of_query = positions.query_rows(of_key)  # (B, T, n)
@@ -207,26 +275,17 @@ def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> Factors:
     return of_query[:, None] @ table, of_key[:, None]
 
 
-# ---- A reset: the position logits of the first token's row and column are two numbers a head.
-# A kernel sums what terms add by kind (vectors, scalars, factors) and replaces whole kinds.  Where
-# one term of a kind is reset and another is not, the kind is replaced for both, and what the other
-# one adds in that row and that column comes back as factors of rank 2:
-#
-#     f_i.g_j = [i is first] row_j + [i is not first] column_i [j is first]
-
-
-OF_VECTORS, OF_SCALARS, OF_FACTORS = 1, 2, 4  # kinds of what terms add to the logits, as bits
-NOTHING = 8  # the reset's numbers are added, and no kind is replaced
+# ------------------------------------------------------------------------------------------------ Resets
 
 
 def folds_offset(inputs: AttentionInputs) -> bool:
-    """Return whether u in u.k may be added to the content's query: nothing comes between them."""
+    """Return whether u in u.k may be added to the content's query: nothing multiplies or rotates the content."""
     multiplied = any(term.gate is not None or term.product or term.trilinear is not None for term in inputs.terms)
     return not multiplied and not inputs.rotated
 
 
 def kinds_of(term: PositionTerms) -> int:
-    """Return the bits of what a term adds, where v.a_r of a query_offset v is a scalar."""
+    """Return the kinds of what a term adds, as bits; v.a_r of a query_offset v is a scalar."""
     vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
     factors = term.static_factors is not None or is_segments(term) or term.decay is not None
     scalars = term.static is not None and not is_segments(term) or term.query_offset is not None
@@ -234,34 +293,46 @@ def kinds_of(term: PositionTerms) -> int:
 
 
 class Resets:
-    """The resets of a call as one.
+    """The resets of a call as one: two numbers a head for the first token's row and column.
+
+    A kernel sums what terms add by kind (vectors, scalars, factors), and a reset replaces whole kinds.
+    Where one term of a kind is reset and another is not, the kind is replaced for both.  What the
+    other term adds in that row and that column comes back as factors of rank 2:
+
+        f_i.g_j = [i is first] row_j + [i is not first] column_i [j is first]
 
     Args:
         inputs: a call of which at least one term is reset.
+
+    Attributes:
+        held: the terms that are reset.
+        kinds: bits of the replaced kinds; NOTHING if there are none; 0 if no term is reset.
+        first: (B|1,) slot of the first token, or None.
+        mixes_tables: whether terms without a reset lose tables that must come back as factors.
+        clears_factors: whether factors that are reset are set to 0 in the first token's row and column,
+            since they share a product with factors that are not reset.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        """Find which kinds are replaced."""
         self.inputs = inputs
-        self.held = [t for t in inputs.terms if t.reset is not None and kinds_of(t)]
+        self.held = [term for term in inputs.terms if term.reset is not None and kinds_of(term)]
         replaced = free = 0
         for term in inputs.terms:
             if term.reset is None:
                 free |= kinds_of(term)
             else:
                 replaced |= kinds_of(term)
-        if not folds_offset(inputs) and any(t.content_offset is not None for t in inputs.terms):
+        if needs_offset_table(inputs):
             free |= OF_VECTORS  # u goes into the table of key_vectors
         shared = replaced & free
         self.mixes_tables = bool(shared & ~OF_FACTORS)
         if self.mixes_tables:
             replaced |= OF_VECTORS | OF_SCALARS
-        # Factors that come back, or are not reset, share one product with those that are.
         self.clears_factors = bool(replaced & OF_FACTORS and shared)
         if self.clears_factors:
             replaced &= ~OF_FACTORS
         self.kinds = replaced or (NOTHING if self.held else 0)
-        self.first = next((term.reset.first for term in self.held), None)  # (B|1,)
+        self.first = next((term.reset.first for term in self.held), None)
 
     def numbers(self) -> Tensor:
         """Return the logits of row and column, summed over terms: (H|1, 2)."""
@@ -296,7 +367,7 @@ class Resets:
         return slots == self.first[:, None]
 
     def _row_and_column(self) -> tuple[Tensor, Tensor]:
-        """Return what terms without a reset add for (first, j) and for (i, first)."""
+        """Return what terms without a reset add for the pairs (first, j), and for the pairs (i, first)."""
         inputs, positions, first = self.inputs, self.inputs.positions, self.first[:, None]
         slots = torch.arange(positions.src_len, device=positions.device)
         queries = slots[positions.query_start : positions.query_stop]
@@ -308,7 +379,7 @@ class Resets:
         return row, column
 
     def _added(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
-        """Return the logits of pairs of a query and a key.
+        """Return what terms without a reset add for pairs of a query and a key: (B|1, H|1, L).
 
         Args:
             q: (B, H, L, D) queries, or one.
@@ -336,23 +407,18 @@ class Resets:
 
 
 def _reader(term: PositionTerms, distance: Tensor, dtype: torch.dtype) -> Callable[[str], Tensor]:
-    """Return what reads a term's table (H|1, R, ...) by distances (B|1, L): (B|1, H|1, L, ...)."""
+    """Return a function that reads a term's table (H|1, R, ...) by distances (B|1, L): (B|1, H|1, L, ...)."""
     ids = term.relation.of_distance(distance)
     return lambda name: getattr(term, name).to(dtype)[:, ids].transpose(0, 1)
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:
-    """Return row place[b] (B|1,) of each x[b] of (B, H, L, D), an end's where there is none."""
+    """Return row place[b] (B|1,) of each x[b] of (B, H, L, D), clamped to the rows that exist: (B, H, 1, D)."""
     index = place.clamp(0, x.size(2) - 1).expand(x.size(0))
     return x[torch.arange(x.size(0), device=x.device), :, index][:, :, None]
 
 
-# ---- Terms summed by kind, over windows of distances.
-
-
-VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
-SCALARS = ("static", "gate")
-SAME_EVERYWHERE = Window(0, 1)  # of a vector that is read at any distance
+# ---------------------------------------------------------------------------------------------- The sums
 
 
 @dataclass
@@ -360,7 +426,7 @@ class Lowered:
     """The terms of one call, summed by kind.
 
     Args:
-        vectors: window of tables of vectors.
+        vectors: window of the tables of vectors.
         scalars: window of `static` and `gate`.
         tensors: by the names of `PositionTerms`.
             Over `vectors`: query_vectors, key_vectors, trilinear (H|1, W, D), value_vectors
@@ -370,7 +436,7 @@ class Lowered:
             The two static_factors: query_factors (B|1, H|1, T, r), key_factors (B|1, H|1, S, r).
             reset (H|1, 2): the logits of the first token's row and of its column.
         first: (B|1,) slot of the reset's first token, or None.
-        reset_kinds: bits of the kinds that the reset replaces (see `resets`), 0 without one.
+        reset_kinds: bits of the kinds that the reset replaces (see `Resets`), 0 without one.
     """
 
     vectors: Window
@@ -380,12 +446,12 @@ class Lowered:
     reset_kinds: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add to a tensor that may not be there yet."""
+        """Add a tensor to the one of that name, if there is one."""
         known = self.tensors.get(name)
         self.tensors[name] = tensor if known is None else known + tensor
 
     def add_factors(self, of_queries: Tensor, of_keys: Tensor) -> None:
-        """Put factors beside those that are there."""
+        """Concatenate a pair of factors along the rank dimension."""
         for name, factors in (("query_factors", of_queries), ("key_factors", of_keys)):
             known = self.tensors.get(name)
             self.tensors[name] = factors if known is None else concatenate_ranks(known, factors)
@@ -403,14 +469,14 @@ def lower(
     dtype: torch.dtype,
     apart: Callable[[PositionTerms], bool] = nothing_apart,
 ) -> Lowered:
-    """Lower the terms of a call that `refusal` does not refuse.
+    """Sum the terms of a call that `refusal` does not refuse.
 
     Args:
         inputs: the call.
         vectors: window of tables of vectors.
         scalars: window of tables of scalars.
         dtype: type of vectors and factors; scalars, and what multiplies, are as exact as logits.
-        apart: terms whose query_vectors and key_vectors the caller lowers itself.
+        apart: tells the terms whose query_vectors and key_vectors the caller lowers itself.
     """
     low = Lowered(vectors, scalars)
     resets = None
@@ -434,7 +500,7 @@ def lower(
 def relations_of_vectors(
     inputs: AttentionInputs, apart: Callable[[PositionTerms], bool] = nothing_apart
 ) -> list[DistanceRelation]:
-    """Return the relations of tables of vectors, but for those that are lowered apart."""
+    """Return the relations of tables of vectors, except those that are lowered apart."""
     found = []
     for term in inputs.terms:
         names = VECTORS[2:] if apart(term) else VECTORS
@@ -444,12 +510,13 @@ def relations_of_vectors(
 
 
 def needs_offset_table(inputs: AttentionInputs) -> bool:
-    """Return whether some u of u.k goes into the table of key_vectors."""
+    """Return whether u of some u.k goes into the table of key_vectors."""
     given = any(term.content_offset is not None for term in inputs.terms)
     return given and not folds_offset(inputs)
 
 
 def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype, apart: bool) -> None:
+    """Add a term's tables of vectors (H|1, W, D) over the window of vectors, and its offsets."""
     exact, known = inputs.exact, {}
 
     def read(name: str, dtype: torch.dtype) -> Tensor:
@@ -462,7 +529,7 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dty
         return known[id(given), dtype]
 
     if term.product:
-        # A product of three passes what half precision holds.
+        # A product of three passes the range of half precision.
         low.tensors["product_query"] = read("query_vectors", exact)
         low.tensors["product_key"] = read("key_vectors", exact)
     elif not apart:
@@ -487,12 +554,12 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dty
 
 
 def _add_query_offset(low: Lowered, table: Tensor, term: PositionTerms, inputs: AttentionInputs) -> None:
-    """Add scale v.a_d, a number for each distance."""
+    """Add scale v.a_d, one number for each distance, to `static`."""
     offset = term.query_offset.to(inputs.exact)[..., None] * inputs.scale  # (H|1, D, 1)
     products = (table @ offset)[..., 0]  # (H|1, W)
     if not low.scalars.equals(low.vectors):
-        band = Clipped(-low.vectors.low, low.vectors.high)
-        products = table_by_distance(products, band, low.scalars, inputs.positions)
+        clipped = Clipped(-low.vectors.low, low.vectors.high)
+        products = table_by_distance(products, clipped, low.scalars, inputs.positions)
     low.add("static", products)
 
 
@@ -509,73 +576,3 @@ def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
         if known is not None:
             table = known + table if name == "static" else known * table
         low.tensors[name] = table
-
-
-# ---- The terms that no kernel has a form for: they remain for `blocked` and `reference`.
-# - Tables over a relation that is none of distances: a pair's row follows from no distance.  `static`
-#   over pairs of segments is served, as factors.
-# - Logits by row, which are no function of the distance.
-# - Content of another width than the queries and keys that vectors meet.
-# - Distances between positions drawn at random: they are not those of slots.
-# - Contextual positions: each needs the logits of all keys after it.
-# - Decays without a causal mask: one side's sums are no factors.
-# - Several product terms, or several trilinear ones: a kernel multiplies or replaces content once.
-# - Resets of several first tokens: a kernel replaces one row and one column.
-#
-# No scheme or hybrid of this package needs any of these.
-
-
-def refusal(inputs: AttentionInputs) -> str | None:
-    """Return what kernels over distances have no form for, or None."""
-    wider = inputs.rotated and inputs.content_q.size(-1) != inputs.q.size(-1)
-    if wider and any(term.uses_unrotated_qk for term in inputs.terms):
-        widths = inputs.content_q.size(-1), inputs.q.size(-1)
-        return "content of {} channels beside vectors of {}".format(*widths)
-    products = trilinear = 0
-    reset = None
-    for term in inputs.terms:
-        if term.contextual is not None:
-            return "contextual positions, which need all logits of a row first"
-        if term.decay is not None and not inputs.causal:
-            return "decay on both sides of a query"
-        products += term.product
-        trilinear += term.trilinear is not None
-        if term.reset is not None:
-            first = term.reset.first
-            if reset is not None and first is not reset:
-                if is_captured() or (first != reset).any():  # a graph cannot tell
-                    return "resets of several first tokens"
-            reset = first
-        if term.dense_bias is not None:
-            return "logits by row (dense_bias), which no table over distances holds"
-        if term.relation is None:
-            continue
-        if isinstance(term.relation, DistanceRelation):
-            if inputs.positions.randomized is not None:
-                return "distances between positions drawn at random (--position-random-range)"
-            continue
-        odd = [field for field in term.present if field not in ("static", "reset")]
-        if odd or not is_segments(term):
-            return f"{' and '.join(odd) or 'static'} over {term.relation}"
-    for name, count in (("product", products), ("trilinear", trilinear)):
-        if count > 1:
-            return f"{count} {name} terms"
-    return None
-
-
-# ---- From terms to what a kernel reads: once, for the kernel in C and for those in Triton.
-# A relation over distances is a *band* between two *tails*: within a window every distance has a row
-# of its own, and the window's first and last row stand for all distances beyond it.  `lower` reads
-# every table of every term over such a window and sums the terms kind by kind, so that a kernel sees
-# one table of a kind whatever the schemes are:
-#
-#     windows    distances, and tables read over a window of them
-#     factors    logits that are products of two factors: TUPE's, and pairs of segments
-#     resets     the first token's row and column, which a reset replaces
-#     tables     the sums: `Lowered`, with tensors by their names in `PositionTerms`
-#     refusal    the terms that have no such form, which remain for the backend `blocked`
-#
-# Everything is formed under autograd, and nothing has a size of T x S.
-
-
-__all__ = ["Lowered", "DistanceRange", "Window", "lower", "table_by_distance", "refusal"]

@@ -1,112 +1,61 @@
-"""Define a kernel as two operations of torch, and their derivative."""
+"""Define a kernel as two operations of torch, and their derivative.
+
+Torch's compilers and tracers see `relpos::NAME` and `relpos::NAME_backward`, which they can order,
+move and record, but not look into.  A function of autograd calls both operations:
+`torch.library.register_autograd` would add 0.2 ms to a call of the two passes.
+
+An operation takes the tensors of a kernel as one list of those that are present.  Bit p of `kinds`
+says whether the tensor with the p-th name is in it.  `numbers` and `scale` are all else that the
+kernel is told.
+
+`differentiable_once` decorates backward passes that are written by hand, here and elsewhere.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# ---- Hand-written backward passes that have no derivative of their own.
-
-
-def differentiable_once(what: str, remedy: str) -> Callable[[Callable], Callable]:
-    """Decorate the backward pass of an autograd function.
-
-    It runs without autograd, and without autocast, which would round its products.  Where the
-    caller keeps a graph of gradients (create_graph=True), differentiating them fails.  Torch's
-    once_differentiable takes what was saved for constants there, without a word.
-
-    Args:
-        what: what has no second derivative, for the error.
-        remedy: what to do instead.
-    """
-
-    def decorate(backward: Callable) -> Callable:
-        @functools.wraps(backward)
-        def wrapped(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-            device = grads[0].device.type
-            # A compiled graph refuses second derivatives itself.
-            graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-            if not graph and not torch.is_autocast_enabled(device):
-                return backward(ctx, *grads)
-            with torch.no_grad(), torch.autocast(device, enabled=False):
-                found = backward(ctx, *grads)
-            if graph:
-                message = f"{what} has no second derivative: {remedy}"
-                return _tied(message, found, (*grads, *ctx.saved_tensors))
-            return found
-
-        return wrapped
-
-    return decorate
-
-
-def _tied(message: str, found: Sequence[Tensor | None], sources: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients, as depending on all that they came from."""
-    given = [part for part in found if part is not None]
-    tied = iter(_Refusal.apply(message, len(given), *given, *sources))
-    return tuple(None if part is None else next(tied) for part in found)
-
-
-class _Refusal(torch.autograd.Function):
-    """The first `count` tensors; their derivative is an error."""
-
-    @staticmethod
-    def forward(ctx, message: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.message = message
-        return tuple(part.view_as(part) for part in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> None:
-        raise RuntimeError(ctx.message)
-
-
-# ---- A kernel as two operations of torch, and their derivative.
-# Torch's compilers and tracers see `relpos::NAME` and `relpos::NAME_backward`, which they can order,
-# move and record, but not read; what surrounds them is theirs.  A function of autograd calls them:
-# `torch.library.register_autograd` would take 0.2 ms more of a call of the two passes.
-#
-# A kernel's tensors come as a list of those that there are.  Bit p of `kinds` says which ones, and
-# `numbers` and `scale` are all else that it is told.
-
-
 _CALL = "Tensor[] tensors, int kinds, SymInt[] numbers, float scale"
 _library = torch.library.Library("relpos", "FRAGMENT")
+Tensors = Sequence[Tensor]
 
 
-class Kernel(Protocol):
-    """The passes, and room for what they return: of the same shapes, types and strides.
+class Kernel(NamedTuple):
+    """The passes of a kernel, and empty tensors of the shapes, types and strides that they return.
 
-    What `forward` returns begins with the outputs; the rest is kept for `backward`, which returns
-    the gradients of the tensors whose bits `wanted` has, in their order.
+    Args:
+        forward: of (tensors, kinds, numbers, scale): the outputs, then what `backward` needs.
+        results: of the same: empty tensors for what `forward` returns.
+        backward: of (grads, results, tensors, kinds, numbers, scale, wanted): the gradients of the tensors
+            whose bits `wanted` has, in their order; `grads` are those of the outputs.
+        gradients: of (tensors, kinds, numbers, scale, wanted): empty tensors for what `backward` returns.
     """
 
-    def forward(self, tensors, kinds, numbers, scale) -> list[Tensor]: ...
-
-    def results(self, tensors, kinds, numbers, scale) -> list[Tensor]: ...
-
-    def backward(self, grads, results, tensors, kinds, numbers, scale, wanted) -> list[Tensor]: ...
-
-    def gradients(self, tensors, kinds, numbers, scale, wanted) -> list[Tensor]: ...
+    forward: Callable[..., list[Tensor]]
+    results: Callable[..., list[Tensor]]
+    backward: Callable[..., list[Tensor]]
+    gradients: Callable[..., list[Tensor]]
 
 
 def define(
     name: str, kernel: Kernel, devices: Sequence[str], refusal: tuple[str, str]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """Define a kernel's operations, and return what calls them.
+    """Define the two operations of a kernel, and return the function that calls them.
 
     Args:
         name: of the operation.
-        kernel: the passes.
-        devices: torch's names of those that it runs on.
+        kernel: the passes: a `Kernel`, or a module with the four functions.
+        devices: torch's names of the devices that it runs on.
         refusal: what has no second derivative, and what to do instead.
 
     Returns:
-        A function of the number of outputs, kinds, numbers, scale and tensors; it returns outputs.
+        A function of the number of outputs, kinds, numbers, scale and tensors; it returns the outputs.
     """
     back = f"{name}_backward"
     _library.define(f"{name}({_CALL}) -> Tensor[]")
@@ -119,7 +68,7 @@ def define(
     forward, backward = (getattr(torch.ops.relpos, each).default for each in (name, back))
 
     class Attention(torch.autograd.Function):
-        """The operations; keeps their tensors and results."""
+        """Call the forward operation; keep its tensors and results for the backward operation."""
 
         @staticmethod
         def forward(ctx, outputs: int, kinds: int, numbers, scale: float, *tensors: Tensor):
@@ -149,7 +98,7 @@ def define(
 
 
 def arranged(places: Sequence[str], given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
-    """Return the tensors that are given by names of `places`, as `kinds` and the list of them."""
+    """Return tensors, given by names of `places`, as `kinds` and a list in the order of `places`."""
     kinds, tensors = 0, []
     for place, name in enumerate(places):
         if name in given:
@@ -158,7 +107,59 @@ def arranged(places: Sequence[str], given: dict[str, Tensor]) -> tuple[int, list
     return kinds, tensors
 
 
-def named(places: Sequence[str], kinds: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return what `arranged` was given, in its order."""
-    there = (name for place, name in enumerate(places) if kinds >> place & 1)
-    return dict(zip(there, tensors, strict=True))
+def named(places: Sequence[str], kinds: int, tensors: Tensors) -> dict[str, Tensor]:
+    """Return by their names the tensors that `arranged` has put into a list."""
+    present = (name for place, name in enumerate(places) if kinds >> place & 1)
+    return dict(zip(present, tensors, strict=True))
+
+
+def differentiable_once(what: str, remedy: str) -> Callable[[Callable], Callable]:
+    """Decorate the backward pass of an autograd function: its own derivative becomes an error.
+
+    The pass runs without autograd, and without autocast, which would round its products.  Where the
+    caller keeps a graph of gradients (create_graph=True), differentiating them fails.  Torch's
+    once_differentiable silently treats saved tensors as constants there.
+
+    Args:
+        what: what has no second derivative, for the error.
+        remedy: what to do instead.
+    """
+
+    def decorate(backward: Callable) -> Callable:
+        @functools.wraps(backward)
+        def wrapped(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            device = grads[0].device.type
+            # A compiled graph refuses second derivatives itself.
+            graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+            if not graph and not torch.is_autocast_enabled(device):
+                return backward(ctx, *grads)
+            with torch.no_grad(), torch.autocast(device, enabled=False):
+                found = backward(ctx, *grads)
+            if graph:
+                message = f"{what} has no second derivative: {remedy}"
+                return _tied(message, found, (*grads, *ctx.saved_tensors))
+            return found
+
+        return wrapped
+
+    return decorate
+
+
+def _tied(message: str, found: Sequence[Tensor | None], sources: Tensors) -> tuple[Tensor | None, ...]:
+    """Return the gradients as tensors that depend on all of `sources`; their derivative is an error."""
+    given = [part for part in found if part is not None]
+    tied = iter(_Refusal.apply(message, len(given), *given, *sources))
+    return tuple(None if part is None else next(tied) for part in found)
+
+
+class _Refusal(torch.autograd.Function):
+    """Pass on the first `count` tensors; their derivative is an error."""
+
+    @staticmethod
+    def forward(ctx, message: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.message = message
+        return tuple(part.view_as(part) for part in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> None:
+        raise RuntimeError(ctx.message)

@@ -1,4 +1,14 @@
-"""The formula of the logits, and its eager evaluation: the specification of all backends."""
+"""The formula of the logits, and its eager evaluation: the specification of all backends.
+
+    content = scale q.k                     or scale sum_c q_c k_c w_r,c of a trilinear term
+    logits  = content * gate_r (q.a_r)(k.b_r)   of terms that multiply
+            + scale (q.a_r + k.b_r + u.k + v.a_r) + static_r + f_i.g_j + dense_bias + decay
+
+`logits` is this formula, for any backend that derives `Products`: the ways to read a table for pairs
+of a query and a key.  `GatheredProducts` reads tables by one gather each.  It holds (T, S) matrices a
+head, and (T, S, D) for a trilinear term.  Every other backend must equal `attend` of this file in
+values and gradients.  See `relpos_fairseq.terms` for the fields of terms.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +21,45 @@ from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import Decay, PositionTerms, Reset
 
-# ---- The logits' formula, once: backends differ in how they evaluate a table for pairs of tokens.
-# A backend derives `Products`, four ways of meeting a table, and asks `logits` for the rest.  See
-# `relpos_fairseq.terms` for the formula.
+name = "reference"
+
+
+# ------------------------------------------------------------------------------------------- The formula
 
 
 class Products:
-    """How one attention call meets the tables of its terms; results are (B|1, H|1, T, S).
+    """How a backend multiplies queries and keys with tables, for all pairs; results are (B|1, H|1, T, S).
 
     Args:
         inputs: the call.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        """Keep the call."""
         self.inputs = inputs
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """q.k, or the trilinear term that replaces it; q is scaled."""
+        """Return q.k, or the trilinear term that replaces it; q is scaled."""
         raise NotImplementedError(f"{type(self).__name__} must define content")
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """A table of scalars (H|1, R), read for every pair."""
+        """Return a table of scalars (H|1, R), read for every pair."""
         raise NotImplementedError(f"{type(self).__name__} must define scalars")
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
-        """q.a_r with the term's query_vectors."""
+        """Return q.a_r with the term's query_vectors."""
         raise NotImplementedError(f"{type(self).__name__} must define query")
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
-        """k.b_r with the term's key_vectors."""
+        """Return k.b_r with the term's key_vectors."""
         raise NotImplementedError(f"{type(self).__name__} must define key")
 
     def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
-        """q.e_p with a table (H|1, n, D), read where `content` has p; q is scaled."""
+        """Return q.e_p with a table (H|1, n, D), where the position p follows from `content`; q is scaled."""
         raise NotImplementedError(f"{type(self).__name__} must define contextual")
-
-    def offset(self, offset: Tensor, k: Tensor) -> Tensor | None:
-        """u.k for a scaled content_offset (1, H|1, 1, D); None if `content` has it already."""
-        return offset @ k.transpose(-1, -2)
 
 
 def logits(products: Products) -> Tensor:
-    """(B, H, T, S) logits before masking, in at least fp32."""
+    """Return the logits (B, H, T, S) before masking, in at least fp32."""
     inputs = products.inputs
     q, k, content_q, content_k = inputs.exact_pairs()
     result = products.content(content_q * inputs.scale, content_k)
@@ -73,20 +79,19 @@ def logits(products: Products) -> Tensor:
 
 
 def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
-    """What the term adds: u.k, and the position logits, which its reset replaces."""
+    """Yield what the term adds: u.k, and the position logits, which its reset replaces in part."""
     inputs = products.inputs
     if term.content_offset is not None:
-        scaled = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale
-        offset = products.offset(scaled, k)
-        if offset is not None:
-            yield offset
+        scaled = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale  # (1, H|1, 1, D)
+        yield scaled @ k.transpose(-1, -2)
     positions = total(_position_logits(term, q, k, products))
     if positions is not None:
         yield (positions if term.reset is None else apply_reset(positions, term.reset, inputs.positions))
 
 
 def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
-    scale = products.inputs.scale
+    """Yield what the term adds by position, one part a table."""
+    scale, exact = products.inputs.scale, products.inputs.exact
     if term.query_vectors is not None and not term.product:
         query = q
         if term.query_offset is not None:
@@ -97,17 +102,16 @@ def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Produc
     if term.static is not None:
         yield products.scalars(term.static, term)
     if term.dense_bias is not None:
-        yield term.dense_bias.of(products.inputs.positions).to(products.inputs.exact)
+        yield term.dense_bias.of(products.inputs.positions).to(exact)
     if term.static_factors is not None:
-        query, key = (factor.to(products.inputs.exact) for factor in term.static_factors)
+        query, key = (factor.to(exact) for factor in term.static_factors)
         yield query @ key.transpose(-1, -2)
     if term.decay is not None:
-        exact = products.inputs.exact
         yield decay_logits(term.decay.mapped(lambda x: x.to(exact)), products.inputs.positions)
 
 
 def decay_logits(decay: Decay, positions: Positions) -> Tensor:
-    """(B, H|1, T, S) sums of log gates between queries and keys."""
+    """Return the sums of log gates between queries and keys: (B, H|1, T, S)."""
 
     def between(sums: Tensor) -> Tensor:
         return positions.query_rows(sums, axis=2)[..., None] - sums[:, :, None]
@@ -120,20 +124,14 @@ def decay_logits(decay: Decay, positions: Positions) -> Tensor:
 
 
 def static_logits(term: PositionTerms, products: Products) -> Tensor:
-    """The position logits of a term that needs neither q nor k."""
+    """Return the position logits of a term that needs neither q nor k."""
     inputs = products.inputs
     added = total(_position_logits(term, inputs.q, inputs.k, products))
     return added if term.reset is None else apply_reset(added, term.reset, inputs.positions)
 
 
 def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
-    """Replace the first token's row and column of what a term adds.
-
-    Args:
-        added: (B|1, H|1, T, S).
-        reset: the two logits and the slot of the first token.
-        positions: the rows at hand.
-    """
+    """Replace the first token's row and column of what a term adds, (B|1, H|1, T, S), by the reset's two logits."""
     slot = torch.arange(positions.src_len, device=positions.device)
     first = reset.first[:, None]
     row = (slot[positions.query_start : positions.query_stop] == first)[:, None, :, None]
@@ -144,28 +142,23 @@ def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
 
 
 def total(parts: Iterator[Tensor]) -> Tensor | None:
-    """Sum of the parts, or None without any."""
+    """Return the sum of the parts, or None without any."""
     result = None
     for part in parts:
         result = part if result is None else result + part
     return result
 
 
-# ---- The eager reference: one gather a table.  The specification of the backends.
-# It holds (T, S) matrices a head, and (T, S, D) for a trilinear term; every other backend must equal
-# it in values and gradients.
-
-
-name = "reference"
+# ----------------------------------------------------------------------------------------- The reference
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
-    """Nothing is refused."""
+    """Return None: nothing is refused."""
     return None
 
 
 def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, Dv) and probabilities (B, H, T, S) after dropout."""
+    """Return the output (B, H, T, Dv) and the probabilities (B, H, T, S) after dropout."""
     excluded, products = inputs.excluded(), GatheredProducts(inputs)
     probs = probabilities(logits(products), excluded, inputs.key_padding is not None)
     probs = drop(probs, inputs.dropout)
@@ -176,17 +169,16 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     return out.to(inputs.v.dtype), probs
 
 
-def ids(term: PositionTerms, positions: Positions) -> Tensor:
-    """(B|1, T, S) ids of the term's relation, once for all layers and tables that read by them."""
-    relation = term.relation
-    return positions.once(("ids", relation), lambda: relation.ids(positions))
-
-
 class GatheredProducts(Products):
-    """Tables read by the ids of all pairs."""
+    """Read tables by the ids of all pairs."""
+
+    def _ids(self, term: PositionTerms) -> Tensor:
+        """Return the ids (B|1, T, S) of the term's relation, formed once for all layers and tables."""
+        relation, positions = term.relation, self.inputs.positions
+        return positions.once(("ids", relation), lambda: relation.ids(positions))
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """q.k, or sum_c q_c k_c w_rc over a (T, S, D) tensor a head."""
+        """Return q.k, or sum_c q_c k_c w_rc by way of a (T, S, D) tensor a head."""
         for term in self.inputs.terms:
             if term.trilinear is not None:
                 weights = self.scalars(term.trilinear, term)  # (B|1, H|1, T, S, D)
@@ -194,24 +186,21 @@ class GatheredProducts(Products):
         return q @ k.transpose(-1, -2)
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """(H|1, R, ...) read for every pair: (B|1, H|1, T, S, ...)."""
-        index = ids(term, self.inputs.positions)
-        return table.to(self.inputs.exact)[:, index].transpose(0, 1)
+        """Return a table (H|1, R, ...), read for every pair: (B|1, H|1, T, S, ...)."""
+        return table.to(self.inputs.exact)[:, self._ids(term)].transpose(0, 1)
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
-        """q_i.a_r: all products with the table, then those of each pair."""
+        """Return q_i.a_r: the products with all rows of the table, then those of each pair."""
         products = q @ term.query_vectors.to(q.dtype).transpose(-1, -2)  # (B, H, T, R)
-        index = ids(term, self.inputs.positions)
-        return products.gather(-1, index[:, None].expand(*products.shape[:3], -1))
+        return products.gather(-1, self._ids(term)[:, None].expand(*products.shape[:3], -1))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
-        """k_j.b_r: the same by key."""
+        """Return k_j.b_r: the products with all rows of the table, then those of each pair."""
         products = term.key_vectors.to(k.dtype) @ k.transpose(-1, -2)  # (B, H, R, S)
-        index = ids(term, self.inputs.positions)
-        return products.gather(-2, index[:, None].expand(*products.shape[:2], -1, -1))
+        return products.gather(-2, self._ids(term)[:, None].expand(*products.shape[:2], -1, -1))
 
     def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
-        """q_i.e_p, linear between the whole numbers beside p."""
+        """Return q_i.e_p, linear between the whole numbers below and above p."""
         gates, excluded = content.sigmoid(), self.inputs.excluded()
         if excluded is not None:
             gates = gates.masked_fill(excluded, 0.0)
@@ -222,12 +211,7 @@ class GatheredProducts(Products):
         return below + (place - low) * (above - below)
 
     def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
-        """Value vectors weighed by probabilities (B, H, T, S): (B, H, T, Dv)."""
-        buckets = _sum_by_id(probs, ids(term, self.inputs.positions), term.relation.size)
+        """Return value vectors weighted by probabilities (B, H, T, S): (B, H, T, Dv)."""
+        buckets = probs.new_zeros(*probs.shape[:3], term.relation.size)
+        buckets = buckets.scatter_add(-1, self._ids(term)[:, None].expand_as(probs), probs)  # (B, H, T, R)
         return buckets @ term.value_vectors.to(self.inputs.exact)
-
-
-def _sum_by_id(probs: Tensor, index: Tensor, size: int) -> Tensor:
-    """Probabilities summed over the keys of each id: (B, H, T, R)."""
-    buckets = probs.new_zeros(*probs.shape[:3], size)
-    return buckets.scatter_add(-1, index[:, None].expand_as(probs), probs)

@@ -1,9 +1,10 @@
-"""Products with tables over the distances of a slice of query rows: no (T, S) index, no gather.
+"""Multiply a slice of query rows with tables over distances, and shift the products into place.
 
-A slice of n rows and S keys has the distances low..low + L - 1, L = S + n - 1, where low is minus
-the slot of its last query.  A matrix X (n, L) whose column m belongs to distance low + m becomes
-logits (n, S) by shearing: entry (t, j) is X[t, j - t + n - 1].  On a contiguous X that is a view
-with strides (L - 1, 1) which starts at column n - 1, so shearing copies nothing.
+This is the relative shift of Transformer-XL (Dai2019): it needs no (T, S) index and no gather.  A
+slice of n rows and S keys has the distances low..low + L - 1, L = S + n - 1, where low is minus the
+slot of its last query.  A matrix X (n, L), whose column m belongs to distance low + m, becomes logits
+(n, S): entry (t, j) is X[t, j - t + n - 1].  On a contiguous X that is a view with strides (L - 1, 1)
+which starts at column n - 1, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from relpos_fairseq.attention.reference import Products
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
-LEAST_KEYS = 64  # of a chunk whose products with key vectors are formed at once
+LEAST_KEYS = 64  # keys of a chunk whose products with key vectors are formed at once
 
 
 class ShiftedProducts(Products):
-    """The products with tables, each formed over distances and sheared into place."""
+    """Form products with tables over distances, and shift them to the pairs that they belong to."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
-        """Return (H|1, R, ...) as a row for each of the distances low..high: (H|1, W, ...)."""
+        """Return a table (H|1, R, ...) as one row for each of the distances low..high: (H|1, W, ...)."""
         return table_by_distance(table, relation, Window(low, high), self.inputs.positions)
 
-    def reach(self, term: PositionTerms) -> tuple[int, int, int, int]:
-        """Return the first and last distance with a row of its own, and how many lie beyond each.
+    def near_range(self, term: PositionTerms) -> tuple[int, int, int, int]:
+        """Return the first and the last distance with a row of its own, and how many of the slice lie beyond each.
 
-        Distances beyond the first read the first's row, those beyond the last the last's.
+        Distances beyond the first read its row, and distances beyond the last read the last's.
         """
         positions, relation = self.inputs.positions, term.relation
         lowest, highest = positions.lowest_distance, positions.highest_distance
@@ -37,7 +38,7 @@ class ShiftedProducts(Products):
         return low, high, low - lowest, highest - high
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """Return a number for each pair, along diagonals or by ids: (B|1, H|1, n, S)."""
+        """Return a table of scalars (H|1, R), read for every pair: (B|1, H|1, n, S)."""
         positions = self.inputs.positions
         if not isinstance(term.relation, DistanceRelation):
             ids = term.relation.ids(positions)  # (B, n, S)
@@ -48,7 +49,7 @@ class ShiftedProducts(Products):
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
         """Return q_i.a_r: (B, H, n, S)."""
-        low, high, before, after = self.reach(term)
+        low, high, before, after = self.near_range(term)
         vectors = self.rows_for(term.query_vectors, term.relation, low, high)  # (H|1, W, D)
         products = q @ vectors.transpose(-1, -2)  # (B, H, n, W)
         return relative_shift(repeat_ends(products, before, after))
@@ -56,7 +57,7 @@ class ShiftedProducts(Products):
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
         """Return k_j.b_r (B, H, n, S), by chunks of about as many keys as the slice has rows.
 
-        All pairs of a chunk beyond an end of the relation read one vector.
+        If all pairs of a chunk are beyond one end of the relation, they read one vector.
         """
         positions, relation, table = self.inputs.positions, term.relation, term.key_vectors
         rows, start, columns = positions.tgt_len, 0, []
@@ -85,8 +86,8 @@ class ShiftedProducts(Products):
         return q @ k.transpose(-1, -2)
 
     def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
-        """Return sum_c q_ic k_jc w_rc; beyond an end of the relation, w_r is folded into q."""
-        positions, (low, high, before, after) = self.inputs.positions, self.reach(term)
+        """Return sum_c q_ic k_jc w_rc (B, H, n, S); beyond an end of the relation, w_r is multiplied into q."""
+        positions, (low, high, before, after) = self.inputs.positions, self.near_range(term)
         weights = self.rows_for(term.trilinear, term.relation, low, high)  # (H|1, W, D)
         band = trilinear_band(q, k, weights, positions.query_stop - 1 + low)  # (B, H, n, W)
         result = relative_shift(repeat_ends(band, before, after))
@@ -100,8 +101,8 @@ class ShiftedProducts(Products):
         return result
 
     def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
-        """Return value vectors weighed by probabilities (B, H, n, S): (B, H, n, Dv)."""
-        low, high, before, after = self.reach(term)
+        """Return value vectors weighted by probabilities (B, H, n, S): (B, H, n, Dv)."""
+        low, high, before, after = self.near_range(term)
         vectors = self.rows_for(term.value_vectors, term.relation, low, high)  # (H|1, W, Dv)
         wide = undo_relative_shift(probs)  # (B, H, n, before + W + after)
         stop = wide.size(-1) - after
@@ -114,7 +115,7 @@ class ShiftedProducts(Products):
 
 
 def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
-    """Repeat the first column of (..., W) `before` times more, and the last `after` times."""
+    """Repeat the first column of (..., W) `before` times more, and the last column `after` times more."""
     parts = (x[..., :1].expand(*x.shape[:-1], before), x, x[..., -1:].expand(*x.shape[:-1], after))
     return torch.cat(parts, dim=-1) if before or after else x
 
@@ -139,7 +140,7 @@ def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
 
 
 class _TrilinearBand(torch.autograd.Function):
-    """Of keys (B, H, n + W - 1, D); one distance at a time: nothing has n x W x D elements."""
+    """Form `trilinear_band` of keys (B, H, n + W - 1, D), one distance at a time: nothing has n x W x D elements."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ def undo_relative_shift(narrow: Tensor) -> Tensor:
 
 
 class _RelativeShift(torch.autograd.Function):
-    """A view; its gradient is unsheared."""
+    """Return a view; its gradient is shifted back."""
 
     @staticmethod
     def forward(ctx, wide: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ class _RelativeShift(torch.autograd.Function):
 
 
 class _UndoRelativeShift(torch.autograd.Function):
-    """A copy into zeros; its gradient is sheared."""
+    """Return a copy into zeros; its gradient is shifted."""
 
     @staticmethod
     def forward(ctx, narrow: Tensor) -> Tensor:

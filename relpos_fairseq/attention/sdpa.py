@@ -1,7 +1,7 @@
-"""Torch's scaled_dot_product_attention, where it is right: content alone, or a constant bias.
+"""Evaluate content alone, or with a constant bias, by torch's scaled_dot_product_attention.
 
 Terms that depend on q or k, gates and value vectors are refused.  A static bias becomes SDPA's
-additive mask, a (T, S) table a head: `auto` never chooses that, a user may.
+additive mask, a (T, S) matrix a head: `auto` never chooses that, but a user may.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SERVED = {"static", "dense_bias", "static_factors", "decay", "reset"}
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
-    """Why these inputs cannot be evaluated, or None."""
+    """Return the fields of terms that SDPA cannot evaluate, or None."""
     fields = {field for term in inputs.terms for field in term.present} - _SERVED
     return " and ".join(sorted(fields)) if fields else None
 
 
 def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
-    """Output (B, H, T, Dv); SDPA keeps no probabilities."""
+    """Return the output (B, H, T, Dv), and None: SDPA keeps no probabilities."""
     q = inputs.content_q if inputs.rotated else inputs.q
     k = inputs.content_k if inputs.rotated else inputs.k
     mask, fast_causal = _mask(inputs)
@@ -41,12 +41,12 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
 
 
 def sound_kernels(mask: Tensor | None) -> AbstractContextManager:
-    """Let SDPA choose among the kernels that are right with this mask."""
+    """Return a context in which SDPA chooses only kernels that are right with this mask."""
     return nullcontext() if mask is None or not mask.is_cuda else sdpa_kernel(_WITH_MASK)
 
 
 def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
-    """SDPA's mask, and whether its own causal flag says all that there is to say."""
+    """Return SDPA's mask (B|1, H|1, T, S), or None and whether its causal flag is to be set."""
     positions = inputs.positions
     products = GatheredProducts(inputs)
     bias = total(static_logits(term, products) for term in inputs.terms if term.adds_to_logits)
@@ -57,7 +57,7 @@ def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     excluded = inputs.excluded()
     if bias is None:
         return (None if excluded is None else ~excluded), False
-    if inputs.q.is_cuda:  # its kernels want a mask in q's type; on a CPU the bias stays unrounded
+    if inputs.q.is_cuda:  # its kernels require a mask of q's type; on a CPU the bias stays unrounded
         bias = bias.to(inputs.q.dtype)
     if excluded is not None:
         bias = bias.masked_fill(excluded, float("-inf"))

@@ -1,29 +1,35 @@
-"""One step of incremental decoding: a single query that stands on the last key.
+"""Evaluate one step of incremental decoding: a single query, which stands on the last key.
 
-All distances are -(S - 1)..0, and beyond a relation's lowest distance every key shares one row of
-a table.  That tail folds into the query (k.b_tail), drops out of the softmax (q.a_tail, the same
-for all keys) or leaves one sum of probabilities (values), so only the last few keys meet vectors of
-their own and nothing is recomputed for all keys: O(S D) a step, as plain attention.  What needs
-neither query nor keys is formed once for many steps (`step_tables`).
+All distances are -(S - 1)..0.  Beyond a relation's lowest distance all keys share one row of a
+table, the clipped row; the last few keys, which are nearer, are *near keys*.  What the clipped row
+adds is folded into the query (k.b_clipped), is the same for all keys and drops out of the softmax
+(q.a_clipped), or needs only the sum of the probabilities (values).  So only near keys are multiplied
+with rows of their own, and a step costs O(S D), as plain attention does.
+
+`StepTables` holds what needs neither query nor keys: decoding forms it once for many steps.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Hashable
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
-from relpos_fairseq.attention.step_tables import StepTables, TermTables
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
 
 
 def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
-    """Whether this is a step that the functions here evaluate: distances alone, nothing reset."""
+    """Return whether this is a step of decoding whose terms read distances alone, and reset nothing."""
     in_place = positions.is_step and positions.randomized is None
     return in_place and all(
         term.reset is None
@@ -33,27 +39,209 @@ def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> boo
     )
 
 
+# ------------------------------------------------------------------------------------------------ Tables
+
+
+class TermTables:
+    """The tables of one term as the last query reads them, each formed when first asked for.
+
+    A near table has a row for each of the last `keys` keys, the query's own last.  Its first row is
+    the clipped row, which all keys further off read too.  Where there are fewer keys, they read the
+    last rows.
+
+    Args:
+        term: a term over distances.
+        scale: factor of the content and of added vector products.
+        exact: type of the results.
+        device: their device.
+    """
+
+    def __init__(self, term: PositionTerms, scale: float, exact: torch.dtype, device: torch.device) -> None:
+        self.term, self.scale, self.exact = term, scale, exact
+        self.keys = max(0, -term.relation.lowest) + 1
+        self._rows = term.relation.window(1 - self.keys, 0, device)
+
+    def near(self, table: Tensor) -> Tensor:
+        """Return the rows of a table (H|1, R, ...) for the near keys: (H|1, keys, ...)."""
+        return table.index_select(1, self._rows).to(self.exact)
+
+    def less_clipped(self, table: Tensor) -> Tensor:
+        """Return by how much near rows of (H|1, R, ...) differ from the clipped row: (H|1, keys, ...)."""
+        near = self.near(table)
+        return near - near[:, :1]
+
+    def inside(self, table: Tensor) -> Tensor:
+        """Return `less_clipped` without its first row (always 0), unless that is the only one: (H|1, n, ...)."""
+        return self.less_clipped(table)[:, min(1, self.keys - 1) :]
+
+    def spread(self, near: Tensor, length: int) -> Tensor:
+        """Return scalars of near keys (H|1, keys) for the last `length` keys: (H|1, length)."""
+        if length <= self.keys:
+            return near[:, self.keys - length :]
+        return torch.cat([near[:, :1].expand(-1, length - self.keys), near], dim=1)
+
+    @cached_property
+    def product_query(self) -> Tensor:
+        """a_r of a product term, transposed: (H|1, D, keys)."""
+        return self.near(self.term.query_vectors).transpose(1, 2)
+
+    @cached_property
+    def product_key(self) -> Tensor:
+        """b_r of a product term: (H|1, keys, D)."""
+        return self.near(self.term.key_vectors)
+
+
+class StepTables:
+    """The tables of all terms as the last query reads them, for every step of up to `length` keys.
+
+    A near table has n rows, for the last n keys: what terms add there beyond what they add for all
+    keys.  Each attribute is None where no term has such a table.
+
+    Attributes:
+        near_query: (H|1, n, D) scale (a_r - a_clipped).  q.a_clipped is the same for all keys.
+        near_key: (H|1, n, D) scale (b_r - b_clipped).
+        near_trilinear: (H|1, n, D) scale (w_r - w_clipped).
+        near_value: (H|1, n, Dv) value vectors less the clipped row.
+        clipped_value: (H|1, 1, Dv) the clipped row of value vectors.
+        gate, static: (H|1, length) for every key.
+        offset: (1, H|1, 1, D) what is multiplied with every key, besides the query.
+        query_scale: (1, H|1, 1, D) scale w_clipped of a trilinear term, which multiplies the query.
+        products: the terms that multiply the content.
+        factors: of each term with position_factors: (H|1, length, r) of queries, and of keys.
+
+    Args:
+        terms: of the step; others with the same tables may follow (see `fit`).
+        scale: factor of the content.
+        exact: type of the logits.
+        device: of the tables.
+        length: how many keys a step may have.
+    """
+
+    def __init__(
+        self, terms: tuple[PositionTerms, ...], scale: float, exact: torch.dtype, device: torch.device, length: int
+    ) -> None:
+        self.terms, self.length, self.scale, self.exact = terms, length, scale, exact
+        self._formed: dict[Hashable, Any] = {}
+        parts = [TermTables(term, scale, exact, device) for term in terms if term.relation is not None]
+        self.products = [part for part in parts if part.term.product]
+        by_position = (term.position_factors for term in terms if term.position_factors is not None)
+        self.factors = [tuple(part.to(exact) for part in pair) for pair in by_position]
+        self.near_query = self.near_key = self.near_trilinear = self.near_value = self.clipped_value = None
+        self.gate = self.static = self.offset = self.query_scale = None
+        for part in parts:
+            self._add_scalars(part)
+            self._add_vectors(part)
+
+    def _add_scalars(self, part: TermTables) -> None:
+        """Add a term's gate, static and v.a_r for every key."""
+        term = part.term
+        if term.gate is not None:
+            gate = part.spread(part.near(term.gate), self.length)
+            self.gate = gate if self.gate is None else self.gate * gate
+        if term.static is not None:
+            self.static = _sum(self.static, part.spread(part.near(term.static), self.length))
+        if term.query_offset is not None:
+            near = part.less_clipped(term.query_vectors) * part.scale
+            products = (near @ term.query_offset.to(part.exact)[:, :, None])[..., 0]
+            self.static = _sum(self.static, part.spread(products, self.length))
+
+    def _add_vectors(self, part: TermTables) -> None:
+        """Add a term's near tables, and its clipped rows to what is the same for all keys."""
+        term, scale = part.term, part.scale
+        if term.content_offset is not None:
+            self.offset = _sum(self.offset, term.content_offset.to(part.exact)[None, :, None] * scale)
+        if term.query_vectors is not None and not term.product:
+            self.near_query = _sum_near(self.near_query, part.inside(term.query_vectors) * scale)
+        if term.key_vectors is not None and not term.product:
+            self.near_key = _sum_near(self.near_key, part.inside(term.key_vectors) * scale)
+            self.offset = _sum(self.offset, part.near(term.key_vectors)[None, :, :1] * scale)
+        if term.trilinear is not None:
+            self.near_trilinear = part.inside(term.trilinear) * scale
+            self.query_scale = part.near(term.trilinear)[None, :, :1] * scale
+        if term.value_vectors is not None:
+            self.near_value = _sum_near(self.near_value, part.inside(term.value_vectors))
+            self.clipped_value = _sum(self.clipped_value, part.near(term.value_vectors)[:, :1])
+
+    def folds_offset(self, rotated: bool) -> bool:
+        """Return whether `offset` may be added to the content's query, which may be rotated."""
+        return self.gate is None and not (self.products or rotated)
+
+    def factors_at(self, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the factors of the last of `length` positions (1, H|1, 1, r), and of all (1, H|1, length, r)."""
+        return [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in self.factors]
+
+    def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
+        """Return what `form` makes of these tables; it is called by the first step that asks."""
+        found = self._formed.get(key)
+        if found is None:
+            found = self._formed[key] = form()
+        return found
+
+    def fit(self, terms: tuple[PositionTerms, ...], length: int) -> bool:
+        """Return whether the tables are right for a step of `length` keys with these terms."""
+        if length > self.length:
+            return False
+        if terms is self.terms:
+            return True
+        same = len(terms) == len(self.terms) and all(map(_same_tables, terms, self.terms))
+        if same:
+            self.terms = terms  # the next step brings these again
+        return same
+
+
+def _sum(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total + part
+
+
+def _sum_near(total: Tensor | None, part: Tensor) -> Tensor:
+    """Add near tables (H|1, n, D), whose last rows belong to one key; the shorter is 0 for keys further off."""
+    if total is None:
+        return part
+    rows = max(total.size(1), part.size(1))
+    longer = (F.pad(table, (0, 0, rows - table.size(1), 0)) for table in (total, part))
+    return sum(longer)
+
+
+_tables_of = operator.attrgetter(
+    *(
+        field.name
+        for field in fields(PositionTerms)
+        if field.name not in ("relation", "dense_bias", "static_factors", "decay", "reset")
+    )
+)
+
+
+def _same_tables(one: PositionTerms, other: PositionTerms) -> bool:
+    """Return whether two terms differ at most in their factors, dense bias and decay."""
+    return one is other or (
+        one.relation == other.relation and all(map(operator.is_, _tables_of(one), _tables_of(other)))
+    )
+
+
 def form_clipped_key_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Tensor | None:
-    """k.b_tail of each product term, which decoding caches: (B, H, S, P), or None without any."""
+    """Return k.b_clipped of each product term, which decoding caches: (B, H, S, P), or None without any."""
     exact = torch.promote_types(k.dtype, torch.float32)
     # Not a product of matrices, which takes a step longer, and many keys three times as long.
-    tails = [term.key_vectors[:, :1].to(exact) for term in terms if term.product]  # (H|1, 1, D)
-    products = [(k.to(exact) * tail).sum(-1, keepdim=True) for tail in tails]
+    clipped = [term.key_vectors[:, :1].to(exact) for term in terms if term.product]  # (H|1, 1, D)
+    products = [(k.to(exact) * row).sum(-1, keepdim=True) for row in clipped]
     if len(products) < 2:
         return products[0] if products else None
     return torch.cat(products, dim=-1)
 
 
 def tables_for(inputs: AttentionInputs) -> StepTables:
-    """The tables of this step: those it brings where they fit, or new ones."""
+    """Return the tables of a step: those that the call brings, if they fit, or new ones."""
     length, known = inputs.positions.src_len, inputs.step_tables
     if known is not None and known.fit(inputs.terms, length):
         return known
     return StepTables(inputs.terms, inputs.scale, inputs.exact, inputs.q.device, length)
 
 
+# ---------------------------------------------------------------------------------------------- The step
+
+
 def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, 1, Dv) and probabilities (B, H, 1, S).
+    """Return the output (B, H, 1, Dv) and the probabilities (B, H, 1, S) of a step.
 
     Batch and heads are one dimension of P = B H pairs wherever they can be: at short lengths the
     number of calls into torch counts for more than what they compute.
@@ -65,52 +253,17 @@ def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     probs = drop(probabilities(logits, inputs.excluded(), padded), inputs.dropout)
     flat = probs.reshape(-1, 1, length)
     v = inputs.v.to(inputs.exact).flatten(0, 1)  # (P, S, Dv)
-    if tables.value is None:
+    if tables.near_value is None:
         out = torch.bmm(flat, v)
     else:
-        # Probabilities sum to 1 but for dropout and a row without keys.
+        # Probabilities sum to 1, except with dropout and in a row without keys.
         mass = flat.sum(-1) if padded or inputs.dropout else None
         out = torch.baddbmm(_value_part(probs, tables, mass), flat, v)
     return out.view(batch, heads, 1, v.size(-1)).to(inputs.v.dtype), probs
 
 
-class Parts(NamedTuple):
-    """What a step's logits are made of, but for the vectors of the last keys (`StepTables`).
-
-    Args:
-        query: (B, H, 1, D) content's, scaled; it holds what all keys meet.
-        factor: (B|1, H|1, S) multiplies its products with the keys, or None.
-        added: (B|1, H|1, S) is added after that, or None.
-    """
-
-    query: Tensor
-    factor: Tensor | None
-    added: Tensor | None
-
-
-def parts_of(inputs: AttentionInputs, tables: StepTables) -> Parts:
-    """Form them, without what is the same for all keys."""
-    _, k, query, _ = inputs.exact_pairs()
-    length, scale, folds = k.size(2), inputs.scale, tables.folds(inputs.rotated)
-    if tables.factor is not None:
-        query, scale = query * tables.factor, 1.0
-    if folds and tables.offset is not None:
-        query, scale = torch.add(tables.offset, query, alpha=scale), 1.0
-    factor = None if tables.gate is None else tables.gate[None, :, -length:]
-    if tables.products:
-        products = products_of(inputs, tables)
-        factor = products if factor is None else factor * products
-    added = [*added_of(inputs), *map(product_of_factors, factors_of(inputs, tables))]
-    if tables.static is not None:
-        added.append(tables.static[None, :, -length:])
-    if tables.offset is not None and not folds:
-        added.append((tables.offset @ k.transpose(-1, -2))[:, :, 0])
-    scaled = query if scale == 1.0 else query * scale
-    return Parts(scaled, factor, sum(added[1:], added[0]) if added else None)
-
-
 def added_of(inputs: AttentionInputs) -> list[Tensor]:
-    """Return the (B|1, H|1, S) that terms add to the logits of this step alone, but for factors."""
+    """Return the dense biases and decays of this step, (B|1, H|1, S) each."""
     added = []
     for term in inputs.terms:
         if term.dense_bias is not None:
@@ -121,88 +274,106 @@ def added_of(inputs: AttentionInputs) -> list[Tensor]:
 
 
 def factors_of(inputs: AttentionInputs, tables: StepTables) -> list[tuple[Tensor, Tensor]]:
-    """Return all factors: ((B|1, H|1, 1, r), (B|1, H|1, S, r)) each."""
+    """Return all pairs of factors of this step: (B|1, H|1, 1, r) of the query, (B|1, H|1, S, r) of keys."""
     return given_factors(inputs) + tables.factors_at(inputs.k.size(2))
 
 
 def given_factors(inputs: AttentionInputs) -> list[tuple[Tensor, Tensor]]:
-    """Return those that are not read by position."""
+    """Return the pairs of factors that are not read by position."""
     given = (term.static_factors for term in inputs.terms if term.static_factors is not None)
     return [tuple(part.to(inputs.exact) for part in pair) for pair in given]
 
 
 def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:
-    """(B|1, H|1, S) of a row and its columns."""
-    row, columns = factors
-    return (row @ columns.transpose(-1, -2))[:, :, 0]
+    """Return the logits (B|1, H|1, S) of a pair of factors."""
+    of_query, of_keys = factors
+    return (of_query @ of_keys.transpose(-1, -2))[:, :, 0]
 
 
 def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
-    """Multiply the (q.a_r)(k.b_r) of all product terms: (B, H, S)."""
+    """Return the (q.a_r)(k.b_r) of all product terms, multiplied: (B, H, S)."""
     q, k = inputs.q.to(inputs.exact), inputs.k.to(inputs.exact)
-    found = [_product(part, q, k, inputs.clipped_key_products, index) for index, part in enumerate(tables.products)]
+    known = inputs.clipped_key_products
+    found = []
+    for index, part in enumerate(tables.products):
+        clipped = form_clipped_key_products((part.term,), k)[..., 0] if known is None else known[..., index]
+        found.append(_product(part, q, k, clipped))
     return math.prod(found[1:], start=found[0])
 
 
+def _product(part: TermTables, q: Tensor, k: Tensor, clipped_key_products: Tensor) -> Tensor:
+    """Return (q.a_r)(k.b_r) of a product term: (B, H, S)."""
+    query_products = _per_head(q, part.product_query)  # (B, H, keys), with the clipped row first
+    n = min(part.keys, k.size(2))
+    product = query_products[..., :1] * clipped_key_products
+    product[..., k.size(2) - n :] = query_products[..., -n:] * _near_products(part.product_key, k)
+    return product
+
+
 def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
-    """(B, H, S) logits, but for what is the same for all keys."""
+    """Return logits (B, H, S), without what is the same for all keys."""
     q, k, content_q, content_k = inputs.exact_pairs()
-    parts = parts_of(inputs, tables)
-    logits = torch.bmm(parts.query.flatten(0, 1), content_k.flatten(0, 1).transpose(1, 2))
-    by_head = logits.view(k.shape[:3])
-    if tables.trilinear is not None:
-        _add_near(by_head, _meet(tables.trilinear, content_k, content_q))
-    if parts.factor is not None:
-        by_head = by_head * parts.factor
-    if parts.added is not None:
-        by_head += parts.added
-    if tables.query is not None:
-        near = tables.query[:, -k.size(2) :]
-        _add_near(by_head, _per_head(q, near.transpose(1, 2)))
-    if tables.key is not None:
-        _add_near(by_head, _meet(tables.key, k))
-    return by_head
+    length, folds = k.size(2), tables.folds_offset(inputs.rotated)
+    products = torch.bmm(
+        _content_query(content_q, inputs.scale, tables, folds).flatten(0, 1), content_k.flatten(0, 1).mT
+    )
+    logits = products.view(k.shape[:3])  # (B, H, S), of P products (1, S)
+    if tables.near_trilinear is not None:
+        _add_near(logits, _near_products(tables.near_trilinear, content_k, content_q))
+    multipliers = [] if tables.gate is None else [tables.gate[None, :, -length:]]
+    if tables.products:
+        multipliers.append(products_of(inputs, tables))
+    if multipliers:
+        logits = logits * math.prod(multipliers[1:], start=multipliers[0])
+    added = [*added_of(inputs), *map(product_of_factors, factors_of(inputs, tables))]
+    if tables.static is not None:
+        added.append(tables.static[None, :, -length:])
+    if tables.offset is not None and not folds:
+        added.append((tables.offset @ k.mT)[:, :, 0])
+    if added:
+        logits += sum(added[1:], added[0])
+    if tables.near_query is not None:
+        near = tables.near_query[:, -length:]
+        _add_near(logits, _per_head(q, near.mT))
+    if tables.near_key is not None:
+        _add_near(logits, _near_products(tables.near_key, k))
+    return logits
 
 
-def _product(part: TermTables, q: Tensor, k: Tensor, clipped_key_products: Tensor | None, index: int) -> Tensor:
-    """(q.a_r)(k.b_r) of a product term: (B, H, S)."""
-    length = k.size(2)
-    queries = _per_head(q, part.product_query)  # (B, H, keys), the tail's first
-    if clipped_key_products is None:
-        tails = form_clipped_key_products((part.term,), k)[..., 0]
-    else:
-        tails = clipped_key_products[..., index]
-    n = min(part.keys, length)
-    factor = queries[..., :1] * tails
-    factor[..., length - n :] = queries[..., -n:] * _meet(part.product_key, k)
-    return factor
+def _content_query(query: Tensor, scale: float, tables: StepTables, folds_offset: bool) -> Tensor:
+    """Return the content's query (B, H, 1, D), scaled, with the offset that all keys are multiplied with."""
+    if tables.query_scale is not None:
+        query, scale = query * tables.query_scale, 1.0
+    if folds_offset and tables.offset is not None:
+        return torch.add(tables.offset, query, alpha=scale)
+    return query if scale == 1.0 else query * scale
 
 
 def _value_part(probs: Tensor, tables: StepTables, mass: Tensor | None) -> Tensor:
-    """What value vectors add to the output: (P, 1, Dv).
+    """Return what value vectors add to the output: (P, 1, Dv).
 
     Args:
         probs: (B, H, 1, S).
         tables: of the step.
         mass: (P, 1) sum of each row's probabilities, or None where that is 1.
     """
-    near, tail = tables.value, tables.value_tail
+    near, clipped = tables.near_value, tables.clipped_value
     n = min(near.size(1), probs.size(-1))
     if near.size(0) == 1 and mass is None:
-        return torch.addmm(tail[0], probs.flatten(0, 2)[:, -n:], near[0, -n:])[:, None]
-    far = tail[:, 0] if mass is None else mass.view(*probs.shape[:2], 1) * tail[:, 0]
+        return torch.addmm(clipped[0], probs.flatten(0, 2)[:, -n:], near[0, -n:])[:, None]
+    far = clipped[:, 0] if mass is None else mass.view(*probs.shape[:2], 1) * clipped[:, 0]
     return (_per_head(probs[..., -n:], near[:, -n:]) + far).flatten(0, 1)[:, None]
 
 
-def _meet(rows: Tensor, k: Tensor, q: Tensor | None = None) -> Tensor:
-    """Near keys meet rows of their own (H|1, keys, D), channels weighed by q: (B, H, n)."""
-    n = min(rows.size(1), k.size(2))
+def _near_products(near: Tensor, k: Tensor, q: Tensor | None = None) -> Tensor:
+    """Return dot products of near keys and rows of a near table (H|1, keys, D), channels weighted by q: (B, H, n)."""
+    n = min(near.size(1), k.size(2))
     recent = k[:, :, -n:] if q is None else k[:, :, -n:] * q
-    return (recent * rows[:, -n:]).sum(-1)
+    return (recent * near[:, -n:]).sum(-1)
 
 
 def _per_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """(B, H, 1, L) times (H|1, L, n), without a copy of the matrices a row: (B, H, n)."""
+    """Return (B, H, 1, L) times (H|1, L, n), without a copy of the matrices for each batch row: (B, H, n)."""
     batch, heads, _, inner = x.shape
     if matrices.size(0) == 1:
         return (x.reshape(batch * heads, inner) @ matrices[0]).view(batch, heads, matrices.size(-1))
@@ -210,5 +381,5 @@ def _per_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _add_near(logits: Tensor, near: Tensor) -> None:
-    """Add (B, H, n) to the last keys of (B, H, S) logits, which no operation has kept."""
+    """Add (B, H, n) in place to the last keys of logits (B, H, S), which autograd has not saved."""
     logits[..., logits.size(-1) - near.size(-1) :].add_(near)

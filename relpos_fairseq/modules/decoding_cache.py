@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.step import form_clipped_key_products, supports_step
-from relpos_fairseq.attention.step_tables import StepTables
+from relpos_fairseq.attention.step import StepTables, form_clipped_key_products, supports_step
 from relpos_fairseq.placement import DecodingTerms, capacity_for
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms

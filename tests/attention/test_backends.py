@@ -146,7 +146,7 @@ def test_refusals_name_backend_and_reason() -> None:
 @pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
 def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for a few tokens native; without a compiler blocked, or SDPA where nothing is added."""
-    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    monkeypatch.setattr(api, "crossover_length", lambda _: 1)
     monkeypatch.setattr(blocked, "slice_rows", lambda _: 1)
     inputs, *_ = call(case, "causal" if case.gated else "square")
     # What no kernel evaluates.

@@ -9,6 +9,7 @@ before attention is in no backend's account.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,38 +17,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import Case, build, terms_of
+from cases import CASES, CLIPPED, INPUT, Case, build, terms_of
 from helpers.rounding import Rounded
-from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
+from relpos_fairseq.attention import AttentionInputs, attend, blocked, native, sdpa, triton
 from relpos_fairseq.positions import Positions, index_of_tokens
 from relpos_fairseq.terms import PositionTerms
 
-SCHEMES = (
-    "none",
-    "rope",
-    "shaw",
-    "shaw_keys",
-    "transformer_xl",
-    "t5",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "deberta",
-    "tupe",
-    "tupe_a",
-    "abs_scalar",
-    "rel_scalar",
-    "alibi",
-    "kerple",
-    "m2+rel_scalar",
-    "m3+rel_scalar+shaw",
-)
-# Those whose terms are another's, with other numbers or fewer: their half precision is that one's.
-LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "kerple", "m2+rel_scalar"}
-SDPA = {"none", "rope", "t5", "tupe", "tupe_a", "abs_scalar", "rel_scalar", "alibi", "kerple"}
-CLIPPED = {"shaw", "shaw_keys", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
+# Every scheme and hybrid that attention sees, and one whose gates and scalars have one table each.
+SCHEMES = [case.scheme for case in CASES if not case.flags and not set(INPUT) & set(case.scheme.split("+"))]
+SCHEMES.append("m2+rel_scalar")
+# Those whose terms are another's, with other numbers or fewer, or those of several: half precision and interpreted
+# kernels, which are slow, would show nothing new.
+LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "kerple", "xpos", "transformer_xl_learned"}
+LIKE_OTHERS |= {name for name in SCHEMES if name.endswith("_released") or "+" in name} - {"m3+rel_scalar+shaw"}
 UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 TABLES = (
@@ -59,6 +41,7 @@ TABLES = (
     "trilinear",
     "static",
     "value_vectors",
+    "contextual",
 )
 LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
 # Times the reference's error, of the whole tensor (root mean square) and of its worst element; a
@@ -96,7 +79,7 @@ SHAPES = {
 def make_call(scheme: str, shape: Shape) -> AttentionInputs:
     """A call in fp64 whose positions weigh about as much as its content."""
     flags = {}
-    if CLIPPED & set(scheme.split("+")):
+    if set(CLIPPED) & set(scheme.split("+")):
         flags = {"position_clip_distance": str(shape.clip)}
     src_len = shape.tgt_len + shape.memory
     stack, layer = build(Case(scheme, flags), causal=shape.causal, heads=HEADS, dim=DIM, longest=src_len)
@@ -140,6 +123,12 @@ def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInp
         if term.static_factors is not None:
             pair = zip("qk", term.static_factors, strict=True)
             found["static_factors"] = tuple(leaf(f"{number}.factor_{n}", f) for n, f in pair)
+        if term.dense_bias is not None:
+            tensors = (leaf(f"{number}.dense_{n}", x) for n, x in enumerate(term.dense_bias.tensors))
+            found["dense_bias"] = replace(term.dense_bias, tensors=tuple(tensors))
+        if term.decay is not None:
+            sums = {n: leaf(f"{number}.decay_{n}", s) for n, s in vars(term.decay).items() if s is not None}
+            found["decay"] = replace(term.decay, **sums)
         if term.reset is not None:
             thetas = {n: leaf(f"{number}.{n}", getattr(term.reset, n)) for n in ("row", "column")}
             found["reset"] = replace(term.reset, **thetas)
@@ -220,22 +209,26 @@ def overruns(
                 )
 
 
+def number_of(scheme: str) -> int:
+    """A number that follows from the name alone, so that a new scheme changes nothing for the others."""
+    return zlib.crc32(scheme.encode())
+
+
 def shape_of(scheme: str, turn: int = 0) -> str:
     """One of the shapes that every scheme has, in turn."""
-    return list(SHAPES)[(SCHEMES.index(scheme) + turn) % 4]
+    return list(SHAPES)[(number_of(scheme) + turn) % 4]
 
 
 def backends_for(scheme: str, shape: str) -> list[str]:
-    """The backends that serve a scheme.
+    """The backends that serve a scheme's call.
 
     Interpreted kernels are slow: they have a shape for each kind of term.
     """
-    unserved = {"auto", "reference"} | (set() if scheme in SDPA else {"sdpa"})
-    if shape != shape_of(scheme) or scheme in LIKE_OTHERS or not triton.interpreted():
-        unserved.add("triton")
-    if native.build.problem():
-        unserved.add("native")
-    return [name for name in BACKENDS if name not in unserved]
+    chosen = [sdpa, blocked, native]
+    if shape == shape_of(scheme) and scheme not in LIKE_OTHERS and triton.interpreted():
+        chosen.append(triton)
+    inputs = make_call(scheme, SHAPES[shape])
+    return [backend.name for backend in chosen if backend.refusal(inputs) is None]
 
 
 def cells() -> Iterator[tuple[str, str, torch.dtype]]:
@@ -247,7 +240,7 @@ def cells() -> Iterator[tuple[str, str, torch.dtype]]:
         if scheme not in LIKE_OTHERS:
             halves = (torch.bfloat16, torch.float16)
             for turn in range(2):  # each type with and without interpreted kernels, by turns
-                dtype = halves[(SCHEMES.index(scheme) // 4 + turn) % 2]
+                dtype = halves[(number_of(scheme) // 4 + turn) % 2]
                 yield scheme, shape_of(scheme, turn), dtype
 
 

@@ -24,32 +24,17 @@ from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
 from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import call as operands
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 DOUBLE, SINGLE = torch.float64, torch.float32
 TYPES = pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=["fp64", "fp32"])
-SCHEMES = (
-    "none",
-    "rope",
-    "shaw",
-    "shaw_keys",
-    "transformer_xl",
-    "transformer_xl_learned",
-    "t5",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "m4m",
-    "deberta",
-    "tupe",
-    "tupe_a",
-    "abs_scalar",
-    "rel_scalar",
-    "alibi",
-    "kerple",
-)
+# Every scheme of cases.py that the kernel serves in an encoder.
+SCHEMES = [
+    case.scheme
+    for case in CASES
+    if not (case.flags or case.gated or case.causal_only or case.scheme in INPUT or "+" in case.scheme)
+    and native.refusal_anywhere(make_inputs(case.scheme, Shape(40, after=400))) is None
+]
 HYBRIDS = (
     "shaw+t5",
     "m1+m4",
@@ -172,7 +157,7 @@ def test_channels(scheme: str, dim: int) -> None:
 @pytest.mark.parametrize("kind", ODD)
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets, products, folded and bucketed relations and resets side by side."""
-    monkeypatch.setattr(operands, "NARROW", 0 if wide else 192)
+    monkeypatch.setattr(native.call, "MAX_CLIPPED_WIDTH", 0 if wide else 192)
     inputs = make_odd(make_terms(kind))
     wanted = parameters_of(inputs.terms)
 

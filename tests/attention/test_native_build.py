@@ -22,7 +22,7 @@ from schemes.test_schemes import call as make_call
 from cases import Case
 from helpers import ROOT
 from relpos_fairseq.attention import api, attend
-from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native import build, step
 from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.__main__ import main
 
@@ -62,7 +62,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name in ("CC", "RELPOS_ISA"):
         monkeypatch.delenv(name, raising=False)
-    for function in (build._attempt, calls.kernel, api._said):
+    for function in (build._attempt, calls.kernel, api._warn_once):
         monkeypatch.setattr(*_owner(function), _fresh(function))
     return folder
 
@@ -225,7 +225,7 @@ def test_a_broken_compiler(compiler: str, said: str, monkeypatch: pytest.MonkeyP
     expected, _ = attend(inputs, "reference")
     with pytest.raises(ValueError, match=f"backend native cannot .*{said}.*gcc.*auto or blocked"):
         attend(inputs, "native")
-    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    monkeypatch.setattr(api, "crossover_length", lambda _: 1)
     monkeypatch.setattr(api.blocked, "slice_rows", lambda _: 1)
     for _ in range(2):
         assert api.choose(inputs) == "blocked"
@@ -271,18 +271,22 @@ def test_a_call_of_another_size(sources: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_compiler
 def test_call_h_is_mirrored(sources: Path) -> None:
-    """Every field of call.h stands where call.py has it, in fp32 and fp64."""
-    names = [name for name, _ in calls.Call._fields_]
-    in_c = ["static_" if name == "static" else name for name in names]  # a word of C
-    offsets = ", ".join(f"offsetof(Call, {name})" for name in in_c)
+    """Every field of call.h and step.h stands where Python has it, in fp32 and fp64."""
+    mirrors = {"Tensor": calls.TensorArg, "Table": calls.TableArg, "Call": calls.Call}
+    mirrors |= {"StepTables": step.StepTablesArg, "StepCall": step.StepCall}
+    asked, expected = [], []
+    for struct, mirror in mirrors.items():
+        for name, _ in mirror._fields_:
+            asked.append(f"offsetof({struct}, {'static_' if name == 'static' else name})")  # a keyword of C
+            expected.append(getattr(mirror, name).offset)
+        asked.append(f"sizeof({struct})")
+        expected.append(ctypes.sizeof(mirror))
     (sources / "kernel.c").write_text(
-        f'#include <stddef.h>\n#include "{build.SOURCES / "call.h"}"\n'
-        f"int64_t offsets[] = {{{offsets}, sizeof(Call)}};\n"
+        f'#include <stddef.h>\n#include "{build.SOURCES / "step.h"}"\nint64_t found[] = {{{", ".join(asked)}}};\n'
     )
     for defined in build.DEFINED.values():
-        found = (ctypes.c_int64 * (len(names) + 1)).in_dll(build.load(sources, defined), "offsets")
-        expected = [getattr(calls.Call, name).offset for name in names]
-        assert list(found) == [*expected, ctypes.sizeof(calls.Call)]
+        library = build.load(sources, defined)
+        assert list((ctypes.c_int64 * len(expected)).in_dll(library, "found")) == expected
 
 
 @needs_compiler

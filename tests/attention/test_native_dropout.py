@@ -52,9 +52,9 @@ def expected_mask(inputs: AttentionInputs, seed: int) -> Tensor:
     """(B, H, T, S) cells kept after torch.manual_seed(seed), by Philox worked out in numpy."""
     torch.manual_seed(seed)
     drawn = int(torch.randint(1 << 40, 1 << 62, (), dtype=torch.long))
-    batch, heads, tgt, _ = inputs.q.shape
-    src = inputs.k.size(2)
-    return kept(SimpleNamespace(batch=batch, heads=heads, tgt=tgt, src=src, seed=drawn, drop=drops(inputs.dropout)))
+    batch, heads, tgt_len, _ = inputs.q.shape
+    numbers = {"batch": batch, "heads": heads, "tgt_len": tgt_len, "src_len": inputs.k.size(2)}
+    return kept(SimpleNamespace(**numbers, seed=drawn, drop_threshold=drops(inputs.dropout)))
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.1, RATE, 0.9, 1 - 2.0**-15])
@@ -77,7 +77,7 @@ def test_cells_are_the_fused_kernels() -> None:
     """One seed drops the same cells on a CPU as on a GPU."""
     out, seed, first = torch.zeros(64, 64, dtype=torch.int8), (1 << 61) + 987654321, 64
     store[(1,)](out, seed, 3, first, drops(RATE), 64)
-    call = SimpleNamespace(batch=2, heads=2, tgt=64, src=128, seed=seed, drop=drops(RATE))
+    call = SimpleNamespace(batch=2, heads=2, tgt_len=64, src_len=128, seed=seed, drop_threshold=drops(RATE))
     expected = kept(call)[1, 1, :, first:]
     assert int((out.bool() != expected).sum()) == 0
     assert 0 < int(out.sum()) < out.numel()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 FLAGS = {"here": "", "avx2": "-mno-avx512f", "sse2": "-mno-avx512f -mno-avx2 -mno-avx -mno-fma"}
 SOURCE = """
-#include "scalars.h"
+#include "rowwise.h"
 void exponentials_of(real *x, int64_t count, double top)
 {
     for (int64_t j = 0; j < count; j += NR)

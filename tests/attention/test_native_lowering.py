@@ -20,7 +20,7 @@ from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import call as operands
+from relpos_fairseq.attention.step import supports_step
 from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms, Reset
 
@@ -62,7 +62,7 @@ def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
     """Every scheme and form of terms."""
     inputs, stack, layer, _ = call(case, kind)
     compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
-    step = inputs.positions.is_step and native.serves(inputs.terms, inputs.positions)
+    step = inputs.positions.is_step and supports_step(inputs.terms, inputs.positions)
     assert formula[torch.float64].calls == {"forward": not step, "backward": not step}
 
 
@@ -79,7 +79,7 @@ def compare_call(inputs: AttentionInputs) -> None:
 @pytest.mark.parametrize("kind", ODD)
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several relations in one window, narrow or of all distances; offsets; mixed resets."""
-    monkeypatch.setattr(operands, "NARROW", 0 if wide else 192)
+    monkeypatch.setattr(native.call, "MAX_CLIPPED_WIDTH", 0 if wide else 192)
     compare_call(make_call(make_terms(kind)))
 
 

@@ -24,7 +24,7 @@ SINGLE = {"x86": r"v?(mul|add|sub|fn?m(add|sub)\d+)s[sd]", "arm": r"f(mul|madd|m
 STACK = {"x86": r"\(%[re]?(sp|bp)", "arm": r"\[(sp|x29)"}
 VECTORS = {"x86": r"%[xyz]mm\d", "arm": r"\b[qvdz]\d"}
 EXPONENTIAL = """
-#include "scalars.h"
+#include "rowwise.h"
 void exponentials_of(real *x, int64_t count, real top)
 {
     for (int64_t j = 0; j < count; j += NR)
@@ -123,7 +123,7 @@ def test_products_stay_in_registers(target: str, tmp_path: Path) -> None:
 def test_a_panel_is_read_once_a_channel(target: str, tmp_path: Path) -> None:
     """A product of rows and a table reads no operand from memory: gcc for Zen 3 read a panel anew for every row."""
     source = tmp_path / "rows.c"
-    source.write_text('#include "rows.h"\nvoid *kept = (void *)rows_by_panels;\n', encoding="utf-8")
+    source.write_text('#include "step.h"\nvoid *kept = (void *)rows_by_panels;\n', encoding="utf-8")
     found = functions(target, source, tmp_path, False)["rows_by_panels"]
     products = [part for one in loops(found) for part in one if re.fullmatch(r"vfmadd\d+ps", part[1])]
     assert len(products) >= 8

@@ -56,7 +56,7 @@ def test_first_and_second_derivative() -> None:
 @pytest.mark.parametrize(("backend", "dropout"), [("eager", 0.0), ("aot_eager", 0.25)])
 def test_one_graph(backend: str, dropout: float, formula: Libraries, monkeypatch) -> None:
     """Compiled without a break, for several lengths, with eager's gradients and dropout."""
-    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    monkeypatch.setattr(api, "crossover_length", lambda _: 1)
     terms = tuple(term for term in make_terms("several"))
     given = make_call(terms, dropout=dropout)
     parameters = parameters_of(terms)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.attention.native import call as function
+from relpos_fairseq.attention.native import call as native_call
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
 from relpos_fairseq.terms import PositionTerms, Reset
@@ -74,10 +74,10 @@ def test_parts_are_the_whole(make: Callable[[Draw], tuple], dropout: float, monk
     k, v = draw(BATCH, HEADS, LENGTH, DIM), draw(BATCH, HEADS, LENGTH, DIM)
     terms, positions = make(draw), Positions(LENGTH, LENGTH)
     parts, found = [], []
-    honest = function._parts
-    monkeypatch.setattr(function, "_parts", lambda *given: parts.append(list(honest(*given))) or parts[-1])
+    honest = native_call._parts
+    monkeypatch.setattr(native_call, "_parts", lambda *given: parts.append(list(honest(*given))) or parts[-1])
     for at_once in (1 << 30, 1):
-        monkeypatch.setattr(function, "AT_ONCE", at_once)
+        monkeypatch.setattr(native_call, "MAX_UNSUMMED_BYTES", at_once)
         torch.manual_seed(1)
         inputs = AttentionInputs(q, k, v, terms, positions, 0.5, dropout=dropout)
         out, _ = attend(inputs, "native")
@@ -89,14 +89,14 @@ def test_parts_are_the_whole(make: Callable[[Draw], tuple], dropout: float, monk
 
 def test_memory_decides() -> None:
     """What is summed counts; a gradient that each head has for itself does not."""
-    call = native.function.Call(batch=2, heads=12, threads=2)
-    limit = function.AT_ONCE
+    call = native_call.Call(batch=2, heads=12, threads=2)
+    limit = native_call.MAX_UNSUMMED_BYTES
     few, many, own = (
-        function._Apart(rows, shape)
+        native_call.UnsummedGradient(rows, shape)
         for rows, shape in ((2, (1, 1, limit // 96, 1)), (2, (1, 1, limit // 8, 1)), (2, (2, 12, limit, 1)))
     )
-    assert list(function._parts(call, [few], 4)) == [(0, 12)]
-    assert list(function._parts(call, [few, own], 4)) == [(0, 12)]
-    assert list(function._parts(call, [few, few], 4)) == [(0, 6), (6, 6)]
-    assert list(function._parts(call, [many], 4)) == [(0, 4), (4, 4), (8, 4)]
-    assert list(function._parts(call, [], 4)) == [(0, 12)]
+    assert list(native_call._parts(call, [few], 4)) == [(0, 12)]
+    assert list(native_call._parts(call, [few, own], 4)) == [(0, 12)]
+    assert list(native_call._parts(call, [few, few], 4)) == [(0, 6), (6, 6)]
+    assert list(native_call._parts(call, [many], 4)) == [(0, 4), (4, 4), (8, 4)]
+    assert list(native_call._parts(call, [], 4)) == [(0, 12)]

@@ -171,7 +171,7 @@ def test_threads_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits with one thread and with three; no rows at all; the caller's tensors stay."""
     inputs = changed(step_of(Case("shaw"), 40, 18), torch.float32)
     alone = attend(inputs, "native")[0]
-    monkeypatch.setattr(native.step, "WORK", 1)
+    monkeypatch.setattr(native.step, "WORK_OF_A_THREAD", 1)
     before = [tensor.clone() for tensor in inputs.tensors()]
     threads = torch.get_num_threads()
     try:

@@ -49,7 +49,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(selftest_cache.cache, "folders", lambda: iter([tmp_path / "cache"]))
     monkeypatch.setattr(selftest_cache, "_found", {})
-    api._said.cache_clear()
+    api._warn_once.cache_clear()
 
 
 @pytest.fixture

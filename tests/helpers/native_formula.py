@@ -1,7 +1,7 @@
-"""The kernel's call (call.h) evaluated densely by torch, from the pointers that it is handed.
+"""Evaluate the kernel's call (call.h) densely by torch, from the addresses that the call has.
 
-It stands for the compiled library where what surrounds it is tested: operands are read where the
-call says that they lie, and results are written there.  Gradients are autograd's.
+This stands for the compiled library in tests of the Python code around it: operands are read at the
+addresses of the call, and results are written there.  Gradients are autograd's.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import native
-from relpos_fairseq.attention.native.call import OPERANDS, TABLES, Call
+from relpos_fairseq.attention.native.call import CONTENT, OPERANDS, TABLES, Call
 
 NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 INTEGERS = {torch.uint8: ctypes.c_uint8, torch.int64: ctypes.c_int64}
-CONTENT = ("q", "k", "v", "content_q", "content_k")
 Libraries = dict[torch.dtype, "Formula"]
 
 
@@ -27,7 +26,7 @@ def use_formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
     """Put the formula in place of compiled libraries, for a test."""
     libraries = {dtype: Formula(dtype) for dtype in NUMBERS}
     monkeypatch.setattr(native.build, "problem", lambda dtype: None)
-    monkeypatch.setattr(native.function.calls, "kernel", libraries.__getitem__)
+    monkeypatch.setattr(native.call, "kernel", libraries.__getitem__)
     return libraries
 
 
@@ -52,16 +51,16 @@ class Formula:
         return call.batch
 
     def relpos_forward(self, call: Call) -> int:
-        """Write out, top and mass."""
+        """Write out, row_max and row_sum."""
         self.calls["forward"] += 1
         given = self.operands(call)
         logits = added(call, given, self.masks(call))
-        top = logits.amax(-1)
-        top = torch.where(top.isinf(), 0.0, top)
-        self.at(call.top, (call.batch, call.heads, call.tgt)).copy_(top)
-        mass = self.at(call.mass, (call.batch, call.heads, call.tgt))
-        mass.copy_((logits - top[..., None]).exp().sum(-1))
-        shape = (call.batch, call.heads, call.tgt, call.value_dim)
+        row_max = logits.amax(-1)
+        row_max = torch.where(row_max.isinf(), 0.0, row_max)
+        rows = (call.batch, call.heads, call.tgt_len)
+        self.at(call.row_max, rows).copy_(row_max)
+        self.at(call.row_sum, rows).copy_((logits - row_max[..., None]).exp().sum(-1))
+        shape = (*rows, call.value_dim)
         self.strided(call.out, shape).copy_(output(call, given, logits))
         return 0
 
@@ -76,7 +75,7 @@ class Formula:
         given = {name: x.clone().requires_grad_() for name, x in self.operands(call).items()}
         logits = added(call, given, self.masks(call))
         out = output(call, given, logits)
-        shape = (call.batch, call.heads, call.tgt, call.value_dim)
+        shape = (call.batch, call.heads, call.tgt_len, call.value_dim)
         grads = torch.autograd.grad(out, list(given.values()), self.strided(call.dout, shape), allow_unused=True)
         written = {}
         for (name, x), grad in zip(given.items(), grads, strict=True):
@@ -100,11 +99,11 @@ class Formula:
                 continue
             if name in TABLES:
                 shape = (call.heads, *table_shape(call, name))
-                strides = (place.h, *contiguous(shape[1:]))
+                strides = (place.head_stride, *contiguous(shape[1:]))
                 table = torch.as_strided(self.flat(place.data, reach(shape, strides)), shape, strides)
                 given[name] = table.expand(call.batch, *shape).clone()
             else:
-                length = call.tgt if name in ("q", "content_q", "query_factors") else call.src
+                length = call.tgt_len if name in ("q", "content_q", "query_factors") else call.src_len
                 channels = {"v": call.value_dim, "query_factors": call.rank, "key_factors": call.rank}
                 shape = (*heads, length, channels.get(name, call.dim))
                 given[name] = self.strided(place, shape).clone()
@@ -113,11 +112,11 @@ class Formula:
     def masks(self, call: Call) -> dict[str, Tensor]:
         """What has no gradients."""
         found = {}
-        shape = (call.batch, call.src)
+        shape = (call.batch, call.src_len)
         for name, dtype, size in (
-            ("padding", torch.uint8, shape),
+            ("key_padding", torch.uint8, shape),
             ("documents", torch.int64, shape),
-            ("first", torch.int64, (call.batch if call.first_per_row else 1,)),
+            ("first_token", torch.int64, (call.batch if call.first_token_per_row else 1,)),
         ):
             if getattr(call, name):
                 found[name] = self.at(getattr(call, name), size, dtype)
@@ -125,7 +124,7 @@ class Formula:
 
     def strided(self, place, shape: tuple[int, ...]) -> Tensor:
         """A view of (B, H, length, channels)."""
-        strides = (place.b, place.h, place.t, 1)
+        strides = (place.batch_stride, place.head_stride, place.row_stride, 1)
         return torch.as_strided(self.flat(place.data, reach(shape, strides)), shape, strides)
 
     def at(self, address: int, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -152,7 +151,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def table_shape(call: Call, name: str) -> tuple[int, ...]:
     """Of one head."""
     if name in ("static", "gate"):
-        return (call.tgt + call.src - 1,)
+        return (call.tgt_len + call.src_len - 1,)
     if name == "reset":
         return (2,)
     if name == "content_offset":
@@ -162,13 +161,13 @@ def table_shape(call: Call, name: str) -> tuple[int, ...]:
 
 def distances(call: Call) -> Tensor:
     """(T, S) of j - i."""
-    return torch.arange(call.src) - torch.arange(call.start, call.start + call.tgt)[:, None]
+    return torch.arange(call.src_len) - torch.arange(call.query_start, call.query_start + call.tgt_len)[:, None]
 
 
 def read(call: Call, table: Tensor) -> Tensor:
     """A table of vectors (B, H, W, D) for every pair: (B, H, T, S, D)."""
-    if call.wide:
-        assert call.low == -(call.start + call.tgt - 1) and call.width == call.tgt + call.src - 1
+    if call.unclipped:
+        assert call.low == -(call.query_start + call.tgt_len - 1) and call.width == call.tgt_len + call.src_len - 1
     return table[:, :, (distances(call) - call.low).clamp(0, call.width - 1)]
 
 
@@ -181,7 +180,7 @@ def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Ten
     if "trilinear" in given:
         pairs = pairs * read(call, given["trilinear"])
     content = pairs.sum(-1) * call.scale
-    everywhere = distances(call) + call.start + call.tgt - 1
+    everywhere = distances(call) + call.query_start + call.tgt_len - 1
     if "gate" in given:
         content = content * given["gate"][:, :, everywhere]
     if "product_query" in given:
@@ -205,15 +204,15 @@ def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Ten
         else:
             content = content + part
     if call.reset_kinds:
-        held = replaced(call, held, given["reset"], masks["first"])
+        held = replaced(call, held, given["reset"], masks["first_token"])
     return hidden(call, content + held, masks)
 
 
 def replaced(call: Call, held: Tensor, numbers: Tensor, first: Tensor) -> Tensor:
     """The first token's row and column, reset."""
-    slots = torch.arange(call.src)
+    slots = torch.arange(call.src_len)
     is_first = (slots == first[:, None])[:, None]  # (B|1, 1, S)
-    row = is_first[:, :, call.start : call.start + call.tgt, None]
+    row = is_first[:, :, call.query_start : call.query_start + call.tgt_len, None]
     column = torch.where(is_first[:, :, None], numbers[..., 1, None, None], held)
     return torch.where(row, numbers[..., 0, None, None], column)
 
@@ -227,11 +226,11 @@ def hidden(call: Call, logits: Tensor, masks: dict[str, Tensor]) -> Tensor:
     if call.window:
         seen = seen & (distance > -call.window)
     seen = seen[None, None]
-    if "padding" in masks:
-        seen = seen & (masks["padding"] == 0)[:, None, None]
+    if "key_padding" in masks:
+        seen = seen & (masks["key_padding"] == 0)[:, None, None]
     if "documents" in masks:
         documents = masks["documents"]
-        own = documents[:, call.start : call.start + call.tgt, None]
+        own = documents[:, call.query_start : call.query_start + call.tgt_len, None]
         seen = seen & (own == documents[:, None])[:, None]
     return logits.masked_fill(~seen, -torch.inf)
 
@@ -240,8 +239,8 @@ def output(call: Call, given: dict[str, Tensor], logits: Tensor) -> Tensor:
     """(B, H, T, Dv)."""
     empty = logits.isinf().all(-1, keepdim=True)
     probs = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
-    if call.drop:
-        probs = probs * kept(call) * (65536 / (65536 - call.drop))
+    if call.drop_threshold:
+        probs = probs * kept(call) * (65536 / (65536 - call.drop_threshold))
     out = probs @ given["v"]
     if "value_vectors" in given:
         out = out + (probs[..., None] * read(call, given["value_vectors"])).sum(-2)
@@ -254,10 +253,10 @@ def kept(call: Call) -> Tensor:
     Counted by (key / 8, query, head); key t of eight takes half t % 2 of word
     t / 4 + 2 (t / 2 % 2).
     """
-    groups = -(-call.src // 8)
-    counter = np.zeros((4, call.batch * call.heads, call.tgt, groups), dtype=np.uint64)
+    groups = -(-call.src_len // 8)
+    counter = np.zeros((4, call.batch * call.heads, call.tgt_len, groups), dtype=np.uint64)
     counter[0] = np.arange(groups)
-    counter[1] = np.arange(call.tgt)[:, None]
+    counter[1] = np.arange(call.tgt_len)[:, None]
     counter[2] = np.arange(call.batch * call.heads)[:, None, None]
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     keys = [call.seed & 0xFFFFFFFF, call.seed >> 32 & 0xFFFFFFFF]
@@ -274,5 +273,5 @@ def kept(call: Call) -> Tensor:
         keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
     halves = [counter[t // 4 + 2 * (t // 2 % 2)] >> np.uint64(16 * (t % 2)) for t in range(8)]
     bits = np.stack(halves, -1) & np.uint64(0xFFFF)
-    bits = bits.reshape(call.batch, call.heads, call.tgt, groups * 8)[..., : call.src]
-    return torch.from_numpy(bits >= call.drop)
+    bits = bits.reshape(call.batch, call.heads, call.tgt_len, groups * 8)[..., : call.src_len]
+    return torch.from_numpy(bits >= call.drop_threshold)

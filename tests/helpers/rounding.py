@@ -32,10 +32,11 @@ class Rounded(TorchDispatchMode):
         self.unit = epsilon / 12**0.5
         self.generator = torch.Generator().manual_seed(seed)
         self.rules: dict[object, Callable[..., Tensor]] = {
-            aten.mul.Tensor: _one_rounding,
-            aten.add.Tensor: _one_rounding,
-            aten.div.Tensor: _one_rounding,
+            **dict.fromkeys(ROUNDED_ONCE, _one_rounding),
             aten.bmm.default: _products,
+            aten.mm.default: _products,
+            aten.addmm.default: _sum_and_products,
+            aten.cumsum.default: _running_sums,
             aten.sum.dim_IntList: _sums,
             aten.scatter_add.default: _scattered,
             aten.index_put.default: _put,
@@ -58,35 +59,24 @@ class Rounded(TorchDispatchMode):
         return result + self.unit * variance.sqrt() * noise
 
 
-# Operations that move numbers, or select among them.
-EXACT = {
-    getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2])
-    for name in (
-        "view.default",
-        "transpose.int",
-        "expand.default",
-        "detach.default",
-        "unsqueeze.default",
-        "_unsafe_view.default",
-        "_to_copy.default",
-        "masked_fill.Scalar",
-        "new_zeros.default",
-        "gather.default",
-        "index.Tensor",
-        "squeeze.dim",
-        "zeros_like.default",
-        "clone.default",
-        "where.self",
-        "scalar_tensor.default",
-        "randn.generator",
-        "slice.Tensor",
-        "select.int",
-        "permute.default",
-        "slice_backward.default",
-        "select_backward.default",
-        "neg.default",
-    )
-}
+def _operations(names: str) -> set[object]:
+    return {getattr(getattr(aten, name), overload) for name, overload in (part.split(".") for part in names.split())}
+
+
+# Operations that move numbers, or select among them; and those whose result is rounded once.
+EXACT = _operations("""
+    view.default transpose.int expand.default detach.default unsqueeze.default _unsafe_view.default
+    _to_copy.default masked_fill.Scalar new_zeros.default gather.default index.Tensor squeeze.dim
+    zeros_like.default clone.default where.self scalar_tensor.default randn.generator slice.Tensor select.int
+    permute.default slice_backward.default select_backward.default neg.default abs.default maximum.default
+    minimum.default clamp_min.default t.default flip.default relu.default
+    threshold_backward.default clamp.default floor.default ceil.default cat.default unbind.int stack.default
+    sgn.default sign.default masked_fill_.Scalar copy_.default zero_.default
+""")
+ROUNDED_ONCE = _operations("""
+    mul.Tensor mul.Scalar add.Tensor add.Scalar sub.Tensor rsub.Scalar div.Tensor div.Scalar reciprocal.default
+    sqrt.default pow.Tensor_Scalar exp.default log.default log1p.default sigmoid.default sigmoid_backward.default
+""")
 
 
 def _is_real(result: object) -> bool:
@@ -104,6 +94,15 @@ def _one_rounding(result: Tensor, *_: object) -> Tensor:
 
 def _products(result: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return _sum_of(left.size(-1), result, left.square() @ right.square())
+
+
+def _sum_and_products(result: Tensor, start: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    return _sum_of(left.size(-1) + 1, result, start.square() + left.square() @ right.square())
+
+
+def _running_sums(result: Tensor, terms: Tensor, dim: int) -> Tensor:
+    count = torch.ones_like(terms).cumsum(dim)
+    return _sum_of(count, result, terms.square().cumsum(dim))
 
 
 def _sums(result: Tensor, terms: Tensor, dims: list[int], keep: bool = False) -> Tensor:

@@ -1,8 +1,8 @@
-"""A kernel in C for CPUs: attention with positions in one pass over tiles, forward and backward.
+"""Attend on CPUs by a kernel in C: one pass over tiles, forward and backward.
 
-`attention.lowering` sums the terms by kind, `operands` chooses the windows of distances, `call.h`
-says what the kernel evaluates, and `build` compiles it where it is first needed.  A call keeps q,
-k, v, the output and two numbers a query: nothing has a size of T x S.  A step of decoding has one
+`attention.lowering` sums the terms by kind, `call` hands them to the kernel, `call.h` documents what
+the kernel evaluates, and `build` compiles it when it is first needed.  A call keeps q, k, v, the output
+and two numbers a query for the backward pass: nothing has a size of T x S.  A step of decoding has one
 query and nothing to tile: `step` passes over keys and values once.
 """
 
@@ -13,15 +13,13 @@ from torch import Tensor
 
 from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.native import build, step
-from relpos_fairseq.attention.native.call import DROPS
-from relpos_fairseq.attention.native.call import attend as by_kernel
+from relpos_fairseq.attention.native import build, call, step
 from relpos_fairseq.attention.step import attend_step, supports_step
 
 name = "native"
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-__all__ = ["attend", "build", "function", "name", "problem", "refusal", "refusal_anywhere"]
+__all__ = ["attend", "build", "call", "name", "problem", "refusal", "refusal_anywhere", "serves_step", "step"]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
@@ -30,11 +28,11 @@ def attend(inputs: AttentionInputs) -> Tensor:
         return step.attend(inputs)
     if supports_step(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
-    return by_kernel(inputs)
+    return call.attend(inputs)
 
 
 def serves_step(inputs: AttentionInputs) -> bool:
-    """Tell whether the inputs are a step of decoding that the kernel evaluates on this machine."""
+    """Return whether the inputs are a step of decoding that the kernel evaluates on this machine."""
     return supports_step(inputs.terms, inputs.positions) and step.serves(inputs)
 
 
@@ -54,6 +52,6 @@ def refusal_anywhere(inputs: AttentionInputs) -> str | None:
         return f"tensors on {inputs.q.device.type} (its kernel is for CPUs)"
     if inputs.q.dtype not in TYPES:
         return f"inputs of {inputs.q.dtype}"
-    if round(inputs.dropout * DROPS) == DROPS:
+    if round(inputs.dropout * call.DROP_PARTS) == call.DROP_PARTS:
         return f"a dropout of {inputs.dropout:g}, which keeps nothing"
     return lowering.refusal(inputs)

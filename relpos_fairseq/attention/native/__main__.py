@@ -1,4 +1,4 @@
-"""Compile the kernel before it is needed: python -m relpos_fairseq.attention.native."""
+"""Compile the kernel in C before it is needed: python -m relpos_fairseq.attention.native."""
 
 import logging
 import sys
@@ -7,7 +7,7 @@ from relpos_fairseq.attention.native import build
 
 
 def main() -> int:
-    """Status 0, or 2 with one line that says what is missing."""
+    """Compile, and return exit status 0; or print what is missing, and return 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     problem = build.problem()
     if problem is not None:

@@ -1,9 +1,9 @@
-"""Compiling the kernel where it is first needed, once for a machine, and loading it.
+"""Compile the kernel in C when it is first needed, once for a machine, and load it.
 
-The library lies in a cache folder under a name made of all that it depends on: sources, compiler,
-flags (`RELPOS_ISA` chooses the instruction set), processor.  Its file ends with a hash of what
-stands before, so that one that was cut short is compiled again rather than loaded.  gcc's shares
-torch's OpenMP runtime, which has the same name; clang's has one of its own, beside torch's.
+The library lies in a cache folder under a name that hashes all it depends on: sources, compiler,
+flags (`RELPOS_ISA` chooses the instruction set) and processor.  Its file ends with a hash of the
+bytes before, so that a truncated file is compiled again rather than loaded.  A library by gcc shares
+torch's OpenMP runtime, which has the same name; one by clang brings its own, beside torch's.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast
 DEFINED = {torch.float32: (), torch.float64: ("-DRELPOS_DOUBLE",)}
 REMEDY = "install gcc, or name a compiler in CC"
 X86 = ("x86_64", "amd64")
-PATIENCE = 600  # seconds that a compiler may take
+COMPILER_TIMEOUT = 600  # seconds
 _HASH = hashlib.sha256().digest_size
 logger = logging.getLogger(__name__)
 
 
 class BuildError(RuntimeError):
-    """Why there is no library here, and what to do about it."""
+    """There is no library on this machine; the message says why, and what to do."""
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernel for fp32 or fp64, compiled where it has not been yet.
+    """Return the library for fp32 or fp64, compiled first if it has not been yet.
 
     Raises:
-        BuildError: names compiler, command and what it said.
+        BuildError: names the compiler, its command and its message.
     """
     found = _attempt(dtype)
     if isinstance(found, BuildError):
@@ -57,13 +57,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def problem(dtype: torch.dtype = torch.float32) -> str | None:
-    """Why this machine has no kernel, or None; found out once a process."""
+    """Return why this machine has no kernel for a type, or None; found out once a process."""
     found = _attempt(dtype)
     return str(found) if isinstance(found, BuildError) else None
 
 
-# A compiled graph has the answer, not the question: torch.compiler.assume_constant_result says so
-# too, but imports dynamo, which takes seconds.
+# torch.compile takes the answer for a constant.  torch.compiler.assume_constant_result declares the
+# same, but imports dynamo, which takes seconds.
 problem._dynamo_marked_constant = True
 
 
@@ -80,11 +80,11 @@ def _attempt(dtype: torch.dtype) -> ctypes.CDLL | BuildError:
 
 
 def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Load the library of a folder of sources, compiled first where the cache has none.
+    """Load the library of a folder of sources, compiled first if no cache folder has it.
 
     Args:
         sources: folder with kernel.c and what it includes.
-        defined: flags beside FLAGS.
+        defined: flags in addition to FLAGS.
 
     Raises:
         BuildError: as `library`.
@@ -115,7 +115,11 @@ def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 
 def find_compiler() -> tuple[str, ...]:
-    """The command of CC, or of the first known compiler on PATH."""
+    """Return the command that CC names, or that of the first of COMPILERS on PATH.
+
+    Raises:
+        BuildError: it is not on PATH.
+    """
     try:
         asked = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
@@ -130,13 +134,16 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sources: Path, path: Path) -> None:
-    """Compile to a temporary name, and put it in its place whole.
+    """Compile kernel.c to a temporary file, append its hash, and move it to its path.
 
     Args:
         compiler: command.
-        kinds: sets of flags, best first; the first that the compiler takes is used.
+        kinds: sets of flags, best first; the first that the compiler accepts is used.
         sources: folder of kernel.c.
         path: of the library.
+
+    Raises:
+        BuildError: the compiler accepts none; quotes its message.
     """
     logger.info("compiling the attention kernel to %s, once for this machine", path)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".so")
@@ -163,9 +170,9 @@ def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sou
 
 
 def _run(command: list[str]) -> str | None:
-    """None where the command succeeds, or what it said."""
+    """Run a command; return None if it succeeds, else its first lines of output."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILER_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:
@@ -175,9 +182,9 @@ def _run(command: list[str]) -> str | None:
 
 
 def _flag_sets() -> list[tuple[str, ...]]:
-    """Flags for this machine, best first: not all compilers know all of them.
+    """Return sets of flags for this machine, best first: not every compiler accepts all of them.
 
-    `RELPOS_ISA` names another instruction set than this machine's own (`native`), as -march takes
+    `RELPOS_ISA` may name another instruction set than this machine's own (`native`), as -march takes
     it: `x86-64-v3` has AVX2, `x86-64-v2` SSE4.  Then no flags without it are tried.
     """
     machine, asked = platform.machine().lower(), os.environ.get("RELPOS_ISA") or "native"
@@ -190,16 +197,16 @@ def _flag_sets() -> list[tuple[str, ...]]:
 
 
 def flags_for(machine: str, chosen: str) -> list[tuple[str, ...]]:
-    """Flags for a kind of machine and a choice of its instruction set, best first."""
+    """Return sets of flags for a machine and the flag that chooses its instruction set, best first."""
     flags = (*FLAGS, chosen)
     if machine in X86:
         return [(*flags, "-mprefer-vector-width=512"), flags]
-    # gcc would move a block's loads so far ahead of their use that its sums leave the registers.
+    # Without it, gcc moves the loads of matmul_block so far ahead that its sums leave the registers.
     return [(*flags, "-fno-schedule-insns"), flags]
 
 
 def _key(sources: Path, compiler: tuple[str, ...], kinds: list[tuple[str, ...]]) -> str:
-    """A hash of all that the library depends on."""
+    """Return a hash of all that the library depends on."""
     digest = hashlib.sha256()
     for part in (*compiler, _version(compiler), repr(kinds), _processor()):
         digest.update(part.encode() + b"\0")
@@ -224,7 +231,7 @@ def _version(compiler: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """The first processor's model and abilities, for which a library is compiled."""
+    """Return model and instruction sets of the first processor, for which a library is compiled."""
     with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
         names = ("model name", "flags", "Features", "CPU implementer", "CPU part")
@@ -234,11 +241,11 @@ def _processor() -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a library is there, not from just anybody, and ends with its own hash."""
+    """Return whether a library exists, comes from a user who is trusted, and ends with the hash of its bytes."""
     try:
         shared = path.parent.stat().st_mode & stat.S_IWOTH
         if shared and path.stat().st_uid not in (0, os.geteuid()):
-            return False  # anybody may put a file there: loading it would run it
+            return False  # anybody may write to this folder, and loading a file runs it
         content = path.read_bytes()
     except OSError:
         return False

@@ -1,4 +1,13 @@
-"""Call the kernel in C, forward and backward: its arguments as call.h declares them."""
+"""Call the kernel in C, forward and backward: its arguments as call.h declares them.
+
+`attend` lowers the terms of a call (`attention.lowering`) and hands the tensors to an operation of
+torch.  The operation's passes, `forward` and `backward`, fill in a `Call`, whose fields are those of
+call.h: numbers, and where each tensor lies.  The kernel has only addresses, so that shapes and
+devices are checked here.
+
+An operation takes a list of tensors.  Bit p of its integer `kinds` says that the tensor named
+`PLACES[p]` is in the list; further bits say which pairs of `SHARED_TABLES` are one tensor.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,6 @@ import ctypes
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,101 +34,81 @@ from relpos_fairseq.attention.lowering import (
     relations_of_vectors,
 )
 from relpos_fairseq.attention.native import build
-from relpos_fairseq.attention.native import call as calls
-from relpos_fairseq.attention.operation import define
 
-# ---- A call as the kernel reads it: call.h, field by field.
+CONTENT = ("q", "k", "v", "content_q", "content_k")
+FACTORS = ("query_factors", "key_factors")
+TENSORS = (*CONTENT, *FACTORS)
+TABLES_OF_VECTORS = ("query_vectors", "key_vectors", "product_query", "product_key", "value_vectors", "trilinear")
+TABLES = ("content_offset", *TABLES_OF_VECTORS, "static", "gate", "reset")
+OPERANDS = (*TENSORS, *TABLES)  # what may have a gradient
+MASKS = ("first_token", "key_padding", "documents")
+PLACES = (*OPERANDS, *MASKS, "seed")
+SHARED_TABLES = (("query_vectors", "key_vectors"), ("product_query", "product_key"))
+DROP_PARTS = 65536  # dropout is rounded to a multiple of 1 / DROP_PARTS
+MAX_CLIPPED_WIDTH = 192  # distances up to which tables of vectors are clipped (see call.h)
+MAX_UNSUMMED_BYTES = 32 << 20  # of gradients that the kernel writes for each batch row, before they are summed
 
-
-_number, _pointer = ctypes.c_int64, ctypes.c_void_p
+_integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class TensorArg(ctypes.Structure):
-    """(B, H, length, channels): where it lies, and strides of batch, heads and rows."""
+    """call.h's Tensor: the address of (B, H, length, channels), and strides in elements."""
 
-    _fields_ = [("data", _pointer), ("b", _number), ("h", _number), ("t", _number)]
+    _fields_ = [("data", _pointer), ("batch_stride", _integer), ("head_stride", _integer), ("row_stride", _integer)]
 
 
 class TableArg(ctypes.Structure):
-    """(H|1, rows[, channels]): where it lies, and the stride of heads."""
+    """call.h's Table: the address of (H|1, rows[, channels]), and the stride of heads in elements."""
 
-    _fields_ = [("data", _pointer), ("h", _number)]
-
-
-_NUMBERS = (
-    "batch",
-    "heads",
-    "tgt",
-    "src",
-    "dim",
-    "value_dim",
-    "rank",
-    "start",
-    "first_head",
-    "all_heads",
-    "low",
-    "width",
-    "wide",
-    "causal",
-    "window",
-    "reset_kinds",
-    "first_per_row",
-    "drop",
-    "seed",
-    "threads",
-)
+    _fields_ = [("data", _pointer), ("head_stride", _integer)]
 
 
-class Numbers(NamedTuple):
-    """Those of them that no tensor and no machine says: what call.h says of each."""
+class CallNumbers(NamedTuple):
+    """The integer fields of `Call` that follow from neither a tensor nor the machine; call.h documents each."""
 
     batch: int
     heads: int
-    tgt: int
-    src: int
+    tgt_len: int
+    src_len: int
     dim: int
     value_dim: int
     rank: int
-    start: int
+    query_start: int
     low: int
     width: int
-    wide: int
+    unclipped: int
     causal: int
     window: int
     reset_kinds: int
-    drop: int
-
-
-FACTORS = ("query_factors", "key_factors")
-TENSORS = ("q", "k", "v", "content_q", "content_k", *FACTORS)
-OVER_DISTANCES = ("query_vectors", "key_vectors", "product_query", "product_key", "value_vectors", "trilinear")
-TABLES = ("content_offset", *OVER_DISTANCES, "static", "gate", "reset")
-OPERANDS = (*TENSORS, *TABLES)  # by their names in a lowered call; `static` is `static_` in call.h
+    drop_threshold: int
 
 
 class Call(ctypes.Structure):
-    """All that the kernel is told."""
+    """call.h's Call, field by field; its `static_` is `static` here."""
 
     _fields_ = [
-        *((name, _number) for name in _NUMBERS),
+        *((name, _integer) for name in ("batch", "heads", "tgt_len", "src_len", "dim", "value_dim", "rank")),
+        *((name, _integer) for name in ("query_start", "first_head", "all_heads", "low", "width", "unclipped")),
+        *((name, _integer) for name in ("causal", "window", "reset_kinds", "first_token_per_row")),
+        *((name, _integer) for name in ("drop_threshold", "seed", "threads")),
         ("scale", ctypes.c_double),
         *((name, TensorArg) for name in (*TENSORS, "out")),
         *((name, TableArg) for name in TABLES),
-        *((name, _pointer) for name in ("first", "padding", "documents", "top", "mass")),
-        *((f"d{name}", TensorArg) for name in ("out", "q", "k", "v", "content_q", "content_k")),
+        *((name, _pointer) for name in (*MASKS, "row_max", "row_sum")),
+        *((f"d{name}", TensorArg) for name in ("out", *CONTENT)),
         *((f"d{name}", _pointer) for name in (*FACTORS, *TABLES)),
     ]
 
 
 @functools.cache
 def kernel(dtype: torch.dtype) -> ctypes.CDLL:
-    """The library, told of its functions' types.
+    """Return the compiled library for fp32 or fp64, with the types of its functions declared.
 
     Raises:
-        build.BuildError: where it cannot be had, or was compiled from another call.h than this.
+        build.BuildError: there is no library, or it was compiled from another call.h than this file describes.
     """
     library = build.library(dtype)
-    library.relpos_call_size.restype = _number
+    library.relpos_call_size.restype = _integer
     size = library.relpos_call_size()
     if size != ctypes.sizeof(Call):
         raise build.BuildError(
@@ -130,13 +118,111 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL:
     for function in (library.relpos_forward, library.relpos_backward):
         function.argtypes, function.restype = [ctypes.POINTER(Call)], ctypes.c_int
     library.relpos_groups.argtypes = [ctypes.POINTER(Call)]
-    library.relpos_groups.restype = _number
+    library.relpos_groups.restype = _integer
     return library
 
 
-# ---- What must be checked before the kernel runs, which has only addresses.
-# An operand of another shape would be read past its end.
+# ------------------------------------------------------------------------------ From inputs to operands
 
+
+def attend(inputs: AttentionInputs) -> Tensor:
+    """Return the output (B, H, T, Dv) of inputs that `native.refusal` accepts."""
+    lowered = lower_for_c(inputs)
+    check_device(lowered.tensors.items())
+    kinds, tensors = _as_list({**lowered.tensors, **_masks(inputs, lowered)})
+    (out,) = _operation(1, kinds, call_numbers(inputs, lowered), inputs.scale, tensors)
+    return out.to(inputs.v.dtype)
+
+
+def lower_for_c(inputs: AttentionInputs) -> Lowered:
+    """Lower a call; the tensors of the result are the kernel's operands, by their names in call.h."""
+    positions = inputs.positions
+    all_distances = Window(positions.lowest_distance, positions.highest_distance)
+    lowered = lower(inputs, _window_of_vectors(inputs, all_distances), all_distances, inputs.exact)
+    operands = lowered.tensors
+    q, k, content_q, content_k = inputs.exact_pairs()
+    operands["v"] = inputs.v.to(inputs.exact)
+    if inputs.rotated and any(name in operands for name in ("query_vectors", "key_vectors", "product_query")):
+        operands["content_q"], operands["content_k"] = content_q, content_k
+    else:
+        q, k = content_q, content_k
+    operands["q"], operands["k"] = q, k
+    return lowered
+
+
+def _window_of_vectors(inputs: AttentionInputs, all_distances: Window) -> Window:
+    """Return the distances for which tables of vectors have rows: few and clipped ends, or all."""
+    if relations := relations_of_vectors(inputs):
+        clipped = Window.over(relations, DistanceRange(all_distances.low, all_distances.high))
+    elif needs_offset_table(inputs):
+        clipped = SAME_EVERYWHERE
+    else:
+        return all_distances
+    return clipped if clipped.width <= min(MAX_CLIPPED_WIDTH, all_distances.width) else all_distances
+
+
+def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
+    """Return the numbers of a call, from its inputs and its lowered terms."""
+    positions, operands = inputs.positions, lowered.tensors
+    batch, heads, _, dim = (inputs.content_q if inputs.rotated else inputs.q).shape
+    rank = operands["query_factors"].size(-1) if "query_factors" in operands else 0
+    low = width = unclipped = 0
+    if any(name in operands for name in TABLES_OF_VECTORS):
+        low, width = lowered.vectors.low, lowered.vectors.width
+        unclipped = int(lowered.vectors.equals(lowered.scalars))  # a row for each of all distances
+    return CallNumbers(
+        batch=batch,
+        heads=heads,
+        tgt_len=positions.tgt_len,
+        src_len=positions.src_len,
+        dim=dim,
+        value_dim=inputs.v.size(-1),
+        rank=rank,
+        query_start=positions.query_start,
+        low=low,
+        width=width,
+        unclipped=unclipped,
+        causal=int(inputs.causal),
+        window=inputs.window or 0,
+        reset_kinds=lowered.reset_kinds,
+        drop_threshold=round(inputs.dropout * DROP_PARTS),
+    )
+
+
+def _masks(inputs: AttentionInputs, lowered: Lowered) -> dict[str, Tensor]:
+    """Return the tensors without gradients, in the types that the kernel reads."""
+    found, shape = {}, (inputs.q.size(0), inputs.positions.src_len)
+    if lowered.reset_kinds:
+        found["first_token"] = lowered.first.to(torch.int64).contiguous()
+    if inputs.key_padding is not None:
+        padding = inputs.key_padding.to(torch.bool).expand(shape).contiguous()
+        found["key_padding"] = padding.view(torch.uint8)
+    if inputs.documents is not None:
+        found["documents"] = inputs.documents.to(torch.int64).expand(shape).contiguous()
+    if inputs.dropout:
+        found["seed"] = torch.randint(1 << 40, 1 << 62, (), dtype=torch.long)
+    return found
+
+
+def _as_list(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
+    """Return tensors given by their names as `kinds` and a list; one tensor that serves as two tables is in it once."""
+    shared = 0
+    for bit, (first, second) in enumerate(SHARED_TABLES, len(PLACES)):
+        if first in given and given[first] is given.get(second):
+            shared |= 1 << bit
+            given = {name: tensor for name, tensor in given.items() if name != second}
+    kinds, tensors = operation.arranged(PLACES, given)
+    return kinds | shared, tensors
+
+
+def _names_in_list(kinds: int) -> list[tuple[str, ...]]:
+    """Return the names of each tensor in a call's list: two for a tensor that serves as two tables."""
+    both = {pair[0]: pair for bit, pair in enumerate(SHARED_TABLES, len(PLACES)) if kinds >> bit & 1}
+    present = (name for place, name in enumerate(PLACES) if kinds >> place & 1)
+    return [both.get(name, (name,)) for name in present]
+
+
+# ----------------------------------------------------------------------------------------------- Checks
 
 _WORDS = {
     "q": "queries",
@@ -147,29 +233,25 @@ _WORDS = {
 }
 
 
-def check(call: Numbers, operands: Iterable[tuple[Sequence[str], Tensor]]) -> None:
-    """Refuse operands that have other lengths than the call says.
-
-    Args:
-        call: its numbers.
-        operands: with their names in call.h, tables over the call's windows.
+def check_shapes(numbers: CallNumbers, operands: Iterable[tuple[Sequence[str], Tensor]]) -> None:
+    """Refuse operands, given with their names, whose shapes are not what the numbers of the call say.
 
     Raises:
         ValueError: names the operand, its shape, and what it must be.
     """
-    fitting = _shapes(call)
+    fitting = _fitting_shapes(numbers)
     for (name, *_), operand in operands:
         if operand.shape not in fitting[name]:
             over = " over its window of distances" * (name in TABLES)
             raise ValueError(
-                f"attention of {call.batch} rows, {call.heads} heads, {call.tgt} queries and "
-                f"{call.src} keys: {_WORDS.get(name, name)} must be {fitting[name][0]}{over}, got "
+                f"attention of {numbers.batch} rows, {numbers.heads} heads, {numbers.tgt_len} queries and "
+                f"{numbers.src_len} keys: {_WORDS.get(name, name)} must be {fitting[name][0]}{over}, got "
                 f"{tuple(operand.shape)}"
             )
 
 
 def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse operands, given with their names, that lie elsewhere than the queries: on no CPU.
+    """Refuse operands, given with their names, that are not on a CPU.
 
     Raises:
         ValueError: names the operand and its device.
@@ -183,112 +265,46 @@ def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
 
 
 @functools.lru_cache
-def _shapes(call: Numbers) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes that each operand may have: of its own for each head of each row first."""
-    batch, heads, tgt, src = call.batch, call.heads, call.tgt, call.src
-    query, key = (batch, heads, tgt, call.dim), (batch, heads, src, call.dim)
-    vectors, scalars = (heads, call.width, call.dim), (heads, tgt + src - 1)
-    whole = {
+def _fitting_shapes(numbers: CallNumbers) -> dict[str, list[tuple[int, ...]]]:
+    """Return by name the shapes that an operand may have: the full shape first, then those that broadcast to it.
+
+    Tables may be shared by heads, and factors by heads and batch rows.
+    """
+    batch, heads, tgt_len, src_len, dim, value_dim, rank = numbers[:7]
+    query, key = (batch, heads, tgt_len, dim), (batch, heads, src_len, dim)
+    full = dict.fromkeys(TABLES_OF_VECTORS, (heads, numbers.width, dim)) | {
         "q": query,
         "k": key,
-        "v": (batch, heads, src, call.value_dim),
+        "v": (batch, heads, src_len, value_dim),
         "content_q": query,
         "content_k": key,
-        "query_factors": (batch, heads, tgt, call.rank),
-        "key_factors": (batch, heads, src, call.rank),
-        "content_offset": (heads, call.dim),
-        "query_vectors": vectors,
-        "key_vectors": vectors,
-        "product_query": vectors,
-        "product_key": vectors,
-        "value_vectors": (heads, call.width, call.value_dim),
-        "trilinear": vectors,
-        "static": scalars,
-        "gate": scalars,
+        "query_factors": (batch, heads, tgt_len, rank),
+        "key_factors": (batch, heads, src_len, rank),
+        "content_offset": (heads, dim),
+        "value_vectors": (heads, numbers.width, value_dim),
+        "static": (heads, tgt_len + src_len - 1),
+        "gate": (heads, tgt_len + src_len - 1),
         "reset": (heads, 2),
     }
-    return {name: _or_shared(name, shape) for name, shape in whole.items()}
+    found = {}
+    for name, shape in full.items():
+        leading = 2 if name in FACTORS else 1 if name in TABLES else 0
+        sizes = itertools.product(*((size, 1) for size in shape[:leading]))
+        found[name] = [(*some, *shape[leading:]) for some in sizes]
+    return found
 
 
-def _or_shared(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return a shape, and those of an operand that heads (factors: or rows of the batch) share."""
-    leading = 2 if name in FACTORS else 1 if name in TABLES else 0
-    kept = itertools.product(*((size, 1) for size in shape[:leading]))
-    return [(*sizes, *shape[leading:]) for sizes in kept]
-
-
-# ---- The operands of the kernel in C (call.h): a lowered call over the kernel's own windows.
-# Tables of vectors share one window: a narrow band between two tails, or, where a term has more
-# distances than `NARROW`, all distances.  Scalars lie over all distances.
-
-
-NARROW = 192  # distances up to which a window is kept narrow
-
-
-def lower_for_c(inputs: AttentionInputs) -> Lowered:
-    """Lower a call that `refusal` does not refuse; its tensors are the kernel's operands."""
-    positions = inputs.positions
-    everywhere = Window(positions.lowest_distance, positions.highest_distance)
-    low = lower(inputs, _window(inputs, everywhere), everywhere, inputs.exact)
-    operands = low.tensors
-    q, k, content_q, content_k = inputs.exact_pairs()
-    operands["v"] = inputs.v.to(inputs.exact)
-    vectors = ("query_vectors", "key_vectors", "product_query")
-    if inputs.rotated and any(name in operands for name in vectors):
-        operands["content_q"], operands["content_k"] = content_q, content_k
-    else:
-        q, k = content_q, content_k
-    operands["q"], operands["k"] = q, k
-    return low
-
-
-def _window(inputs: AttentionInputs, everywhere: Window) -> Window:
-    """Return the distances beyond which no table of vectors changes, or all distances."""
-    if relations := relations_of_vectors(inputs):
-        narrow = Window.over(relations, DistanceRange(everywhere.low, everywhere.high))
-    elif needs_offset_table(inputs):
-        narrow = SAME_EVERYWHERE
-    else:
-        return everywhere
-    return narrow if narrow.width <= min(NARROW, everywhere.width) else everywhere
-
-
-# ---- The kernel's forward and backward pass over tensors, as operations of torch call them.
-# A call's tensors come as a list of those that there are; bit p of `kinds` says that the one at place
-# p of `PLACES` is among them, the bits after these that a pair of `ONE_TABLE` is one tensor.
-
-
-_GRADIENTS = tuple(f"d{name}" for name in OPERANDS)
-CONTENT = ("q", "k", "v", "content_q", "content_k")
-_IS_TABLE = frozenset(TABLES)
-_BY_HEAD = (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT))
-MASKS = ("first", "padding", "documents")
-PLACES = (*OPERANDS, *MASKS, "seed")
-ONE_TABLE = (("query_vectors", "key_vectors"), ("product_query", "product_key"))
-AT_ONCE = 32 << 20  # bytes of gradients that the kernel writes apart, before they are summed
-_Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)  # a call's fields have 8 bytes each
-_WORD = {name: getattr(Call, name).offset // 8 for name, _ in Call._fields_}
-
-
-def arranged(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
-    """Return a call's tensors, given by their names, as `kinds` and the list that it describes."""
-    alike = 0
-    for bit, (first, second) in enumerate(ONE_TABLE, len(PLACES)):
-        if first in given and given[first] is given.get(second):
-            alike |= 1 << bit
-            given = {name: tensor for name, tensor in given.items() if name != second}
-    kinds, tensors = operation.arranged(PLACES, given)
-    return kinds | alike, tensors
+# ------------------------------------------------------------------------------------------------ Passes
 
 
 def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
-    """Return the output, and the (2, N, T) largest logits and sums that its gradients need."""
+    """Return the output, and (2, N, T) row_max and row_sum, which the backward pass needs."""
     plan = _plan_of(kinds, tuple(numbers), scale)
-    check(plan.numbers, zip(plan.names, tensors, strict=False))
+    check_shapes(plan.numbers, zip(plan.operands, tensors, strict=False))
     out, sums = results(tensors)
-    call, laid = plan.call_of(tensors, out, sums)
-    _run(calls.kernel(sums.dtype).relpos_forward, call)
-    del laid  # not before: the call has the addresses alone
+    call, placed = plan.fill_in(tensors, out, sums)
+    _run(kernel(sums.dtype).relpos_forward, call)
+    del placed  # not before: the call has only the addresses
     return [out, sums]
 
 
@@ -304,17 +320,17 @@ def backward(
     """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
     (dout,), (out, sums) = grads, results
     plan = _plan_of(kinds, tuple(numbers), scale)
-    call, laid = plan.call_of(tensors, out, sums)
+    call, placed = plan.fill_in(tensors, out, sums)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    _Words.from_buffer(call)[_WORD["dout"] : _WORD["dout"] + 4] = _place(dout)
-    asked = {n: names for n, names in enumerate(plan.names) if wanted >> n & 1}
-    found = _gradients(call, laid, sums, asked)
+    call.dout = _place(dout)
+    asked = {number: names for number, names in enumerate(plan.operands) if wanted >> number & 1}
+    found = _gradients(call, placed, sums, asked)
     return [found[number] for number in asked]
 
 
 def results(tensors: list[Tensor], *rest) -> list[Tensor]:
-    """Return room for what `forward` returns."""
+    """Return empty tensors for what `forward` returns."""
     q, v = tensors[0], tensors[2]
     if q.size(-1) != v.size(-1):
         out = v.new_empty(*q.shape[:3], v.size(-1))
@@ -326,9 +342,9 @@ def results(tensors: list[Tensor], *rest) -> list[Tensor]:
 
 
 def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
-    """Return room for what `backward` returns."""
+    """Return empty tensors for what `backward` returns."""
     found = []
-    for number, (names, operand) in enumerate(zip(_names(kinds), tensors, strict=True)):
+    for number, (names, operand) in enumerate(zip(_names_in_list(kinds), tensors, strict=True)):
         if wanted >> number & 1:
             if names[0] in CONTENT and operand.stride(-1) == 1:
                 found.append(torch.empty_like(operand))
@@ -337,88 +353,97 @@ def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: floa
     return found
 
 
-def _names(kinds: int) -> list[tuple[str, ...]]:
-    """Return the names of each of a call's tensors, in their order."""
-    both = {pair[0]: pair for bit, pair in enumerate(ONE_TABLE, len(PLACES)) if kinds >> bit & 1}
-    there = (name for place, name in enumerate(PLACES) if kinds >> place & 1)
-    return [both.get(name, (name,)) for name in there]
+_operation = operation.define(
+    "attend",
+    operation.Kernel(forward, results, backward, gradients),
+    ["CPU"],
+    ("attention by the compiled kernel", "use --attention-backend reference"),
+)
 
 
 @functools.lru_cache
 def _plan_of(kinds: int, numbers: tuple[int, ...], scale: float) -> _Plan:
-    """Return what all calls with these numbers have in common."""
-    named = Numbers(*numbers)
+    """Return what all calls with these arguments of the operation have in common."""
+    named = CallNumbers(*numbers)
     call = Call(**named._asdict(), scale=scale, all_heads=named.heads)
-    names = _names(kinds)
-    operands = sum(found[0] in OPERANDS for found in names)
-    return _Plan(named, call, names[:operands], [name for (name,) in names[operands:]])
+    names = _names_in_list(kinds)
+    count = sum(found[0] in OPERANDS for found in names)
+    return _Plan(named, call, names[:count], [name for (name,) in names[count:]])
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What calls that differ in tensors alone have in common.
+    """What calls that differ only in tensors have in common.
 
     Args:
-        numbers: of the call.
-        call: the same as the kernel reads them, to be copied.
-        names: of each operand; they come first among the tensors.
-        rest: names of the other tensors.
+        numbers: of the calls.
+        call: a `Call` with these numbers, to be copied.
+        operands: the names of each operand; operands come first in the list of tensors.
+        masks: the names of the other tensors: masks and the seed.
     """
 
-    numbers: Numbers
+    numbers: CallNumbers
     call: Call
-    names: list[tuple[str, ...]]
-    rest: list[str]
+    operands: list[tuple[str, ...]]
+    masks: list[str]
 
-    def call_of(self, tensors: list[Tensor], out: Tensor, sums: Tensor) -> tuple[Call, list[Tensor]]:
-        """Tell a call where operands and results lie; return the operands too, as it reads them.
+    def fill_in(self, tensors: list[Tensor], out: Tensor, sums: Tensor) -> tuple[Call, list[Tensor]]:
+        """Return a call with the addresses of all tensors, and the operands in the layout that the kernel reads.
 
-        Their channels follow one another, and tables are without gaps.
+        Channels of these are contiguous, and tables have no gaps.
         """
-        call = Call.from_buffer_copy(self.call)
+        call, placed = Call.from_buffer_copy(self.call), []
         call.threads = torch.get_num_threads()
-        words, laid = _Words.from_buffer(call), []
-        for names, operand in zip(self.names, tensors, strict=False):
+        for names, operand in zip(self.operands, tensors, strict=False):
             name = names[0]
             if name in _IS_TABLE:
                 operand = operand.contiguous()
                 place = operand.data_ptr(), operand.stride(0) if operand.size(0) > 1 else 0
-                for name in names:
-                    words[_WORD[name] : _WORD[name] + 2] = place
             else:
-                # Rows that read the same numbers share one gradient: of a batch of 1 only.
-                expanded = name in FACTORS and operand.stride(0) == 0 and operand.size(0) > 1
-                if expanded or operand.stride(-1) != 1:
+                # Batch rows that read the same factors share one gradient, but only if the batch dimension is 1.
+                is_expanded = name in FACTORS and operand.stride(0) == 0 and operand.size(0) > 1
+                if is_expanded or operand.stride(-1) != 1:
                     operand = operand.contiguous()
-                words[_WORD[name] : _WORD[name] + 4] = _place(operand)
-            laid.append(operand)
-        for name, tensor in zip(self.rest, tensors[len(laid) :], strict=True):
-            words[_WORD[name]] = int(tensor) if name == "seed" else tensor.data_ptr()
-            if name == "first":
-                call.first_per_row = tensor.numel() > 1
-        top, at = sums.data_ptr(), _WORD["out"]
-        words[at : at + 4] = _place(out)
-        words[_WORD["top"]] = top
-        words[_WORD["mass"]] = top + sums.stride(0) * sums.element_size()
-        return call, laid
+                place = _place(operand)
+            for name in names:
+                setattr(call, name, place)
+            placed.append(operand)
+        for name, tensor in zip(self.masks, tensors[len(placed) :], strict=True):
+            setattr(call, name, int(tensor) if name == "seed" else tensor.data_ptr())
+            if name == "first_token":
+                call.first_token_per_row = tensor.numel() > 1
+        call.out = _place(out)
+        call.row_max = sums.data_ptr()
+        call.row_sum = sums.data_ptr() + sums.stride(0) * sums.element_size()
+        return call, placed
+
+
+_IS_TABLE = frozenset(TABLES)
 
 
 def _place(x: Tensor) -> tuple[int, int, int, int]:
-    """Where (B|1, H|1, length, channels) lies; strides are 0 where it is broadcast."""
+    """Return the fields of a `TensorArg` for (B|1, H|1, length, channels)."""
     batch, heads, rows, _ = x.stride()
-    if x.size(0) == 1:
-        batch = 0
-    if x.size(1) == 1:
-        heads = 0
-    return x.data_ptr(), batch, heads, rows
+    return x.data_ptr(), 0 if x.size(0) == 1 else batch, 0 if x.size(1) == 1 else heads, rows
 
 
-@dataclass
-class _Apart:
-    """A gradient that the kernel writes in several rows, before they are summed.
+def _run(function: Callable[[Call], int], call: Call) -> None:
+    if call.batch and function(call):  # a batch without rows has nothing to evaluate
+        raise MemoryError(
+            f"the attention kernel has no memory for its buffers ({call.threads} threads, each for "
+            f"a head of {call.tgt_len} queries and {call.src_len} keys, {call.dim} channels): use fewer "
+            f"threads (OMP_NUM_THREADS), or --attention-backend blocked"
+        )
+
+
+# --------------------------------------------------------------------------------------------- Gradients
+
+
+class UnsummedGradient(NamedTuple):
+    """A gradient that the kernel writes for several batch rows, which are summed afterwards.
 
     Args:
-        rows: of the batch, or groups of them.
+        rows: how many batch rows, or groups of them, the kernel writes.
         shape: of the operand: (B|1, H|1, ...).
     """
 
@@ -427,158 +452,89 @@ class _Apart:
 
 
 def _gradients(
-    call: Call, laid: Sequence[Tensor], sums: Tensor, asked: dict[int, tuple[str, ...]]
+    call: Call, operands: Sequence[Tensor], sums: Tensor, asked: dict[int, tuple[str, ...]]
 ) -> dict[int, Tensor]:
     """Return the gradients of operands, by number, of those in `asked` by number and names.
 
-    The kernel writes those of tables for each head of each row of the batch, those of factors for
-    each head of the groups that rows are taken in.  Where these would take much memory before they
-    are summed, some heads are evaluated at a time; which ones depends on shapes and the number of
+    The kernel writes the gradients of tables for each head of each batch row, and those of factors
+    for each head of each group of batch rows.  Where these would take much memory before they are
+    summed, some heads are evaluated at a time.  Which ones depends on shapes and the number of
     threads alone.
     """
     grads: dict[int, Tensor] = {}
-    groups = calls.kernel(sums.dtype).relpos_groups(call) if call.rank else call.batch
-    words, apart = _Words.from_buffer(call), {}
+    groups = kernel(sums.dtype).relpos_groups(call) if call.rank else call.batch
+    unsummed = {}
     for number, (name, *_) in asked.items():
-        operand = laid[number]
+        operand = operands[number]
         if name in CONTENT:
-            grads[number] = grad = torch.empty_like(operand)
-            at = _WORD[f"d{name}"]
-            words[at : at + 4] = _place(grad)
+            grads[number] = torch.empty_like(operand)
+            setattr(call, f"d{name}", _place(grads[number]))
         elif name in FACTORS:
-            apart[number] = _Apart(groups, operand.shape)
+            unsummed[number] = UnsummedGradient(groups, operand.shape)
         else:
-            apart[number] = _Apart(call.batch, (1, *operand.shape))
-    for first, heads in _parts(call, apart.values(), sums.element_size()):
-        for number, grad in _of_part(call, first, heads, sums, apart, asked).items():
+            unsummed[number] = UnsummedGradient(call.batch, (1, *operand.shape))
+    for first, heads in _parts(call, unsummed.values(), sums.element_size()):
+        for number, grad in _gradients_of_heads(call, first, heads, sums, unsummed, asked).items():
             if heads == call.heads:
-                grads[number] = grad.view(laid[number].shape)
+                grads[number] = grad.view(operands[number].shape)
                 continue
             if number not in grads:
-                grads[number] = laid[number].new_zeros(laid[number].shape)
-            own = grads[number].view(apart[number].shape)
+                grads[number] = operands[number].new_zeros(operands[number].shape)
+            own = grads[number].view(unsummed[number].shape)
             own = own[:, first : first + heads] if own.size(1) > 1 else own
             own += grad
     return grads
 
 
-def _parts(call: Call, apart: Iterable[_Apart], element_size: int) -> Iterator[tuple[int, int]]:
-    """First head and number of heads of each part of a backward pass.
+def _parts(call: Call, unsummed: Iterable[UnsummedGradient], element_size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first head and the number of heads of each part of a backward pass.
 
     Args:
-        call: the call.
-        apart: gradients that the kernel writes in several rows.
+        call: the whole call.
+        unsummed: the gradients that take memory before they are summed.
         element_size: bytes of a number.
     """
-    all_heads, threads = call.heads, call.threads
-    size = 0  # bytes of a head, before they are summed
-    for grad in apart:
-        if tuple(grad.shape[:2]) != (grad.rows, all_heads):
+    size = 0  # bytes of a head
+    for grad in unsummed:
+        if tuple(grad.shape[:2]) != (grad.rows, call.heads):
             size += grad.rows * math.prod(grad.shape[2:]) * element_size
-    heads = max(AT_ONCE // max(size, 1), 2 * threads)  # no thread is idle for long
-    heads = min(all_heads, heads // threads * threads)
-    for first in range(0, all_heads, heads):
-        yield first, min(heads, all_heads - first)
+    heads = max(MAX_UNSUMMED_BYTES // max(size, 1), 2 * call.threads)  # no thread is idle for long
+    heads = min(call.heads, heads // call.threads * call.threads)
+    for first in range(0, call.heads, heads):
+        yield first, min(heads, call.heads - first)
 
 
-def _of_part(
-    call: Call, first: int, heads: int, sums: Tensor, apart: dict[int, _Apart], asked: dict[int, tuple[str, ...]]
+def _gradients_of_heads(
+    call: Call,
+    first: int,
+    heads: int,
+    sums: Tensor,
+    unsummed: dict[int, UnsummedGradient],
+    asked: dict[int, tuple[str, ...]],
 ) -> dict[int, Tensor]:
-    """Evaluate some heads; what they give to operands: (B|1, heads|1, ...)."""
+    """Run the backward pass of some heads, and return what it adds to the gradients: (B|1, heads|1, ...) each."""
     if heads < call.heads:
-        call = Call.from_buffer_copy(call)
-        size = sums.element_size()
-        for name in _BY_HEAD:
-            place = getattr(call, name)
-            if place.data:
-                place.data += first * place.h * size
-        sums = sums.view(2, call.batch, call.heads, call.tgt)[:, :, first : first + heads]
-        sums = sums.contiguous()
-        call.top, call.mass = sums[0].data_ptr(), sums[1].data_ptr()
-        call.heads, call.first_head = heads, first
-    found, words = {}, _Words.from_buffer(call)
-    for number, grad in apart.items():
+        call = _call_of_heads(call, first, heads, sums.element_size())
+        sums = sums.view(2, call.batch, call.all_heads, call.tgt_len)[:, :, first : first + heads].contiguous()
+        call.row_max, call.row_sum = sums[0].data_ptr(), sums[1].data_ptr()
+    found = {}
+    for number, grad in unsummed.items():
         found[number] = sums.new_empty((grad.rows, heads, *grad.shape[2:]))
         for name in asked[number]:
-            words[_WORD[f"d{name}"]] = found[number].data_ptr()
-    _run(calls.kernel(sums.dtype).relpos_backward, call)
-    for number, grad in apart.items():
-        own = (grad.shape[0], heads if grad.shape[1] > 1 else 1, *grad.shape[2:])
-        found[number] = found[number].sum_to_size(own)
+            setattr(call, f"d{name}", found[number].data_ptr())
+    _run(kernel(sums.dtype).relpos_backward, call)
+    for number, grad in unsummed.items():
+        summed = (grad.shape[0], heads if grad.shape[1] > 1 else 1, *grad.shape[2:])
+        found[number] = found[number].sum_to_size(summed)
     return found
 
 
-def _run(function: Callable[[Call], int], call: Call) -> None:
-    if call.batch and function(call):  # a batch without rows has nothing to evaluate
-        raise MemoryError(
-            f"the attention kernel has no memory for its buffers ({call.threads} threads, each for "
-            f"a head of {call.tgt} queries and {call.src} keys, {call.dim} channels): use fewer "
-            f"threads (OMP_NUM_THREADS), or --attention-backend blocked"
-        )
-
-
-# ---- The kernel as an operation of torch, and the call of it that evaluates `AttentionInputs`.
-
-
-DROPS = 65536  # parts of all probabilities, in which a dropout is counted
-_kernel = define(
-    "attend", sys.modules[__name__], ["CPU"], ("attention by the compiled kernel", "use --attention-backend reference")
-)
-
-
-def attend(inputs: AttentionInputs) -> Tensor:
-    """Output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
-    low = lower_for_c(inputs)
-    numbers = describe(inputs, low)
-    check_device(low.tensors.items())
-    kinds, tensors = arranged({**low.tensors, **_masks(inputs, low)})
-    (out,) = _kernel(1, kinds, numbers, inputs.scale, tensors)
-    return out.to(inputs.v.dtype)
-
-
-def describe(inputs: AttentionInputs, low: Lowered) -> Numbers:
-    """Return the numbers of a call.
-
-    Args:
-        inputs: the call.
-        low: the same, lowered.
-    """
-    positions, operands = inputs.positions, low.tensors
-    batch, heads, _, dim = (inputs.content_q if inputs.rotated else inputs.q).shape
-    rank = operands["query_factors"].size(-1) if "query_factors" in operands else 0
-    lowest = width = wide = 0
-    if any(name in operands for name in OVER_DISTANCES):
-        lowest, width = low.vectors.low, low.vectors.width
-        wide = int(low.vectors.equals(low.scalars))  # a row for each of all distances
-    return Numbers(
-        batch=batch,
-        heads=heads,
-        tgt=positions.tgt_len,
-        src=positions.src_len,
-        dim=dim,
-        value_dim=inputs.v.size(-1),
-        rank=rank,
-        start=positions.query_start,
-        low=lowest,
-        width=width,
-        wide=wide,
-        causal=int(inputs.causal),
-        window=inputs.window or 0,
-        reset_kinds=low.reset_kinds,
-        drop=round(inputs.dropout * DROPS),
-    )
-
-
-def _masks(inputs: AttentionInputs, low: Lowered) -> dict[str, Tensor]:
-    """Return the tensors without gradients, as the kernel reads them."""
-    found, shape = {}, (inputs.q.size(0), inputs.positions.src_len)
-    if low.reset_kinds:
-        found["first"] = low.first.to(torch.int64).contiguous()
-    if inputs.key_padding is not None:
-        padding = inputs.key_padding.to(torch.bool).expand(shape).contiguous()
-        found["padding"] = padding.view(torch.uint8)
-    if inputs.documents is not None:
-        found["documents"] = inputs.documents.to(torch.int64).expand(shape).contiguous()
-    if inputs.dropout:
-        found["seed"] = torch.randint(1 << 40, 1 << 62, (), dtype=torch.long)
-    return found
+def _call_of_heads(call: Call, first: int, heads: int, element_size: int) -> Call:
+    """Return a copy of a call that evaluates `heads` heads from head `first` on."""
+    call = Call.from_buffer_copy(call)
+    for name in (*TENSORS, *TABLES, "out", "dout", *(f"d{name}" for name in CONTENT)):
+        place = getattr(call, name)
+        if place.data:
+            place.data += first * place.head_stride * element_size
+    call.heads, call.first_head = heads, first
+    return call

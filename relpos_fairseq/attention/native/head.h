@@ -1,8 +1,9 @@
-/* One head's operands as a thread packs them, and its buffers for a block of queries and a chunk of keys.
+/* One head, as a thread evaluates it: its packed operands, its buffers, and how both begin.
  *
- * Matrix products read rows of the left operand and panels or columns of the right one (products.h):
- * keys, values and tables are copied into that order once a head, queries once a block.  The channels of
- * a packed row are padded with zeros to VL.
+ * A pass begins a head, then each block of its queries, then each chunk of keys beside the block.  Matrix products read
+ * rows of their left operand, and panels or transposed rows of their right operand (products.h).  Keys, values and
+ * tables are copied into that order once a head, queries once a block.  Channels of a packed row are padded with zeros
+ * to VL.
  */
 #ifndef RELPOS_HEAD_H
 #define RELPOS_HEAD_H
@@ -11,52 +12,57 @@
 
 #include "tables.h"
 
-#define MOST_KEYS 576 /* keys of a chunk: a tile of 96 x 576 stays in a second-level cache */
-#define BLOCK 96      /* queries of a block */
-#define GROUP 4       /* rows of the batch whose shared factors are multiplied once */
+#define MAX_CHUNK_KEYS 576 /* keys of a chunk: a tile of 96 x 576 stays in a second-level cache */
+#define BLOCK_QUERIES 96   /* queries of a block */
+#define GROUP_ROWS 4       /* rows of the batch whose shared factors are multiplied once */
 
 typedef struct {
     const Call *call;
     int backward;
-    int member;                   /* place in a group of rows of the batch; member 0 has what all share */
-    int64_t n, b, h;              /* head, row of the batch, head of that row; n is -1 before the first */
-    int64_t rows;                 /* queries of a block */
+    int member;            /* place in a group of batch rows; member 0 has the buffers that all share */
+    int64_t n, b, h;       /* number of the head, its batch row, its place in that row; n is -1 before the first */
+    int64_t block_queries; /* queries of a block */
     int64_t dim, value_dim, rank; /* channels of a packed row */
-    int64_t tile;                 /* elements of a tile's row: keys of a chunk, padded */
-    int multiplied;               /* a gate or product multiplies the content */
-    int64_t first;                /* slot of the reset's first token, or -1 */
+    int64_t tile_stride;          /* elements from one row of a tile to the next: keys of a chunk, padded */
+    int has_multiplier;           /* a gate or product multiplies the content */
+    int64_t first_token;          /* slot of the token that is reset, or -1 */
 
-    /* Of the whole head.  `vector_k` is k where content_k is given, else the same as `k_rows`. */
-    real *k_panels, *k_rows, *vector_k;        /* (src, dim) */
-    real *v_rows, *v_panels;                   /* (src, value_dim) */
-    real *key_factor_panels, *key_factor_rows; /* (src, rank) */
-    real *dk, *dvector_k, *dv, *dkey_factors;  /* as those */
-    Packed query_vectors, key_vectors, product_query, product_key, value_vectors;
-    const real *trilinear, *static_, *gate, *content_offset, *reset; /* this head's, as in Call */
+    /* Of the whole head.  `k` is the content's key; `unrotated_k` is the call's k, which tables are multiplied with:
+     * the same memory as `k_rows` unless the call gives content_k. */
+    real *k_panels, *k_rows, *unrotated_k;       /* (src_len, dim) */
+    real *v_rows, *v_panels;                     /* (src_len, value_dim) */
+    real *key_factor_panels, *key_factor_rows;   /* (src_len, rank) */
+    real *dk, *dunrotated_k, *dv, *dkey_factors; /* of the shapes of their operands */
+    PackedTable query_vectors, key_vectors, product_query, product_key, value_vectors;
+    const real *trilinear, *static_, *gate, *content_offset, *reset; /* the call's tables of this head */
     real *dstatic, *dgate, *dcontent_offset, *dreset;
-    int64_t k_length, trilinear_length;
-    real *k_channels, *dk_channels;                 /* (dim, k_length): a row for each channel */
-    real *trilinear_channels, *dtrilinear_channels; /* (dim, trilinear_length): the same */
-    real *dtrilinear_ends;                          /* (2, dim) gradients of the two tails' rows */
+    int64_t k_channel_stride, trilinear_channel_stride;
+    real *k_channels, *dk_channels;                 /* (dim, k_channel_stride): a row for each channel */
+    real *trilinear_channels, *dtrilinear_channels; /* (dim, trilinear_channel_stride): a row for each channel */
+    real *dtrilinear_ends;                          /* (2, dim) gradients of the table's first and last row */
 
-    /* Of a block of queries: (rows, dim), unless said. */
-    real *q, *vector_q;       /* scale (content_q + content_offset); and q, for tables of vectors */
-    real *left_q, *right_q;   /* q times the trilinear table's first and last row */
-    real *query_factors;      /* (rows, rank) */
-    real *out, *dout;         /* (rows, value_dim) */
-    real *dq, *dvector_q, *dleft_q, *dright_q, *dquery_factors;
-    real *top, *mass, *delta; /* (rows,) largest logit, sum of exponentials, mean of gradients */
+    /* Of a block of queries. */
+    real *q;              /* (block_queries, dim) scale (content_q + content_offset) */
+    real *unrotated_q;    /* (block_queries, dim) the call's q, which tables are multiplied with */
+    real *low_q, *high_q; /* (block_queries, dim) q times the trilinear table's first, and last row */
+    real *query_factors;  /* (block_queries, rank) */
+    real *out, *dout;     /* (block_queries, value_dim) */
+    real *dq, *dunrotated_q, *dlow_q, *dhigh_q, *dquery_factors;
+    real *row_max, *row_sum; /* (block_queries,) largest logit, sum of exp(logit - row_max) */
+    real *delta;             /* (block_queries,) sum over keys of prob * dprob */
 
-    /* Of a tile: (rows, tile). */
-    real *s, *ds;                            /* logits, then probabilities; their gradient */
-    real *content;                           /* content before it is multiplied, then its gradient */
-    real *other;                             /* trilinear: the right tail's content, or its gradient */
-    real *factors, *dfactors;                /* of a group: products of factors; the sum of gradients */
-    real *scratch_a, *scratch_b, *scratch_c; /* (tile,) for one row at a time */
-    uint16_t *bits;                          /* (tile,) dropout's random bits, for one row at a time */
+    /* Of a tile: (block_queries, tile_stride). */
+    real *s, *ds;             /* logits, then probabilities; and their gradient */
+    real *content;            /* the content before gate and product multiply it; then its gradient */
+    real *high_content;       /* trilinear: the content at the high end, or its gradient */
+    real *factors, *dfactors; /* query_factors.key_factors of a group of batch rows; the sum of their gradients */
+    real *scratch_a, *scratch_b, *scratch_c; /* (tile_stride,) for one row at a time */
+    uint16_t *drop_bits;                     /* (tile_stride,) random bits of dropout, for one row at a time */
 } Head;
 
-/* Buffers, one behind the other.  With `base` NULL, `take` only counts. */
+/* ---------------------------------------------------------------------------------------------------- Buffers */
+
+/* A thread's buffers, one behind the other.  With `base` NULL, `take` counts bytes and gives NULL. */
 typedef struct {
     char *base;
     size_t used;
@@ -65,174 +71,421 @@ typedef struct {
 static void *take(Arena *arena, int64_t count, size_t size)
 {
     void *here = arena->base ? arena->base + arena->used : NULL;
-    arena->used += (count * size + 127) / 64 * 64; /* a margin, as blocks may read past an end */
+    arena->used += (count * size + 127) / 64 * 64; /* a margin, as blocks of a product may read past an end */
     return here;
 }
 
-INLINE real *reals(Arena *arena, int64_t count) { return take(arena, count, sizeof(real)); }
+INLINE real *take_reals(Arena *arena, int64_t count) { return take(arena, count, sizeof(real)); }
 
 /* A number of rows, rounded up so that they may be the left or the right operand of a product. */
-INLINE int64_t padded(int64_t length) { return most(round_up(length, MR), round_up(length, NR)); }
+INLINE int64_t padded_rows(int64_t rows) { return max_of(round_up(rows, MR), round_up(rows, NR)); }
 
-/* The length of a row of a transposed table.  It has room for reading past the end, and is no multiple
- * of a page: rows a page apart would compete for the same cache lines. */
-INLINE int64_t columns_for(int64_t rows) { return round_up(rows, 4 * NR) + NR; }
+/* The length of a row of a transposed matrix (channels, rows).  A product may read past its end.  It is no multiple of
+ * a page: rows a page apart would compete for the same cache lines. */
+INLINE int64_t transposed_stride(int64_t rows) { return round_up(rows, 4 * NR) + NR; }
 
 /* Elements from one row of `products` to the next: of queries, and of keys. */
-INLINE int64_t query_row(const Head *x)
+INLINE int64_t query_stride(const Head *head)
 {
-    const Call *c = x->call;
-    return c->wide ? round_up(MOST_KEYS + x->rows + 2 * NR, UNIT) : round_up(c->width, NR);
+    const Call *call = head->call;
+    return call->unclipped ? round_up(MAX_CHUNK_KEYS + head->block_queries + 2 * NR, UNIT) : round_up(call->width, NR);
 }
 
-INLINE int64_t key_row(const Head *x)
+INLINE int64_t key_stride(const Head *head)
 {
-    return x->call->wide ? columns_of_keys(x->rows) : round_up(x->call->width, NR);
+    return head->call->unclipped ? key_product_columns(head->block_queries) : round_up(head->call->width, NR);
 }
 
-/* Take the buffers of a table that queries (or, `of_keys`, keys) are multiplied with. */
-static void room_of_table(Arena *arena, Head *x, Packed *packed, const Table *table, int64_t channels,
-                         int of_keys)
+/* Take the buffers of a table that queries (or, with `of_keys`, keys) are multiplied with. */
+static void allocate_table(Arena *arena, Head *head, PackedTable *packed, const Table *table, int64_t channels,
+                           int of_keys)
 {
-    *packed = (Packed){0};
+    *packed = (PackedTable){0};
     if (!table->data)
         return;
-    const Call *c = x->call;
-    int64_t width = padded(c->width) + MR, row = round_up(channels, VL), rows = x->rows;
-    int64_t columns = query_row(x);
+    const Call *call = head->call;
+    int64_t width = padded_rows(call->width) + MR, row = round_up(channels, VL), rows = head->block_queries;
+    int64_t columns = query_stride(head);
     if (of_keys) {
-        columns = key_row(x);
-        rows = c->wide ? MOST_KEYS : padded(c->src);
+        columns = key_stride(head);
+        rows = call->unclipped ? MAX_CHUNK_KEYS : padded_rows(call->src_len);
     }
-    packed->table = table->data + x->h * table->h;
-    packed->factor = 1;
-    packed->length = columns_for(c->width);
-    packed->columns = reals(arena, packed->length * channels);
-    packed->rows = reals(arena, width * row);
-    packed->products = reals(arena, rows * columns + UNIT);
-    packed->sums = reals(arena, rows * columns + UNIT);
-    packed->grad = x->backward ? reals(arena, width * row) : NULL;
-    if (of_keys && !c->wide) {
-        packed->left = reals(arena, padded(c->src));
-        packed->right = reals(arena, padded(c->src));
-        packed->left_sums = reals(arena, padded(c->src));
-        packed->right_sums = reals(arena, padded(c->src));
+    packed->data = table->data + head->h * table->head_stride;
+    packed->scale = 1;
+    packed->transposed_stride = transposed_stride(call->width);
+    packed->transposed = take_reals(arena, packed->transposed_stride * channels);
+    packed->rows = take_reals(arena, width * row);
+    packed->products = take_reals(arena, rows * columns + UNIT);
+    packed->scattered = take_reals(arena, rows * columns + UNIT);
+    packed->grad = head->backward ? take_reals(arena, width * row) : NULL;
+    if (of_keys && !call->unclipped) {
+        packed->low_products = take_reals(arena, padded_rows(call->src_len));
+        packed->high_products = take_reals(arena, padded_rows(call->src_len));
+        packed->low_scattered = take_reals(arena, padded_rows(call->src_len));
+        packed->high_scattered = take_reals(arena, padded_rows(call->src_len));
     }
 }
 
 /* Take the buffers of a tile, which the members of a group use one after the other. */
-static void room_of_tiles(Arena *arena, Head *x)
+static void allocate_tile(Arena *arena, Head *head)
 {
-    const Call *c = x->call;
-    int64_t tile = x->rows * x->tile;
-    x->s = reals(arena, tile);
-    x->ds = x->backward ? reals(arena, tile) : NULL;
-    x->content = x->multiplied || c->trilinear.data ? reals(arena, tile) : NULL;
-    x->other = c->trilinear.data ? reals(arena, tile) : NULL;
-    x->factors = c->rank ? reals(arena, tile) : NULL;
-    x->dfactors = c->rank && x->backward ? reals(arena, tile) : NULL;
-    x->scratch_a = reals(arena, x->tile);
-    x->scratch_b = reals(arena, x->tile);
-    x->scratch_c = reals(arena, x->tile);
-    x->bits = take(arena, x->tile, sizeof(uint16_t));
+    const Call *call = head->call;
+    int64_t size = head->block_queries * head->tile_stride;
+    head->s = take_reals(arena, size);
+    head->ds = head->backward ? take_reals(arena, size) : NULL;
+    head->content = head->has_multiplier || call->trilinear.data ? take_reals(arena, size) : NULL;
+    head->high_content = call->trilinear.data ? take_reals(arena, size) : NULL;
+    head->factors = call->rank ? take_reals(arena, size) : NULL;
+    head->dfactors = call->rank && head->backward ? take_reals(arena, size) : NULL;
+    head->scratch_a = take_reals(arena, head->tile_stride);
+    head->scratch_b = take_reals(arena, head->tile_stride);
+    head->scratch_c = take_reals(arena, head->tile_stride);
+    head->drop_bits = take(arena, head->tile_stride, sizeof(uint16_t));
 }
 
-static void lend_tiles(Head *x, const Head *first)
+/* Give a member of a group the tile of its first member. */
+static void share_tile(Head *head, const Head *first)
 {
-    x->s = first->s;
-    x->ds = first->ds;
-    x->content = first->content;
-    x->other = first->other;
-    x->factors = first->factors;
-    x->dfactors = first->dfactors;
-    x->scratch_a = first->scratch_a;
-    x->scratch_b = first->scratch_b;
-    x->scratch_c = first->scratch_c;
-    x->bits = first->bits;
+    head->s = first->s;
+    head->ds = first->ds;
+    head->content = first->content;
+    head->high_content = first->high_content;
+    head->factors = first->factors;
+    head->dfactors = first->dfactors;
+    head->scratch_a = first->scratch_a;
+    head->scratch_b = first->scratch_b;
+    head->scratch_c = first->scratch_c;
+    head->drop_bits = first->drop_bits;
 }
 
 /* How many rows of the batch a thread takes together: several where they share factors. */
-INLINE int64_t group_of(const Call *call)
+INLINE int64_t rows_per_group(const Call *call)
 {
-    int shared = call->rank && !call->query_factors.b && !call->key_factors.b;
-    return shared ? clamp(call->batch, 1, GROUP) : 1;
+    int shared = call->rank && !call->query_factors.batch_stride && !call->key_factors.batch_stride;
+    return shared ? clamp(call->batch, 1, GROUP_ROWS) : 1;
 }
 
 /* Which of the (groups * heads) matrices of factors a head belongs to. */
-INLINE int64_t factors_of(const Head *x)
+INLINE int64_t factor_matrix(const Head *head)
 {
-    return x->b / group_of(x->call) * x->call->heads + x->h;
+    return head->b / rows_per_group(head->call) * head->call->heads + head->h;
 }
 
 /* Take the buffers of member `member` of a group. */
-static void room(Arena *arena, Head *group, int member, const Call *c, int backward)
+static void allocate_head(Arena *arena, Head *group, int member, const Call *call, int backward)
 {
-    Head *x = group + member;
-    *x = (Head){.call = c, .backward = backward, .member = member, .n = -1};
-    x->rows = least(BLOCK, round_up(c->tgt, MR));
-    x->dim = round_up(c->dim, VL);
-    x->value_dim = round_up(c->value_dim, VL);
-    x->rank = round_up(c->rank, VL);
-    x->tile = round_up(least(c->src, MOST_KEYS), UNIT) + 2 * VL; /* no power of two */
-    x->multiplied = c->gate.data || c->product_query.data;
-    int64_t keys = padded(c->src), rows = x->rows;
-    int64_t rank = member ? 0 : c->rank; /* factors are the group's */
+    Head *head = group + member;
+    *head = (Head){.call = call, .backward = backward, .member = member, .n = -1};
+    head->block_queries = min_of(BLOCK_QUERIES, round_up(call->tgt_len, MR));
+    head->dim = round_up(call->dim, VL);
+    head->value_dim = round_up(call->value_dim, VL);
+    head->rank = round_up(call->rank, VL);
+    head->tile_stride = round_up(min_of(call->src_len, MAX_CHUNK_KEYS), UNIT) + 2 * VL; /* no power of two */
+    head->has_multiplier = call->gate.data || call->product_query.data;
+    int64_t keys = padded_rows(call->src_len), queries = head->block_queries;
+    int64_t rank = member ? 0 : call->rank; /* factors are the group's */
     if (member)
-        lend_tiles(x, group);
+        share_tile(head, group);
     else
-        room_of_tiles(arena, x);
+        allocate_tile(arena, head);
 
-    x->k_panels = reals(arena, keys * c->dim);
-    x->k_rows = reals(arena, keys * x->dim);
-    x->vector_k = c->content_k.data ? reals(arena, keys * x->dim) : x->k_rows;
-    x->v_rows = backward ? NULL : reals(arena, keys * x->value_dim);
-    x->v_panels = backward ? reals(arena, keys * c->value_dim) : NULL;
-    x->key_factor_panels = rank ? reals(arena, keys * rank) : NULL;
-    x->key_factor_rows = rank && backward ? reals(arena, keys * x->rank) : NULL;
-    room_of_table(arena, x, &x->query_vectors, &c->query_vectors, c->dim, 0);
-    room_of_table(arena, x, &x->key_vectors, &c->key_vectors, c->dim, 1);
-    room_of_table(arena, x, &x->product_query, &c->product_query, c->dim, 0);
-    room_of_table(arena, x, &x->product_key, &c->product_key, c->dim, 1);
-    room_of_table(arena, x, &x->value_vectors, &c->value_vectors, c->value_dim, 0);
-    x->query_vectors.factor = x->key_vectors.factor = (real)c->scale;
-    if (c->trilinear.data) {
-        x->k_length = columns_for(c->src);
-        x->trilinear_length = columns_for(c->width);
-        x->k_channels = reals(arena, c->dim * x->k_length);
-        x->trilinear_channels = reals(arena, c->dim * x->trilinear_length);
-        x->left_q = reals(arena, rows * x->dim);
-        x->right_q = reals(arena, rows * x->dim);
+    head->k_panels = take_reals(arena, keys * call->dim);
+    head->k_rows = take_reals(arena, keys * head->dim);
+    head->unrotated_k = call->content_k.data ? take_reals(arena, keys * head->dim) : head->k_rows;
+    head->v_rows = backward ? NULL : take_reals(arena, keys * head->value_dim);
+    head->v_panels = backward ? take_reals(arena, keys * call->value_dim) : NULL;
+    head->key_factor_panels = rank ? take_reals(arena, keys * rank) : NULL;
+    head->key_factor_rows = rank && backward ? take_reals(arena, keys * head->rank) : NULL;
+    allocate_table(arena, head, &head->query_vectors, &call->query_vectors, call->dim, 0);
+    allocate_table(arena, head, &head->key_vectors, &call->key_vectors, call->dim, 1);
+    allocate_table(arena, head, &head->product_query, &call->product_query, call->dim, 0);
+    allocate_table(arena, head, &head->product_key, &call->product_key, call->dim, 1);
+    allocate_table(arena, head, &head->value_vectors, &call->value_vectors, call->value_dim, 0);
+    head->query_vectors.scale = head->key_vectors.scale = (real)call->scale;
+    if (call->trilinear.data) {
+        head->k_channel_stride = transposed_stride(call->src_len);
+        head->trilinear_channel_stride = transposed_stride(call->width);
+        head->k_channels = take_reals(arena, call->dim * head->k_channel_stride);
+        head->trilinear_channels = take_reals(arena, call->dim * head->trilinear_channel_stride);
+        head->low_q = take_reals(arena, queries * head->dim);
+        head->high_q = take_reals(arena, queries * head->dim);
     }
 
-    x->q = reals(arena, rows * x->dim);
-    x->vector_q = reals(arena, rows * x->dim);
-    x->query_factors = rank ? reals(arena, rows * x->rank) : NULL;
-    x->top = reals(arena, rows);
-    x->mass = reals(arena, rows);
-    x->out = backward ? NULL : reals(arena, rows * x->value_dim);
+    head->q = take_reals(arena, queries * head->dim);
+    head->unrotated_q = take_reals(arena, queries * head->dim);
+    head->query_factors = rank ? take_reals(arena, queries * head->rank) : NULL;
+    head->row_max = take_reals(arena, queries);
+    head->row_sum = take_reals(arena, queries);
+    head->out = backward ? NULL : take_reals(arena, queries * head->value_dim);
     if (!backward)
         return;
-    x->dk = reals(arena, keys * x->dim);
-    x->dvector_k = c->content_k.data ? reals(arena, keys * x->dim) : x->dk;
-    x->dv = reals(arena, keys * x->value_dim);
-    x->dkey_factors = rank ? reals(arena, keys * x->rank) : NULL;
-    x->dout = reals(arena, rows * x->value_dim);
-    x->dq = reals(arena, rows * x->dim);
-    x->dvector_q = reals(arena, rows * x->dim);
-    x->dquery_factors = rank ? reals(arena, rows * x->rank) : NULL;
-    x->delta = reals(arena, rows);
-    /* One table of queries and keys has one gradient. */
-    if (c->dquery_vectors && c->dkey_vectors == c->dquery_vectors)
-        x->key_vectors.grad = x->query_vectors.grad;
-    if (c->dproduct_query && c->dproduct_key == c->dproduct_query)
-        x->product_key.grad = x->product_query.grad;
-    if (c->trilinear.data) {
-        x->dk_channels = reals(arena, c->dim * x->k_length);
-        x->dtrilinear_channels = reals(arena, c->dim * x->trilinear_length);
-        x->dleft_q = reals(arena, rows * x->dim);
-        x->dright_q = reals(arena, rows * x->dim);
-        x->dtrilinear_ends = reals(arena, 2 * x->dim);
+    head->dk = take_reals(arena, keys * head->dim);
+    head->dunrotated_k = call->content_k.data ? take_reals(arena, keys * head->dim) : head->dk;
+    head->dv = take_reals(arena, keys * head->value_dim);
+    head->dkey_factors = rank ? take_reals(arena, keys * head->rank) : NULL;
+    head->dout = take_reals(arena, queries * head->value_dim);
+    head->dq = take_reals(arena, queries * head->dim);
+    head->dunrotated_q = take_reals(arena, queries * head->dim);
+    head->dquery_factors = rank ? take_reals(arena, queries * head->rank) : NULL;
+    head->delta = take_reals(arena, queries);
+    /* One tensor that serves as a table of queries and a table of keys has one gradient. */
+    if (call->dquery_vectors && call->dkey_vectors == call->dquery_vectors)
+        head->key_vectors.grad = head->query_vectors.grad;
+    if (call->dproduct_query && call->dproduct_key == call->dproduct_query)
+        head->product_key.grad = head->product_query.grad;
+    if (call->trilinear.data) {
+        head->dk_channels = take_reals(arena, call->dim * head->k_channel_stride);
+        head->dtrilinear_channels = take_reals(arena, call->dim * head->trilinear_channel_stride);
+        head->dlow_q = take_reals(arena, queries * head->dim);
+        head->dhigh_q = take_reals(arena, queries * head->dim);
+        head->dtrilinear_ends = take_reals(arena, 2 * head->dim);
     }
+}
+
+/* --------------------------------------------------------------------------------------------- Begin a head */
+
+/* Row `row` of a tensor, of the head's batch row and head: to read, and to write. */
+INLINE const real *read_row(const Tensor *x, const Head *head, int64_t row)
+{
+    return x->data + head->b * x->batch_stride + head->h * x->head_stride + row * x->row_stride;
+}
+
+INLINE real *write_row(const Tensor *x, const Head *head, int64_t row)
+{
+    return x->data + head->b * x->batch_stride + head->h * x->head_stride + row * x->row_stride;
+}
+
+INLINE void zero(real *x, int64_t count) { memset(x, 0, count * sizeof(real)); }
+
+/* Pack a table for the products of this pass.  `changed`: the head before had another table. */
+static void pack_table(Head *head, PackedTable *packed, int64_t channels, int changed)
+{
+    if (!packed->data)
+        return;
+    int64_t width = head->call->width, row = round_up(channels, VL);
+    /* value_vectors are multiplied with probabilities by distance in the forward pass, and with dout in the backward
+     * pass.  Other tables are multiplied with queries or keys in both, and with gradients in the backward pass. */
+    int of_values = packed == &head->value_vectors;
+    if (changed && (head->backward || !of_values)) /* (channels, width) */
+        pack_columns(packed->transposed, packed->transposed_stride, packed->data, channels, width, channels,
+                     packed->scale);
+    if (changed && head->backward != of_values) /* (width, channels) */
+        pack_rows(packed->rows, row, packed->data, channels, width, padded_rows(width), channels, packed->scale, NULL);
+    if (head->backward)
+        zero(packed->grad, (padded_rows(width) + MR) * row);
+}
+
+/* Of a clipped table: products (src_len, width) = unrotated_k (src_len, dim) table^T (dim, width), of all keys
+ * at once. */
+static void multiply_keys(Head *head, PackedTable *packed)
+{
+    const Call *call = head->call;
+    if (!packed->data || call->unclipped)
+        return;
+    int64_t row = key_stride(head), width = call->width;
+    matmul(call->src_len, width, call->dim, left_rows(head->unrotated_k, head->dim),
+           right_transposed(packed->transposed, packed->transposed_stride, 0), packed->products, row, 0);
+    for (int64_t j = 0; j < call->src_len; j++) {
+        packed->low_products[j] = packed->products[j * row];
+        packed->high_products[j] = packed->products[j * row + width - 1];
+    }
+    if (head->backward) {
+        zero(packed->scattered, padded_rows(call->src_len) * row);
+        zero(packed->low_scattered, call->src_len);
+        zero(packed->high_scattered, call->src_len);
+    }
+}
+
+/* Pack the operands of head n, unless they are packed already. */
+static void begin_head(Head *head, int64_t n)
+{
+    const Call *call = head->call;
+    int64_t keys = padded_rows(call->src_len), packed = head->n;
+    if (packed == n)
+        return;
+    head->n = n;
+    head->b = n / call->heads;
+    head->h = n % call->heads;
+    int other = packed < 0 || packed % call->heads != head->h;
+#define PACK(name, channels)                                                                      \
+    if (head->name.data) {                                                                        \
+        head->name.data = call->name.data + head->h * call->name.head_stride;                     \
+        pack_table(head, &head->name, channels, packed < 0 || (other && call->name.head_stride)); \
+    }
+    PACK(query_vectors, call->dim)
+    PACK(key_vectors, call->dim)
+    PACK(product_query, call->dim)
+    PACK(product_key, call->dim)
+    PACK(value_vectors, call->value_dim)
+#undef PACK
+    const Tensor *content = call->content_k.data ? &call->content_k : &call->k;
+    const real *k = read_row(content, head, 0); /* (src_len, dim) */
+    pack_panels(head->k_panels, k, content->row_stride, call->src_len, call->dim);
+    if (head->backward || (!call->content_k.data && (call->key_vectors.data || call->product_key.data)))
+        pack_rows(head->k_rows, head->dim, k, content->row_stride, call->src_len, keys, call->dim, 1, NULL);
+    if (call->content_k.data && (call->key_vectors.data || call->product_key.data))
+        pack_rows(head->unrotated_k, head->dim, read_row(&call->k, head, 0), call->k.row_stride, call->src_len, keys,
+                  call->dim, 1, NULL);
+    if (head->backward)
+        pack_panels(head->v_panels, read_row(&call->v, head, 0), call->v.row_stride, call->src_len, call->value_dim);
+    else
+        pack_rows(head->v_rows, head->value_dim, read_row(&call->v, head, 0), call->v.row_stride, call->src_len, keys,
+                  call->value_dim, 1, NULL);
+    if (head->key_factor_panels) { /* (src_len, rank) */
+        const Tensor *factors = &call->key_factors;
+        pack_panels(head->key_factor_panels, read_row(factors, head, 0), factors->row_stride, call->src_len,
+                    call->rank);
+        if (head->backward)
+            pack_rows(head->key_factor_rows, head->rank, read_row(factors, head, 0), factors->row_stride, call->src_len,
+                      keys, call->rank, 1, NULL);
+    }
+    multiply_keys(head, &head->key_vectors);
+    multiply_keys(head, &head->product_key);
+    head->trilinear = call->trilinear.data ? call->trilinear.data + head->h * call->trilinear.head_stride : NULL;
+    if (head->trilinear) { /* (dim, src_len) and (dim, width) */
+        pack_columns(head->k_channels, head->k_channel_stride, k, content->row_stride, call->src_len, call->dim, 1);
+        pack_columns(head->trilinear_channels, head->trilinear_channel_stride, head->trilinear, call->dim, call->width,
+                     call->dim, 1);
+    }
+    head->static_ = call->static_.data ? call->static_.data + head->h * call->static_.head_stride : NULL;
+    head->gate = call->gate.data ? call->gate.data + head->h * call->gate.head_stride : NULL;
+    head->content_offset =
+        call->content_offset.data ? call->content_offset.data + head->h * call->content_offset.head_stride : NULL;
+    head->reset = call->reset_kinds ? call->reset.data + head->h * call->reset.head_stride : NULL;
+    head->first_token = call->reset_kinds ? call->first_token[call->first_token_per_row ? head->b : 0] : -1;
+}
+
+/* -------------------------------------------------------------------------------- Begin a block, and a chunk */
+
+/* Pack the block of queries from query `first` on, multiply it with clipped tables, and begin its tile. */
+static void begin_block(Head *head, Tile *tile, int64_t first)
+{
+    const Call *call = head->call;
+    int64_t queries = head->block_queries, count = min_of(queries, call->tgt_len - first);
+    *tile = (Tile){.first_query = first,
+                   .num_queries = count,
+                   .first_slot = call->query_start + first,
+                   .low = call->low,
+                   .width = call->width,
+                   .unclipped = call->unclipped,
+                   .query_stride = query_stride(head),
+                   .key_stride = key_stride(head)};
+    const Tensor *content = call->content_q.data ? &call->content_q : &call->q;
+    /* q (queries, dim) = scale (content_q + content_offset) */
+    pack_rows(head->q, head->dim, read_row(content, head, first), content->row_stride, count, queries, call->dim,
+              (real)call->scale, head->content_offset);
+    if (call->query_vectors.data || call->product_query.data)
+        pack_rows(head->unrotated_q, head->dim, read_row(&call->q, head, first), call->q.row_stride, count, queries,
+                  call->dim, 1, NULL);
+    if (head->query_factors)
+        pack_rows(head->query_factors, head->rank, read_row(&call->query_factors, head, first),
+                  call->query_factors.row_stride, count, queries, call->rank, 1, NULL);
+    if (head->backward)
+        pack_rows(head->dout, head->value_dim, read_row(&call->dout, head, first), call->dout.row_stride, count,
+                  queries, call->value_dim, 1, NULL);
+    if (head->trilinear) /* low_q, high_q (queries, dim) = q times a row of the table */
+        for (int64_t i = 0; i < queries * head->dim; i++) {
+            int64_t channel = i % head->dim, last_row = (call->width - 1) * call->dim;
+            int exists = channel < call->dim;
+            head->low_q[i] = exists ? head->q[i] * head->trilinear[channel] : 0;
+            head->high_q[i] = exists ? head->q[i] * head->trilinear[last_row + channel] : 0;
+        }
+    if (call->unclipped)
+        return;
+#define PRODUCTS(name, query, channels)                                                                       \
+    if (head->name.data)                                                                                      \
+        matmul(count, call->width, channels, left_rows(query, round_up(channels, VL)),                        \
+               right_transposed(head->name.transposed, head->name.transposed_stride, 0), head->name.products, \
+               tile->query_stride, 0);
+    /* products (queries, width) = query (queries, channels) table^T (channels, width) */
+    PRODUCTS(query_vectors, head->unrotated_q, call->dim)
+    PRODUCTS(product_query, head->unrotated_q, call->dim)
+    if (head->backward)
+        PRODUCTS(value_vectors, head->dout, call->value_dim)
+#undef PRODUCTS
+#define CLEAR(name)                                                                 \
+    if (head->name.data && (head->backward || &head->name == &head->value_vectors)) \
+        zero(head->name.scattered, queries * tile->query_stride);
+    CLEAR(query_vectors)
+    CLEAR(product_query)
+    CLEAR(value_vectors)
+#undef CLEAR
+}
+
+/* Move the tile to the chunk of `num_keys` keys from `first_key` on, and form its products with unclipped tables. */
+static void begin_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_keys)
+{
+    const Call *call = head->call;
+    tile->first_key = first_key;
+    tile->num_keys = num_keys;
+    if (!call->unclipped)
+        return;
+    int64_t last = tile->first_slot + tile->num_queries - 1;
+    tile->first_row = max_of(first_key - last - tile->low, 0);
+    int64_t columns = first_key + num_keys - tile->first_slot - tile->low - tile->first_row;
+    /* products (queries, columns) = query (queries, channels) table^T (channels, columns) */
+#define PRODUCTS(name, query, channels, of_values)                                                         \
+    if (head->name.data) {                                                                                 \
+        if (head->backward || !(of_values))                                                                \
+            matmul(tile->num_queries, columns, channels, left_rows(query, round_up(channels, VL)),         \
+                   right_transposed(head->name.transposed, head->name.transposed_stride, tile->first_row), \
+                   head->name.products, tile->query_stride, 0);                                            \
+        if (head->backward || (of_values))                                                                 \
+            zero(head->name.scattered, head->block_queries * tile->query_stride);                          \
+    }
+    PRODUCTS(query_vectors, head->unrotated_q, call->dim, 0)
+    PRODUCTS(product_query, head->unrotated_q, call->dim, 0)
+    PRODUCTS(value_vectors, head->dout, call->value_dim, 1)
+#undef PRODUCTS
+    PackedTable *by_key[2] = {&head->key_vectors, &head->product_key};
+    for (int s = 0; s < 2; s++) {
+        if (!by_key[s]->data)
+            continue;
+        for (int64_t j = 0; j < num_keys; j += KEYS_AT_ONCE) {
+            int64_t first_row = first_row_of_keys(tile, j), here = min_of(KEYS_AT_ONCE, num_keys - j);
+            /* products (here, distances) = unrotated_k (here, dim) table^T (dim, distances) */
+            matmul(here, first_key + j + here - tile->first_slot - tile->low - first_row, call->dim,
+                   left_rows(head->unrotated_k + (first_key + j) * head->dim, head->dim),
+                   right_transposed(by_key[s]->transposed, by_key[s]->transposed_stride, first_row),
+                   by_key[s]->products + j * tile->key_stride, tile->key_stride, 0);
+        }
+        if (head->backward)
+            zero(by_key[s]->scattered, round_up(num_keys, UNIT) * tile->key_stride);
+    }
+}
+
+/* Row `query` of a tile: which keys of the chunk it sees, and which of those are at near distances. */
+INLINE Row row_of_tile(const Head *head, const Tile *tile, int64_t query)
+{
+    const Call *call = head->call;
+    int64_t slot = tile->first_slot + query, begin = 0, end = tile->num_keys;
+    if (call->causal)
+        end = clamp(slot + 1 - tile->first_key, 0, end);
+    if (call->window)
+        begin = clamp(slot - call->window + 1 - tile->first_key, 0, end);
+    int64_t table_row = tile->first_key - slot - tile->low; /* of the chunk's first key */
+    if (tile->unclipped)
+        return (Row){query, begin, end, begin, end, table_row};
+    int64_t near_begin = clamp(1 - table_row, begin, end);
+    int64_t near_end = clamp(tile->width - 1 - table_row, near_begin, end);
+    return (Row){query, begin, end, near_begin, near_end, table_row};
+}
+
+/* The keys begin .. end of the call that a block of queries sees. */
+INLINE void visible_keys(const Head *head, const Tile *tile, int64_t *begin, int64_t *end)
+{
+    const Call *call = head->call;
+    *begin = call->window ? max_of(0, tile->first_slot - call->window + 1) / UNIT * UNIT : 0;
+    *end = call->causal ? min_of(call->src_len, tile->first_slot + tile->num_queries) : call->src_len;
+}
+
+/* How many keys the chunk from `first_key` on has: the keys begin .. end are cut into chunks of about the
+ * same length. */
+INLINE int64_t chunk_length(int64_t first_key, int64_t begin, int64_t end)
+{
+    int64_t chunks = (end - begin + MAX_CHUNK_KEYS - 1) / MAX_CHUNK_KEYS;
+    int64_t length = round_up((end - begin + chunks - 1) / chunks, UNIT);
+    return min_of(length, end - first_key);
 }
 
 #endif

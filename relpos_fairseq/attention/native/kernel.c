@@ -1,8 +1,8 @@
-/* Attention with positions on a CPU, exact, in memory linear in its lengths: see call.h.
+/* Exact attention with positions on a CPU, in memory linear in the lengths: the library's functions (see call.h).
  *
- * A thread takes a head (forward: some blocks of its queries), packs keys, values and tables once,
- * and forms logits for a block of queries and a chunk of keys at a time, where they stay in its
- * second-level cache.  Nothing is shared between threads, and sums have one order.
+ * A thread takes a head (in the forward pass: some of its blocks of queries) and packs its keys, values and tables
+ * once.  It then forms the logits of one tile at a time, a block of queries beside a chunk of keys, which stays in its
+ * second-level cache.  Threads share nothing that they write, and every sum has one order.
  */
 #include <pthread.h>
 #include <sys/mman.h>
@@ -11,61 +11,62 @@
 #endif
 
 #include "backward.h"
-#include "forward.h"
 #include "step.h"
 
-/* Buffers outlive a call, so that their pages are not fetched anew; large ones do not. */
-#define KEPT ((size_t)16 << 20) /* calls that want more last long */
-#define PAGE ((size_t)2 << 20)
+/* A thread keeps its buffers between calls, so that the system need not map their pages again; large ones are freed,
+ * since a call that needs them takes long anyway. */
+#define KEPT_BYTES ((size_t)16 << 20)
+#define PAGE_BYTES ((size_t)2 << 20)
 
-static _Thread_local char *kept;
-static _Thread_local size_t kept_size;
+static _Thread_local char *thread_buffer;
+static _Thread_local size_t thread_buffer_size;
 
-/* A thread that ends frees its buffers: a program may make one for each request. */
-static pthread_key_t of_thread;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static int is_freed;
+/* A thread that ends frees its buffers: a program may start a thread for each request. */
+static pthread_key_t thread_key;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+static int frees_at_exit;
 
-static void make_key(void) { is_freed = !pthread_key_create(&of_thread, free); }
+static void make_key(void) { frees_at_exit = !pthread_key_create(&thread_key, free); }
 
-static void keep(char *buffers, size_t size)
+static void set_buffer(char *buffer, size_t size)
 {
-    kept = buffers;
-    kept_size = buffers ? size : 0;
-    pthread_once(&once, make_key);
-    if (is_freed)
-        pthread_setspecific(of_thread, buffers);
+    thread_buffer = buffer;
+    thread_buffer_size = buffer ? size : 0;
+    pthread_once(&key_once, make_key);
+    if (frees_at_exit)
+        pthread_setspecific(thread_key, buffer);
 }
 
-static char *borrow(size_t size)
+/* Return `size` bytes for this thread, or NULL. */
+static char *borrow_buffer(size_t size)
 {
-    if (size > kept_size) {
-        free(kept);
-        size = round_up(size, PAGE);
-        keep(aligned_alloc(PAGE, size), size);
+    if (size > thread_buffer_size) {
+        free(thread_buffer);
+        size = round_up(size, PAGE_BYTES);
+        set_buffer(aligned_alloc(PAGE_BYTES, size), size);
 #ifdef MADV_HUGEPAGE
-        if (kept)
-            madvise(kept, size, MADV_HUGEPAGE);
+        if (thread_buffer)
+            madvise(thread_buffer, size, MADV_HUGEPAGE);
 #endif
     }
 #ifdef RELPOS_POISON /* for a test: nothing may depend on what a buffer held before */
-    if (kept)
-        memset(kept, 0xFF, size);
+    if (thread_buffer)
+        memset(thread_buffer, 0xFF, size);
 #endif
-    return kept;
+    return thread_buffer;
 }
 
-static void give_back(void)
+static void return_buffer(void)
 {
-    if (kept_size > KEPT) {
-        free(kept);
-        keep(NULL, 0);
+    if (thread_buffer_size > KEPT_BYTES) {
+        free(thread_buffer);
+        set_buffer(NULL, 0);
     }
 }
 
-/* Numbers too small for a full mantissa count as 0 while the kernel runs: probabilities of distant
- * keys come to be such, and a processor takes a hundred times as long for them. */
-static unsigned flush_small(void)
+/* Subnormal numbers count as 0 while the kernel runs: probabilities of distant keys become subnormal, and a processor
+ * takes a hundred times as long for them.  Return the mode before, which the caller has to restore. */
+static unsigned flush_subnormals(void)
 {
 #ifdef __SSE2__
     unsigned before = _mm_getcsr();
@@ -76,7 +77,7 @@ static unsigned flush_small(void)
 #endif
 }
 
-static void restore(unsigned before)
+static void restore_mode(unsigned before)
 {
 #ifdef __SSE2__
     _mm_setcsr(before);
@@ -85,95 +86,96 @@ static void restore(unsigned before)
 #endif
 }
 
-/* Run `parts` parts of each group of heads; a part is some blocks of queries. */
+/* Evaluate each group of heads in `parts` parts; a part is some blocks of queries.  Return 1 if memory is lacking. */
 static int run(const Call *call, int backward, int64_t parts)
 {
-    int64_t size = group_of(call), groups = relpos_groups(call), failed = 0;
+    int64_t size = rows_per_group(call), groups = relpos_groups(call), failed = 0;
     int64_t chunk = call->heads >= 2 * call->threads ? groups : 1;
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
-        unsigned before = flush_small();
-        Head group[GROUP];
+        unsigned mode = flush_subnormals();
+        Head group[GROUP_ROWS];
         Arena arena = {0};
-        for (int pass = 0; pass < 2 && !failed; pass++) { /* count, then take */
+        for (int pass = 0; pass < 2 && !failed; pass++) { /* count the bytes, then take them */
             for (int m = 0; m < size; m++)
-                room(&arena, group, m, call, backward);
+                allocate_head(&arena, group, m, call, backward);
             if (pass == 0)
-                arena = (Arena){.base = borrow(arena.used)};
+                arena = (Arena){.base = borrow_buffer(arena.used)};
             failed = !arena.base;
         }
 #pragma omp for schedule(dynamic, chunk)
         for (int64_t item = 0; item < call->heads * groups * parts; item++) {
             if (failed)
                 continue;
-            /* Rows of the batch follow one another: they share tables, which are packed once. */
+            /* Batch rows follow one another within a head: they share its tables, which are packed once. */
             int64_t part = item % parts, first = item / parts % groups * size;
-            int64_t head = item / parts / groups;
-            int members = (int)least(size, call->batch - first);
+            int64_t h = item / parts / groups;
+            int members = (int)min_of(size, call->batch - first);
             for (int m = 0; m < members; m++)
-                begin_head(group + m, (first + m) * call->heads + head);
+                begin_head(group + m, (first + m) * call->heads + h);
             if (backward) {
                 backward_heads(group, members);
                 continue;
             }
-            int64_t blocks = (call->tgt + group->rows - 1) / group->rows;
+            int64_t blocks = (call->tgt_len + group->block_queries - 1) / group->block_queries;
             for (int64_t i = blocks * part / parts; i < blocks * (part + 1) / parts; i++)
-                forward_block(group, members, i * group->rows);
+                forward_block(group, members, i * group->block_queries);
         }
-        give_back();
-        restore(before);
+        return_buffer();
+        restore_mode(mode);
     }
     return failed > 0;
 }
 
 int relpos_forward(const Call *call)
 {
-    int64_t heads = call->batch * call->heads / group_of(call), wanted = 4 * call->threads;
-    int64_t blocks = (call->tgt + BLOCK - 1) / BLOCK;
-    return run(call, 0, heads >= wanted ? 1 : least(blocks, (wanted + heads - 1) / heads));
+    int64_t heads = call->batch * call->heads / rows_per_group(call), wanted = 4 * call->threads;
+    int64_t blocks = (call->tgt_len + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
+    return run(call, 0, heads >= wanted ? 1 : min_of(blocks, (wanted + heads - 1) / heads));
 }
 
 int relpos_backward(const Call *call) { return run(call, 1, 1); }
 
-int relpos_step(const Step *c)
+/* Evaluate a step of decoding (step.h): write `out`.  Return 0, or 1 if memory for buffers is lacking. */
+int relpos_step(const StepCall *call)
 {
-    real *of_queries = malloc(most(met_size(c), 1) * sizeof(real));
-    if (!of_queries)
+    real *memory = malloc(max_of(query_products_size(call), 1) * sizeof(real));
+    if (!memory)
         return 1;
-    Met met = met_of(c, of_queries);
+    QueryProducts products = query_products_in(call, memory);
     int failed = 0;
-#pragma omp parallel num_threads(c->threads) reduction(+ : failed)
+#pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
-        unsigned before = flush_small();
-        real *memory = (real *)borrow(scratch_size(c) * sizeof(real));
-        Scratch scratch = scratch_of(c, memory);
+        unsigned mode = flush_subnormals();
+        real *scratch = (real *)borrow_buffer(step_buffers_size(call) * sizeof(real));
+        StepBuffers buffers = step_buffers_in(call, scratch);
         int64_t done = 0;
-        failed = !memory;
+        failed = !scratch;
 #pragma omp for schedule(static)
-        for (int64_t head = 0; head < c->heads; head++)
-            meet(c, &met, head);
-        /* A thread's first pairs are one of each head. */
+        for (int64_t h = 0; h < call->heads; h++)
+            multiply_queries(call, &products, h);
 #pragma omp for schedule(static)
-        for (int64_t pair = 0; pair < c->batch * c->heads; pair++) {
+        for (int64_t pair = 0; pair < call->batch * call->heads; pair++) {
             if (failed)
                 continue;
-            int64_t head = pair % c->heads;
-            if (done++ < heads_apart(c) && shares(c))
-                share(c, head, shared_of(c, &scratch, head));
-            step(c, &met, pair / c->heads, head, &scratch);
+            int64_t h = pair % call->heads;
+            /* The first pairs of a thread are one of each head: they form the head's shared bias. */
+            if (done++ < shared_bias_heads(call) && has_shared_bias(call))
+                form_shared_bias(call, h, shared_bias_of(call, &buffers, h));
+            step_head(call, &products, pair / call->heads, h, &buffers);
         }
-        give_back();
-        restore(before);
+        return_buffer();
+        restore_mode(mode);
     }
-    free(of_queries);
+    free(memory);
     return failed > 0;
 }
 
-int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(Step); }
+int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(StepCall); }
 
 int64_t relpos_groups(const Call *call)
 {
-    int64_t size = group_of(call);
+    int64_t size = rows_per_group(call);
     return (call->batch + size - 1) / size;
 }
 

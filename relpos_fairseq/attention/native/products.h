@@ -1,8 +1,7 @@
 /* Matrix products of packed operands, and packing.
  *
- * A product (m, k) (k, n) is formed in blocks of MR rows and NR columns, which stay in registers.  The
- * right operand is read in panels of NR columns.  Rows are padded to MR and columns to NR: every buffer
- * has room for both.
+ * A product (m, k) (k, n) is formed in blocks of MR rows and NR columns, which stay in registers.  The right operand is
+ * read in panels of NR columns.  Rows are padded to MR, and columns to NR: every buffer has room for both.
  */
 #ifndef RELPOS_PRODUCTS_H
 #define RELPOS_PRODUCTS_H
@@ -27,9 +26,10 @@
 
 #define VL ((int64_t)(VECTOR_BYTES / sizeof(real)))
 #define NR (2 * VL)
-#define UNIT 96 /* a multiple of MR, NR and 8 */
+#define UNIT 96 /* a multiple of MR, of NR and of 8 */
 
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline)) /* for long loops, whose registers gcc would share with a caller's */
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 #ifdef RELPOS_DOUBLE
@@ -39,13 +39,13 @@ typedef int32_t lane_number;
 #endif
 typedef lane_number lanes __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
-/* Lanes for shuffles, for halves of 1, 2, 4, 8 lanes; from memory, as gcc forms them lane by lane. */
-#define EACH(f, s)                                                                                 \
-    {f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s),                       \
+/* Lane numbers for shuffles that exchange runs of 1, 2, 4 and 8 lanes.  They are read from memory, since gcc would form
+ * them lane by lane. */
+#define EACH(f, s)                                                                \
+    {f(0, s), f(1, s), f(2, s),  f(3, s),  f(4, s),  f(5, s),  f(6, s),  f(7, s), \
      f(8, s), f(9, s), f(10, s), f(11, s), f(12, s), f(13, s), f(14, s), f(15, s)}
-#define LANES(name, f)                                                                             \
-    static const lane_number name[4][16] __attribute__((aligned(64))) = {EACH(f, 1), EACH(f, 2),   \
-                                                                         EACH(f, 4), EACH(f, 8)}
+#define LANES(name, f) \
+    static const lane_number name[4][16] __attribute__((aligned(64))) = {EACH(f, 1), EACH(f, 2), EACH(f, 4), EACH(f, 8)}
 #define ACROSS(lane, s) ((lane) ^ (s))
 #define FIRST(lane, s) ((lane) & (s) ? VL + (lane) - (s) : (lane))
 #define SECOND(lane, s) ((lane) & (s) ? VL + (lane) : (lane) + (s))
@@ -53,7 +53,7 @@ LANES(across, ACROSS);
 LANES(first_of_pair, FIRST);
 LANES(second_of_pair, SECOND);
 
-/* Lanes of x and of y, as `from` numbers them. */
+/* Lanes of x and y: lane i of the result is lane from[i] of the 2 VL lanes of x and y. */
 INLINE vec shuffle(vec x, vec y, lanes from)
 {
 #ifdef __clang__
@@ -66,15 +66,15 @@ INLINE vec shuffle(vec x, vec y, lanes from)
 #endif
 }
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return most(low, least(x, high)); }
+INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return max_of(low, min_of(x, high)); }
 INLINE int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-/* c (MR, vectors VL) = or += a (MR, k) b (k, vectors VL).  The old c is added last: a sum of short sums
+/* c (MR, vectors VL) = (or, with `add`, +=) a (MR, k) b (k, vectors VL).  The old c is added last: a sum of short sums
  * errs less than one long sum. */
-INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const real *b, int64_t b_row,
-                  real *c, int64_t c_row, int vectors, int add)
+INLINE void matmul_block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const real *b, int64_t b_row, real *c,
+                         int64_t c_row, int vectors, int add)
 {
     vec sums[MR][2];
 #pragma GCC unroll 12
@@ -106,12 +106,11 @@ INLINE void block(int64_t k, const real *a, int64_t a_row, int64_t a_col, const 
         }
 }
 
-#define BLOCK_OF(name, vectors, add)                                                                  \
-    static __attribute__((noinline)) void name(int64_t k, const real *restrict a, int64_t a_row,   \
-                                               int64_t a_col, const real *restrict b,              \
-                                               int64_t b_row, real *restrict c, int64_t c_row)     \
-    {                                                                                              \
-        block(k, a, a_row, a_col, b, b_row, c, c_row, vectors, add);                               \
+#define BLOCK_OF(name, vectors, add)                                                                                   \
+    static NOINLINE void name(int64_t k, const real *restrict a, int64_t a_row, int64_t a_col, const real *restrict b, \
+                              int64_t b_row, real *restrict c, int64_t c_row)                                          \
+    {                                                                                                                  \
+        matmul_block(k, a, a_row, a_col, b, b_row, c, c_row, vectors, add);                                            \
     }
 BLOCK_OF(block_set, 2, 0)
 BLOCK_OF(block_add, 2, 1)
@@ -122,18 +121,18 @@ BLOCK_OF(half_add, 1, 1)
 typedef struct {
     const real *data;
     int64_t row, col;
-} Left;
+} LeftOperand;
 
 /* The right operand: panels of NR columns, `panel` apart, whose rows are `row` apart. */
 typedef struct {
     const real *data;
     int64_t panel, row;
-} Right;
+} RightOperand;
 
-/* c (m, n) = a (m, k) b (k, n), or added to c. */
-static void product(int64_t m, int64_t n, int64_t k, Left a, Right b, real *c, int64_t c_row, int add)
+/* c (m, n) = (or, with `add`, +=) a (m, k) b (k, n). */
+static void matmul(int64_t m, int64_t n, int64_t k, LeftOperand a, RightOperand b, real *c, int64_t c_row, int add)
 {
-    int by_panel = n > k; /* what is larger is read once */
+    int by_panel = n > k; /* the larger operand is read once */
     int64_t panels = (n + NR - 1) / NR, blocks = (m + MR - 1) / MR;
     int64_t outer = by_panel ? panels : blocks, inner = by_panel ? blocks : panels;
     for (int64_t x = 0; x < outer; x++)
@@ -141,27 +140,27 @@ static void product(int64_t m, int64_t n, int64_t k, Left a, Right b, real *c, i
             int64_t i = (by_panel ? y : x) * MR, p = by_panel ? x : y;
             int half = n - p * NR <= VL;
             (half ? (add ? half_add : half_set) : (add ? block_add : block_set))(
-                k, a.data + i * a.row, a.row, a.col, b.data + p * b.panel, b.row,
-                c + i * c_row + p * NR, c_row);
+                k, a.data + i * a.row, a.row, a.col, b.data + p * b.panel, b.row, c + i * c_row + p * NR, c_row);
         }
 }
 
-INLINE Left rows_of(const real *data, int64_t row) { return (Left){data, row, 1}; }
-INLINE Left columns_of(const real *data, int64_t row) { return (Left){data, 1, row}; }
-/* Rows in memory as the right packed; `channels` of a row are contiguous. */
-INLINE Right matrix(const real *data, int64_t row) { return (Right){data, NR, row}; }
-/* Rows packed by `pack_columns` as the right packed, transposed; from row `first` on. */
-INLINE Right columns_from(const real *packed, int64_t length, int64_t first)
+/* A left operand in memory as it is, or transposed; its rows in memory are `row` apart. */
+INLINE LeftOperand left_rows(const real *data, int64_t row) { return (LeftOperand){data, row, 1}; }
+INLINE LeftOperand left_transposed(const real *data, int64_t row) { return (LeftOperand){data, 1, row}; }
+/* A right operand (rows, channels) in memory as it is. */
+INLINE RightOperand right_rows(const real *data, int64_t row) { return (RightOperand){data, NR, row}; }
+/* The transpose of rows, packed by `pack_columns`, as a right operand; from row `first` on. */
+INLINE RightOperand right_transposed(const real *packed, int64_t length, int64_t first)
 {
-    return (Right){packed + first, NR, length};
+    return (RightOperand){packed + first, NR, length};
 }
-/* Rows packed by `pack_panels`; `first` is a multiple of NR. */
-INLINE Right panels_from(const real *packed, int64_t channels, int64_t first)
+/* The transpose of rows, packed by `pack_panels`, as a right operand; from row `first` on, a multiple of NR. */
+INLINE RightOperand right_panels(const real *packed, int64_t channels, int64_t first)
 {
-    return (Right){packed + first * channels, channels * NR, NR};
+    return (RightOperand){packed + first * channels, channels * NR, NR};
 }
 
-#define AHEAD 16 /* rows to prefetch: those of one head lie too far apart for the processor to guess */
+#define ROWS_AHEAD 16 /* rows to prefetch: those of one head lie too far apart for the processor to guess */
 
 INLINE void prefetch(const real *row, int64_t channels)
 {
@@ -169,14 +168,15 @@ INLINE void prefetch(const real *row, int64_t channels)
         __builtin_prefetch(row + c);
 }
 
-/* factor (x + offset), rows padded with 0 to `padded` rows of `to_row` channels. */
-static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, int64_t rows,
-                      int64_t padded, int64_t channels, real factor, const real *offset)
+/* to (padded, to_row) = factor (x + offset), where x is (rows, channels); padding is 0.  `offset` (channels,) may be
+ * NULL. */
+static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, int64_t rows, int64_t padded,
+                      int64_t channels, real factor, const real *offset)
 {
     for (int64_t i = 0; i < rows; i++) {
         real *out = to + i * to_row;
         const real *in = x + i * x_row;
-        prefetch(in + AHEAD * x_row, channels);
+        prefetch(in + ROWS_AHEAD * x_row, channels);
         if (offset)
             for (int64_t c = 0; c < channels; c++)
                 out[c] = factor * (in[c] + offset[c]);
@@ -188,7 +188,7 @@ static void pack_rows(real *to, int64_t to_row, const real *x, int64_t x_row, in
     memset(to + rows * to_row, 0, (padded - rows) * to_row * sizeof(real));
 }
 
-/* Transpose VL rows of VL numbers: step s exchanges row r's lanes with row r ^ s's where bit s of the
+/* Transpose VL rows of VL numbers.  The step for s exchanges lanes of row r with lanes of row r ^ s, where bit s of the
  * lane differs from bit s of the row. */
 INLINE void transpose(vec *rows)
 {
@@ -205,20 +205,20 @@ INLINE void transpose(vec *rows)
     }
 }
 
-/* Rows turned into columns, times factor: number c of row r goes to to[r / NR panel + r % NR + c row].
+/* Pack the transpose of x (rows, channels), times factor: channel c of row r goes to to[r / NR panel + r % NR + c row].
  * Rows are padded with 0 to VL. */
-static void turn(real *to, int64_t panel, int64_t row, const real *x, int64_t x_row, int64_t rows,
-                 int64_t channels, real factor)
+static void pack_transposed(real *to, int64_t panel, int64_t row, const real *x, int64_t x_row, int64_t rows,
+                            int64_t channels, real factor)
 {
     for (int64_t first = 0; first < rows; first += VL) {
         real *out = to + first / NR * panel + first % NR;
         const real *in = x + first * x_row;
-        int64_t here = least(VL, rows - first), c = 0;
+        int64_t here = min_of(VL, rows - first), c = 0;
         for (; here == VL && c + VL <= channels; c += VL) {
             vec tile[VECTOR_BYTES / sizeof(real)];
 #pragma GCC unroll 16
             for (int r = 0; r < VL; r++) {
-                __builtin_prefetch(in + (r + AHEAD) * x_row + c);
+                __builtin_prefetch(in + (r + ROWS_AHEAD) * x_row + c);
                 tile[r] = factor * *(const vec *)(in + r * x_row + c);
             }
             transpose(tile);
@@ -232,20 +232,20 @@ static void turn(real *to, int64_t panel, int64_t row, const real *x, int64_t x_
     }
 }
 
-/* Rows as panels: (ceil(rows / NR), channels, NR), padded with 0. */
+/* to (ceil(rows / NR), channels, NR) = the rows x (rows, channels) as panels of their transpose, padded with 0. */
 static void pack_panels(real *to, const real *x, int64_t x_row, int64_t rows, int64_t channels)
 {
-    turn(to, channels * NR, NR, x, x_row, rows, channels, 1);
-    if (rows % NR && rows % NR <= VL) /* the last panel's other half */
+    pack_transposed(to, channels * NR, NR, x, x_row, rows, channels, 1);
+    if (rows % NR && rows % NR <= VL) /* the other half of the last panel */
         for (int64_t c = 0; c < channels; c++)
             memset(to + rows / NR * NR * channels + c * NR + VL, 0, VECTOR_BYTES);
 }
 
-/* Rows as columns: (channels, length), times factor, padded with 0. */
-static void pack_columns(real *to, int64_t length, const real *x, int64_t x_row, int64_t rows,
-                         int64_t channels, real factor)
+/* to (channels, length) = the transpose of x (rows, channels), times factor, padded with 0. */
+static void pack_columns(real *to, int64_t length, const real *x, int64_t x_row, int64_t rows, int64_t channels,
+                         real factor)
 {
-    turn(to, NR, length, x, x_row, rows, channels, factor);
+    pack_transposed(to, NR, length, x, x_row, rows, channels, factor);
     for (int64_t c = 0; c < channels; c++)
         memset(to + c * length + rows, 0, (length - rows) * sizeof(real));
 }

@@ -1,142 +1,145 @@
-/* Products of queries, or of keys, with tables of vectors over distances.
+/* Tables of vectors read by distance: gather a pair's dot product, and scatter a pair's gradient.
  *
- * A pair (i, j) needs x.table_d for its distance d = j - i, where x is its query (query_vectors,
- * product_query), its key (key_vectors, product_key) or the gradient of its query's output
- * (value_vectors).  No pair has a product of its own.  All x of one side are multiplied with the rows
- * of the table at once, which gives a matrix `products`:
+ * A pair (i, j) needs the dot product x.table_d for its distance d = j - i.  Here x is the query (for query_vectors and
+ * product_query), the key (key_vectors, product_key), or the gradient of the query's output (value_vectors).  No pair
+ * forms its own dot product.  One matrix product of all x of a side with all rows of the table gives `products`:
  *
- *     of queries (rows of a block, distances),     of keys (src, distances)
+ *     (queries of a block, distances)   or   (keys, distances)
  *
- * and row i of a tile gathers its cells from it: along a row for queries, along a diagonal for keys.
- * Backward, cells are scattered into `sums`, which has the same shape.
+ * Row i of a tile gathers its cells from it: along a row of `products` for queries, along a diagonal for keys.  In the
+ * backward pass, cells are scattered into a matrix of the same shape.
  *
- * Over a band between two tails `distances` is the table's width, and a tail is one number a row.  Where
- * tables are wide, `products` is formed for the distances of one chunk.  A key's row begins one distance
- * later than that of the key before it, so that keys are taken KEYS at a time.
+ * Of a clipped table, `distances` is the table's width, and all pairs at a clipped end read one number a row.  Of an
+ * unclipped table, `products` covers the distances of one tile only.  Along keys, a row of it then begins one distance
+ * later than the row before, so that keys are multiplied KEYS_AT_ONCE at a time.
  */
 #ifndef RELPOS_TABLES_H
 #define RELPOS_TABLES_H
 
-#include "scalars.h"
+#include "rowwise.h"
 
-#define KEYS 24 /* keys whose products with wide tables are formed at a time */
+#define KEYS_AT_ONCE 24 /* keys whose products with unclipped tables are formed at a time */
 
+/* A table of vectors, as one thread holds it. */
 typedef struct {
-    const real *table;            /* (width, channels) of this head, or NULL: the call has no such table */
-    real factor;                  /* scale, or 1 */
-    real *columns;                /* (channels, length) the table transposed, times factor */
-    real *rows;                   /* (width, channels) the table, times factor; channels padded to VL */
-    int64_t length;               /* of a row of `columns` */
-    real *products;               /* (queries or keys, distances) */
-    real *sums;                   /* of the same shape: what cells scatter into it, gradients of
-                                   * `products`, or probabilities summed by distance */
-    real *grad;                   /* (width, channels) of the table, not yet times factor */
-    real *left, *right;           /* (src,) of keys of a band: first and last column of `products` */
-    real *left_sums, *right_sums; /* (src,) of keys of a band: what the tails scatter */
-} Packed; /* a table of vectors, as one thread holds it */
+    const real *data; /* (width, channels) the table of this head, or NULL: the call has no such table */
+    real scale;       /* the call's scale, or 1 */
+    real *transposed; /* (channels, transposed_stride): scale * data^T */
+    real *rows;       /* (width, channels): scale * data, its channels padded with zeros to VL */
+    int64_t transposed_stride;
+    real *products;  /* (queries or keys, distances) dot products */
+    real *scattered; /* of the shape of `products`: their gradients; of value_vectors, in the forward pass, the
+                               * probabilities summed by distance */
+    real *grad;      /* (width, channels) gradient of scale * data */
+    real *low_products, *high_products;   /* (src_len,) clipped, of keys: first and last column of `products` */
+    real *low_scattered, *high_scattered; /* (src_len,) clipped, of keys: gradients of these two columns */
+} PackedTable;
 
 /* A tile: a block of queries beside a chunk of keys. */
 typedef struct {
-    int64_t first, count, slot;  /* queries, from row `first` of the call, which stands on `slot` */
-    int64_t keys, length;        /* the first key, and how many */
-    int64_t low, width, wide;    /* as in Call */
-    int64_t query_row, key_row;  /* elements from one row of `products` to the next */
-    int64_t from;                /* wide: the table's row of column 0 of queries' `products` */
-} Chunk;
+    int64_t first_query, num_queries; /* of the call */
+    int64_t first_slot;               /* of the first query */
+    int64_t first_key, num_keys;
+    int64_t low, width, unclipped;    /* as in Call */
+    int64_t query_stride, key_stride; /* elements from one row of `products` to the next: of queries, of keys */
+    int64_t first_row;                /* unclipped: the row of the table that column 0 of queries' `products` is of */
+} Tile;
 
-/* Row r of a tile: its query sees keys begin..end of the chunk, and the band has left..right. */
+/* A row of a tile: one query.  It sees the keys begin .. end of the chunk; those near_begin .. near_end are at near
+ * distances, those before at the low end, those behind at the high end. */
 typedef struct {
-    int64_t r, begin, end, left, right;
-    int64_t place; /* the table's row for this query and the chunk's first key; may be negative */
+    int64_t query, begin, end, near_begin, near_end;
+    int64_t table_row; /* the row of the table for this query and the chunk's first key; may be negative */
 } Row;
 
-/* Wide: the table's row of column 0 of the `products` of KEYS keys, of which `j` is the first. */
-INLINE int64_t from_of_keys(const Chunk *at, int64_t j)
+/* Unclipped: the row of the table that column 0 of the `products` of KEYS_AT_ONCE keys, from key j on, is of. */
+INLINE int64_t first_row_of_keys(const Tile *tile, int64_t j)
 {
-    int64_t last = at->slot + at->count - 1;
-    return most(at->keys + j - last - at->low, 0);
+    int64_t last = tile->first_slot + tile->num_queries - 1;
+    return max_of(tile->first_key + j - last - tile->low, 0);
 }
 
-/* Wide: columns of the `products` of KEYS keys beside `rows` queries. */
-INLINE int64_t columns_of_keys(int64_t rows) { return round_up(KEYS + rows + NR, NR); }
+/* Unclipped: how many columns the `products` of KEYS_AT_ONCE keys have beside `queries` queries. */
+INLINE int64_t key_product_columns(int64_t queries) { return round_up(KEYS_AT_ONCE + queries + NR, NR); }
 
-/* out[j] = (add: +=) the product of row r's query for the distance of key j, for the keys it sees. */
-INLINE void gather_by_query(const Packed *packed, const Chunk *at, const Row *row, real *out, int add)
+/* out[j] = (or, with `add`, +=) the dot product of the row's query for the distance of key j, for the keys it sees. */
+INLINE void gather_by_query(const PackedTable *packed, const Tile *tile, const Row *row, real *out, int add)
 {
-    const real *products = packed->products + row->r * at->query_row;
-    if (at->wide) {
-        int64_t place = row->place - at->from;
+    const real *products = packed->products + row->query * tile->query_stride; /* (distances,) */
+    if (tile->unclipped) {
+        int64_t column = row->table_row - tile->first_row;
         for (int64_t j = row->begin; j < row->end; j++)
-            out[j] = (add ? out[j] : 0) + products[j + place];
+            out[j] = (add ? out[j] : 0) + products[j + column];
         return;
     }
-    real before = products[0], after = products[at->width - 1];
-    for (int64_t j = row->begin; j < row->left; j++)
-        out[j] = (add ? out[j] : 0) + before;
-    for (int64_t j = row->left; j < row->right; j++)
-        out[j] = (add ? out[j] : 0) + products[j + row->place];
-    for (int64_t j = row->right; j < row->end; j++)
-        out[j] = (add ? out[j] : 0) + after;
+    real low_end = products[0], high_end = products[tile->width - 1];
+    for (int64_t j = row->begin; j < row->near_begin; j++)
+        out[j] = (add ? out[j] : 0) + low_end;
+    for (int64_t j = row->near_begin; j < row->near_end; j++)
+        out[j] = (add ? out[j] : 0) + products[j + row->table_row];
+    for (int64_t j = row->near_end; j < row->end; j++)
+        out[j] = (add ? out[j] : 0) + high_end;
 }
 
-/* The converse: sums of the query's row += in[j], by distance. */
-INLINE void scatter_by_query(const Packed *packed, const Chunk *at, const Row *row, const real *in)
+/* The transpose of gather_by_query: scattered[distance of key j] += in[j], in the query's row. */
+INLINE void scatter_by_query(const PackedTable *packed, const Tile *tile, const Row *row, const real *in)
 {
-    real *sums = packed->sums + row->r * at->query_row;
-    if (at->wide) {
-        int64_t place = row->place - at->from;
+    real *scattered = packed->scattered + row->query * tile->query_stride; /* (distances,) */
+    if (tile->unclipped) {
+        int64_t column = row->table_row - tile->first_row;
         for (int64_t j = row->begin; j < row->end; j++)
-            sums[j + place] += in[j];
+            scattered[j + column] += in[j];
         return;
     }
-    sums[0] += total(in + row->begin, row->left - row->begin);
-    for (int64_t j = row->left; j < row->right; j++)
-        sums[j + row->place] += in[j];
-    sums[at->width - 1] += total(in + row->right, row->end - row->right);
+    scattered[0] += total(in + row->begin, row->near_begin - row->begin);
+    for (int64_t j = row->near_begin; j < row->near_end; j++)
+        scattered[j + row->table_row] += in[j];
+    scattered[tile->width - 1] += total(in + row->near_end, row->end - row->near_end);
 }
 
-/* out[j] = (add: +=) the product of key j for its distance from row r, for the keys that it sees. */
-INLINE void gather_by_key(const Packed *packed, const Chunk *at, const Row *row, real *out, int add)
+/* out[j] = (or, with `add`, +=) the dot product of key j for its distance from the row's query, for the keys
+ * it sees. */
+INLINE void gather_by_key(const PackedTable *packed, const Tile *tile, const Row *row, real *out, int add)
 {
-    int64_t step = at->key_row + 1;
-    if (at->wide) {
-        for (int64_t key = 0; key < at->length; key += KEYS) {
-            int64_t place = row->place - from_of_keys(at, key);
-            for (int64_t j = most(row->begin, key); j < least(row->end, key + KEYS); j++)
-                out[j] = (add ? out[j] : 0) + packed->products[j * step + place];
+    int64_t diagonal = tile->key_stride + 1; /* elements from one key to the next, at a distance one larger */
+    if (tile->unclipped) {
+        for (int64_t key = 0; key < tile->num_keys; key += KEYS_AT_ONCE) {
+            int64_t column = row->table_row - first_row_of_keys(tile, key);
+            for (int64_t j = max_of(row->begin, key); j < min_of(row->end, key + KEYS_AT_ONCE); j++)
+                out[j] = (add ? out[j] : 0) + packed->products[j * diagonal + column];
         }
         return;
     }
-    const real *left = packed->left + at->keys, *right = packed->right + at->keys;
-    int64_t place = at->keys * at->key_row + row->place;
-    for (int64_t j = row->begin; j < row->left; j++)
-        out[j] = (add ? out[j] : 0) + left[j];
-    for (int64_t j = row->left; j < row->right; j++)
-        out[j] = (add ? out[j] : 0) + packed->products[j * step + place];
-    for (int64_t j = row->right; j < row->end; j++)
-        out[j] = (add ? out[j] : 0) + right[j];
+    const real *low_end = packed->low_products + tile->first_key, *high_end = packed->high_products + tile->first_key;
+    int64_t near = tile->first_key * tile->key_stride + row->table_row;
+    for (int64_t j = row->begin; j < row->near_begin; j++)
+        out[j] = (add ? out[j] : 0) + low_end[j];
+    for (int64_t j = row->near_begin; j < row->near_end; j++)
+        out[j] = (add ? out[j] : 0) + packed->products[j * diagonal + near];
+    for (int64_t j = row->near_end; j < row->end; j++)
+        out[j] = (add ? out[j] : 0) + high_end[j];
 }
 
-/* The converse: sums of key j's row += in[j], by distance. */
-INLINE void scatter_by_key(const Packed *packed, const Chunk *at, const Row *row, const real *in)
+/* The transpose of gather_by_key: scattered[key j, its distance] += in[j]. */
+INLINE void scatter_by_key(const PackedTable *packed, const Tile *tile, const Row *row, const real *in)
 {
-    int64_t step = at->key_row + 1;
-    if (at->wide) {
-        for (int64_t key = 0; key < at->length; key += KEYS) {
-            int64_t place = row->place - from_of_keys(at, key);
-            for (int64_t j = most(row->begin, key); j < least(row->end, key + KEYS); j++)
-                packed->sums[j * step + place] += in[j];
+    int64_t diagonal = tile->key_stride + 1;
+    if (tile->unclipped) {
+        for (int64_t key = 0; key < tile->num_keys; key += KEYS_AT_ONCE) {
+            int64_t column = row->table_row - first_row_of_keys(tile, key);
+            for (int64_t j = max_of(row->begin, key); j < min_of(row->end, key + KEYS_AT_ONCE); j++)
+                packed->scattered[j * diagonal + column] += in[j];
         }
         return;
     }
-    real *left = packed->left_sums + at->keys, *right = packed->right_sums + at->keys;
-    int64_t place = at->keys * at->key_row + row->place;
-    for (int64_t j = row->begin; j < row->left; j++)
-        left[j] += in[j];
-    for (int64_t j = row->left; j < row->right; j++)
-        packed->sums[j * step + place] += in[j];
-    for (int64_t j = row->right; j < row->end; j++)
-        right[j] += in[j];
+    real *low_end = packed->low_scattered + tile->first_key, *high_end = packed->high_scattered + tile->first_key;
+    int64_t near = tile->first_key * tile->key_stride + row->table_row;
+    for (int64_t j = row->begin; j < row->near_begin; j++)
+        low_end[j] += in[j];
+    for (int64_t j = row->near_begin; j < row->near_end; j++)
+        packed->scattered[j * diagonal + near] += in[j];
+    for (int64_t j = row->near_end; j < row->end; j++)
+        high_end[j] += in[j];
 }
 
 #endif

@@ -1,13 +1,13 @@
-/* Loops over one row of a tile: exponentials, sums, and the random bits of dropout. */
-#ifndef RELPOS_SCALARS_H
-#define RELPOS_SCALARS_H
+/* Loops over one row of logits: exponentials, sums, the largest, and the random bits of dropout. */
+#ifndef RELPOS_ROWWISE_H
+#define RELPOS_ROWWISE_H
 
 #include <math.h>
 
 #include "products.h"
 
 #ifdef RELPOS_DOUBLE
-typedef uint64_t bits;
+typedef uint64_t float_bits;
 #define LEAST_EXPONENT -700.0
 #define MAGIC 6755399441055744.0 /* 1.5 * 2^52: adding it rounds to a whole number */
 #define MANTISSA 52
@@ -15,7 +15,7 @@ typedef uint64_t bits;
 #define LN2_HIGH 6.93145751953125e-1
 #define LN2_LOW 1.42860682030941723212e-6
 #else
-typedef uint32_t bits;
+typedef uint32_t float_bits;
 #define LEAST_EXPONENT -87.0f
 #define MAGIC 12582912.0f
 #define MANTISSA 23
@@ -24,15 +24,15 @@ typedef uint32_t bits;
 #define LN2_LOW -2.12194440e-4f
 #endif
 
-typedef bits powers __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef float_bits powers __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
-/* Lanes of x where `is`, of y elsewhere. */
+/* Lanes of x where the bits of `is` are set, lanes of y elsewhere. */
 INLINE vec where(lanes is, vec x, vec y) { return (vec)(((lanes)x & is) | ((lanes)y & ~is)); }
 
-/* x = exp(x - top) for x <= top, to about one unit in the last place; 0 below LEAST_EXPONENT.
+/* x = exp(x - top) for two vectors, where x <= top, to about one unit in the last place; 0 below LEAST_EXPONENT.
  *
- * For two vectors at once, since each step waits for the one before it.  In vectors, since gcc makes a loop
- * over lanes into single numbers and branches where a vector has eight of them (AVX2).
+ * Two vectors are evaluated side by side, since each step waits for the step before.  The steps are written for
+ * vectors, since gcc turns a loop over the eight lanes of AVX2 into single numbers and branches.
  */
 INLINE void exponential(vec *x, real top)
 {
@@ -65,15 +65,16 @@ INLINE void exponential(vec *x, real top)
 #endif
     BOTH q[i] = r[i] + (real)1;
     BOTH p[i] = p[i] * square[i] + q[i];
-    BOTH {
-        powers two = ((powers)shifted[i] << MANTISSA) + ((bits)BIAS << MANTISSA);
+    BOTH
+    {
+        powers two = ((powers)shifted[i] << MANTISSA) + ((float_bits)BIAS << MANTISSA);
         lanes none = y[i] < (real)LEAST_EXPONENT - (vec){0}; /* not where y is NaN */
         x[i] = (vec)((lanes)(p[i] * (vec)two) & ~none);
     }
 #undef BOTH
 }
 
-/* The same of one number. */
+/* exp(x) of one number x <= 0. */
 INLINE real exponential_of(real x)
 {
     vec both[2] = {x - (vec){0}, x - (vec){0}};
@@ -81,7 +82,7 @@ INLINE real exponential_of(real x)
     return both[0][0];
 }
 
-/* The last `count` < VL numbers of a row as a vector, `other` in its remaining lanes. */
+/* A vector of the last `count` < VL numbers of a row, and `other` in its remaining lanes. */
 INLINE vec rest_of(const real *x, int64_t count, real other)
 {
     vec rest = other - (vec){0};
@@ -90,36 +91,34 @@ INLINE vec rest_of(const real *x, int64_t count, real other)
     return rest;
 }
 
-INLINE vec larger(vec x, vec y)
-{
-    return where(x > y, x, y);
-}
+INLINE vec larger(vec x, vec y) { return where(x > y, x, y); }
 
 /* Fold the lanes of a vector by halves: lane i with lane i ^ 1, then i ^ 2, i ^ 4 ... */
-#define FOLD(name, join)                                                                           \
-    INLINE real name(vec x)                                                                        \
-    {                                                                                              \
-        _Pragma("GCC unroll 4") for (int step = 0; 1 << step < VL; step++)                         \
-        {                                                                                          \
-            vec y = shuffle(x, x, *(const lanes *)across[step]);                            \
-            x = join;                                                                              \
-        }                                                                                          \
-        return x[0];                                                                               \
+#define FOLD(name, join)                                                   \
+    INLINE real name(vec x)                                                \
+    {                                                                      \
+        _Pragma("GCC unroll 4") for (int step = 0; 1 << step < VL; step++) \
+        {                                                                  \
+            vec y = shuffle(x, x, *(const lanes *)across[step]);           \
+            x = join;                                                      \
+        }                                                                  \
+        return x[0];                                                       \
     }
 FOLD(sum_of_lanes, x + y)
 FOLD(largest_lane, larger(x, y))
 
+/* The largest of `top` and the numbers of a row. */
 INLINE real largest(const real *x, int64_t count, real top)
 {
-    vec most = top - (vec){0}, other = most;
+    vec max_of = top - (vec){0}, other = max_of;
     int64_t j = 0;
     for (; j + 2 * VL <= count; j += 2 * VL) {
-        most = larger(*(const vec *)(x + j), most);
+        max_of = larger(*(const vec *)(x + j), max_of);
         other = larger(*(const vec *)(x + j + VL), other);
     }
     for (; j + VL <= count; j += VL)
-        most = larger(*(const vec *)(x + j), most);
-    return largest_lane(larger(rest_of(x + j, count - j, top), larger(most, other)));
+        max_of = larger(*(const vec *)(x + j), max_of);
+    return largest_lane(larger(rest_of(x + j, count - j, top), larger(max_of, other)));
 }
 
 INLINE real total(const real *x, int64_t count)
@@ -147,8 +146,8 @@ INLINE void fill(real *x, int64_t count, real value)
         x[j] = value;
 }
 
-/* x = exp(x - top) for cells begin..end of a row, and 0 for its others up to `length`; their sum.
- * The row has room for two vectors behind `length`. */
+/* x[j] = exp(x[j] - top) for begin <= j < end, and 0 for all other j < length.  Return the sum of x.  The row has room
+ * for two vectors behind `length`. */
 INLINE real exponentials(real *x, int64_t begin, int64_t end, int64_t length, real top)
 {
     vec sum = {0};
@@ -171,14 +170,14 @@ INLINE real exponentials(real *x, int64_t begin, int64_t end, int64_t length, re
     return sum_of_lanes(sum);
 }
 
-#define GROUPS 80 /* of eight keys: a chunk has at most 640 */
+#define KEY_GROUPS 80 /* of eight keys each: a chunk has fewer than 640 keys */
 
-/* 16 random bits a key for `count` keys from `first`, a multiple of 8: Philox-4x32-7, counted by
- * (key / 8, query, head); key t of eight takes half t % 2 of word t / 4 + 2 (t / 2 % 2). */
-static void random_bits(uint16_t *out, int64_t seed, int64_t head, int64_t query, int64_t first,
-                        int64_t count)
+/* out[j] = 16 random bits for each of `count` keys from key `first` on, a multiple of 8.  The generator is
+ * Philox-4x32-7, with the counter (key / 8, query, head, 0).  Key t of eight takes half t % 2 of word t / 4 + 2 (t / 2
+ * % 2). */
+static void random_bits(uint16_t *out, int64_t seed, int64_t head, int64_t query, int64_t first, int64_t count)
 {
-    uint32_t c0[GROUPS], c1[GROUPS], c2[GROUPS], c3[GROUPS];
+    uint32_t c0[KEY_GROUPS], c1[KEY_GROUPS], c2[KEY_GROUPS], c3[KEY_GROUPS];
     int64_t groups = (count + 7) / 8;
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)((uint64_t)seed >> 32);
     for (int64_t g = 0; g < groups; g++) {
