@@ -56,7 +56,7 @@ class Classifier:
         import torch
         from fairseq import checkpoint_utils
 
-        from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+        from relpos_fairseq.inference.checkpoints.loading import read_trusted
 
         if not checkpoint.is_file():
             raise UserError(f"there is no checkpoint {checkpoint}")

@@ -92,7 +92,7 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
     from fairseq.data import Dictionary
 
     from relpos_fairseq.data.streams.dataset import read_stream
-    from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+    from relpos_fairseq.inference.checkpoints.loading import read_trusted
 
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():

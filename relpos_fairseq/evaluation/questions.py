@@ -16,11 +16,11 @@ from fairseq import checkpoint_utils, utils
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
 from relpos_fairseq.data.answer_spans import Answer, Prediction
 from relpos_fairseq.data.squad import read_questions, split_name
-from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import TEMPORARY, read_json, sha256_of, write_json
 from relpos_fairseq.io.progress import progress, table
-from relpos_fairseq.io.resume_log import ResumeLog
+from relpos_fairseq.io.stages import ResumeLog
 from relpos_fairseq.metrics.answer_scores import (
     Scored,
     best_scores,

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from relpos_fairseq.export.ct2_spec import engine, transformer_spec
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.translators import BLANK, REPORT, decode
-from relpos_fairseq.inference.checkpoints.loading import longest
-from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.inference.checkpoints.loading import longest, read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError

@@ -32,7 +32,7 @@ from relpos_fairseq.export.transformers import (
     RelPosWithMemoryForCausalLM,
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
-from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of

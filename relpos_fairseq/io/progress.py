@@ -7,9 +7,6 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-# ---- Progress of long work: a bar on a terminal, sparse lines in a log.
-
-
 SECONDS = 30.0  # the longest silence in a log
 STEPS = 10  # lines of a log for work of known size
 SOON = 2.0  # seconds between two lines, at least

@@ -2,7 +2,7 @@
 
 A stage that has run leaves a stamp, `.stages/NAME.json` of its folder: its parameters, the hashes of its inputs and
 outputs, the versions of the packages, and its counts. A manifest says the same of a whole result, for readers: it
-depends on the input alone, and holds no path and no date.
+depends on the input alone, and holds no path and no date. `ResumeLog` keeps results of long work line by line.
 """
 
 import importlib.metadata
@@ -17,7 +17,17 @@ from itertools import groupby
 from pathlib import Path
 
 from relpos_fairseq.io.errors import BusyError, UserError
-from relpos_fairseq.io.files import Hashes, file_lock, files_below, read_json, remove, sha256_of, size_of, write_json
+from relpos_fairseq.io.files import (
+    Hashes,
+    file_lock,
+    files_below,
+    named_on_disk_full,
+    read_json,
+    remove,
+    sha256_of,
+    size_of,
+    write_json,
+)
 
 STAMPS = ".stages"
 # Options of speed and place, which change no result: the values of places are left out, the others altogether.
@@ -303,3 +313,34 @@ def locked(folder: Path, wait: bool) -> Iterator[None]:
         except BlockingIOError as error:
             raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
         yield
+
+
+class ResumeLog:
+    """A file of JSON lines that a kill may cut after any byte: a key, then one result a line, in the order of the work.
+
+    Attributes:
+        kept: Results of an earlier process that worked under the same key.
+    """
+
+    def __init__(self, path: Path, key: dict) -> None:
+        """Read the results kept under `key`, which holds all that they depend on; a file of another key is replaced."""
+        self.path = path
+        head = json.dumps(key, sort_keys=True) + "\n"
+        lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        known = whole[:1] == [head]
+        self.kept = [json.loads(line) for line in whole[1:]] if known else []
+        self._start = "".join(whole) if known else head
+
+    @contextmanager
+    def opened(self) -> Iterator:
+        """Open the file; give a function that appends one result."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with named_on_disk_full(self.path), self.path.open("w", encoding="utf-8") as file:
+            file.write(self._start)
+
+            def keep(result) -> None:
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+
+            yield keep

@@ -19,12 +19,12 @@ from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 
-from relpos_fairseq.patches import checkpoints, literal_options, messages, training
+from relpos_fairseq.patches import checkpoints, literal_options, training
 
 # Changes that replace no single function.
 SETTINGS: tuple[Callable[[], None], ...] = (
-    messages.quiet_warnings,
-    messages.print_errors_in_one_line,
+    training.quiet_warnings,
+    training.print_errors_in_one_line,
     training.restore_numpy_names,
     training.restore_task_args,
     training.allow_adaptive_loss_on_one_process,
@@ -35,7 +35,7 @@ SETTINGS: tuple[Callable[[], None], ...] = (
 PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (utils, "get_activation_fn", training.get_activation_fn),
     (utils, "import_user_module", literal_options.import_user_module),
-    (options, "parse_args_and_arch", messages.parse_args_and_arch),
+    (options, "parse_args_and_arch", training.parse_args_and_arch),
     (data_utils, "batch_by_size", training.batch_by_size),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
     (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),

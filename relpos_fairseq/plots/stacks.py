@@ -15,7 +15,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.inference.checkpoints.trusted import read_trusted
+from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention

@@ -18,8 +18,8 @@ import relpos_fairseq
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
 from relpos_fairseq import plugin
-from relpos_fairseq.patches import messages
-from relpos_fairseq.patches.messages import quiet_warnings
+from relpos_fairseq.patches import training
+from relpos_fairseq.patches.training import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
 
@@ -322,7 +322,7 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
             sys.excepthook(type(caught), caught, caught.__traceback__)
         said = capsys.readouterr().err
         assert ("Traceback" in said) == ("parse_hybrid" not in error), said
-    assert messages.is_about_input(None) is False
+    assert training.is_about_input(None) is False
 
 
 def test_half_precision_needs_a_gpu(corpus, tmp_path):

@@ -19,7 +19,7 @@ from fairseq.data.multilingual import multilingual_data_manager
 from fairseq.models import fconv, wav2vec
 
 import relpos_fairseq  # noqa: F401
-from relpos_fairseq.inference.checkpoints.trusted import check_trusted
+from relpos_fairseq.inference.checkpoints.loading import check_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.patches.literal_options import calls_eval, guard_modules, read_literal
 
