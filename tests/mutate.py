@@ -1,4 +1,4 @@
-"""Plants each bug of tests/mutations.md in a copy of the project and runs the test to see it.
+"""Plants each bug of tests/planted_bugs.yaml in a copy of the project and runs the test to see it.
 
     python tests/mutate.py            # all of them, one process a core
     python tests/mutate.py rope       # those whose row mentions `rope`
@@ -16,7 +16,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import re
 import shutil
 import signal
 import sys
@@ -26,17 +25,21 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-TABLE = TESTS / "mutations.md"
+TABLE = TESTS / "planted_bugs.yaml"
 COPIED = "relpos_fairseq scripts examples tests pyproject.toml setup.py README.md".split()
 WARM = """pytest hypothesis torch scipy.stats fairseq.models fairseq_cli.train fairseq_cli.generate
 torch._dynamo torch.distributed.tensor torch.testing torch.utils.flop_counter triton.language
 torch._subclasses.schema_check_mode requests sentencepiece tokenizers sacremoses
 subword_nmt.apply_bpe""".split()
 LIMIT = 100  # seconds for one bug's test; twice that for a second try
+
+sys.path[:0] = [str(TESTS)]
+from helpers.definitions import find  # noqa: E402  (tests/ is on the path from here on)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork has only the thread that forked
 os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests/conftest.py, before triton is imported
@@ -45,31 +48,36 @@ tqdm.monitor_interval = 0  # and no thread may run beside it
 
 @dataclass(frozen=True)
 class Mutation:
-    """One planted bug."""
+    """One planted bug: a text for another, between the beginning and the end of a definition in a file."""
 
     bug: str
     file: str
+    begin: int
+    end: int
     before: str
     after: str
     test: str
 
+    def planted(self, text: str) -> str:
+        """Return the file's text with the bug in it."""
+        definition = text[self.begin : self.end].replace(self.before, self.after)
+        return text[: self.begin] + definition + text[self.end :]
+
 
 def mutations(text: str) -> list[Mutation]:
-    """The rows of the table.
+    """Return the planted bugs of the YAML file's text.
 
     Raises:
-        ValueError: if a row's `before` does not occur exactly once in its file.
+        ValueError: A row names no definition of the package, or its `before` does not occur exactly once there.
     """
     rows = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) != 5 or cells[0] in ("bug", "---") or set(cells[0]) == {"-"}:
-            continue
-        row = Mutation(*(cell.removeprefix("`").removesuffix("`") for cell in cells))
-        found = (ROOT / row.file).read_text().count(row.before)
+    for row in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        path, begin, end = find(ROOT, row["in"])
+        found = path.read_text(encoding="utf-8")[begin:end].count(row["before"])
         if found != 1:
-            raise ValueError(f"{row.bug}: {row.before!r} occurs {found} times in {row.file}")
-        rows.append(row)
+            raise ValueError(f"{row['bug']}: {row['before']!r} occurs {found} times in {row['in']}")
+        file = path.relative_to(ROOT).as_posix()
+        rows.append(Mutation(row["bug"], file, begin, end, row["before"], row["after"], row["test"]))
     return rows
 
 
@@ -122,7 +130,7 @@ def compile_apart(copy: Path) -> None:
 def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
     """In a process of its own: pytest's exit status with the bug planted in a copy."""
     path = copy / row.file
-    path.write_text(path.read_text().replace(row.before, row.after))
+    path.write_text(row.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
     os.chdir(copy)
     # what is compiled of it would outlive it in the copy
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}

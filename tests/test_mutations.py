@@ -13,7 +13,7 @@ LIMIT = 2400  # seconds; some 150 on two idle cores, twice that beside another w
 
 
 def test_every_planted_bug_still_fits_the_code() -> None:
-    """Each row of tests/mutations.md names text that occurs once in its file."""
+    """Each row of tests/planted_bugs.yaml names text that occurs once in its file."""
     rows = mutate.mutations(mutate.TABLE.read_text())
     assert len(rows) >= 25
     assert len({row.bug for row in rows}) == len(rows)

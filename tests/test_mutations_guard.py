@@ -1,4 +1,4 @@
-"""Tests that planted bugs asked for (tests/mutations.md)."""
+"""Tests that planted bugs asked for (tests/planted_bugs.yaml)."""
 
 from __future__ import annotations
 
