@@ -16,9 +16,6 @@ C_NAME = re.compile(
     r"|[A-Za-z_][^;{}#]*?\b(\w+)\s*\([^;{}]*\)[^;{}]*\{)",
     re.M,
 )
-    r"^(?:#define\s+(\w+)|(?:typedef\s+)?struct\s+(\w+)?[^;]*?\{|[A-Za-z_][^;{}#]*?\b(\w+)\s*\([^;{}]*\)[^;{}]*\{)",
-    re.M,
-)
 
 
 def find(root: Path, name: str) -> tuple[Path, int, int]:
