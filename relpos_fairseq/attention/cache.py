@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +22,46 @@ def folders() -> Iterator[Path]:
 
 
 def writable_folder() -> Path:
-    """Return the first of `folders` that is writable, or else a temporary folder of this process."""
+    """Return the first of `folders` that this user alone may write to, or a temporary folder of this process."""
     for folder in folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
+            if os.access(folder, os.W_OK | os.X_OK) and is_private(folder):
                 return folder
     private = Path(tempfile.mkdtemp(prefix="relpos_fairseq-"))
     atexit.register(shutil.rmtree, private, ignore_errors=True)
     return private
+
+
+def is_private(path: Path) -> bool:
+    """Return whether nobody but this user and root can change a file or folder, or put another in its place."""
+    absolute, resolved = path.absolute(), path.resolve()
+    return all(_is_ours(part) for part in {resolved, *resolved.parents, *absolute.parents})
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether this user or root owns a path, and others can neither write to it nor rename what is in it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    if status.st_uid not in (0, os.geteuid()):
+        return False
+    is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX  # as /tmp: owners alone rename
+    open_to_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+    return bool(is_sticky) or not (status.st_mode & stat.S_IWOTH or open_to_group)
+
+
+def _is_own_group(group: int) -> bool:
+    """Return whether a group has this user alone, as many systems give each user one under the user's name."""
+    import grp  # Windows lacks both
+    import pwd
+
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return entry.gr_name == user and set(entry.gr_mem) <= {user}
 
 
 @contextlib.contextmanager
@@ -39,6 +71,7 @@ def locked(path: Path) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # the lock file of another user, in a folder that several share
-            file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # nothing is cut off, no link is followed
+            file = stack.enter_context(os.fdopen(os.open(path.with_suffix(".lock"), flags, 0o600), "r+b"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

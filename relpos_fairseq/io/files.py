@@ -1,16 +1,21 @@
 """Write files and folders whole or not at all, hash them, lock them, and check the room on their disk."""
 
 import errno
+import glob
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
+import platform
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -25,6 +30,10 @@ WRITTEN = (
     *("vocab.txt", "vocab.json", "vocab.bpe", "merges.txt", "encoder.json", "tokenizer.json", "tokenizer_config.json"),
     *("dev-*.tsv", "test-*.tsv", "predictions*.json", "nbest*.json", "null_odds*.json", "results.json"),
 )
+# A temporary name: the machine, the process, when the process began, a number within it; then the name it is for.
+_OWNED = re.compile(re.escape(TEMPORARY) + r"(?P<host>[0-9a-f]{8})\.(?P<process>\d+)\.(?P<start>\d+)\.\d+-")
+_EARLIER = re.compile(re.escape(TEMPORARY) + r"(?:(?P<process>\d+)-)?")  # as versions before 0.2 named them
+_NUMBERS = itertools.count()
 BLOCK = 1 << 20
 TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 
@@ -33,8 +42,8 @@ TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path`, which takes its place when the block succeeds.
 
-    After a failure the temporary file is removed and `path` is as it was. A temporary file that a
-    kill left behind has the same name, so the next run replaces it.
+    After a failure the temporary file is removed and `path` is as it was. What killed processes left beside it goes;
+    of two processes that write the same path, the one that ends later wins.
 
     Raises:
         UserError: `path` is a folder.
@@ -44,8 +53,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     if path.is_dir():
         raise UserError(f"{path} is a folder, and a file would take its place: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(TEMPORARY + path.name)
-    remove(temporary)
+    remove_leftovers(path)
+    temporary = temporary_path(path)
     try:
         with named_on_disk_full(path):
             yield temporary
@@ -79,16 +88,15 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Give an empty temporary folder, which takes the place of `path` when the block succeeds.
 
     The temporary name is unique to this process: a child that outlives a killed parent writes
-    into a folder that nobody reads. What dead processes left is removed.
+    into a folder that nobody reads. What killed processes left beside it goes.
 
     Raises:
         UserError: `path` is a folder that holds a file that no command writes, and stays as it was.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for stale in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
-        shutil.rmtree(stale, ignore_errors=True)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    remove_leftovers(path)
+    temporary = temporary_path(path)
     temporary.mkdir()
     try:
         with named_on_disk_full(path):
@@ -102,8 +110,58 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+def temporary_path(path: Path) -> Path:
+    """Return a name beside `path` that no other call of any process gives, with the same suffix."""
+    owner = f"{_host()}.{os.getpid()}.{_start_of(os.getpid())}.{next(_NUMBERS)}"
+    return path.with_name(f"{TEMPORARY}{owner}-{path.name[-100:]}")
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files and folders for `path` that ended processes of this machine left beside it."""
+    name = path.name[-100:]
+    for other in path.parent.glob(f"{TEMPORARY}*{glob.escape(name)}"):
+        owned, earlier = _OWNED.match(other.name), _EARLIER.match(other.name)
+        if owned and other.name[owned.end() :] == name and owned["host"] == _host():
+            ended = _start_of(int(owned["process"])) != owned["start"]
+        elif earlier and other.name[earlier.end() :] == path.name:
+            ended = earlier["process"] is None or _start_of(int(earlier["process"])) is None
+        else:
+            ended = False
+        if ended:
+            _remove_quietly(other)
+
+
+def _remove_quietly(path: Path) -> None:
+    with suppress(OSError):
+        remove(path)
+
+
+@cache
+def _host() -> str:
+    """Return what tells this machine, and its numbering of processes, from others that share its disks."""
+    with suppress(OSError):
+        return hashlib.sha256(f"{platform.node()} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _start_of(process: int) -> str | None:
+    """Return when a process began, in the system's ticks ("0" where that is not known), or None if it has ended."""
+    with suppress(OSError):
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if state[0] == "Z" else state[19]
+    if Path("/proc/self/stat").exists():
+        return None
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return "0"
+
+
 def replace(temporary: Path, path: Path) -> None:
-    """Rename over whatever is at `path`; a folder cannot be replaced in one step, so it goes.
+    """Rename over whatever is at `path`; a folder there is moved aside first, and moved back if that fails.
 
     Raises:
         UserError: the folder there is a user's, or holds a file of a user's; nothing has changed.
@@ -117,8 +175,20 @@ def replace(temporary: Path, path: Path) -> None:
                 f"{path} would be replaced, and {foreign[0]} in it was not written by this command: move it, or "
                 f"name another folder; nothing was changed"
             )
-        shutil.rmtree(path)
-    os.replace(temporary, path)
+    old = temporary_path(path)
+    while True:
+        try:
+            os.replace(temporary, path)
+            break
+        except OSError as error:  # a folder with files, perhaps another process's since a moment ago
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not path.is_dir():
+                if old.exists() and not path.exists():
+                    os.rename(old, path)
+                raise
+        _remove_quietly(old)
+        with suppress(FileNotFoundError):
+            os.rename(path, old)
+    _remove_quietly(old)
 
 
 def foreign_files(folder: Path, ours: Iterable[Path] = ()) -> list[Path]:
@@ -162,12 +232,27 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
     import fcntl  # Windows lacks it
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with open_lock(path) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except PermissionError as error:  # POSIX allows it in the place of BlockingIOError
             raise BlockingIOError(*error.args) from error
         yield
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open a lock's file for writing, made where there is none; nothing is cut off, and no link is followed.
+
+    Raises:
+        UserError: The path is a link.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path} is a link, and a lock must be a file of its own: remove it") from error
+    return os.fdopen(descriptor, "r+b")
 
 
 @contextmanager

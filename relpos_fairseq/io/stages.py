@@ -7,6 +7,7 @@ depends on the input alone, and holds no path and no date. `ResumeLog` keeps res
 
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
 import time
@@ -202,7 +203,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
         "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
         "versions": versions(),  # the manifest says that they made it
     }
-    old = read_stamp(stamp)
+    old = read_stamp(stamp, folder)
     if not force and old and holds(old, key, stage, folder, hashes):
         print(f"{position} {stage.name} ... unchanged", flush=True)
         return old["counts"]
@@ -259,7 +260,7 @@ def remove_others(stages: Sequence[Stage], folder: Path) -> None:
     names = {stage.name for stage in stages}
     for stamp in (folder / STAMPS).glob("*.json"):
         if stamp.stem not in names:
-            old = read_stamp(stamp)
+            old = read_stamp(stamp, folder)
             check_no_foreign_files(old, folder)
             remove_outputs(old, folder, kept)
             remove(stamp)
@@ -281,12 +282,42 @@ def describe_output(path: Path, hashes: Hashes) -> dict:
     return {"bytes": size_of(path), "sha256": hashes.of(path)}
 
 
-def read_stamp(path: Path) -> dict | None:
-    """Read a stamp; None where it is missing or damaged."""
+def read_stamp(path: Path, folder: Path) -> dict | None:
+    """Read the stamp of a stage whose outputs lie in a folder; None where it is missing or damaged.
+
+    Raises:
+        UserError: The stamp names an output that lies outside the folder: no stage has written it.
+    """
     try:
-        return read_json(path)
+        stamp = read_json(path)
     except UserError:
         return None
+    outputs = stamp.get("outputs", {}) if isinstance(stamp, dict) else None
+    if not isinstance(outputs, dict) or not all(_is_description(one) for one in outputs.values()):
+        return None
+    for name, described in outputs.items():
+        inner = [f"{name}/{file}" for file in described.get("files", {})]
+        for one in (name, *inner):
+            if not Path(name).is_absolute() and not _is_inside(folder / one, folder):
+                raise UserError(f"{path} names {one}, which is not in {folder}: delete {path} if you trust the rest")
+    return stamp
+
+
+def _is_description(value: object) -> bool:
+    """Return whether a stamp's description of an output has the form that `describe_output` gives it."""
+    if not isinstance(value, dict):
+        return False
+    files = value.get("files")
+    if isinstance(files, dict):
+        return all(_is_description(file) and "files" not in file for file in files.values())
+    return files is None and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path is below a folder, by its own words and after all links in the folders above it."""
+    words = os.path.normpath(path)
+    plain = Path(words).is_relative_to(os.path.normpath(folder)) and words != os.path.normpath(folder)
+    return plain and path.parent.resolve().is_relative_to(folder.resolve())
 
 
 def as_json(value: object) -> object:

@@ -326,16 +326,49 @@ def test_the_command(sources: Path, cache: Path, monkeypatch, capsys) -> None:
 
 
 @needs_compiler
-def test_a_library_that_anybody_may_have_put_there(sources: Path, cache: Path, monkeypatch) -> None:
-    """Where all may write, another user's library is not loaded: it would be run."""
+@pytest.mark.parametrize("what", ["folder for all", "folder for a group", "file for all", "link", "another user's"])
+def test_a_library_that_somebody_else_may_have_put_there(sources: Path, cache: Path, tmp_path: Path, what: str) -> None:
+    """What another user can write is not loaded, since loading runs it: another folder serves instead."""
     build.load(sources)
     (library,) = libraries(cache)
-    if os.geteuid() == 0:
-        os.chown(library, 12345, -1)
-    monkeypatch.setattr(build.os, "geteuid", lambda: 1)
     assert build._is_whole(library)
-    cache.chmod(0o777)
+    if what == "folder for all":
+        cache.chmod(0o777)
+    elif what == "folder for a group":
+        other_group(cache)
+        cache.chmod(0o775)
+    elif what == "file for all":
+        library.chmod(0o666)
+    elif what == "link":
+        library.rename(tmp_path / "elsewhere.so")
+        library.symlink_to(tmp_path / "elsewhere.so")
+    elif os.geteuid() == 0:
+        os.chown(library, 12345, -1)
+    else:
+        pytest.skip("needs root, who can give a file away")
     assert not build._is_whole(library)
+    if what.startswith("folder"):
+        assert build.cache.writable_folder() != cache
+        assert build.load(sources)._name != str(library)
+
+
+def other_group(folder: Path) -> None:
+    """Give a folder to a group that is not this user's own."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, who can give a folder away")
+    os.chown(folder, -1, 12345)
+
+
+def test_folders_that_a_user_alone_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sticky folder above, as /tmp is, lets nobody else rename; one without that bit does."""
+    inner = tmp_path / "open" / "mine"
+    inner.mkdir(parents=True)
+    assert build.cache.is_private(inner)
+    inner.parent.chmod(0o777)
+    assert not build.cache.is_private(inner)
+    inner.parent.chmod(0o1777)
+    assert build.cache.is_private(inner)
+    assert not build.cache.is_private(tmp_path / "absent")
 
 
 @needs_compiler

@@ -45,10 +45,11 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 
 
 def test_what_a_kill_left_is_replaced(tmp_path):
+    ended = ended_process()
     with pytest.raises(KeyboardInterrupt), files.atomic_folder(tmp_path / "d") as temporary:
         (temporary / "a").write_text("1")
         raise KeyboardInterrupt
-    (tmp_path / ".partial-123-d").mkdir()  # by another process
+    (tmp_path / f".partial-{ended}-d").mkdir()  # as earlier versions named them
     (tmp_path / ".partial-a.txt").write_text("half")
     with files.atomic_folder(tmp_path / "d") as temporary:
         (temporary / "a.bin").write_text("2")
@@ -56,6 +57,90 @@ def test_what_a_kill_left_is_replaced(tmp_path):
         (temporary / "b").write_text("3")
     files.write_text(tmp_path / "a.txt", "new")
     assert preparing.contents(tmp_path) == {"d/b": b"3", "a.txt": b"new"}
+
+
+def ended_process() -> int:
+    """The number of a process that has ended."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+def leave(path: Path, in_child: bool) -> Path:
+    """A temporary file for `path`, as a kill leaves it, of a process that has ended or of this one."""
+    if not in_child:
+        temporary = files.temporary_path(path)
+        temporary.write_text("half")
+        return temporary
+    child = os.fork()
+    if not child:
+        files.temporary_path(path).write_text("half")
+        os._exit(0)
+    os.waitpid(child, 0)
+    (temporary,) = (one for one in path.parent.glob(".partial-*") if f".{child}." in one.name)
+    return temporary
+
+
+@pytest.mark.parametrize("name", ["m4", "x-m4", "[x]", "a" * 240 + ".txt"])
+def test_leftovers_of_ended_processes_alone_are_removed(tmp_path, name):
+    """Neither a live job's, nor another file's whose name ends alike, nor another machine's; no name is a pattern."""
+    path = tmp_path / name
+    dead = leave(path, in_child=True)
+    kept = [leave(path, in_child=False), leave(tmp_path / f"y-{name}"[-240:], in_child=True)]
+    elsewhere = dead.with_name(".partial-" + "0" * 8 + dead.name.removeprefix(".partial-")[8:])
+    elsewhere.write_text("half")
+    files.write_text(path, "whole")
+    assert not dead.exists() and elsewhere.exists() and path.read_text() == "whole"
+    assert kept[0].exists() and (len(name) > 200 or kept[1].exists())
+
+
+def test_two_writers_of_one_path(tmp_path):
+    """Both succeed, and what the later one wrote stays."""
+    with files.atomic_path(tmp_path / "a.txt") as first:
+        with files.atomic_path(tmp_path / "a.txt") as second:
+            first.write_text("first")
+            second.write_text("second")
+        assert (tmp_path / "a.txt").read_text() == "second"
+    assert preparing.contents(tmp_path) == {"a.txt": b"first"}
+    with files.atomic_folder(tmp_path / "d") as first:
+        (first / "a.bin").write_text("first")
+        with files.atomic_folder(tmp_path / "d") as second:
+            (second / "b.bin").write_text("second")
+    assert preparing.contents(tmp_path) == {"a.txt": b"first", "d/a.bin": b"first"}
+
+
+def test_many_writers_of_one_folder(tmp_path):
+    """Eight processes at once: all succeed, one whole result is there, and nothing else."""
+    children = []
+    for number in range(8):
+        children.append(os.fork())
+        if not children[-1]:
+            status = 1
+            try:
+                for _ in range(20):
+                    with files.atomic_folder(tmp_path / "d") as temporary:
+                        (temporary / "one.bin").write_text(str(number))
+                        (temporary / "two.bin").write_text(str(number))
+                    files.write_text(tmp_path / "a.txt", str(number))
+                status = 0
+            finally:
+                os._exit(status)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
+    made = preparing.contents(tmp_path)
+    assert set(made) == {"d/one.bin", "d/two.bin", "a.txt"}
+    assert made["d/one.bin"] == made["d/two.bin"]
+
+
+def test_a_lock_follows_no_link_and_cuts_nothing_off(tmp_path):
+    (tmp_path / "precious").write_text("years")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="lock is a link"), files.file_lock(tmp_path / "lock"):
+        pass
+    with files.file_lock(tmp_path / "precious"):
+        pass
+    assert (tmp_path / "precious").read_text() == "years"
 
 
 def test_a_folder_with_a_users_file_is_not_replaced(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -148,7 +149,7 @@ def test_killed_at_any_moment_and_run_again(pipeline, undisturbed, tmp_path, see
 def test_ctrl_c_ends_it_and_its_workers(pipeline, undisturbed, tmp_path, workers):
     process = start(pipeline, tmp_path, workers, 0.2)
     assert process.stdout.readline() == "[1/4] numbers ...\n"
-    wait_for(tmp_path / ".partial-numbers.txt")
+    wait_for(tmp_path, ".partial-*-numbers.txt")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = finish(process, 130)
     assert err == "interrupted; run the same command again to continue\n"
@@ -161,12 +162,12 @@ def test_ctrl_c_ends_it_and_its_workers(pipeline, undisturbed, tmp_path, workers
     assert contents(tmp_path) == undisturbed
 
 
-def wait_for(path: Path) -> None:
+def wait_for(folder: Path, pattern: str) -> None:
     for _ in range(1200):
-        if path.exists():
+        if any(folder.glob(pattern)):
             return
         time.sleep(0.05)
-    raise AssertionError(f"{path} never appeared")
+    raise AssertionError(f"{folder / pattern} never appeared")
 
 
 def test_two_processes_in_one_folder(pipeline, tmp_path):
@@ -272,6 +273,37 @@ def test_outputs_of_another_pipeline_can_be_removed(small):
     assert set(contents(small.folder, ".stages")) == {"source", "a.txt"}
     assert outside.exists()  # not ours to remove
     assert {path.name for path in (small.folder / ".stages").glob("*.json")} == {"one.json"}
+
+
+@pytest.mark.parametrize("name", ["../keep", "x/../../keep", "linked/keep", ".", ".."])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_stamp_of_a_strangers_removes_nothing_outside(tmp_path, name, within):
+    """A data folder from somebody else may hold any stamp; what it names must lie in the folder."""
+    folder, keep = tmp_path / "data", tmp_path / "keep"
+    (folder / ".stages").mkdir(parents=True)
+    keep.mkdir()
+    (keep / "thesis.tex").write_text("years")
+    (folder / "linked").symlink_to(tmp_path)
+    described = {"bytes": 5, "sha256": "0"}
+    outputs = {"made": {"files": {f"../{name}": described}}} if within else {name: {"files": {"thesis.tex": described}}}
+    for stamp in ("step", "old"):
+        (folder / ".stages" / f"{stamp}.json").write_text(json.dumps({"outputs": outputs, "counts": {}}))
+    step = Stage("step", lambda: write_text(folder / "a.txt", "a"), [], [folder / "a.txt"])
+    for prune in (False, True):
+        with pytest.raises(UserError, match=r"step\.json names|old\.json names"):
+            run_stages([step], folder, prune=prune)
+    assert (keep / "thesis.tex").read_text() == "years"
+
+
+@pytest.mark.parametrize(
+    "stamp", ["[]", "3", '{"outputs": 3}', '{"outputs": {"a.txt": 3}}', '{"outputs": {"a.txt": {}}}', "{"]
+)
+def test_a_damaged_stamp_is_none(tmp_path, stamp):
+    (tmp_path / ".stages").mkdir()
+    (tmp_path / ".stages" / "step.json").write_text(stamp)
+    step = Stage("step", lambda: write_text(tmp_path / "a.txt", "a"), [], [tmp_path / "a.txt"])
+    run_stages([step], tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "a"
 
 
 def test_stamps_hold_in_a_folder_that_was_moved(small):

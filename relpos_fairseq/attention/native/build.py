@@ -18,7 +18,6 @@ import platform
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -241,11 +240,10 @@ def _processor() -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a library exists, comes from a user who is trusted, and ends with the hash of its bytes."""
+    """Return whether a library exists, can be changed by this user and root alone, and ends with its bytes' hash."""
     try:
-        shared = path.parent.stat().st_mode & stat.S_IWOTH
-        if shared and path.stat().st_uid not in (0, os.geteuid()):
-            return False  # anybody may write to this folder, and loading a file runs it
+        if path.is_symlink() or not cache.is_private(path):
+            return False  # somebody else may have put it there, and loading a file runs it
         content = path.read_bytes()
     except OSError:
         return False
