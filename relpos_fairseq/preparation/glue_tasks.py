@@ -4,7 +4,8 @@ A task's first metric chooses checkpoints and learning rates, and is the one in 
 MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else accuracy (Huang2020, section 4.2; M4M,
 Table 2).
 
-GLUE is read from the files of gluebenchmark.com.  XNLI is read from its release (`xnli.dev.tsv`, `xnli.test.tsv`: all languages in one file, with a header) or from
+GLUE is read from the files of gluebenchmark.com.
+XNLI is read from its release (`xnli.dev.tsv`, `xnli.test.tsv`: all languages in one file, with a header) or from
 XTREME (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, quoted as in CSV, no header; its own test files have
 no label). It is trained on English: `train-en.tsv` (XTREME), `multinli.train.en.tsv` (XNLI-MT) or GLUE's
 `MNLI/train.tsv`.
