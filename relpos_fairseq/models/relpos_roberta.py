@@ -255,7 +255,7 @@ class RelPosRobertaModel(RobertaModel):
 
 
 def _check_lengths(model: RelPosRobertaModel, wanted: int) -> None:
-    """Refuse a table that is shorter than what the task feeds."""
+    """Raise an error if the table of positions is shorter than the samples of the task."""
     plan = model.encoder.sentence_encoder.positions.plan
     if plan.longest is not None and plan.longest < wanted:
         raise ValueError(

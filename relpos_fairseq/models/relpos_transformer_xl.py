@@ -108,7 +108,7 @@ class Bias(nn.Module):
 
 
 def add_output_bias(decoder: nn.Module) -> None:
-    """Give the outputs of a fairseq TransformerDecoderBase biases, those of each band their own."""
+    """Add a bias to a decoder's output projection, or to each band of its adaptive softmax, in place."""
     softmax = decoder.adaptive_softmax
     if softmax is None:
         projection = decoder.output_projection
@@ -351,7 +351,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
 
 
 def _check_prompt(padding: Tensor, remembered: Tensor) -> None:
-    """Refuse padding (B, T) that would part a row's tokens in the cache, or these from memory.
+    """Raise an error for padding (B, T) after a row's tokens, or between a row's memory and its tokens.
 
     Raises:
         ValueError: says which, and the way out.
