@@ -73,7 +73,7 @@ class T5(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `bias_table`: (heads|1, buckets), or a scalar a distance."""
+        """Create the parameter `bias_table`: (heads|1, buckets), or one scalar for each distance."""
         super().__init__(shape, options)
         self.bias_table = self.draw(self.table_heads, self.relation.size, std=0.02 / self.scalar_gain)
 
