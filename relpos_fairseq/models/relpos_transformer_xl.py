@@ -278,7 +278,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _layers(
         self, tokens: Tensor, before: Memory, padding: Tensor | None, documents: Tensor | None, state: dict | None
     ) -> tuple[Tensor, Memory, list[Tensor]]:
-        """Return features (B, T, E) of the new tokens, the memory that layers read, and each layer's input (T, B, E)."""
+        """Return features (B, T, E) of new tokens, the memory that layers read, and each layer's input (T, B, E)."""
         done = self._done(tokens, state)
         x = self.embed(tokens, self._on_input(tokens, done)).transpose(0, 1)
         before = before.to(x)
