@@ -139,7 +139,7 @@ def _scheme_of(config: Flags, side: str) -> str:
 
 
 def _refuse_untaken(config: Flags, sides: tuple[str, ...]) -> None:
-    """Refuse an option that the scheme of no side takes (a decoder never takes the reset)."""
+    """Raise an error for an option that no side's scheme takes (a decoder beside an encoder never takes the reset)."""
     schemes = {side: sum(parse_layers(_scheme_of(config, side)), ()) for side in sides}
     taken = {
         option

@@ -94,7 +94,7 @@ def _kernel() -> Line:
 
 
 def _self_check() -> Line:
-    """Hold the kernel against fp64: values and all gradients of every scheme."""
+    """Compare the kernel in C with fp64, in values and all gradients of every scheme."""
     erred, count = [], 0
     for number, name in enumerate(schemes_for(attention=True)):
         inputs = call_of(name, CHECKED, causal=number % 2 == 1)
@@ -150,7 +150,7 @@ def call_of(name: str, tokens: int, causal: bool = False, device: str = "cpu") -
 
 
 def _chosen(tokens: int, device: str) -> str:
-    """Say what `auto` takes for each scheme."""
+    """Return a line that names the backend which `auto` chooses for each scheme."""
     by_backend: dict[str, list[str]] = {}
     for name in schemes_for(attention=True):
         by_backend.setdefault(api.choose(call_of(name, tokens, device=device)), []).append(name)

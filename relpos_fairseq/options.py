@@ -301,7 +301,7 @@ PROJECTIONS = Choice(
 
 
 def only(option: Option, value: str, choices: tuple[str, ...], scheme: str) -> None:
-    """Refuse a value that an option has for other schemes.
+    """Raise an error for an option's value that this scheme does not have.
 
     Raises:
         ValueError: names the option, its value and those that the scheme has.

@@ -46,7 +46,7 @@ class SchemePlan:
 
     @property
     def across_layers(self) -> bool:
-        """True if one instance serves all layers."""
+        """True if all layers share one instance of the scheme."""
         return self.options.share in ("layers", "both") or self.scheme.default_share is None
 
 
@@ -69,7 +69,7 @@ class PositionPlan:
     parts: tuple[PositionPlan, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse members that this attention or its longest input does not allow."""
+        """Raise an error for members that this kind of attention, or its longest input, does not allow."""
         for scheme in (member.scheme for member in self.members):
             if scheme.causal_only and not self.shape.causal:
                 raise ValueError(
@@ -93,7 +93,7 @@ class PositionPlan:
 
     @classmethod
     def of_parts(cls, parts: tuple[PositionPlan, ...]) -> PositionPlan:
-        """Join the plans of single layers to the plan of all layers.
+        """Combine plans, one for each of the first layers, into the plan of all layers.
 
         Raises:
             ValueError: a member that acts on the input, which all layers share, is not in all parts,
@@ -125,7 +125,7 @@ class PositionPlan:
         return self.parts[layer % len(self.parts)] if self.parts else self
 
     def check_layers(self, count: int) -> None:
-        """Refuse a plan with more parts than the model has layers.
+        """Raise an error if the plan has more parts than the model has layers.
 
         Raises:
             ValueError: names the scheme and the number of layers.
@@ -148,7 +148,7 @@ class PositionPlan:
 
     @property
     def random_range(self) -> int:
-        """The number of positions of which training samples those of a batch; 0: positions are the slots."""
+        """The number of positions from which training draws those of a batch at random; 0: positions are the slots."""
         return max(getattr(plan.options, RANDOM_RANGE.name, 0) for plan in self.members)
 
     @property
@@ -158,7 +158,7 @@ class PositionPlan:
 
     @property
     def longest(self) -> int | None:
-        """Longest input that the tables allow, or None."""
+        """The longest input that the tables allow, or None without a limit."""
         limited = any(plan.scheme.table_limited for plan in self.members)
         return self.shape.max_positions if limited else None
 
@@ -203,17 +203,17 @@ def encode_text(text: str) -> Tensor:
 
 
 def decode_text(codes: Tensor) -> str:
-    """Return the text of `encode_text`."""
+    """Return the text that `encode_text` turned into `codes`."""
     return bytes(codes.tolist()).decode()
 
 
 class Evaluated(NamedTuple):
-    """The members of a stack, evaluated for some positions.
+    """What the members of a `SchemeStack` return for some positions.
 
     Args:
         prepared: what each member's `prepare` returned.
         terms: the terms of all members, concatenated.
-        members: the same terms, one tuple a member.
+        members: the same terms, one tuple for each member.
     """
 
     prepared: tuple[Any, ...]
@@ -221,7 +221,7 @@ class Evaluated(NamedTuple):
     members: tuple[tuple[PositionTerms, ...], ...]
 
     def at(self, positions: Positions) -> Evaluated:
-        """Return the same with every table of factors read at `positions`."""
+        """Return a copy in which position_factors (tables) are replaced by their rows at `positions`."""
         if all(term.position_factors is None for term in self.terms):
             return self
         members = tuple(tuple(term.at(positions) for term in terms) for terms in self.members)
@@ -250,7 +250,7 @@ class SchemeStack(nn.ModuleList):
         return _sum(scheme.embed(positions) for scheme in self)
 
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
-        """Prepare every member."""
+        """Return what each member's `prepare` returns."""
         return tuple(scheme.prepare(positions) for scheme in self)
 
     def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
@@ -258,7 +258,7 @@ class SchemeStack(nn.ModuleList):
         return self.evaluated(prepared, positions).at(positions).terms
 
     def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
-        """Evaluate the members from what `prepare` returned, without reading tables of factors."""
+        """Return the members' terms from what `prepare` returned; position_factors remain tables."""
         pairs = zip(self, prepared, strict=True)
         members = tuple(scheme.terms(part, positions) for scheme, part in pairs)
         return Evaluated(prepared, sum(members, ()), members)
@@ -272,7 +272,7 @@ class SchemeStack(nn.ModuleList):
         return _sum(scheme.log_gates(source) for scheme in self)
 
     def gated(self, source: Tensor) -> tuple[PositionTerms, ...]:
-        """Return the term of the members' gates for a layer's input (S, B, E), or no term."""
+        """Return the members' log gates for a layer's input (S, B, E) as a tuple of one term, or of none."""
         return decay_of(self.log_gates(source))
 
 
@@ -283,12 +283,12 @@ def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
 
 
 def decay_of(gates: Tensor | None) -> tuple[PositionTerms, ...]:
-    """Return the term of log gates (B, H|1, S, sides), or no term for None."""
+    """Return log gates (B, H|1, S, sides) as a tuple of one term, which adds their decay; () for None."""
     return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates)),)
 
 
 def rotation_of(pairs: Iterable[Rotation]) -> Rotation | None:
-    """Return the first scheme that transforms queries and keys, with what it prepared."""
+    """Return the first scheme that rotates queries and keys, with what its `prepare` returned, or None."""
     return next((pair for pair in pairs if pair[0].rotates), None)
 
 
@@ -369,7 +369,7 @@ class DecodingTerms:
 
 
 def capacity_for(length: int) -> int:
-    """Return for how many tokens decoding makes room once it holds `length`."""
+    """Return the number of tokens for which decoding prepares terms when `length` tokens are reached."""
     return max(LEAST_CAPACITY, 1 << (length - 1).bit_length())
 
 
@@ -392,7 +392,7 @@ class Placement(nn.Module):
         logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 
     def layer_schemes(self, layer: int) -> SchemeStack:
-        """Build the schemes that stand in layer `layer`, counted from 0, alone."""
+        """Build the schemes that belong to one layer, counted from 0, and are not shared."""
         schemes = _build(self.plan, layer)
         for scheme in schemes:
             for name in scheme.common_parameters:
@@ -454,7 +454,7 @@ class Placement(nn.Module):
         )
 
     def _randomize(self, positions: Positions) -> Positions:
-        """Return the same tokens at randomized positions."""
+        """Return a copy of `positions` in which schemes read randomly drawn positions in place of slots."""
         if is_exported():
             raise ValueError(
                 "--position-random-at always: a graph cannot hold the positions of every length; "
@@ -469,7 +469,7 @@ class Placement(nn.Module):
     def _in_place(self, padding: Tensor) -> bool:
         """Tell whether every token's index is its slot, because no token follows padding (B, S).
 
-        Padding then reads tables at its slots, so that they must have rows for it.
+        Padding then reads tables at its own slots, so that the tables must have rows for these.
         """
         if is_captured():
             return False
@@ -485,7 +485,7 @@ class Placement(nn.Module):
 
     @property
     def counts_tokens(self) -> bool:
-        """True if some member must know the number of tokens of each row."""
+        """True if some member reads the number of real tokens in each row."""
         return any(plan.scheme.counts_tokens(plan.options) for plan in self.plan.members)
 
     def embed(self, positions: Positions) -> Tensor | None:
@@ -520,14 +520,14 @@ class Placement(nn.Module):
         return replace(context, parts=tuple(self._part(found, p) for p in self.plan.parts))
 
     def _part(self, found: Evaluated, plan: PositionPlan) -> tuple[tuple[PositionTerms, ...], Rotation | None]:
-        """Return the terms and the rotation of the shared members that stand in a part's layers."""
+        """Return the terms and the rotation of those shared members that serve the layers of one part of the plan."""
         every = zip(self.shared, found.prepared, found.members, strict=True)
         mine = [member for member in every if _stands(member[0], plan)]
         terms = sum((terms for _, _, terms in mine), ())
         return terms, rotation_of((scheme, prepared) for scheme, prepared, _ in mine)
 
     def shared_by(self, layer: int) -> list[PositionScheme]:
-        """Return the shared members that stand in a layer, counted from 0."""
+        """Return the shared members that serve a layer, counted from 0."""
         plan = self.plan.of_layer(layer)
         return [scheme for scheme in self.shared if _stands(scheme, plan)]
 
@@ -556,7 +556,7 @@ class Placement(nn.Module):
 
 
 def _stands(scheme: PositionScheme, plan: PositionPlan) -> bool:
-    """Tell whether a scheme stands in the layers of a plan; segments stand in all."""
+    """Tell whether a shared scheme serves the layers of a plan; segments serve all layers."""
     segments = isinstance(scheme, (SegmentHead, SegmentInput))
     return segments or any(type(scheme) is member.scheme for member in plan.members)
 
@@ -574,7 +574,7 @@ def _segment_options(plan: PositionPlan) -> SchemeOptions:
 
 
 def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
-    """Build the members that stand in one layer, or (None) the members that layers share."""
+    """Build the members that belong to one layer, or, if `layer` is None, those that layers share."""
     where = "shared" if layer is None else str(layer)
     shape = replace(plan.shape, seed_name=f"{plan.shape.seed_name}.{where}")
     schemes = [

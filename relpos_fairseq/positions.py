@@ -59,7 +59,7 @@ class Positions:
     _formed: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse lengths that contradict each other."""
+        """Raise an error for lengths that contradict each other."""
         if self.tgt_len < 1 or self.src_len < 1:
             raise ValueError(
                 f"positions need at least one query and one key, got tgt_len {self.tgt_len} and src_len {self.src_len}"
@@ -88,7 +88,7 @@ class Positions:
         return self.tgt_len == 1 and self.query_start == self.src_len - 1
 
     def once(self, key: Hashable, form: Callable[[], T]) -> T:
-        """Return what `form` returns, computed for the first layer that asks and kept for the others.
+        """Return the result of `form()`, computed for the first layer that asks and cached for the others.
 
         All layers of a forward pass are given the same `Positions`, which live no longer than the
         pass.  Activation recomputation reads them again: the result of `form` may depend on `key`
@@ -126,7 +126,7 @@ class Positions:
         return key[None, :] - query[:, None]
 
     def slot_positions(self) -> Tensor:
-        """Return the position that schemes read at each slot: (S,) the slot itself, or its randomized one."""
+        """Return the position that schemes read at each slot, (S,): the slot itself, or its randomized position."""
         positions = self.randomized
         if positions is None:
             return torch.arange(self.src_len, device=self.device)
@@ -171,7 +171,7 @@ class Positions:
         return self.query_rows(self.key_index())
 
     def query_rows(self, values: Tensor, axis: int = 1) -> Tensor:
-        """Cut values of all slots (B, S) to those of the query rows (B, T), along `axis`."""
+        """Select, along `axis`, the values at the slots of the queries, (B, T), from values at all slots, (B, S)."""
         return values.narrow(axis, self.query_start, self.tgt_len)
 
     def rows_of_keys(self, table: Tensor) -> Tensor:
@@ -190,18 +190,21 @@ class Positions:
         return torch.nn.functional.embedding(flat, table.flatten(0, 1))
 
     def _row_numbers(self, heads: int, rows: int) -> Tensor:
-        """Return each key's row in the tables of all heads, concatenated: (B, heads, S)."""
+        """Return for each key and head the row of its position in the heads' tables, concatenated: (B, heads, S)."""
         first = torch.arange(heads, device=self.device) * rows
         return self.key_index()[:, None] + first[:, None]
 
     def row_lengths(self) -> Tensor:
-        """Return the number of real tokens of each row: (B|1,), 2 for one token before padding."""
+        """Return the number of real tokens of each row: (B|1,).
+
+        A row of one token and padding behind it gives 2, as `index_of_tokens` gives that padding index 1.
+        """
         if self.token_index is None:
             return torch.tensor([self.src_len], device=self.device)
         return self.token_index.amax(dim=1) + 1
 
     def longest_row(self) -> int:
-        """Return the number of real tokens of the longest row."""
+        """Return the largest number in `row_lengths`: the real tokens of the longest row."""
         if self.token_index is None:
             return self.src_len
         return int(self.token_index.max()) + 1

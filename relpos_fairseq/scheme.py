@@ -159,7 +159,7 @@ class PositionScheme(nn.Module):
     elsewhere: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **rest: Any) -> None:
-        """Let every scheme that uses positions take the options that randomize them."""
+        """Add the options of randomized positions to `takes` if the scheme uses positions, else remove them."""
         super().__init_subclass__(**rest)
         cls.takes = cls.takes - RANDOMIZATION | (RANDOMIZATION if cls.uses_positions else set())
 
@@ -204,12 +204,12 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def has_position_table(cls) -> bool:
-        """Tell whether it has a table with one row a position."""
+        """Return whether the scheme has a table with one row for each position."""
         return any(table.rows == "position" for table in cls.tables.values())
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse options that contradict each other; called once all are resolved.
+        """Raise an error for options that contradict each other; called once all are resolved.
 
         Raises:
             ValueError: names both, and the way out.
@@ -217,7 +217,7 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def counts_tokens(cls, options: SchemeOptions) -> bool:
-        """Tell whether the scheme, though relative, must know the number of tokens of each row."""
+        """Return whether the scheme, though relative, reads the number of tokens in each row."""
         return False
 
     @property
@@ -294,7 +294,7 @@ class PositionScheme(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def check_length(self, positions: Positions) -> None:
-        """Refuse input longer than a table of positions.
+        """Raise an error for input longer than a table of positions.
 
         Raises:
             ValueError: names scheme, limit, length and the way out.

@@ -32,9 +32,9 @@ WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")
 _MODULES = {module.name: module for module in (reference, sdpa, blocked, native, triton)}
 logger = logging.getLogger(__name__)
 
-# From how many queries (and half as many keys) the kernel in C is faster on a CPU, by the kind of the
-# dearest term, whether half of the pairs are masked or dropped, and whether anything learns.  Below, SDPA
-# (no terms) or the reference is.  Measured with m4 (vectors), tupe (factors), t5 (scalars) and none, in
+# The number n of queries from which (or from 2n keys) the kernel in C is faster on a CPU, by the kind of the
+# costliest term, whether a causal mask or dropout is on, and whether gradients or dropout are on.  Below n,
+# SDPA (no terms) or the reference is faster.  Measured with m4 (vectors), tupe (factors), t5 (scalars) and none, in
 # fp32 with heads of 64 channels and clip distance 16, on processors with AVX2 and with AVX-512.  One number
 # serves both, so that a run resumes elsewhere alike: where they differ, it lies where neither loses much.
 CROSSOVER_LENGTHS = {
@@ -55,8 +55,8 @@ CROSSOVER_LENGTHS = {
     ("nothing", False, False): 64,
     ("nothing", True, False): 64,
 }
-# From how many keys, in all pairs of batch row and head, a backend evaluates a step of decoding without
-# terms faster than SDPA.
+# The number of keys, summed over batch rows and heads, from which a backend evaluates a step of decoding
+# without terms faster than SDPA.
 CROSSOVER_STEP_KEYS = {"native": 1536, "blocked": 8192}
 
 
@@ -72,14 +72,14 @@ def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = 
         (B, H, T, Dv) output, and (B, H, T, S) probabilities after dropout or None.
 
     Raises:
-        ValueError: an unknown backend, or one that cannot evaluate a term or give probabilities;
-            names both.
+        ValueError: the backend is unknown, or cannot evaluate a term or return probabilities; names the
+            backend and the term.
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
     if backend == "auto" and _is_native_step(inputs, need_weights):
         with _full_precision(inputs.q.device.type):
-            return native.step.attend(inputs), None  # it alone reads factors by position
+            return native.step.attend(inputs), None  # only this backend reads position_factors itself
     inputs = inputs.placed()
     if backend == "auto":
         chosen = choose(inputs, need_weights)  # a backend whose refusal() is None
@@ -104,11 +104,11 @@ def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = 
 
 
 def refuse_terms(backend: str, name: str, inputs: AttentionInputs) -> None:
-    """Refuse a backend that can evaluate a scheme's terms on no machine, before a model is built with it.
+    """Raise an error for a backend that cannot evaluate a scheme's terms on any machine, before a model is built.
 
     Args:
         backend: one of BACKENDS but `auto`.
-        name: of the position scheme, for the message.
+        name: name of the position scheme, for the message.
         inputs: a call of few tokens with the scheme's terms.
 
     Raises:
@@ -123,7 +123,10 @@ def refuse_terms(backend: str, name: str, inputs: AttentionInputs) -> None:
 
 
 def _full_precision(device: str) -> AbstractContextManager:
-    """Switch autocast off: it would form logits in half precision, where a product of three overflows."""
+    """Return a context in which autocast is off.
+
+    Autocast would compute logits in half precision, where a product of three numbers overflows.
+    """
     if torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
@@ -133,7 +136,7 @@ def _full_precision(device: str) -> AbstractContextManager:
 
 
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
-    """Return the backend that `auto` stands for, given a call."""
+    """Return the name of the backend that `auto` chooses for a call."""
     if is_exported():
         return "reference"
     if _is_native_step(inputs, need_weights):
@@ -160,16 +163,17 @@ def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
 
 
 def crossover_length(inputs: AttentionInputs) -> int:
-    """Return from how many queries, and half as many keys, the kernel in C is taken on a CPU."""
-    # Dropped pairs cost the other ways as much as masked pairs save the kernel.  With dropout, all passes
-    # are alike: a layer that is formed again in the backward pass must drop the same.
+    """Return the number n of queries from which (or from 2n keys) `auto` chooses the kernel in C on a CPU."""
+    # Dropout costs the other backends about as much time as a causal mask saves the kernel.  With dropout,
+    # the answer does not depend on whether gradients are on: a layer that is recomputed in the backward
+    # pass must drop the same probabilities.
     dropped = bool(inputs.dropout)
     learns = torch.is_grad_enabled() or dropped
     return CROSSOVER_LENGTHS[_costliest_kind(inputs), inputs.causal or dropped, learns]
 
 
 def _costliest_kind(inputs: AttentionInputs) -> str:
-    """Return the kind of the terms of a call that costs most: vectors, factors, scalars or nothing."""
+    """Return which kind of term in a call costs the most time: vectors, factors, scalars, or nothing without terms."""
     found = "nothing"
     for term in inputs.terms:
         if term.has_vectors:
@@ -184,7 +188,7 @@ def _costliest_kind(inputs: AttentionInputs) -> str:
 def beats_sdpa_on_step(inputs: AttentionInputs, backend: str) -> bool:
     """Return whether a backend evaluates a step of decoding without terms faster than SDPA."""
     rows, heads, keys, _ = inputs.k.shape
-    exact = inputs.q.dtype == inputs.exact  # the products would convert all keys
+    exact = inputs.q.dtype == inputs.exact  # in half precision, the products would first convert all keys
     return exact and rows * heads * keys >= CROSSOVER_STEP_KEYS[backend] and not torch.is_grad_enabled()
 
 
@@ -193,14 +197,14 @@ def _has_terms(inputs: AttentionInputs) -> bool:
 
 
 def _is_native_step(inputs: AttentionInputs, need_weights: bool) -> bool:
-    """Return whether the kernel in C is to evaluate a step of decoding."""
+    """Return whether a call is a step of decoding that `auto` gives to the kernel in C."""
     if need_weights or not inputs.positions.is_step or inputs.q.device.type != "cpu" or is_exported():
         return False
     return (_has_terms(inputs) or beats_sdpa_on_step(inputs, "native")) and native.serves_step(inputs)
 
 
 def _is_one_slice(inputs: AttentionInputs) -> bool:
-    """Return whether blocked would hold as much as the reference, and evaluate it twice."""
+    """Return whether the reference replaces blocked: one slice would hold all queries, or the call is traced."""
     if inputs.positions.is_step or on_gpu(inputs) or _is_trilinear(inputs):
         return False
     if is_captured():
@@ -209,7 +213,7 @@ def _is_one_slice(inputs: AttentionInputs) -> bool:
 
 
 def _is_triton(inputs: AttentionInputs) -> bool:
-    """Return whether the Triton kernels refuse nothing of a call, and have passed their self-test on this GPU."""
+    """Return whether the Triton kernels can evaluate a call, and have passed their self-test on this GPU."""
     if triton.refusal(inputs) is not None:
         return False
     problem = triton.unproved(inputs)
@@ -219,9 +223,9 @@ def _is_triton(inputs: AttentionInputs) -> bool:
 
 
 def _is_native(inputs: AttentionInputs, instead: str) -> bool:
-    """Return whether the kernel in C refuses nothing of a call, and this machine has one."""
+    """Return whether the kernel in C can evaluate a call, other than a step of decoding, and is compiled here."""
     if inputs.positions.is_step or native.refusal_anywhere(inputs) is not None:
-        return False  # a step of decoding that `serves_step` refuses has nothing to tile
+        return False  # `serves_step` decides about steps of decoding
     problem = native.problem(inputs)
     if problem is not None:
         _warn("native", problem, instead)
@@ -229,7 +233,7 @@ def _is_native(inputs: AttentionInputs, instead: str) -> bool:
 
 
 def _warn(backend: str, problem: str, instead: str) -> None:
-    """Log once why attention is slower than it could be."""
+    """Log, once for each reason, that the backend `instead` is used because `backend` cannot evaluate `problem`."""
     _warn_once(backend, problem, instead)
 
 
@@ -247,7 +251,7 @@ def on_gpu(inputs: AttentionInputs) -> bool:
 
 
 def _is_short(inputs: AttentionInputs) -> bool:
-    """Return whether explicit products and gathers are the fastest way on a CPU."""
+    """Return whether a call is so short that SDPA or the reference is faster on a CPU than the kernel in C."""
     positions, short = inputs.positions, crossover_length(inputs)
     if positions.is_step or positions.tgt_len >= short or positions.src_len >= 2 * short:
         return False
@@ -255,5 +259,5 @@ def _is_short(inputs: AttentionInputs) -> bool:
 
 
 def _is_trilinear(inputs: AttentionInputs) -> bool:
-    """Return whether the reference would weight the channels of every pair."""
+    """Return whether a call has a trilinear term, for which the reference needs (T, S, D) elements for each head."""
     return any(term.trilinear is not None for term in inputs.terms)

@@ -50,14 +50,14 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
 
 
 def slice_rows(inputs: AttentionInputs) -> int:
-    """Return how many query rows a slice has: fixed by shape and device alone."""
+    """Return how many query rows a slice has; this depends on shapes and device only."""
     budget = SLICE_ELEMENTS.get(inputs.positions.device.type, SLICE_ELEMENTS["cuda"])
     row = inputs.q.size(0) * inputs.q.size(1) * inputs.positions.src_len
     return max(budget // max(row, 1), LEAST_ROWS)
 
 
 class _Slices(torch.autograd.Function):
-    """Evaluate attention slice by slice, and again in the backward pass."""
+    """Evaluate attention slice by slice; evaluate each slice again in the backward pass, for its gradients."""
 
     @staticmethod
     def forward(
@@ -97,7 +97,7 @@ class _Slices(torch.autograd.Function):
 
 
 def _slices(inputs: AttentionInputs) -> Iterator[tuple[int, int, AttentionInputs]]:
-    """Yield the first row, the row after the last, and the call for these rows and the keys that they may see."""
+    """Yield (start, stop, call) for each slice: its query rows [start, stop), and the call for these and their keys."""
     rows, tgt_len = slice_rows(inputs), inputs.positions.tgt_len
     for start in range(0, tgt_len, rows):
         stop = min(start + rows, tgt_len)
@@ -107,7 +107,7 @@ def _slices(inputs: AttentionInputs) -> Iterator[tuple[int, int, AttentionInputs
 
 def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     """Return the output (B, H, n, Dv) and the probabilities (B, H, n, S) of a slice of n rows."""
-    # Randomized positions, and contextual ones, which follow from logits, are at no fixed distance.
+    # Randomized and contextual positions have no fixed distances to shift by, so that tables are gathered.
     counted = any(term.contextual is not None for term in inputs.terms)
     gathers = counted or inputs.positions.randomized is not None
     products = GatheredProducts(inputs) if gathers else ShiftedProducts(inputs)
@@ -123,7 +123,7 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _add_gradients(results: list[Tensor], upstream: list[Tensor], leaves: list[Tensor], totals: list[Tensor]) -> None:
-    """Add the gradients of those leaves that require one to their totals."""
+    """Backpropagate `upstream` from `results`, and add each leaf's gradient to its entry of `totals` in place."""
     wanted = [(x, total) for x, total in zip(leaves, totals, strict=True) if x.requires_grad]
     found = torch.autograd.grad(results, [x for x, _ in wanted], upstream, allow_unused=True)
     for grad, (_, total) in zip(found, wanted, strict=True):
@@ -132,5 +132,5 @@ def _add_gradients(results: list[Tensor], upstream: list[Tensor], leaves: list[T
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Stand for a tensor that autograd keeps: of its shape, without its numbers."""
+    """Return a tensor of the same shape on the meta device: autograd keeps the data elsewhere."""
     return tensor.detach().to("meta")

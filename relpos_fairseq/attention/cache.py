@@ -1,4 +1,4 @@
-"""Find the cache folders of this machine, for compiled kernels and for verdicts on its GPUs."""
+"""Find and lock the cache folder, which holds compiled kernels and the results of self-tests on GPUs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from pathlib import Path
 
 
 def folders() -> Iterator[Path]:
-    """Yield the folders where files may be kept, best first: RELPOS_CACHE, XDG_CACHE_HOME, the user's home."""
+    """Yield the cache folders to try, best first, whether they exist or not.
+
+    These are $RELPOS_CACHE, $XDG_CACHE_HOME/relpos_fairseq and ~/.cache/relpos_fairseq.
+    """
     for variable, inner in (("RELPOS_CACHE", ""), ("XDG_CACHE_HOME", "relpos_fairseq")):
         if os.environ.get(variable):
             yield Path(os.environ[variable]).absolute() / inner
-    with contextlib.suppress(RuntimeError):  # a user without a home
+    with contextlib.suppress(RuntimeError):  # the user has no home folder
         yield Path.home() / ".cache" / "relpos_fairseq"
 
 
 def writable_folder() -> Path:
-    """Return the first of `folders` that this user alone may write to, or a temporary folder of this process."""
+    """Return the first of `folders` that this user alone may write to, or else a temporary one, deleted at exit."""
     for folder in folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,10 @@ def _is_own_group(group: int) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by a lock beside `path`; without a lock where files cannot be locked."""
+    """Hold an exclusive lock on the file `path` with the suffix `.lock` while the `with` block runs.
+
+    Where that file cannot be opened or locked, the block runs without a lock.
+    """
     import fcntl  # Windows lacks it
 
     with contextlib.ExitStack() as stack:

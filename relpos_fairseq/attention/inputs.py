@@ -56,7 +56,7 @@ class AttentionInputs:
     step_tables: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse a window without slots."""
+        """Raise ValueError for a window without slots."""
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be >= 1, or None for all keys, got {self.window}")
 
@@ -67,7 +67,7 @@ class AttentionInputs:
 
     @property
     def rotated(self) -> bool:
-        """Whether the content has other queries and keys than the tables of vectors."""
+        """Whether the content q.k has rotated queries and keys, unlike the products with tables."""
         return self.content_q is not None
 
     def exact_pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -78,7 +78,7 @@ class AttentionInputs:
         return q, k, self.content_q.to(self.exact), self.content_k.to(self.exact)
 
     def placed(self) -> AttentionInputs:
-        """Return the call with position_factors read at its positions, as static_factors."""
+        """Return the call with position_factors replaced by static_factors: their rows at the call's positions."""
         if all(term.position_factors is None for term in self.terms):
             return self
         return replace(self, terms=tuple(term.at(self.positions) for term in self.terms))
@@ -95,7 +95,7 @@ class AttentionInputs:
         )
 
     def keys(self, stop: int) -> AttentionInputs:
-        """Return the call for the keys [0, stop), among which all queries stand."""
+        """Return the call for the keys [0, stop); the slots of all queries must be below `stop`."""
         cut = {
             name: getattr(self, name)[:, :, :stop]
             for name in ("k", "v", "content_k")

@@ -86,14 +86,14 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 @dataclass(frozen=True)
 class DistanceRange:
-    """The distances of all pairs of a call that are not masked."""
+    """The lowest and highest distance of the pairs of a call that no causal mask or window excludes."""
 
     lowest: int
     highest: int
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> DistanceRange:
-        """Return the range of a call."""
+        """Return the range of distances in a call."""
         positions = inputs.positions
         lowest, highest = positions.lowest_distance, positions.highest_distance
         if inputs.causal:
@@ -105,26 +105,26 @@ class DistanceRange:
 
 @dataclass(frozen=True)
 class Window:
-    """The distances low..high; `low` also stands for all below, `high` for all above."""
+    """The distances low..high of a table's rows; smaller distances read the first row, larger ones the last."""
 
     low: int
     high: int
 
     @property
     def width(self) -> int:
-        """How many distances the window has."""
+        """The number of distances in the window."""
         return self.high - self.low + 1
 
     def equals(self, other: Window) -> bool:
-        """Compare numbers, which a compiler may know by symbols alone."""
+        """Return whether both windows are the same, also where torch.compile knows their ends only as symbols."""
         return self.low == other.low and self.high == other.high
 
     @classmethod
     def over(cls, relations: Sequence[DistanceRelation], distances: DistanceRange) -> Window:
-        """Return the window outside of which none of the relations changes.
+        """Return the smallest window outside of which none of the relations changes its id.
 
-        Where a relation does not end within the distances of the call, the window reaches one
-        distance further than they do, so that no pair is at a clipped end.
+        Where a relation still changes at the call's lowest or highest distance, the window reaches one
+        distance further than the call, so that no pair is at a clipped end.
         """
         lows = [relation.lowest for relation in relations]
         highs = [relation.highest for relation in relations]
@@ -135,14 +135,14 @@ class Window:
         return cls(low, max(high, low + 1))
 
 
-SAME_EVERYWHERE = Window(0, 1)  # of a vector that is read at any distance
+SAME_EVERYWHERE = Window(0, 1)  # for a vector that is the same at all distances
 
 
 def table_by_distance(table: Tensor, relation: DistanceRelation, window: Window, positions: Positions) -> Tensor:
-    """Return a table (H|1, R, ...) as one row for each distance of the window: (H|1, width, ...)."""
+    """Expand a table (H|1, R, ...) over ids to one row for each distance of a window: (H|1, width, ...)."""
     if isinstance(relation, Clipped):
         return _slice_clipped(table, relation, window)
-    if is_captured():  # only on a CPU, where the gradient of an index has a fixed order
+    if is_captured():  # only on a CPU, where index_select sums its gradient in a fixed order
         ids = relation.window(window.low, window.high, positions.device)
         return table.index_select(1, ids)
     ids, sources = positions.once(("rows", relation, window), lambda: _ids_of(relation, window, positions.device))
@@ -150,7 +150,7 @@ def table_by_distance(table: Tensor, relation: DistanceRelation, window: Window,
 
 
 def _slice_clipped(table: Tensor, relation: Clipped, window: Window) -> Tensor:
-    """Return the rows of a clipped relation, which follow one another: a slice, its ends repeated."""
+    """Expand a table over clipped distances to the distances of a window: slice its rows, then repeat the end rows."""
     first, last = window.low + relation.past, window.high + relation.past
     top = table.size(1) - 1
     begin, end = min(max(first, 0), top), max(min(last, top), 0) + 1
@@ -161,9 +161,9 @@ def _slice_clipped(table: Tensor, relation: Clipped, window: Window) -> Tensor:
 
 
 class _RepeatEnds(torch.autograd.Function):
-    """Repeat the first row of a table (H|1, R, ...) `before` times more, and the last row `after` times.
+    """Pad a table (H|1, R, ...) with `before` more copies of its first row and `after` more copies of its last.
 
-    Torch's own padding sums the gradients of repeated rows one after another.
+    Unlike torch's replicate padding, this sums the gradients of the copies in one reduction.
     """
 
     @staticmethod
@@ -198,7 +198,7 @@ def _ids_of(relation: DistanceRelation, window: Window, device: torch.device) ->
 
 
 class _SelectRows(torch.autograd.Function):
-    """Select table[:, ids].  The gradient is summed in a fixed order: an index of torch uses atomics on a GPU."""
+    """Select table[:, ids] with a deterministic gradient; that of torch's index_select uses atomics on a GPU."""
 
     @staticmethod
     def forward(ctx, table: Tensor, ids: Tensor, sources: Tensor) -> Tensor:
@@ -216,12 +216,12 @@ class _SelectRows(torch.autograd.Function):
 
 
 def is_segments(term: PositionTerms) -> bool:
-    """Return whether a term's scalars belong to pairs of segments: the kernels read them as factors."""
+    """Return whether a term's scalars are read by pairs of segments, which kernels evaluate as factors."""
     return isinstance(term.relation, Segments) and term.static is not None
 
 
 def rank_of(term: PositionTerms, dtype: torch.dtype) -> int:
-    """Return the rank r of a term's factors in a type, 0 without any."""
+    """Return the rank r of all factors of a term, as `factors_of` forms them in a type; 0 if it has none."""
     rank = 0 if term.static_factors is None else term.static_factors[0].size(-1)
     if term.decay is not None:
         rank += 2 * _parts(dtype)
@@ -245,7 +245,7 @@ def concatenate_ranks(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _parts(dtype: torch.dtype) -> int:
-    """Return how many numbers of a type hold a sum of log gates."""
+    """Return into how many numbers of a type a sum of log gates is split: 3 in half precision, else 1."""
     return HALF_PARTS if dtype.itemsize < 4 else 1
 
 
@@ -285,7 +285,7 @@ def folds_offset(inputs: AttentionInputs) -> bool:
 
 
 def kinds_of(term: PositionTerms) -> int:
-    """Return the kinds of what a term adds, as bits; v.a_r of a query_offset v is a scalar."""
+    """Return as bits which kinds (vectors, scalars, factors) a term adds; v.a_r of a query_offset v is a scalar."""
     vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
     factors = term.static_factors is not None or is_segments(term) or term.decay is not None
     scalars = term.static is not None and not is_segments(term) or term.query_offset is not None
@@ -293,7 +293,7 @@ def kinds_of(term: PositionTerms) -> int:
 
 
 class Resets:
-    """The resets of a call as one: two numbers a head for the first token's row and column.
+    """Combine the resets of a call into one, with two logits for each head: the first token's row and column.
 
     A kernel sums what terms add by kind (vectors, scalars, factors), and a reset replaces whole kinds.
     Where one term of a kind is reset and another is not, the kind is replaced for both.  What the
@@ -335,7 +335,7 @@ class Resets:
         self.first = next((term.reset.first for term in self.held), None)
 
     def numbers(self) -> Tensor:
-        """Return the logits of row and column, summed over terms: (H|1, 2)."""
+        """Return the logits that the reset puts into the first token's row and column, summed over terms: (H|1, 2)."""
         total = None
         for term in self.held:
             both = torch.broadcast_tensors(term.reset.row, term.reset.column)
@@ -344,14 +344,14 @@ class Resets:
         return total
 
     def cleared(self, factors: Factors) -> Factors:
-        """Return factors whose product is 0 in the first token's row and column."""
+        """Return a pair of factors, changed so that their product is 0 in the first token's row and column."""
         of_queries, of_keys = factors
         positions = self.inputs.positions
         other = (~self._is_first()).to(of_queries.dtype)  # (B|1, S)
         return (of_queries * positions.query_rows(other)[:, None, :, None], of_keys * other[:, None, :, None])
 
     def kept(self, dtype: torch.dtype) -> Factors:
-        """Return the factors that bring back what terms without a reset add."""
+        """Return factors that restore what terms without a reset add in the first token's row and column."""
         inputs = self.inputs
         of_key = self._is_first()[:, None].to(inputs.exact)  # (B|1, 1, S)
         of_query = inputs.positions.query_rows(of_key.transpose(1, 2)).transpose(1, 2)
@@ -367,7 +367,7 @@ class Resets:
         return slots == self.first[:, None]
 
     def _row_and_column(self) -> tuple[Tensor, Tensor]:
-        """Return what terms without a reset add for the pairs (first, j), and for the pairs (i, first)."""
+        """Return what terms without a reset add in the first token's row (B|1, H|1, S) and column (B|1, H|1, T)."""
         inputs, positions, first = self.inputs, self.inputs.positions, self.first[:, None]
         slots = torch.arange(positions.src_len, device=positions.device)
         queries = slots[positions.query_start : positions.query_stop]
@@ -446,19 +446,19 @@ class Lowered:
     reset_kinds: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor to the one of that name, if there is one."""
+        """Add a tensor to the sum under `name`, or start that sum with it."""
         known = self.tensors.get(name)
         self.tensors[name] = tensor if known is None else known + tensor
 
     def add_factors(self, of_queries: Tensor, of_keys: Tensor) -> None:
-        """Concatenate a pair of factors along the rank dimension."""
+        """Append a pair of factors to those so far, along the rank dimension."""
         for name, factors in (("query_factors", of_queries), ("key_factors", of_keys)):
             known = self.tensors.get(name)
             self.tensors[name] = factors if known is None else concatenate_ranks(known, factors)
 
 
 def nothing_apart(term: PositionTerms) -> bool:
-    """Return False: all tables of vectors lie over one window."""
+    """Return False: no term's tables are lowered by the caller of `lower` itself."""
     return False
 
 
@@ -469,7 +469,7 @@ def lower(
     dtype: torch.dtype,
     apart: Callable[[PositionTerms], bool] = nothing_apart,
 ) -> Lowered:
-    """Sum the terms of a call that `refusal` does not refuse.
+    """Sum the terms of a call by kind, into the operands of a kernel; `refusal` must return None for the call.
 
     Args:
         inputs: the call.
@@ -500,7 +500,7 @@ def lower(
 def relations_of_vectors(
     inputs: AttentionInputs, apart: Callable[[PositionTerms], bool] = nothing_apart
 ) -> list[DistanceRelation]:
-    """Return the relations of tables of vectors, except those that are lowered apart."""
+    """Return the relations by which terms read tables of vectors, without tables that `apart` leaves to the caller."""
     found = []
     for term in inputs.terms:
         names = VECTORS[2:] if apart(term) else VECTORS
@@ -510,7 +510,7 @@ def relations_of_vectors(
 
 
 def needs_offset_table(inputs: AttentionInputs) -> bool:
-    """Return whether u of some u.k goes into the table of key_vectors."""
+    """Return whether a content_offset u of some term must be added to key_vectors, where it gives u.k."""
     given = any(term.content_offset is not None for term in inputs.terms)
     return given and not folds_offset(inputs)
 

@@ -28,7 +28,7 @@ name = "reference"
 
 
 class Products:
-    """How a backend multiplies queries and keys with tables, for all pairs; results are (B|1, H|1, T, S).
+    """Base class: multiply queries and keys with tables, for all pairs; results are (B|1, H|1, T, S).
 
     Args:
         inputs: the call.
@@ -42,7 +42,7 @@ class Products:
         raise NotImplementedError(f"{type(self).__name__} must define content")
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """Return a table of scalars (H|1, R), read for every pair."""
+        """Return the entry of a table of scalars (H|1, R) for every pair."""
         raise NotImplementedError(f"{type(self).__name__} must define scalars")
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
@@ -79,7 +79,7 @@ def logits(products: Products) -> Tensor:
 
 
 def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
-    """Yield what the term adds: u.k, and the position logits, which its reset replaces in part."""
+    """Yield the logits that a term adds: u.k, and its position logits after its reset."""
     inputs = products.inputs
     if term.content_offset is not None:
         scaled = term.content_offset.to(q.dtype)[None, :, None] * inputs.scale  # (1, H|1, 1, D)
@@ -90,7 +90,7 @@ def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Ite
 
 
 def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
-    """Yield what the term adds by position, one part a table."""
+    """Yield the position logits that a term adds, one part for each of its tables."""
     scale, exact = products.inputs.scale, products.inputs.exact
     if term.query_vectors is not None and not term.product:
         query = q
@@ -111,7 +111,7 @@ def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Produc
 
 
 def decay_logits(decay: Decay, positions: Positions) -> Tensor:
-    """Return the sums of log gates between queries and keys: (B, H|1, T, S)."""
+    """Return the sum of log gates between each query and key: (B, H|1, T, S)."""
 
     def between(sums: Tensor) -> Tensor:
         return positions.query_rows(sums, axis=2)[..., None] - sums[:, :, None]
@@ -170,15 +170,15 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 class GatheredProducts(Products):
-    """Read tables by the ids of all pairs."""
+    """Compute products with tables by one gather for each table, at the ids of all pairs."""
 
     def _ids(self, term: PositionTerms) -> Tensor:
-        """Return the ids (B|1, T, S) of the term's relation, formed once for all layers and tables."""
+        """Return the ids (B|1, T, S) of the term's relation, computed once for all layers and tables."""
         relation, positions = term.relation, self.inputs.positions
         return positions.once(("ids", relation), lambda: relation.ids(positions))
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return q.k, or sum_c q_c k_c w_rc by way of a (T, S, D) tensor a head."""
+        """Return q.k, or sum_c q_c k_c w_rc of a trilinear term, which takes a (T, S, D) tensor for each head."""
         for term in self.inputs.terms:
             if term.trilinear is not None:
                 weights = self.scalars(term.trilinear, term)  # (B|1, H|1, T, S, D)
@@ -186,21 +186,21 @@ class GatheredProducts(Products):
         return q @ k.transpose(-1, -2)
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """Return a table (H|1, R, ...), read for every pair: (B|1, H|1, T, S, ...)."""
+        """Return the entries of a table (H|1, R, ...) for every pair: (B|1, H|1, T, S, ...)."""
         return table.to(self.inputs.exact)[:, self._ids(term)].transpose(0, 1)
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
-        """Return q_i.a_r: the products with all rows of the table, then those of each pair."""
+        """Return q_i.a_r: multiply each query with all rows of the table, then gather the products of the pairs."""
         products = q @ term.query_vectors.to(q.dtype).transpose(-1, -2)  # (B, H, T, R)
         return products.gather(-1, self._ids(term)[:, None].expand(*products.shape[:3], -1))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
-        """Return k_j.b_r: the products with all rows of the table, then those of each pair."""
+        """Return k_j.b_r: multiply each key with all rows of the table, then gather the products of the pairs."""
         products = term.key_vectors.to(k.dtype) @ k.transpose(-1, -2)  # (B, H, R, S)
         return products.gather(-2, self._ids(term)[:, None].expand(*products.shape[:2], -1, -1))
 
     def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
-        """Return q_i.e_p, linear between the whole numbers below and above p."""
+        """Return q_i.e_p, where p is a sum of gates; between whole numbers, q_i.e_p is interpolated linearly."""
         gates, excluded = content.sigmoid(), self.inputs.excluded()
         if excluded is not None:
             gates = gates.masked_fill(excluded, 0.0)

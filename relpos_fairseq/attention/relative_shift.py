@@ -21,16 +21,16 @@ LEAST_KEYS = 64  # keys of a chunk whose products with key vectors are formed at
 
 
 class ShiftedProducts(Products):
-    """Form products with tables over distances, and shift them to the pairs that they belong to."""
+    """Compute products with tables over distances, and shift them to the pairs of query and key (T = n, one slice)."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
-        """Return a table (H|1, R, ...) as one row for each of the distances low..high: (H|1, W, ...)."""
+        """Expand a table (H|1, R, ...) over ids to one row for each of the distances low..high: (H|1, W, ...)."""
         return table_by_distance(table, relation, Window(low, high), self.inputs.positions)
 
     def near_range(self, term: PositionTerms) -> tuple[int, int, int, int]:
-        """Return the first and the last distance with a row of its own, and how many of the slice lie beyond each.
+        """Return (low, high, before, after): the slice's distances low..high have rows of their own.
 
-        Distances beyond the first read its row, and distances beyond the last read the last's.
+        `before` distances of the slice are below `low` and read its row; `after` are above `high` and read that row.
         """
         positions, relation = self.inputs.positions, term.relation
         lowest, highest = positions.lowest_distance, positions.highest_distance
@@ -115,7 +115,7 @@ class ShiftedProducts(Products):
 
 
 def repeat_ends(x: Tensor, before: int, after: int) -> Tensor:
-    """Repeat the first column of (..., W) `before` times more, and the last column `after` times more."""
+    """Pad (..., W) with `before` more copies of its first column and `after` more copies of its last."""
     parts = (x[..., :1].expand(*x.shape[:-1], before), x, x[..., -1:].expand(*x.shape[:-1], after))
     return torch.cat(parts, dim=-1) if before or after else x
 
@@ -140,7 +140,7 @@ def trilinear_band(q: Tensor, k: Tensor, w: Tensor, first: int) -> Tensor:
 
 
 class _TrilinearBand(torch.autograd.Function):
-    """Form `trilinear_band` of keys (B, H, n + W - 1, D), one distance at a time: nothing has n x W x D elements."""
+    """Compute `trilinear_band` for padded keys (B, H, n + W - 1, D), one distance at a time, to save memory."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
@@ -164,17 +164,17 @@ class _TrilinearBand(torch.autograd.Function):
 
 
 def relative_shift(wide: Tensor) -> Tensor:
-    """Turn rows over distances (..., n, S + n - 1) into rows over keys (..., n, S)."""
+    """Shift rows over distances (..., n, S + n - 1) to rows over keys (..., n, S): Y[t, j] = X[t, j - t + n - 1]."""
     return wide if wide.size(-2) == 1 else _RelativeShift.apply(wide)
 
 
 def undo_relative_shift(narrow: Tensor) -> Tensor:
-    """Turn rows over keys (..., n, S) into rows over distances (..., n, S + n - 1), elsewhere 0."""
+    """Shift rows over keys (..., n, S) to rows over distances (..., n, S + n - 1), with 0 where there is no key."""
     return narrow if narrow.size(-2) == 1 else _UndoRelativeShift.apply(narrow)
 
 
 class _RelativeShift(torch.autograd.Function):
-    """Return a view; its gradient is shifted back."""
+    """Apply `relative_shift` as a view; its gradient is `undo_relative_shift`."""
 
     @staticmethod
     def forward(ctx, wide: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class _RelativeShift(torch.autograd.Function):
 
 
 class _UndoRelativeShift(torch.autograd.Function):
-    """Return a copy into zeros; its gradient is shifted."""
+    """Apply `undo_relative_shift` by a copy into zeros; its gradient is `relative_shift`."""
 
     @staticmethod
     def forward(ctx, narrow: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class _UndoRelativeShift(torch.autograd.Function):
 
 
 def _shifted_view(wide: Tensor, rows: int, width: int) -> Tensor:
-    """Return a view (..., rows, width) of contiguous (..., rows, width + rows - 1)."""
+    """Return the relative shift of a contiguous (..., rows, width + rows - 1) as a view (..., rows, width)."""
     span = width + rows - 1
     return wide.as_strided(
         (*wide.shape[:-2], rows, width), (*wide.stride()[:-2], max(span - 1, 1), 1), wide.storage_offset() + rows - 1

@@ -41,12 +41,12 @@ def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
 
 
 def sound_kernels(mask: Tensor | None) -> AbstractContextManager:
-    """Return a context in which SDPA chooses only kernels that are right with this mask."""
+    """Return a context in which SDPA chooses only among kernels that compute correctly with this mask."""
     return nullcontext() if mask is None or not mask.is_cuda else sdpa_kernel(_WITH_MASK)
 
 
 def _mask(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
-    """Return SDPA's mask (B|1, H|1, T, S), or None and whether its causal flag is to be set."""
+    """Return SDPA's arguments attn_mask, (B|1, H|1, T, S) or None, and is_causal."""
     positions = inputs.positions
     products = GatheredProducts(inputs)
     bias = total(static_logits(term, products) for term in inputs.terms if term.adds_to_logits)

@@ -29,7 +29,7 @@ from relpos_fairseq.terms import PositionTerms
 
 
 def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:
-    """Return whether this is a step of decoding whose terms read distances alone, and reset nothing."""
+    """Return whether `attend_step` serves a call: a step of decoding with terms that read only distances, no resets."""
     in_place = positions.is_step and positions.randomized is None
     return in_place and all(
         term.reset is None
@@ -43,7 +43,7 @@ def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> boo
 
 
 class TermTables:
-    """The tables of one term as the last query reads them, each formed when first asked for.
+    """The tables of one term, expanded to the keys that a step's query reads; each is computed on first use.
 
     A near table has a row for each of the last `keys` keys, the query's own last.  Its first row is
     the clipped row, which all keys further off read too.  Where there are fewer keys, they read the
@@ -75,27 +75,27 @@ class TermTables:
         return self.less_clipped(table)[:, min(1, self.keys - 1) :]
 
     def spread(self, near: Tensor, length: int) -> Tensor:
-        """Return scalars of near keys (H|1, keys) for the last `length` keys: (H|1, length)."""
+        """Expand scalars of near keys (H|1, keys) to the last `length` keys: (H|1, length)."""
         if length <= self.keys:
             return near[:, self.keys - length :]
         return torch.cat([near[:, :1].expand(-1, length - self.keys), near], dim=1)
 
     @cached_property
     def product_query(self) -> Tensor:
-        """a_r of a product term, transposed: (H|1, D, keys)."""
+        """The query_vectors a_r of a product term for near keys, transposed: (H|1, D, keys)."""
         return self.near(self.term.query_vectors).transpose(1, 2)
 
     @cached_property
     def product_key(self) -> Tensor:
-        """b_r of a product term: (H|1, keys, D)."""
+        """The key_vectors b_r of a product term for near keys: (H|1, keys, D)."""
         return self.near(self.term.key_vectors)
 
 
 class StepTables:
-    """The tables of all terms as the last query reads them, for every step of up to `length` keys.
+    """The tables of all terms, summed and expanded to keys, for every step of decoding with up to `length` keys.
 
-    A near table has n rows, for the last n keys: what terms add there beyond what they add for all
-    keys.  Each attribute is None where no term has such a table.
+    A near table has n rows, for the last n keys.  It holds only what terms add there beyond what they
+    add for all keys.  Each attribute is None where no term has such a table.
 
     Attributes:
         near_query: (H|1, n, D) scale (a_r - a_clipped).  q.a_clipped is the same for all keys.
@@ -110,7 +110,7 @@ class StepTables:
         factors: of each term with position_factors: (H|1, length, r) of queries, and of keys.
 
     Args:
-        terms: of the step; others with the same tables may follow (see `fit`).
+        terms: the terms of the step; later steps may bring others with the same tables (see `fit`).
         scale: factor of the content.
         exact: type of the logits.
         device: of the tables.
@@ -133,7 +133,7 @@ class StepTables:
             self._add_vectors(part)
 
     def _add_scalars(self, part: TermTables) -> None:
-        """Add a term's gate, static and v.a_r for every key."""
+        """Add a term's gate, static and v.a_r to `gate` and `static`, for every key."""
         term = part.term
         if term.gate is not None:
             gate = part.spread(part.near(term.gate), self.length)
@@ -146,7 +146,7 @@ class StepTables:
             self.static = _sum(self.static, part.spread(products, self.length))
 
     def _add_vectors(self, part: TermTables) -> None:
-        """Add a term's near tables, and its clipped rows to what is the same for all keys."""
+        """Add a term's vectors: near rows to near tables, clipped rows to what is the same for all keys."""
         term, scale = part.term, part.scale
         if term.content_offset is not None:
             self.offset = _sum(self.offset, term.content_offset.to(part.exact)[None, :, None] * scale)
@@ -163,7 +163,7 @@ class StepTables:
             self.clipped_value = _sum(self.clipped_value, part.near(term.value_vectors)[:, :1])
 
     def folds_offset(self, rotated: bool) -> bool:
-        """Return whether `offset` may be added to the content's query, which may be rotated."""
+        """Return whether `offset` may be added to the query of the content: no gate, product or rotation changes it."""
         return self.gate is None and not (self.products or rotated)
 
     def factors_at(self, length: int) -> list[tuple[Tensor, Tensor]]:
@@ -171,14 +171,14 @@ class StepTables:
         return [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in self.factors]
 
     def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
-        """Return what `form` makes of these tables; it is called by the first step that asks."""
+        """Return the result of `form()`, computed once and stored under `key` as long as these tables live."""
         found = self._formed.get(key)
         if found is None:
             found = self._formed[key] = form()
         return found
 
     def fit(self, terms: tuple[PositionTerms, ...], length: int) -> bool:
-        """Return whether the tables are right for a step of `length` keys with these terms."""
+        """Return whether these tables are valid for a step of `length` keys with these terms."""
         if length > self.length:
             return False
         if terms is self.terms:
@@ -194,7 +194,7 @@ def _sum(total: Tensor | None, part: Tensor) -> Tensor:
 
 
 def _sum_near(total: Tensor | None, part: Tensor) -> Tensor:
-    """Add near tables (H|1, n, D), whose last rows belong to one key; the shorter is 0 for keys further off."""
+    """Add two near tables (H|1, n, D) of different n, aligned at their last rows; missing rows count as 0."""
     if total is None:
         return part
     rows = max(total.size(1), part.size(1))
@@ -212,7 +212,7 @@ _tables_of = operator.attrgetter(
 
 
 def _same_tables(one: PositionTerms, other: PositionTerms) -> bool:
-    """Return whether two terms differ at most in their factors, dense bias and decay."""
+    """Return whether two terms have the same tables; factors, dense bias and decay may differ."""
     return one is other or (
         one.relation == other.relation and all(map(operator.is_, _tables_of(one), _tables_of(other)))
     )
@@ -230,7 +230,7 @@ def form_clipped_key_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Te
 
 
 def tables_for(inputs: AttentionInputs) -> StepTables:
-    """Return the tables of a step: those that the call brings, if they fit, or new ones."""
+    """Return the `StepTables` of a step: those in `inputs.step_tables` if they fit, else new ones."""
     length, known = inputs.positions.src_len, inputs.step_tables
     if known is not None and known.fit(inputs.terms, length):
         return known
@@ -291,7 +291,7 @@ def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
-    """Return the (q.a_r)(k.b_r) of all product terms, multiplied: (B, H, S)."""
+    """Return the product of (q.a_r)(k.b_r) over all product terms, for a step: (B, H, S)."""
     q, k = inputs.q.to(inputs.exact), inputs.k.to(inputs.exact)
     known = inputs.clipped_key_products
     found = []
@@ -302,7 +302,7 @@ def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
 
 
 def _product(part: TermTables, q: Tensor, k: Tensor, clipped_key_products: Tensor) -> Tensor:
-    """Return (q.a_r)(k.b_r) of a product term: (B, H, S)."""
+    """Return (q.a_r)(k.b_r) of one product term, for a step: (B, H, S)."""
     query_products = _per_head(q, part.product_query)  # (B, H, keys), with the clipped row first
     n = min(part.keys, k.size(2))
     product = query_products[..., :1] * clipped_key_products
@@ -341,7 +341,7 @@ def _logits(inputs: AttentionInputs, tables: StepTables) -> Tensor:
 
 
 def _content_query(query: Tensor, scale: float, tables: StepTables, folds_offset: bool) -> Tensor:
-    """Return the content's query (B, H, 1, D), scaled, with the offset that all keys are multiplied with."""
+    """Return the query of the content (B, H, 1, D), scaled; with `folds_offset`, `offset` is added to it."""
     if tables.query_scale is not None:
         query, scale = query * tables.query_scale, 1.0
     if folds_offset and tables.offset is not None:
@@ -381,5 +381,5 @@ def _per_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _add_near(logits: Tensor, near: Tensor) -> None:
-    """Add (B, H, n) in place to the last keys of logits (B, H, S), which autograd has not saved."""
+    """Add (B, H, n) in place to the last n keys of logits (B, H, S); autograd must not have saved these."""
     logits[..., logits.size(-1) - near.size(-1) :].add_(near)

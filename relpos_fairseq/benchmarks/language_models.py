@@ -107,7 +107,7 @@ def refused(model: Subject, method: str, context: int, longest: int) -> dict:
 
 
 def training(subjects: list[Subject], options: Options) -> list[dict]:
-    """Return for each model the tokens a second of training: forward, backward, Adam, memory carried on."""
+    """Return for each model the tokens per second of training: forward, backward, Adam, memory carried on."""
     if options.train_updates < 1:
         return []
     rows = []

@@ -392,7 +392,7 @@ MARKERS = "os^vDxPh"
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse, before anything is measured, a plot that could not be drawn afterwards."""
+    """Raise an error, before anything is measured, for a plot that could not be drawn afterwards."""
     if path is None:
         return
     if path.suffix not in PLOT_KINDS:

@@ -1,9 +1,9 @@
-"""Build whole models and return the steps that are timed: translation and masked language modelling.
+"""Build whole models for translation and masked language modelling, and return functions to be timed: their steps.
 
 Translation compares this package's model with fairseq's own `transformer`.  Both have the same sizes, random sentences
-and beam search, and both train with fairseq's own `adam` and `label_smoothed_cross_entropy`.  What this package's
-optimizer and loss gain is measured by itself, on fairseq's model.  Masked language modelling is `relpos_roberta` of any
-scheme, with as many layers as one likes.
+and beam search, and both train with fairseq's own `adam` and `label_smoothed_cross_entropy`.  This package's optimizer
+and loss are timed separately, with fairseq's model.  Masked language modelling trains `relpos_roberta` with any scheme
+and any number of layers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from relpos_fairseq.optim.adam import RelPosAdam
 # ---------------------------------------------------------------------------------------------------------------------
 # Translation.
 
-FAIRSEQ = "fairseq"  # the candidate that is fairseq's own transformer
+FAIRSEQ = "fairseq"  # name of the row for fairseq's own transformer
 FAIRSEQS_OWN = (FairseqAdam, LabelSmoothedCrossEntropyCriterion)
-# Rows of training alone: fairseq's transformer with one part of this package's, or both.
+# Rows for training only: fairseq's transformer with this package's optimizer, with its loss, and with both.
 GAINS = {
     f"{FAIRSEQ}, relpos_adam": (FAIRSEQ, RelPosAdam, FAIRSEQS_OWN[1]),
     f"{FAIRSEQ}, relpos_label_smoothed_cross_entropy": (
@@ -51,7 +51,7 @@ PREFIX = "relpos_transformer"
 
 
 def _multi30k() -> dict[str, Any]:
-    """Return the sizes of the model of examples/translation/config/multi30k.yaml."""
+    """Return the model's sizes in examples/translation/config/multi30k.yaml, by flag."""
     one = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in one.items()}
 
@@ -68,17 +68,17 @@ class TranslationSetting:
     """Sizes of a translation model and of a batch of sentences."""
 
     size: str  # a name of MODEL_SIZES
-    vocabulary: int  # words of the joint vocabulary
+    vocabulary: int  # words of the vocabulary that both languages share
     rows: int  # sentences of a batch
     length: int  # tokens of the longest sentence; the shortest has three quarters of it
-    beam: int  # of the search
+    beam: int  # width of the beam search
     dropout: float  # in training
     dtype: torch.dtype  # of parameters
     device: torch.device  # where it runs
 
 
 def small_task(words: int) -> SimpleNamespace:
-    """Return a task with one dictionary of `words` words for both languages."""
+    """Return a stand-in for fairseq's task: one dictionary of `words` made-up words for both languages."""
     dictionary = Dictionary()
     for number in range(words):
         dictionary.add_symbol(f"w{number}")
@@ -86,7 +86,10 @@ def small_task(words: int) -> SimpleNamespace:
 
 
 def translation_model(name: str, setting: TranslationSetting) -> nn.Module:
-    """Build a scheme's model (and backend: `label_of`), or fairseq's own, with seeded initial values."""
+    """Build the translation model of a row, with seeded initial values.
+
+    `name` is `FAIRSEQ`, or a scheme and perhaps a backend as `label_of` joins them.
+    """
     config = RelPosTransformerConfig()
     values = MODEL_SIZES[setting.size] | {"share_all_embeddings": True, "dropout": setting.dropout}
     if name != FAIRSEQ:
@@ -105,7 +108,7 @@ def translation_model(name: str, setting: TranslationSetting) -> nn.Module:
 
 
 def sentences(setting: TranslationSetting) -> dict:
-    """Return a batch as fairseq collates it, the same in every run."""
+    """Return a batch of random sentence pairs as fairseq collates it, the same in every run."""
     generator = torch.Generator().manual_seed(2)
     shortest = max(1, setting.length * 3 // 4)
 
@@ -121,16 +124,16 @@ def sentences(setting: TranslationSetting) -> dict:
 
 
 def make_optimizer(kind: type[FairseqAdam], model: nn.Module) -> FairseqAdam:
-    """Return an optimizer of a kind of Adam, with a learning rate that hardly changes the weights."""
+    """Return an optimizer of the class `kind`, with a learning rate so small that weights hardly change."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
     config.tpu = False
     return kind(config, [part for part in model.parameters() if part.requires_grad])
 
 
 def translation_training_step(name: str, setting: TranslationSetting) -> Callable[[], object]:
-    """Return a function that makes a step of training (forward, loss, backward, optimizer) and returns the loss.
+    """Return a function that makes one training step (forward, loss, backward, optimizer) and returns the loss.
 
-    Optimizer and loss are fairseq's own on both sides; rows of `GAINS` replace one of them.
+    Optimizer and loss are fairseq's own for every model; rows of `GAINS` replace one or both.
     """
     model_name, optimizer_kind, criterion_kind = GAINS.get(name, (name, *FAIRSEQS_OWN))
     model = translation_model(model_name, setting).train()
@@ -150,7 +153,7 @@ def translation_training_step(name: str, setting: TranslationSetting) -> Callabl
 
 
 def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
-    """Return a function that translates the batch by beam search, exactly `length` tokens a sentence."""
+    """Return a function that translates a batch by beam search, into exactly `length` tokens for each sentence."""
     model = translation_model(name, setting).eval()
     model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     words = small_task(setting.vocabulary).target_dictionary
@@ -171,12 +174,12 @@ class MaskedLMSetting:
     """Sizes of a masked language model and of a batch."""
 
     size: str  # `base` or `small`: a named size of relpos_roberta
-    layers: int  # how many of its layers; 0: all
+    layers: int  # number of layers; 0: as many as `size` has
     vocabulary: int  # entries of the vocabulary, with special ones
-    positions: int  # that tables cover
+    positions: int  # positions that tables cover
     clip: int | None  # clip distance of schemes that take one; None: their own default
     batch: int  # rows
-    length: int  # tokens of each
+    length: int  # tokens of a row
     dropout: float  # everywhere, in training
     dtype: torch.dtype  # of parameters
     device: torch.device  # where it runs
@@ -188,7 +191,10 @@ def sizes_of(size: str) -> dict[str, int]:
 
 
 def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
-    """Build the model of a scheme (and backend: `label_of`), with seeded initial values."""
+    """Build the masked language model of a row, with seeded initial values.
+
+    `name` is a scheme and perhaps a backend, as `label_of` joins them.
+    """
     dictionary = Dictionary()
     for number in range(setting.vocabulary - SPECIAL):
         dictionary.add_symbol(f"w{number}")
@@ -213,7 +219,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
-    """Return tokens (B, T) and which of them are masked (B, T), the same in every run."""
+    """Return random tokens (B, T), and True at those that are masked (B, T), the same in every run."""
     generator = torch.Generator().manual_seed(4)
     shape = (setting.batch, setting.length)
     tokens = torch.randint(4, setting.vocabulary - 1, shape, generator=generator)
@@ -223,7 +229,7 @@ def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
 
 
 def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
-    """Return a function that makes a step of training (forward, loss of masked tokens, backward, `relpos_adam`)."""
+    """Return a function that makes one training step (forward, loss of masked tokens, backward, `relpos_adam`)."""
     model = masked_lm(name, setting).train()
     optimizer = make_optimizer(RelPosAdam, model)
     tokens, masked = _text(setting)
@@ -241,7 +247,7 @@ def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[],
 
 
 def masked_lm_inference(name: str, setting: MaskedLMSetting) -> Callable[[], object]:
-    """Return a function that computes the features of every token."""
+    """Return a function that computes the features (last hidden states) of all tokens, without gradients."""
     model = masked_lm(name, setting).eval()
     tokens, _ = _text(setting)
     return torch.no_grad()(lambda: model(tokens, features_only=True)[0])

@@ -150,7 +150,7 @@ def lengths_of(text: str, more: str = "") -> list[int]:
 
 
 def check_least(args: Options, least: int, names: str) -> None:
-    """Refuse numbers that are too small, by flag and value; None is a default."""
+    """Raise an error for numbers that are too small, by flag and value; None is a default."""
     for name in names.split():
         value = getattr(args, name)
         if value is not None and value < least:
@@ -223,7 +223,7 @@ def run_under_instruction_set(name: str | None, command: str, argv: Sequence[str
 
 
 def check_instruction_set(name: str) -> None:
-    """Refuse a set that this processor lacks: its first instruction would end the process."""
+    """Raise an error for a set that this processor lacks: its first instruction would end the process."""
     needed = SETS[name][1]
     if needed and platform.machine().lower() not in X86:
         raise ValueError(f"--isa {name} is a set of x86 processors, this is {platform.machine()}")

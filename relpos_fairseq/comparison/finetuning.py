@@ -129,7 +129,7 @@ def finetune_xtreme(given: Any, answering: Any) -> int:
 
 
 def check_numbers(given: Any) -> None:
-    """Refuse numbers that no training can have."""
+    """Raise an error for numbers that no training can have."""
     for option in ("lr", "epochs", "seeds"):
         if any(value <= 0 for value in getattr(given, option) or ()):
             raise UserError(f"--{option} must be above 0, got {getattr(given, option)}")
@@ -138,7 +138,7 @@ def check_numbers(given: Any) -> None:
 
 
 def check_xtreme(given: Any, evaluated: dict[str, Path | None]) -> None:
-    """Refuse data sets without training data, and folders that are not there."""
+    """Raise an error for data sets without training data, and folders that are not there."""
     if bool(given.squad) != any(evaluated.values()):
         raise UserError("--squad belongs together with one of --xquad, --mlqa, --tydiqa at least")
     if not given.xnli and not given.squad:

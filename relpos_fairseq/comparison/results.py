@@ -1,10 +1,11 @@
-"""Keep the results of a comparison: a JSON file a run while runs are made, then one compressed file of JSON lines.
+"""Store the results of a comparison: one JSON file for each new run, and one compressed archive of JSON lines.
 
-    TASK/RUN.json       written by the process that made the run, whole or not at all
-    results.jsonl.gz    one line a run, sorted: `fold` moves the files into it; equal results give equal bytes
+    TASK/RUN.json       written atomically by the process that made the run
+    results.jsonl.gz    the archive: one line for each run, sorted by name; equal results give equal bytes
 
-Both forms count everywhere. gzip files may be concatenated, so `cat theirs/results.jsonl.gz >> ours/results.jsonl.gz`
-merges the results of two people; of several lines with one `run` the last counts.
+`fold` moves the JSON files into the archive.  Results are read from both.  gzip files may be concatenated, so
+`cat theirs/results.jsonl.gz >> ours/results.jsonl.gz` merges the results of two people.  Where several lines have one
+`run`, the last counts.
 """
 
 from __future__ import annotations
@@ -19,34 +20,37 @@ from relpos_fairseq.io.files import TEMPORARY, open_text_out, read_json, write_j
 from relpos_fairseq.io.stages import locked
 
 ARCHIVE = "results.jsonl.gz"
-KEYS = {"task", "scheme", "seed", "sets", "settings"}  # of every result
+KEYS = {"task", "scheme", "seed", "sets", "settings"}  # that every result has
 
 
 class ResultStore:
-    """The results in one folder, by the name of the run: `TASK/SCHEME-seedN-KEY`."""
+    """Read and write the results in one folder, by the name of the run: `TASK/SCHEME-seedN-KEY`.
+
+    KEY is a hash of the run's settings and of the code that made the run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lines: dict[str, dict] = {}  # of the archive, as it was when it had `_state`
+        self._lines: dict[str, dict] = {}  # the archive's results by run, read when the file had `_state`
         self._state: tuple | None = None
 
     def path(self, name: str) -> Path:
-        """Return the file that a process writes a run's result to."""
+        """Return the path of a run's own JSON file."""
         return self.folder / f"{name}.json"
 
     def write(self, name: str, result: dict) -> None:
-        """Write a run's result to its own file, with the time in UTC."""
+        """Write a run's result, with the time of this call in UTC, to the run's own JSON file."""
         finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_json(self.path(name), {**result, "finished": finished})
 
     def read(self, name: str) -> dict | None:
-        """Return a run's result, or None."""
+        """Return a run's result from its own file or from the archive, or None where neither has it."""
         # The file first: `fold` removes it after its line is in the archive.
         found = read_if_there(self.path(name))
         return self.archived().get(name) if found is None else found
 
     def newest(self, task: str, scheme: str, seed: int, settings: dict) -> dict | None:
-        """Return the newest result of a run with these settings, whatever version of the code made it, or None."""
+        """Return the newest result with these settings, whatever version of the code made it, or None without any."""
         start = f"{task}/{scheme}-seed{seed}-"
         found = {name: line for name, line in self.archived().items() if name.startswith(start)}
         times = {name: line.get("finished", "") for name, line in found.items()}
@@ -59,11 +63,11 @@ class ResultStore:
         return found[max(matching, key=lambda name: (times[name], name))] if matching else None
 
     def files(self) -> list[Path]:
-        """Return the files of single runs, but not those that are being written."""
+        """Return the JSON files of single runs, without those that are still being written."""
         return sorted(path for path in self.folder.glob("*/*.json") if not path.name.startswith(TEMPORARY))
 
     def archived(self) -> dict[str, dict]:
-        """Return the results in the archive by the names of their runs; read again where the file has changed."""
+        """Return the archive's results by the names of their runs; the file is read only if it has changed."""
         path = self.folder / ARCHIVE
         if not path.exists():
             return {}
@@ -74,9 +78,10 @@ class ResultStore:
         return self._lines
 
     def fold(self) -> int:
-        """Move the results of all single files into the archive; return how many there were.
+        """Move the results of all JSON files into the archive; return how many were moved.
 
-        A kill leaves every result in the archive, in its file, or in both.
+        A file that lacks one of `KEYS` stays where it is.  If the process is killed, every result is in the archive,
+        in its own file, or in both.
         """
         if not self.files():
             return 0
@@ -93,7 +98,11 @@ class ResultStore:
 
 
 def read_archive(path: Path) -> dict[str, dict]:
-    """Read a file of JSON lines, of one or several gzip members: each run's last line by its name."""
+    """Read an archive, which may be several gzip files one after another; return the results by run.
+
+    Raises:
+        UserError: the file is not gzip, or its lines are not results in JSON.
+    """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
@@ -103,7 +112,7 @@ def read_archive(path: Path) -> dict[str, dict]:
 
 
 def read_if_there(path: Path) -> dict | None:
-    """Read a JSON file; None where there is none, or where another process has just removed it."""
+    """Read a JSON file; return None if the file is missing, say because another process has just archived it."""
     try:
         return read_json(path)
     except FileNotFoundError:

@@ -217,7 +217,7 @@ class TrainingLog:
         return log
 
     def read(self, line: str) -> None:
-        """Take the numbers of one line, if it has any."""
+        """Add the numbers in one line of the log, if there are any."""
         if match := PARAMETERS.search(line):
             self.parameters = int(match[1].replace(",", ""))
         if (match := LOG_LINE.search(line)) is None:

@@ -91,7 +91,7 @@ class Comparison:
         return [run for run in self.runs if self.result(run) is None]
 
     def run(self, executor: Callable[[Comparison, list[Run]], dict[str, str]] | None = None) -> int:
-        """Make what is missing; return the exit status: 1 where a run failed.
+        """Make the missing runs; return the exit status, 1 if a run failed.
 
         Args:
             executor: makes runs, and returns why some failed by their titles; None: a `ProcessPool`.
@@ -109,7 +109,7 @@ class Comparison:
         return 1 if failed else 0
 
     def prepare(self, runs: list[Run]) -> None:
-        """Import what runs need, and make their data."""
+        """Import modules that runs need, and prepare the runs' data."""
         prepare_process()
         for task in {run.task.label: run.task for run in runs}.values():
             task.prepare(self.work)
@@ -141,7 +141,7 @@ class Comparison:
 
 
 class ProcessPool:
-    """Runs in children of this process, some at a time."""
+    """Make runs in child processes, several at a time."""
 
     def __init__(self, comparison: Comparison, runs: list[Run]) -> None:
         self.comparison, self.waiting, self.total = comparison, list(runs), len(runs)
@@ -152,7 +152,7 @@ class ProcessPool:
         self.later: dict[str, float] = {}  # when to try again what another process was at work on, by title
 
     def run(self) -> dict[str, str]:
-        """Make all of them; return why some failed, by title."""
+        """Make all runs; return the reasons of those that failed, by title."""
         try:
             while self.waiting or self.active:
                 while len(self.active) < self.comparison.workers and (run := self.next()):
@@ -168,7 +168,7 @@ class ProcessPool:
         return self.failed
 
     def next(self) -> Run | None:
-        """Take the next run to start; one that another process has finished meanwhile is done."""
+        """Return the next run to start, or None; skip and count runs that another process has finished meanwhile."""
         now = time.monotonic()
         for run in [run for run in self.waiting if self.later.get(run.title, 0.0) <= now]:
             self.waiting.remove(run)
@@ -178,7 +178,7 @@ class ProcessPool:
         return None
 
     def take(self, fork: Fork, run: Run) -> None:
-        """Take note of how a child ended."""
+        """Record how a child ended: try its run again later if another process works on it."""
         if fork.status == BUSY:
             if run.title not in self.later:
                 print(f"  {run.title}: another process is at it; tried again later", flush=True)

@@ -91,7 +91,7 @@ def mapping(value: object, what: str) -> dict:
 
 
 def check_keys(content: dict, known: tuple[str, ...], what: str) -> None:
-    """Refuse unknown keys."""
+    """Raise an error for unknown keys."""
     if unknown := [str(key) for key in content if key not in known]:
         raise ValueError(f"{what} has no {', '.join(unknown)}; known: {', '.join(known)}")
 

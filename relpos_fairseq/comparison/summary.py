@@ -84,7 +84,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over seeds: parameters, processor seconds of training, tokens a second, memory."""
+    """Medians over seeds: parameters, processor seconds of training, tokens per second, memory."""
 
     parameters: int
     seconds: float

@@ -157,7 +157,7 @@ STARTS = ("neutral", "own")
 
 @dataclass(frozen=True)
 class Conversion:
-    """Hold a converted state and the report of its conversion."""
+    """The result of a conversion: the converted state dict, and the report."""
 
     state: State
     report: ConversionReport
@@ -212,7 +212,7 @@ def convert(
 
 
 class _Work:
-    """Hold the inputs of one conversion, and make the target's tables of them."""
+    """The work of one conversion: make the tables of the target from those of the source."""
 
     def __init__(
         self,

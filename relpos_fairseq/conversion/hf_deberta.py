@@ -62,7 +62,7 @@ def as_bert(config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> 
 
 
 def _check(config: dict[str, Any]) -> None:
-    """Refuse parts of DeBERTa that relpos_roberta does not have.
+    """Raise an error for parts of DeBERTa that relpos_roberta does not have.
 
     Raises:
         ConversionError: names the option of config.json.

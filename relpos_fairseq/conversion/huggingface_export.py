@@ -1,10 +1,11 @@
-"""Write a relpos_roberta as a folder of Hugging Face's BERT or RoBERTa, where their architecture expresses it.
+"""Write a relpos_roberta as a Hugging Face BERT or RoBERTa, if their architecture can express the model.
 
-    learned        absolute             (any other scheme whose tables are neutral beside it)
-    shaw_keys      relative_key         E_{i-j} = a_{-(i-j)}, as far as max_position_embeddings
+    our scheme     their position_embedding_type
+    learned        absolute
+    shaw_keys      relative_key         E_{i-j} = a_{-(i-j)}, for distances below max_position_embeddings
     m4             relative_key_query   the same
 
-Heads must share a table: `convert` refuses what would be lost.
+Any other scheme is exported if `convert` turns it into one of these three without loss.  All heads share a table there.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ BERT_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}  # what tr
 def to_hf(
     source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
-    """Return config.json and tensors of a Hugging Face model that computes what the source does, and a report.
+    """Return config.json, tensors and a conversion report of a Hugging Face model that computes what `source` does.
 
     Args:
-        source: the model.
+        source: the relpos_roberta.
         family_name: `bert` or `roberta`.
-        vocabulary: the order of rows in the folder.
-        head: the classification or span head of the folder; None: the masked LM's.
+        vocabulary: the order of the embedding's rows in the Hugging Face model.
+        head: name of the classification or span head to export; None: the masked LM head.
 
     Raises:
-        ConversionError: the architecture cannot express the model.
+        ConversionError: Hugging Face's architecture cannot express the model, or the model has no such head.
     """
     family = FAMILIES[family_name]
     _check(source, family)
@@ -69,7 +70,7 @@ def to_hf(
         weights[family.prefix + theirs] = state.pop(ours)
     key = family.prefix + "embeddings.word_embeddings.weight"
     weights[key] = vocabulary.put(weights[key])
-    offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa counts from padding's row on
+    offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa's first position is row pad_token_id + 1
     length = _positions(scheme, state, values, family, weights, offset)
     architecture = _take_head(state, family, vocabulary, head, weights, report)
     config = _config(source, family, vocabulary) | {
@@ -87,7 +88,7 @@ def to_hf(
 
 
 def _check(source: SourceModel, family: Family) -> None:
-    """Refuse parts of a relpos_roberta that the family does not have.
+    """Raise an error if a relpos_roberta has a part that Hugging Face's family lacks.
 
     Raises:
         ConversionError: names the part.
@@ -110,10 +111,13 @@ def _check(source: SourceModel, family: Family) -> None:
 
 
 def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, ConversionReport]:
-    """Convert to the first scheme of Hugging Face's models that loses nothing of the source.
+    """Convert `source` to the first of Hugging Face's schemes (`SCHEMES`) that expresses it without loss.
+
+    Returns:
+        That scheme, the converted state dict, and the report of the conversion.
 
     Raises:
-        ConversionError: each of them loses something.
+        ConversionError: none of the schemes expresses the model.
     """
     reasons, theirs = [], {CLIP_DISTANCE: "0", SHARE: "heads"}
     for scheme in map(scheme_class, SCHEMES.values()):
@@ -140,7 +144,10 @@ def _positions(
     weights: dict[str, Tensor],
     offset: int,
 ) -> int:
-    """Write position tables and token types into `weights`; return max_position_embeddings."""
+    """Move the tables of positions and token types from `state` to `weights`; return max_position_embeddings.
+
+    A table of absolute positions gets `offset` rows of zeros before its first.
+    """
     prefix, layers = family.prefix, values["encoder_layers"]
     embedding = weights[f"{prefix}embeddings.word_embeddings.weight"]
     shared = f"{ENCODER}.positions.shared"
@@ -173,7 +180,13 @@ def _take_head(
     weights: dict[str, Tensor],
     report: ConversionReport,
 ) -> str:
-    """Write one head into `weights`; return the name of the class that has it."""
+    """Copy one head from `state` to `weights`; return the name of transformers' class that has such a head.
+
+    Without a name of a head, this is the masked LM head.
+
+    Raises:
+        ConversionError: the model has no head of that name.
+    """
     heads = sorted({key.split(".")[1] for key in state if key.split(".")[0].endswith("_heads")})
     if head is None:
         for theirs, ours in head_names(family).items():
@@ -196,7 +209,7 @@ def _take_head(
 
 
 def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the part of config.json that does not depend on head and positions."""
+    """Return the entries of config.json that depend neither on the head nor on positions."""
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     rows = dict(zip((*SPECIAL, MASK), (*vocabulary.rows[:4], vocabulary.rows[-1]), strict=True))
@@ -225,7 +238,7 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
         for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight"):
             tensors.pop(name, None)
     for name in ("cls.predictions.bias", "lm_head.bias"):
-        if name in tensors:  # transformers reads either name, by release
+        if name in tensors:  # transformers' release decides which name it reads
             tensors[name.replace("bias", "decoder.bias")] = tensors[name].clone()
     import_safetensors().save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
@@ -233,9 +246,10 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
 
 
 def leave_unread(vocabulary: Vocabulary, family: str) -> list[str]:
-    """Leave out a tokenizer that the family's own class does not read, in place; return notes for the user.
+    """Drop a vocabulary's tokenizer files if transformers' BERT tokenizer cannot read them; return notes for the user.
 
-    A tokenizer_config.json that names its class makes transformers read whatever lies there.
+    They stay in RoBERTa's folders, and where tokenizer_config.json names a tokenizer class, with which transformers
+    reads them.  `vocabulary` is changed in place.
     """
     texts = dict(vocabulary.made)
     for file in vocabulary.files:
@@ -253,7 +267,11 @@ def leave_unread(vocabulary: Vocabulary, family: str) -> list[str]:
 
 
 def export_order(source: SourceModel) -> Vocabulary:
-    """Return the order of rows that a Hugging Face folder of a relpos_roberta gets: the source's own, if it had one."""
+    """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
+
+    A model that was converted to relpos_roberta gets back the order that it had before; for others see
+    `of_checkpoint`.
+    """
     if source.source_rows is not None:
         files = [path for path in source.files if path.name != "dict.txt"]
         return Vocabulary([], source.source_rows, files)
@@ -264,21 +282,22 @@ def export_order(source: SourceModel) -> Vocabulary:
 def outputs_of_folder(
     folder: Path, family: Family, weights: dict[str, Tensor], source: SourceModel, vocabulary: Vocabulary, probe: Probe
 ) -> tuple[Outputs, Outputs]:
-    """Run a relpos_roberta, and in transformers the folder that was written of it, on the same input.
+    """Run a relpos_roberta and the Hugging Face model exported from it on one input; return the outputs of both.
 
     Args:
-        folder: the folder.
+        folder: the folder of the Hugging Face model.
         family: its family.
         weights: its tensors.
         source: the relpos_roberta.
-        vocabulary: the folder's id of each of fairseq's rows.
+        vocabulary: the Hugging Face model's id of each row of fairseq's dictionary.
         probe: the input.
 
     Returns:
-        Outputs of the source and of the folder, by the same names and in the folder's order of rows.
+        Outputs of the relpos_roberta and of the Hugging Face model, under the same names.  Logits are in the order
+        of fairseq's dictionary, without rows that the Hugging Face model lacks.
 
     Raises:
-        NotComparedError: transformers does not run the folder here.
+        NotComparedError: transformers cannot run the folder on this machine.
     """
     rows = torch.tensor(vocabulary.rows)
     types = probe.segments
@@ -293,7 +312,7 @@ def outputs_of_folder(
 
 
 def _same_names(after: dict, before: dict) -> dict:
-    """Rename a head's output in `after` as `before`, of a model with several heads, names it."""
+    """Rename outputs in `after` to their longer names in `before`, where these also name the head."""
     renamed = {}
     for name, value in after.items():
         longer = [other for other in before if other.startswith(f"{name} ")]

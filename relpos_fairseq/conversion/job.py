@@ -138,7 +138,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_destination(out: Path, source: Path) -> None:
-    """Refuse to write over anything, the source above all.
+    """Raise an error if the destination exists, or if it is or lies in the source.
 
     Raises:
         ConversionError: the destination is the source, lies in it, or exists.
@@ -178,7 +178,7 @@ def read_generating(job: Job, path: Path, data: Path | None) -> GeneratingSource
 
 
 def _check_same(job: Job, *allowed: str) -> None:
-    """Refuse options that would change nothing in a model that generates.
+    """Raise an error for options that would have no effect on a translation or language model.
 
     Raises:
         ConversionError: one is given.
@@ -302,7 +302,7 @@ def _task(source: SourceModel) -> dict[str, Any]:
 
 
 def _check_used(job: Job, source: SourceModel, values: dict[str, Any]) -> None:
-    """Refuse options that would change nothing.
+    """Raise an error for options that would have no effect.
 
     Raises:
         ConversionError: one is given.

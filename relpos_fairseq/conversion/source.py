@@ -1,4 +1,4 @@
-"""Hold an encoder to convert, whichever library it comes from, and resolve its positions and the result's."""
+"""Describe an encoder to be converted, from any library, and resolve its position schemes and those of the result."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ BUFFERS = ("version", "_float_tensor")
 
 @dataclass(frozen=True)
 class OriginalXL:
-    """Hold a model of the original code: its tensors, and what they do not show.
+    """A model of the original code: its tensors, and options that the tensors do not show.
 
     Attributes:
         path: its file.
@@ -232,7 +232,7 @@ _WHOLE = "give the whole module, as its train.py saves it"
 
 
 def _check(original: OriginalXL) -> None:
-    """Refuse what is not converted.
+    """Raise an error if the model has a part that cannot be converted.
 
     Raises:
         ConversionError: names the file and why.
@@ -251,7 +251,7 @@ def _check(original: OriginalXL) -> None:
 
 
 def _check_absolute(original: OriginalXL) -> None:
-    """Refuse absolute positions that ours do not say.
+    """Raise an error if our schemes cannot express the model's absolute positions.
 
     Raises:
         ConversionError: names the file and why.

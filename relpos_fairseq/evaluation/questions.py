@@ -41,7 +41,7 @@ OVERRIDES = (
 
 
 def check(options: Any) -> None:
-    """Refuse options that contradict each other or would be ignored.
+    """Raise an error for options that contradict each other or would be ignored.
 
     Raises:
         UserError: it names one.

@@ -61,7 +61,7 @@ class Options:
     force: bool = False  # whether to repeat what is done
 
     def check(self) -> None:
-        """Refuse a model without data, data without a model, and paths that are not there.
+        """Raise an error for a model without data, data without a model, and paths that are not there.
 
         Raises:
             UserError: it says which.

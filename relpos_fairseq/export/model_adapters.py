@@ -1,7 +1,7 @@
-"""Adapt each kind of model to graphs of plain tensors, and compare the graphs with the model.
+"""Wrap each kind of model in modules that torch.export can trace, and compare the exported graphs with the model.
 
-A graph takes and returns plain tensors. Attention is evaluated by the reference, which torch.export reads with sizes as
-symbols; the model's own code is exported, so a graph has every scheme.
+These modules take and return plain tensors. torch.export traces the model's own code, so that a graph serves every
+scheme. Attention is evaluated by the reference backend, which can be traced with dynamic shapes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.placement import SchemeStack
 from relpos_fairseq.positions import Positions
 
-EXAMPLE = (3, 7)  # rows and tokens that are traced
-SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # others, as far as positions reach
+EXAMPLE = (3, 7)  # rows and tokens of the inputs that are traced
+SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # rows and tokens of inputs on which graph and model are compared
 SPECIALS = 4  # <s>, <pad>, </s>, <unk>
 Runs = dict[str, Callable[..., list[np.ndarray]]]
 Pairs = Iterator[tuple[Tensor, np.ndarray]]
-LIMIT = 1 << 15  # of a free size
+LIMIT = 1 << 15  # of a dynamic dimension, unless another is given
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A module to export, with example inputs and the sizes that stay free.
+    """A module to export, with example inputs and dynamic dimensions.
 
     Args:
-        name: name of its file.
+        name: name of the exported file.
         module: takes and returns tensors.
         inputs: an example of each input, by name.
-        free: free sizes by axis, for each input.
-        outputs: names of its outputs.
+        free: the dynamic dimensions of each input, by axis: torch.export's `Dim`.
+        outputs: names of the outputs.
         about: further entries of the manifest.
     """
 
@@ -54,19 +54,19 @@ class Graph:
     def exported(self) -> Any:
         """Return the module's torch.export.ExportedProgram."""
         shapes: tuple = tuple(self.free.get(name, {}) for name in self.inputs)
-        if isinstance(self.module, Step):  # its arguments after the first are one, to torch
+        if isinstance(self.module, Step):  # torch.export counts `*given` as one argument
             shapes = (shapes[0], shapes[1:])
         with torch.no_grad():
             return torch.export.export(self.module, tuple(self.inputs.values()), dynamic_shapes=shapes, strict=False)
 
 
 def free(name: str, least: int = 1, most: int | None = None) -> Any:
-    """Return a size that the graph does not fix."""
+    """Return a dynamic dimension of torch.export: a size from `least` to `most` that the graph leaves open."""
     return Dim(name, min=least, max=most or LIMIT)
 
 
 class _Bare(nn.Module):
-    """A model in evaluation mode whose attention chooses its backend itself."""
+    """Base class: wrap a model, in evaluation mode and with `auto` as the backend of its attention."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Bare(nn.Module):
 
 
 class WholeModel(_Bare):
-    """RoBERTa with all its heads."""
+    """Run RoBERTa with all its heads: tokens in; features and the outputs of the heads out."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -88,7 +88,7 @@ class WholeModel(_Bare):
 
         Args:
             tokens: (B, L), padded on either side.
-            segments: (B, L) numbers, where the model has segments.
+            segments: (B, L) segment numbers, where the model has segments.
         """
         model = self.model
         features = model.encoder.extract_features(tokens, segments=segments)[0]
@@ -98,12 +98,12 @@ class WholeModel(_Bare):
 
 
 class Encoder(_Bare):
-    """A translation model's encoder, with the cross-attention keys and values of each decoder layer."""
+    """Run a translation model's encoder, and project its output to the keys and values of each cross-attention."""
 
     OUTPUTS = ("source_keys", "source_values", "source_padding")
 
     def forward(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys and values (layers, B, H, S, D), and padding (B, S), of tokens (B, S)."""
+        """Return keys and values (layers, B, H, S, D), and the padding mask (B, S), of source tokens (B, S)."""
         found = self.model.encoder(source)
         states, padding = found["encoder_out"][0], found["encoder_padding_mask"][0]
         keys, values = [], []
@@ -117,14 +117,14 @@ class Encoder(_Bare):
 
 
 class _Terms:
-    """Stand in for the cache of position terms: evaluate them at every step."""
+    """Replace the cache of position terms: evaluate the terms anew at every step."""
 
     def evaluate(self, schemes: SchemeStack, positions: Positions) -> tuple:
         return schemes.evaluate(positions)
 
 
 class _Past:
-    """Stand in for a layer's decoding cache: keys and values are inputs and outputs of the graph."""
+    """Replace a layer's `DecodingCache`: cached tensors are inputs (`past`) and outputs (`present`) of the graph."""
 
     def __init__(self, past: dict[str, Tensor]) -> None:
         self.position, self.padding, self.past = _Terms(), None, past
@@ -143,17 +143,17 @@ class _Past:
         return None
 
     def clipped_key_products(self, *unused: Any) -> None:
-        return None  # a graph forms them of the keys
+        return None  # a graph computes these products from the keys
 
 
 def scores_of(decoder: nn.Module, output: Tensor) -> Tensor:
-    """Return the scores (B, T, V) of a decoder's output: logits, or log-probabilities."""
+    """Return the scores (B, T, V) of a decoder's output: logits, or log-probabilities of an adaptive softmax."""
     softmax = decoder.adaptive_softmax
     return output if softmax is None else softmax.get_log_prob(output, None)
 
 
 class _Scored(_Bare):
-    """A decoder whose scores are logits, or log-probabilities with an adaptive softmax."""
+    """Base class: wrap a model whose decoder gives logits, or log-probabilities with an adaptive softmax."""
 
     @property
     def scores(self) -> str:
@@ -162,12 +162,12 @@ class _Scored(_Bare):
 
 
 class Kept(NamedTuple):
-    """One tensor of a graph's cache: a part that some layers keep per token, in one shape.
+    """One tensor of a graph's decoding cache: the same part of several layers' caches, stacked over these layers.
 
     Attributes:
-        name: name of the tensor after `past_` and `present_`.
-        part: name of the part in a layer's cache: `key`, `value`, or a scheme's own.
-        layers: numbers of the layers.
+        name: name of the tensor in the graph, without its prefix `past_` or `present_`.
+        part: name of the part in a layer's `DecodingCache`: `key`, `value`, or a scheme's own.
+        layers: numbers of the layers, whose parts have the same shape.
     """
 
     name: str
@@ -176,11 +176,11 @@ class Kept(NamedTuple):
 
 
 class Step(_Scored):
-    """One step of a decoder.
+    """Run one step of decoding: tokens and cache in, scores of the next token and new cache out.
 
     Args:
-        model: it, or one that has it as `decoder`.
-        kept: parts that layers keep per token.
+        model: a model with a `decoder`.
+        kept: the tensors of the cache.
         reads_source: whether the decoder attends to an encoder.
     """
 
@@ -193,8 +193,8 @@ class Step(_Scored):
 
         Args:
             tokens: (B, P + 1) all tokens so far; none is padding.
-            given: keys, values and padding of the source, as `Encoder` returns them (where the model has
-                one); then the cache of the first P tokens, each part (layers, B, H, P, ...).
+            given: keys, values and padding of the source, as `Encoder` returns them, if the model has an
+                encoder; then the cache of the first P tokens: (layers, B, H, P, ...) for each of `kept`.
         """
         decoder = self.model.decoder
         source, past = given[: 3 * self.reads_source], given[3 * self.reads_source :]
@@ -211,7 +211,7 @@ class Step(_Scored):
             layer.self_attn.set_incremental_state(state, "attn_state", caches[-1])
             if self.reads_source:
                 _give_source(layer.encoder_attn, state, index, *source)
-        # fairseq's layers leave out cross-attention where no source is given; it is in the cache.
+        # Without a source, fairseq's layers leave out cross-attention. Its keys and values are read from the cache.
         named = {"encoder_out": [source[0]]} if self.reads_source else None
         found = decoder(tokens, named, incremental_state=state)
         scores = scores_of(decoder, found[0])[:, -1]
@@ -220,7 +220,7 @@ class Step(_Scored):
 
     @staticmethod
     def of_all(model: nn.Module, tokens: Tensor, source: Any = None) -> Tensor:
-        """Return the scores (B, T, V) after each token, in one pass."""
+        """Return the scores (B, T, V) of the token after each of `tokens` (B, T), from one forward pass of a model."""
         return scores_of(model.decoder, model.decoder(tokens, source)[0])
 
 
@@ -230,15 +230,15 @@ def _give_source(cross: CrossAttention, state: dict, layer: int, keys: Tensor, v
 
 
 class MemoryStep(_Scored):
-    """A segment of a language model with memory."""
+    """Run a language model with memory on one segment: tokens and memory in, scores and new memory out."""
 
     def forward(self, tokens: Tensor, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the scores (B, T, V) of the token after each, and the new memory.
+        """Return the scores (B, T, V) of the token after each of `tokens`, and the new memory.
 
         Args:
             tokens: (B, T), none of them padding.
             states: (layers, M, B, E) memory.
-            valid: (B, M) True at slots that hold a state; they are a row's last.
+            valid: (B, M) True at slots that hold a state: the last slots of a row.
         """
         memory = Memory(tuple(states.unbind(0)), valid)
         output, extra = self.model.decoder(tokens, memory=memory)
@@ -247,10 +247,10 @@ class MemoryStep(_Scored):
 
 
 def adapter_of(model: nn.Module) -> ModelAdapter:
-    """Return the adapter of a model.
+    """Return the `ModelAdapter` for a model's kind.
 
     Raises:
-        ExportError: it is no model of this package.
+        ExportError: the model is none of this package.
     """
     if hasattr(model, "span_heads"):
         return Roberta(model)
@@ -263,13 +263,13 @@ def adapter_of(model: nn.Module) -> ModelAdapter:
 
 
 def random_tokens(words: int, rows: int, length: int, seed: int = 1) -> Tensor:
-    """Draw (rows, length) tokens, none of them special."""
+    """Draw random tokens (rows, length) of a vocabulary of `words`, none of them a special symbol."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(SPECIALS, words, (rows, length), generator=generator)
 
 
 class ModelAdapter:
-    """Base class: the graphs of one kind of model, and their comparison with it."""
+    """Base class: make the graphs of one kind of model, and compare the exported graphs with the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model.eval()
@@ -282,7 +282,13 @@ class ModelAdapter:
         raise NotImplementedError(f"{type(self).__name__} must define graphs")
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Yield pairs of the model's output and its graphs' output."""
+        """Yield pairs (output of the model, output of the exported graphs) for inputs of a size.
+
+        Args:
+            runs: functions that run the exported graphs, by name.
+            rows: rows of the inputs.
+            length: tokens of a row.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define compared")
 
     @property
@@ -295,15 +301,15 @@ class ModelAdapter:
 
     @property
     def longest(self) -> int | None:
-        """The longest input that the positions allow, or None."""
+        """The longest input in tokens that the position scheme allows, or None without a limit."""
         return self.stack.positions.plan.longest
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Return those of SIZES that the positions allow."""
+        """Return those of SIZES that the position scheme allows."""
         return [size for size in SIZES if self.longest is None or size[1] <= self.longest]
 
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest records for whoever runs the graphs: special ids and positions."""
+        """Return entries of the manifest that a user of the graphs needs: vocabulary, special ids and positions."""
         return {
             "positions": self.stack.positions.plan.describe(),
             "longest": self.longest,
@@ -313,7 +319,7 @@ class ModelAdapter:
         }
 
     def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
-        """Draw tokens that end in eos; the second row has padding."""
+        """Draw random tokens (rows, length), whose rows end in eos; the second row has padding."""
         tokens = random_tokens(self.input_words, rows, length)
         tokens[:, -1] = self.eos
         if rows > 1 and length > 2:
@@ -322,7 +328,7 @@ class ModelAdapter:
 
 
 class Roberta(ModelAdapter):
-    """One graph: features, logits of the LM head, and logits of every other head."""
+    """Adapter of RoBERTa: one graph, which returns features, and logits of the LM head and every other head."""
 
     @property
     def stack(self) -> Any:
@@ -342,7 +348,7 @@ class Roberta(ModelAdapter):
         return [Graph("model", module, inputs, dict.fromkeys(inputs, sizes), outputs)]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Yield every output, without those at padding."""
+        """Yield pairs for each output; features and logits of padding are left out."""
         inputs = self._inputs(rows, length)
         real = inputs["tokens"] != self.pad
         every = zip(WholeModel(self.model)(**inputs), runs["model"](**inputs), strict=True)
@@ -351,13 +357,13 @@ class Roberta(ModelAdapter):
 
 
 class _Stepping(ModelAdapter):
-    """A model that decodes a token at a time with a cache."""
+    """Base class of adapters for models that decode one token at a time with a cache."""
 
     reads_source = False
 
     @cached_property
     def _kept(self) -> dict[Kept, Tensor]:
-        """The cache's parts, each with the tensor (B, H, 1, ...) that a first step leaves in one layer."""
+        """The tensors of the cache, each with an example (B, H, 1, ...) of one layer after a first step."""
         state: dict = {}
         source = self.model.encoder(self.padded(1, 2)) if self.reads_source else None
         self.stack(torch.tensor([[self.eos]]), source, incremental_state=state)
@@ -374,18 +380,18 @@ class _Stepping(ModelAdapter):
         return kept
 
     def past(self, rows: int, tokens: int) -> dict[str, Tensor]:
-        """Return a cache of `tokens` tokens, zeros: each part (layers, B, H, P, ...)."""
+        """Return a cache of zeros for P = `tokens` tokens, by input name: (layers, B, H, P, ...) each."""
         return {
             f"past_{kept.name}": part.new_zeros(len(kept.layers), rows, part.size(1), tokens, *part.shape[3:])
             for kept, part in self._kept.items()
         }
 
     def step_graph(self, source: dict[str, Tensor], sizes: dict[str, dict]) -> Graph:
-        """Return the graph of a step.
+        """Return the graph of one step of decoding.
 
         Args:
-            source: what the decoder reads of an encoder, by name.
-            sizes: free sizes of these inputs.
+            source: examples of what the decoder reads from an encoder, by name.
+            sizes: dynamic dimensions of these inputs.
         """
         rows, length = EXAMPLE
         past, longest = self.past(rows, length), self.stack.positions.plan.longest
@@ -398,7 +404,7 @@ class _Stepping(ModelAdapter):
         return Graph("step", module, inputs, sizes, outputs, {"scores": module.scores})
 
     def stepped(self, runs: Runs, tokens: Tensor, **source: Any) -> Iterator[np.ndarray]:
-        """Yield the scores (B, V) after each of the tokens (B, T)."""
+        """Yield the exported graph's scores (B, V) after each of `tokens` (B, T), step by step with the cache."""
         past = self.past(len(tokens), 0)
         for stop in range(1, tokens.size(1) + 1):
             scores, *present = runs["step"](tokens=tokens[:, :stop], **source, **past)
@@ -406,27 +412,27 @@ class _Stepping(ModelAdapter):
             yield scores
 
     def prefix(self, rows: int, length: int) -> Tensor:
-        """Draw tokens that a decoder reads, the first of them eos."""
+        """Draw random tokens (rows, length) that a decoder reads, the first of each row eos."""
         tokens = random_tokens(self.words, rows, length, seed=2)
         tokens[:, 0] = self.eos
         return tokens
 
 
 class LanguageModel(_Stepping):
-    """One graph, of a step."""
+    """Adapter of language models: one graph, of a step of decoding."""
 
     def graphs(self) -> list[Graph]:
         return [self.step_graph({}, {})]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Yield the scores after every token: the model's in one pass, the graph's step by step."""
+        """Yield pairs of scores after each token: the model's from one pass, the graph's step by step."""
         tokens = self.prefix(rows, length)
         ours = Step.of_all(self.model, tokens).unbind(1)
         yield from zip(ours, self.stepped(runs, tokens), strict=True)
 
 
 class Translation(_Stepping):
-    """Two graphs: an encoder, and a step of the decoder."""
+    """Adapter of translation models: two graphs, of the encoder and of a step of the decoder."""
 
     reads_source = True
 
@@ -450,7 +456,7 @@ class Translation(_Stepping):
         return min((plan.longest for plan in plans if plan.longest), default=None)
 
     def padded(self, rows: int, length: int, left: bool = False) -> Tensor:
-        """Draw tokens of which the encoder reads `length`."""
+        """Draw random tokens, `length` a row not counting the end symbol where the encoder skips it."""
         return super().padded(rows, length + self.model.encoder.skips_end, left)
 
     def facts(self) -> dict[str, Any]:
@@ -468,7 +474,7 @@ class Translation(_Stepping):
 
 
 class WithMemory(ModelAdapter):
-    """One graph: a segment that reads memory and leaves one."""
+    """Adapter of language models with memory: one graph, of a segment."""
 
     @property
     def longest(self) -> int | None:
@@ -480,7 +486,7 @@ class WithMemory(ModelAdapter):
         return {"states": states, "valid": torch.zeros(rows, decoder.mem_len, dtype=torch.bool)}
 
     def graphs(self) -> list[Graph]:
-        """Return the one graph, of a segment.
+        """Return one graph: a segment that reads memory and returns new memory.
 
         Raises:
             ExportError: the model has no memory.
@@ -495,7 +501,10 @@ class WithMemory(ModelAdapter):
         return [Graph("segment", module, inputs, sizes, outputs, {"scores": module.scores})]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
-        """Yield scores of three segments in sequence; the model's memory grows, the graph's has its full size."""
+        """Yield pairs of scores for three successive segments.
+
+        The model starts without memory; the graph starts with memory of full size that is marked as empty.
+        """
         tokens = random_tokens(self.words, rows, 2 * length + 1)
         memory, ours = self._memory(rows), None
         for segment in tokens.split([length, 1, length], dim=1):

@@ -119,7 +119,7 @@ def extract(archive: str | Path, folder: str | Path, members: Iterable[str] | No
 
 
 def check_name(archive: Path, name: str) -> None:
-    """Refuse a member's name that leads out of the folder on any system."""
+    """Raise an error for a name in an archive that would lead out of the folder on some system."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not name or "\0" in name or ".." in parts or name[:1] in "/\\" or ":" in parts[0]:
         raise UserError(f"{archive}: the entry {name!r} leads out of the folder: do not use this archive")
@@ -404,7 +404,7 @@ def explain_failures(sources: list[RemoteFile], errors: dict[str, list[str]]) ->
 
 
 class TransferError(Exception):
-    """This address does not give the file; another one may."""
+    """The file could not be fetched from this address; another address may have it."""
 
 
 class Broken(Exception):

@@ -40,7 +40,7 @@ TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`, which takes its place when the block succeeds.
+    """Yield a temporary path beside `path`; if the `with` block succeeds, rename that file to `path`.
 
     After a failure the temporary file is removed and `path` is as it was. What killed processes left beside it goes;
     of two processes that write the same path, the one that ends later wins.
@@ -85,7 +85,7 @@ def named_on_disk_full(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Give an empty temporary folder, which takes the place of `path` when the block succeeds.
+    """Yield an empty temporary folder; if the `with` block succeeds, it replaces `path`.
 
     The temporary name is unique to this process: a child that outlives a killed parent writes
     into a folder that nobody reads. What killed processes left beside it goes.
@@ -222,7 +222,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file, which is made; the system frees it when this process ends, however it does.
+    """Hold an exclusive lock on a file, created if missing; the system frees the lock if this process is killed.
 
     It is a record lock: unlike one of flock, forked workers do not inherit it.
 

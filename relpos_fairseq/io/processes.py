@@ -1,4 +1,4 @@
-"""Run work in other processes: a pool with ordered results, a forked child, and other programs."""
+"""Run work in other processes: a worker pool with ordered results, a forked child, or another program."""
 
 import hashlib
 import json
@@ -26,22 +26,22 @@ Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 AHEAD = 2  # chunks per worker that are read ahead, so that no worker waits
 HELD = (signal.SIGINT, signal.SIGTERM)
-WATCH = 0.5  # seconds between two looks at the parent
+WATCH = 0.5  # seconds between two checks that the parent is alive
 
 _function: Callable  # a worker's function: sent once, not with every chunk
 
 
 def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], workers: int) -> Iterator[Result]:
-    """Yield `function(chunk)` of every chunk, in order, whatever the number of workers.
+    """Yield `function(chunk)` for every chunk, in the order of the chunks, computed by `workers` processes.
 
-    At most `2 * workers` chunks and results exist at a time. Ctrl-C, an exception in a worker and a
-    caller that stops early end the workers at once; they also end when this process is killed.
+    At most `2 * workers` chunks and results exist at a time. Workers are ended at once by Ctrl-C, by an
+    exception in a worker, or if the caller stops early; they also end when this process is killed.
 
     Args:
         function: Called in the workers; may be a closure (workers are forked), must not depend on
             earlier chunks.
-        chunks: Read as the work proceeds; what is in them and in the results can be pickled.
-        workers: How many processes; 1 is this process.
+        chunks: Read as the work proceeds; chunks and results must be picklable.
+        workers: How many processes; with 1, the work is done in this process.
 
     Raises:
         UserError: `workers` is below 1, or a worker was killed.
@@ -74,7 +74,7 @@ def ordered_map(function: Callable[[Chunk], Result], chunks: Iterable[Chunk], wo
 
 
 def _stream(executor: ProcessPoolExecutor, chunks: Iterable, ahead: int) -> Iterator:
-    """Submit chunks a few ahead of the result that is yielded."""
+    """Yield the results of chunks in order, with up to `ahead` chunks submitted and not yet yielded."""
     pending: deque = deque()
     for chunk in chunks:
         pending.append(executor.submit(_call_function, chunk))
@@ -86,7 +86,10 @@ def _stream(executor: ProcessPoolExecutor, chunks: Iterable, ahead: int) -> Iter
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: in the middle of a fork Python would print and forget them."""
+    """Block SIGINT (Ctrl-C) and SIGTERM while the `with` block forks; they are delivered afterwards.
+
+    In the middle of a fork Python would print the exception that they raise, and go on.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
@@ -95,7 +98,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _start_worker(function: Callable, parent: int) -> None:
-    """Prepare a worker: Ctrl-C is the parent's to handle, and the parent's end is the worker's."""
+    """Set up a worker process: keep its function, ignore Ctrl-C (the parent handles it), and end with the parent."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +108,7 @@ def _start_worker(function: Callable, parent: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent has ended, however it ended: killed with SIGKILL, say."""
+    """Start a thread that ends this process once the parent process has ended, even by SIGKILL."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -116,24 +119,27 @@ def end_with(parent: int) -> None:
 
 
 def _call_function(chunk: object) -> object:
-    """Call the worker's function: in a worker."""
+    """Call, in a worker process, the function that `_start_worker` kept."""
     return _function(chunk)
 
 
-# A forked child: it begins with all modules that are imported here, and its memory goes back when it ends.
+# A forked child starts with all modules imported, and its memory is freed when it ends.
 
-POLL = 0.05  # seconds between two looks at a child
+POLL = 0.05  # seconds between two checks whether a child has ended
 
 
 @dataclass(eq=False)
 class Fork:
-    """A child that runs a function; this process must not have computed with several threads."""
+    """Run a function in a forked child process, which starts at once.
 
-    function: Callable[[], object]  # an exception or `SystemExit` of it ends the child as it ends a command
-    log: Path  # file to which all that it prints is appended
-    status: int | None = None  # its exit status; None while it runs
+    This process must not have run multi-threaded computations before: a fork copies only one thread.
+    """
+
+    function: Callable[[], object]  # as in a command, an exception or `SystemExit` ends the child
+    log: Path  # file to which the child's output is appended
+    status: int | None = None  # the child's exit status; None while it runs
     megabytes: float = 0.0  # peak memory of the child, or of a child that it waited for
-    seconds: float = 0.0  # from its start to its end
+    seconds: float = 0.0  # from the child's start to its end
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -158,14 +164,14 @@ class Fork:
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException:
             traceback.print_exc()
-        finally:  # whatever happens, say a full disk, it never goes on as its parent would
+        finally:  # whatever happens, say a full disk: the child must not run on into the parent's code
             try:
                 sys.stdout.flush()
             finally:
                 os._exit(status)
 
     def poll(self) -> int | None:
-        """Return its exit status, negative where a signal ended it, or None while it runs."""
+        """Return the child's exit status, negative if a signal ended it, or None while it runs."""
         if self.status is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -182,12 +188,12 @@ class Fork:
                 time.sleep(POLL)
 
     def reason(self) -> str:
-        """Return why it failed: the signal, or the last error in its log."""
+        """Return why the child failed: the signal that ended it, or the last error in its log."""
         return failure(self.status or 0, self.log, self.offset)
 
 
 def failure(status: int, log: Path, offset: int) -> str:
-    """Return why a process failed: the signal that ended it, or the last error in its log behind `offset`."""
+    """Return why a process failed: the signal that ended it, or the last error after byte `offset` of its log."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     with log.open(encoding="utf-8", errors="replace") as file:
@@ -196,10 +202,10 @@ def failure(status: int, log: Path, offset: int) -> str:
 
 
 def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
-    """Run a function in a child to its end.
+    """Run a function in a forked child and wait for its end; return the finished `Fork`.
 
     Raises:
-        ToolError: It failed; the message begins with `name`.
+        ToolError: The child failed; the message begins with `name`.
     """
     fork = Fork(function, log)
     try:
@@ -213,7 +219,7 @@ def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
 
 
 def redirect_output(log: Path) -> None:
-    """Append all output of this process, of C code too, to a file; standard input becomes empty."""
+    """Append standard output and error of this process, C code included, to a file; make standard input empty."""
     import logging
 
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -224,14 +230,14 @@ def redirect_output(log: Path) -> None:
     sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", errors="replace", buffering=1)
     for handler in logging.root.handlers:
         if isinstance(handler, logging.StreamHandler):
-            handler.stream = sys.stdout  # setStream would flush the parent's, which may be closed
+            handler.stream = sys.stdout  # setStream would flush the parent's stream, which may be closed
 
 
 USER_DIR = Path(__file__).resolve().parents[1]
 
 
 def run_tool(command: list[str], log: Path, threads: int) -> None:
-    """Run a command to its end with some threads; its output is appended to a log.
+    """Run a command to its end, with `threads` as OMP_NUM_THREADS; append its output to a log.
 
     Raises:
         ToolError: The command did not end with status 0.
@@ -250,7 +256,7 @@ def run_tool(command: list[str], log: Path, threads: int) -> None:
 
 
 def key_of(settings: object, files: Iterable[Path] = ()) -> str:
-    """Return a short hash of settings and of the contents of source files."""
+    """Return a hash, 8 hexadecimal digits, of settings (JSON) and of the contents of files."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for path in files:
         digest.update(path.read_bytes())

@@ -98,7 +98,7 @@ def neutral(command: Sequence[str]) -> list[str]:
 
 
 def labelled(files: Mapping[str, Path] | Iterable[Path], folder: Path | None) -> dict[str, Path]:
-    """Give every file a label that does not depend on where this machine keeps it."""
+    """Return the files by labels that do not depend on where this machine stores them."""
     if isinstance(files, Mapping):
         return {label: Path(path) for label, path in files.items()}
     labels: dict[str, Path] = {}
@@ -242,7 +242,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def check_no_foreign_files(stamp: dict | None, folder: Path) -> None:
-    """Refuse to remake an output folder that holds files which the stage did not write; name them."""
+    """Raise an error, before an output folder is written anew, if it holds files that the stage did not write."""
     for name, described in (stamp or {}).get("outputs", {}).items():
         path = folder / name
         if "files" in described and path.is_dir():
@@ -333,7 +333,7 @@ def label(path: str | Path, folder: Path) -> str:
 
 @contextmanager
 def locked(folder: Path, wait: bool) -> Iterator[None]:
-    """Keep other processes out of a folder; the lock ends with this process, however it ends.
+    """Lock a folder against other processes; the system frees the lock if this process is killed.
 
     Raises:
         BusyError: Another process works in the folder, and `wait` is false.
@@ -365,7 +365,7 @@ class ResumeLog:
 
     @contextmanager
     def opened(self) -> Iterator:
-        """Open the file; give a function that appends one result."""
+        """Open the file for writing, with the results kept so far; yield a function that appends one result."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with named_on_disk_full(self.path), self.path.open("w", encoding="utf-8") as file:
             file.write(self._start)

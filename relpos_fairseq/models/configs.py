@@ -267,7 +267,7 @@ class RelPosTransformerXLConfig(LanguageModelFlags):
 
 
 def check_memory_flags(cfg: Any) -> None:
-    """Refuse negative lengths of memory, and --same-length without memory.
+    """Raise an error for negative lengths of memory, and --same-length without memory.
 
     Raises:
         ValueError: names the flag, its value and the way out.
@@ -285,7 +285,7 @@ def check_memory_flags(cfg: Any) -> None:
 
 
 def check_mem_len(mem_len: int, flag: str = "mem_len") -> None:
-    """Refuse a negative length.
+    """Raise an error for a negative length.
 
     Raises:
         ValueError: the length is negative.

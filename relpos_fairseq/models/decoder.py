@@ -82,7 +82,7 @@ class RelPosDecoder(TransformerDecoderBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list]]:
-        """Return features (B, T, E) of tokens (B, T), as fairseq does; of the last token alone in decoding."""
+        """Return features (B, T, E) of tokens (B, T), as fairseq does; in decoding, of the last token only."""
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
         enc, enc_padding, sources = _encoder_parts(encoder_out)
@@ -130,7 +130,7 @@ class RelPosDecoder(TransformerDecoderBase):
                 regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
     def _place(self, tokens: Tensor, incremental_state: dict | None) -> tuple[Tensor | None, PositionContext]:
-        """Place all tokens; the queries are all of them, or in decoding the last."""
+        """Evaluate the positions of all tokens; queries are all tokens, or in incremental decoding the last."""
         ids = (self.padding_idx, self.eos_idx)
         if incremental_state is None:
             return self.positions.of(tokens, *ids)
@@ -156,7 +156,7 @@ class RelPosDecoder(TransformerDecoderBase):
 
 
 def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
-    """Return the encoder's output, its padding, and the number of each row's source, or None for each."""
+    """Return the encoder's output, its padding mask and the number of each row's source; each is None if missing."""
     parts = []
     for key in ("encoder_out", "encoder_padding_mask", "sources"):
         part = encoder_out.get(key) if encoder_out is not None else None

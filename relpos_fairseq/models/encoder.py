@@ -31,7 +31,7 @@ class TableLimit(int):
 
 
 def limit_of(placement: Placement) -> int:
-    """Return the longest input of a model, as fairseq's `max_positions` gives it."""
+    """Return the longest input that a placement allows, in the form of fairseq's `max_positions`."""
     longest = placement.plan.longest
     return UNLIMITED if longest is None else TableLimit.of(longest, placement.plan.name)
 
@@ -86,7 +86,7 @@ class RelPosEncoder(TransformerEncoderBase):
         token_embeddings: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
-        """Encode (B, S) tokens padded on either side, with (B, S) segment numbers; returns what fairseq's encoder does.
+        """Encode tokens (B, S), padded on either side, with segment numbers (B, S); return what fairseq's encoder does.
 
         With --encoder-skips-end </s> counts as padding, but in a source that is </s> alone.
         """
@@ -137,7 +137,7 @@ class RelPosEncoder(TransformerEncoderBase):
         return x, embedding
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
-        """Select rows of the output; nothing is copied where each row keeps its source.
+        """Select rows of the encoder's output, as beam search does; copy nothing if each row keeps its source.
 
         `sources` (B,) numbers the source sentence of each row: all beams of one sentence are equal.
         """

@@ -4,7 +4,7 @@
 are absolute positions over memory and segment: attn_type 2 and 3 of Transformer-XL's released code.
 
     first    h_i = x_i + p(L - 1 - i)      of the first layer's input; p the sinusoids of its R
-    every    h_i = x_i + r_(M + i)         of every layer's input; r learned, a table a layer
+    every    h_i = x_i + r_(M + i)         of every layer's input; r learned, one table for each layer
 
 i counts from the start of a segment of L tokens (--tokens-per-sample); the M tokens of memory before it
 have -M .. -1, and tokens before these read the table's first row.  Memory holds h: in the next segment it

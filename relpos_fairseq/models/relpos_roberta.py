@@ -49,7 +49,7 @@ class RelPosSentenceEncoder(RelPosEncoder):
     _warned = False
 
     def _warn_of_one_segment(self) -> None:
-        """Warn once a model that the task supplies no segments, though the model encodes them."""
+        """Warn, once for each model, that the task supplies no segments although the model encodes them."""
         if not self._warned:
             logger.warning(
                 "--segment-encoding %s: the task supplies no segments, so every token is in segment 0",
@@ -94,7 +94,7 @@ class RelPosRobertaEncoder(RobertaEncoder):
     def extract_features(
         self, src_tokens: Tensor, return_all_hiddens: bool = False, **kwargs: Any
     ) -> tuple[Tensor, dict]:
-        """Return features (B, T, E); takes `segments` and `token_embeddings`."""
+        """Return features (B, T, E); keyword arguments are `segments` and `token_embeddings` of the encoder."""
         out = self.sentence_encoder(
             src_tokens,
             return_all_hiddens=return_all_hiddens,
@@ -134,7 +134,7 @@ class RelPosRobertaModel(RobertaModel):
     """fairseq's RobertaModel whose self-attention has a position scheme."""
 
     def __init__(self, args: Any, encoder: RelPosRobertaEncoder) -> None:
-        """Initialise as BERT, then let schemes set what they must (M4M's projection biases)."""
+        """Initialise weights as BERT does, then apply initial values that schemes need (M4M's projection biases)."""
         super().__init__(args, encoder)
         self.span_heads = nn.ModuleDict()
         sentence_encoder = encoder.sentence_encoder
@@ -147,7 +147,7 @@ class RelPosRobertaModel(RobertaModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosRobertaModel:
-        """Build from the flat config.
+        """Build the model from the flat config.
 
         Raises:
             ValueError: a position flag that is wrong or does not apply, or a table of positions
@@ -255,7 +255,7 @@ class RelPosRobertaModel(RobertaModel):
 
 
 def _check_lengths(model: RelPosRobertaModel, wanted: int) -> None:
-    """Refuse a table that is shorter than what the task feeds."""
+    """Raise an error if the table of positions is shorter than the samples of the task."""
     plan = model.encoder.sentence_encoder.positions.plan
     if plan.longest is not None and plan.longest < wanted:
         raise ValueError(

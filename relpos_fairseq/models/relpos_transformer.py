@@ -97,7 +97,7 @@ class RelPosTransformerModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosTransformerModel:
-        """Build from the flat config.
+        """Build the model from the flat config.
 
         Raises:
             ValueError: a position flag that is wrong or does not apply, or segments asked of a

@@ -23,11 +23,11 @@ from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
 class ModelMismatchError(PositionMismatchError):
-    """A checkpoint of another model."""
+    """The checkpoint belongs to another model: its tensors have other names or shapes."""
 
 
 class RelPosLMDecoder(RelPosDecoder):
-    """A decoder without an encoder."""
+    """A decoder without cross-attention."""
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
@@ -35,7 +35,7 @@ class RelPosLMDecoder(RelPosDecoder):
 
 
 class RelPosLanguageModel(FairseqLanguageModel):
-    """The base of the language models: flags, embeddings and the check of checkpoints."""
+    """Base class of the language models: builds them from flags, and checks the checkpoints that they load."""
 
     flags: type = LanguageModelFlags
     decoder_class: type[RelPosDecoder] = RelPosLMDecoder
@@ -44,10 +44,10 @@ class RelPosLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> RelPosLanguageModel:
-        """Build from the flat config.
+        """Build the model from fairseq's flat config.
 
         Raises:
-            ValueError: a flag that is wrong, does not apply or contradicts another.
+            ValueError: a flag is wrong, does not apply or contradicts another.
         """
         config = nested_decoder(cfg)
         embed_tokens = build_embedding(config, task.source_dictionary)
@@ -57,10 +57,10 @@ class RelPosLanguageModel(FairseqLanguageModel):
         return cls(decoder)
 
     def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
-        """Return probabilities as fairseq does; those of an adaptive softmax have no gradient.
+        """Return probabilities or log-probabilities as fairseq does; in training, not those of an adaptive softmax.
 
         Raises:
-            ValueError: a criterion that would train an adaptive softmax by them.
+            ValueError: the model is in training and has an adaptive softmax, whose probabilities have no gradient.
         """
         softmax = self.decoder.adaptive_softmax
         if softmax is not None and self.training:
@@ -73,10 +73,12 @@ class RelPosLanguageModel(FairseqLanguageModel):
     def load_state_dict(
         self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args=None
     ) -> Any:
-        """Load parameters as fairseq does; a checkpoint of another model is refused in one line.
+        """Load parameters as fairseq does, after a check that the checkpoint belongs to this model.
+
+        There is no check if `strict` is false or --decoder-layers-to-keep prunes layers.
 
         Raises:
-            ModelMismatchError: a checkpoint of another model.
+            ModelMismatchError: the checkpoint belongs to another model.
         """
         if strict and not getattr(model_cfg or args, "decoder_layers_to_keep", None):
             refuse_foreign(self.state_dict(), state_dict, type(self).__name__)
@@ -84,7 +86,7 @@ class RelPosLanguageModel(FairseqLanguageModel):
 
 
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
-    """Build the plain or adaptive embedding of tokens."""
+    """Build the embedding of tokens: adaptive with --adaptive-input, else plain."""
     if not cfg.adaptive_input:
         return Embedding(len(dictionary), cfg.decoder.input_dim, dictionary.pad())
     return AdaptiveInput(
@@ -100,10 +102,10 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
 
 
 def _check_cutoff(flag: str, text: str | None, dictionary: Any) -> list[int]:
-    """Return the cut-offs of an adaptive embedding.
+    """Parse the cut-offs of an adaptive embedding or softmax from the text given to `flag`; without text, none.
 
     Raises:
-        ValueError: they do not rise, or exceed the dictionary.
+        ValueError: the cut-offs do not rise, or exceed the dictionary.
     """
     if text is None:
         return []
@@ -116,7 +118,14 @@ def _check_cutoff(flag: str, text: str | None, dictionary: Any) -> list[int]:
 
 
 def refuse_foreign(own: dict[str, Tensor], saved: dict[str, Tensor], model: str) -> None:
-    """Refuse a checkpoint whose tensors are not the model's; tensors of positions are checked elsewhere.
+    """Raise an error if a checkpoint's tensors have other names or shapes than the model's.
+
+    Tensors of positions are not compared here: their placement checks them.
+
+    Args:
+        own: the model's state dict.
+        saved: the checkpoint's.
+        model: name of the model's class, for the message.
 
     Raises:
         ModelMismatchError: names one tensor that differs.

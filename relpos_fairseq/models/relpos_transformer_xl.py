@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
-    """Redraw the parameters of a decoder but for position schemes; `proj_std` is for projections between widths."""
+    """Redraw a decoder's parameters, except those of position schemes; `proj_std` is for projections between widths."""
     projections = _projections(decoder)
     for module in _own_modules(decoder):
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -60,7 +60,7 @@ def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
 
 
 def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module and its descendants, but for position schemes."""
+    """Yield the module and its descendants, except position schemes."""
     if isinstance(module, (SchemeStack, Placement)):
         return
     yield module
@@ -97,7 +97,7 @@ def drop_biases(layers: nn.ModuleList) -> None:
 
 
 class Bias(nn.Module):
-    """Adds a parameter (N,), at first zero, to (..., N)."""
+    """Add a bias (N,), initialised with zeros, to (..., N)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Bias(nn.Module):
 
 
 def add_output_bias(decoder: nn.Module) -> None:
-    """Give the outputs of a fairseq TransformerDecoderBase biases, those of each band their own."""
+    """Add a bias to a decoder's output projection, or to each band of its adaptive softmax, in place."""
     softmax = decoder.adaptive_softmax
     if softmax is None:
         projection = decoder.output_projection
@@ -157,7 +157,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
 
     @property
     def mem_len(self) -> int:
-        """Slots that a forward pass reads and leaves behind, now: in training or evaluation.
+        """The number of memory slots that a forward pass reads and returns in the current mode, training or evaluation.
 
         Setting it sets both.  0 evaluates without memory, where same_length does not apply.
         """
@@ -221,7 +221,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return features, {"attn": [None], "memory": after}
 
     def _segment(self, tokens: Tensor, memory: Memory | None, starts: Tensor | None) -> tuple[Tensor, Memory]:
-        """Read a whole segment: return its features, and the memory after it."""
+        """Evaluate a whole segment; return its features, and the memory after it."""
         padding = tokens.eq(self.padding_idx)
         if is_captured() or not padding.any():  # a graph's segments have no padding
             padding = order = None
@@ -242,7 +242,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _decode(
         self, tokens: Tensor, state: dict, memory: Memory | None, starts: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Read the tokens that the cache lacks; the first step puts the memory into the cache."""
+        """Evaluate the tokens that the cache lacks; the first step also puts the memory into the cache."""
         cache = self.get_incremental_state(state, "segment") or {}
         done = cache.get("tokens", 0)
         new = tokens[:, done:]
@@ -267,7 +267,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return x, {"attn": [None], "memory": None}
 
     def _before(self, memory: Memory | None, tokens: Tensor) -> Memory:
-        """Return the memory that a forward pass reads."""
+        """Return the memory that a forward pass reads: `memory` checked and cut to `mem_len`, or an empty one."""
         width = self.embed_dim
         if memory is None:
             like = next(self.layers.parameters())
@@ -278,7 +278,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _layers(
         self, tokens: Tensor, before: Memory, padding: Tensor | None, documents: Tensor | None, state: dict | None
     ) -> tuple[Tensor, Memory, list[Tensor]]:
-        """Return features (B, T, E) of the new tokens, the memory that layers read, and their inputs (T, B, E)."""
+        """Return features (B, T, E) of new tokens, the memory that layers read, and each layer's input (T, B, E)."""
         done = self._done(tokens, state)
         x = self.embed(tokens, self._on_input(tokens, done)).transpose(0, 1)
         before = before.to(x)
@@ -305,7 +305,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         return x, replace(before, states=tuple(read)), inputs
 
     def _done(self, tokens: Tensor, state: dict | None) -> int:
-        """Return how many of the segment's tokens are in the cache, before the new ones."""
+        """Return how many of the segment's tokens came before the new ones; 0 outside of decoding."""
         if state is None:
             return 0
         return self.get_incremental_state(state, "segment")["tokens"] - tokens.size(1)
@@ -351,7 +351,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
 
 
 def _check_prompt(padding: Tensor, remembered: Tensor) -> None:
-    """Refuse padding (B, T) that would part a row's tokens in the cache, or these from memory.
+    """Raise an error for padding (B, T) after a row's tokens, or between a row's memory and its tokens.
 
     Raises:
         ValueError: says which, and the way out.

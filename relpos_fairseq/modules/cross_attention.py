@@ -21,9 +21,9 @@ SOURCES = "relpos_sources"  # key in fairseq's incremental state: (B,) number of
 
 
 def repeats(sources: Tensor | None, rows: int) -> int:
-    """Return how many successive rows read the same source, for numbers (B,) of the rows' sources.
+    """Return how many successive rows read the same source: the greatest that divides all runs in `sources` (B,).
 
-    The result divides the length of every run of equal numbers; it is 1 without numbers of all rows.
+    `sources` holds the number of each row's source.  Without one number for each of `rows` rows, the result is 1.
     """
     if sources is None or len(sources) != rows:
         return 1
@@ -32,7 +32,7 @@ def repeats(sources: Tensor | None, rows: int) -> int:
 
 
 def regroup(order: Tensor, beams: int, sources: int) -> tuple[Tensor | None, int]:
-    """Return the sources to keep when rows are selected, where `beams` successive rows read each source.
+    """Return which cached sources to keep when beam search selects rows, where `beams` successive rows share a source.
 
     Args:
         order: (B',) row that each new row continues.
@@ -54,7 +54,7 @@ def regroup(order: Tensor, beams: int, sources: int) -> tuple[Tensor | None, int
 
 
 class CrossAttention(MultiheadAttention):
-    """Attention of (T, B, E) queries over (S, B, E') encoder outputs."""
+    """Attend from decoder states (T, B, E) to encoder outputs (S, B, E'), cached once for each source sentence."""
 
     def forward(
         self,
@@ -104,7 +104,7 @@ class CrossAttention(MultiheadAttention):
     def _source(
         self, key: Tensor | None, padding: Tensor | None, state: dict | None, batch: int
     ) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        """Return keys and values (U, H, S, D) of U sources, their padding (U, S), and the number of rows of each."""
+        """Return keys and values (U, H, S, D) of U sources, their padding (U, S), and how many rows share a source."""
         cache = self._get_input_buffer(state) if state is not None else {}
         if not cache:
             if key is None:
@@ -123,7 +123,7 @@ class CrossAttention(MultiheadAttention):
         return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
 
     def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """Split (S U, E) by head, for the shape (S, U, E'): (U, H, S, D)."""
+        """Split (S U, E) by head, where `shape` is (S, U, E'): (U, H, S, D)."""
         return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _attend(
@@ -142,7 +142,7 @@ class CrossAttention(MultiheadAttention):
     def _explicit(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        """Attend by products of matrices, with softmax in at least fp32, as fairseq does."""
+        """Return output and probabilities by explicit matrix products, with softmax in at least fp32, as in fairseq."""
         sources, heads, rows, dim = q.shape
         q, k, v = (part.reshape(sources * heads, -1, dim) for part in (q, k, v))
         if padding is None:

@@ -72,7 +72,7 @@ class Memory:
         return self.states[0].size(2)
 
     def check(self, num_layers: int, batch: int, width: int) -> None:
-        """Refuse a memory of another model or of another batch.
+        """Raise an error if the memory is of another model or of another batch.
 
         Raises:
             ValueError: names what differs, both values and the way out.
@@ -150,10 +150,10 @@ class Memory:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> Memory:
-        """Return the memory from the tensors of `state_dict`.
+        """Return the memory from the tensors that `state_dict` returned.
 
         Raises:
-            ValueError: other tensors.
+            ValueError: `state` holds other tensors.
         """
         if set(state) != {"states", "valid"} or state["states"].dim() != 4:
             raise ValueError(f"a saved memory has states (L, M, B, C) and valid (B, M), got {sorted(state)}")
@@ -169,7 +169,7 @@ def _joined(old: Tensor, new: Tensor, start: int = 0) -> Tensor:
 
 
 class MemoryCarrier:
-    """A mutable holder of a memory, which a task gives to the model with a batch and the model refills.
+    """A mutable container of a memory: a task passes it to the model with a batch, and the model replaces the memory.
 
     fairseq's criterions drop what a model returns beside its logits; a carrier that the task puts
     into `net_input` survives them.  One carrier belongs to one stream of batches and one model.
@@ -180,11 +180,11 @@ class MemoryCarrier:
         self._filled_by: object = None
 
     def fill(self, memory: Memory, model: object) -> None:
-        """Set the memory after a model's segment.
+        """Store the memory that a model returned after a segment.
 
         Raises:
-            ValueError: another model has filled the carrier, so that this one read that model's memory, and
-                of the same segment.
+            ValueError: another model, say of an ensemble, has stored its memory here, so that this model has read
+                that memory.
         """
         if self._filled_by not in (None, model):
             raise ValueError(
@@ -195,10 +195,10 @@ class MemoryCarrier:
 
 
 def carried(memory: Memory | MemoryCarrier | None) -> Memory | None:
-    """Return the memory of a carrier, or a memory given as such.
+    """Return the memory in a carrier; return a memory or None unchanged.
 
     Raises:
-        ValueError: neither a carrier nor a memory.
+        ValueError: it is neither a carrier, a memory nor None.
     """
     if isinstance(memory, MemoryCarrier):
         memory = memory.memory

@@ -51,10 +51,10 @@ class _Checkpointed(nn.Module):
 def build_self_attention(
     cfg: Any, embed_dim: int, num_heads: int, placement: Placement, layer: int
 ) -> RelPosMultiheadAttention:
-    """Build the self-attention of layer `layer` of a placement, counted from 0.
+    """Build the self-attention of a layer, counted from 0, with the schemes and the backend of its placement.
 
     Raises:
-        ValueError: the backend that the flags name does not serve the position scheme.
+        ValueError: the backend that the flags name cannot evaluate the position scheme.
     """
     schemes = placement.layer_schemes(layer)
     attention = RelPosMultiheadAttention(
@@ -74,11 +74,11 @@ def build_self_attention(
 
 def _check_backend(placement: Placement, schemes: SchemeStack, embed_dim: int, num_heads: int) -> None:
     plan = placement.plan
-    if plan.backend == "auto" or torch.get_default_device().type == "meta":  # which has no numbers
+    if plan.backend == "auto" or torch.get_default_device().type == "meta":  # meta tensors have no values
         return
     heads = torch.zeros(1, num_heads, 2, embed_dim // num_heads)
     tokens = torch.zeros(1, 2, dtype=torch.long)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a dropout may draw
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a scheme's dropout may draw random numbers
         positions = placement.positions(tokens, 1, 2, segments=tokens)
         terms = placement.context(positions).of_layer(schemes.layer).shared
         terms += schemes.evaluate(positions).terms + schemes.gated(torch.zeros(2, 1, embed_dim))

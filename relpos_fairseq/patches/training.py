@@ -100,7 +100,7 @@ class _ConfigAsArgs:
 
 
 def restore_task_args() -> None:
-    """Give masked_lm its `args`, which --mask-whole-words reads and the task no longer has."""
+    """Restore the attribute `args` of fairseq's masked_lm task, which --mask-whole-words reads."""
     if not hasattr(masked_lm.MaskedLMTask, "args"):
         masked_lm.MaskedLMTask.args = _ConfigAsArgs()
 
@@ -113,7 +113,7 @@ def get_whole_word_mask(original, args, dictionary):
 
 
 def allow_adaptive_loss_on_one_process() -> None:
-    """Let one process use adaptive_loss without `--ddp-backend`; fairseq refuses torch's DDP, its default.
+    """Allow adaptive_loss with the default `--ddp-backend`, torch's DDP, if there is only one process.
 
     Several processes are still refused: a band without a token has no gradient there.
     """
@@ -134,7 +134,7 @@ def keep_bf16_off_tpu(args: argparse.Namespace) -> None:
 
 
 def build_optimizer(original, self):
-    """Refuse --fp16 on a CPU in one line, where fairseq would fail for want of CUDA."""
+    """Raise a one-line error for --fp16 on a CPU, where fairseq would fail because CUDA is missing."""
     common = self.cfg.common
     scaled = common.fp16 and not (common.memory_efficient_fp16 or common.fp16_no_flatten_grads)
     if scaled and not self.cuda:

@@ -270,7 +270,7 @@ def add_counts(into: dict[str, list[int]], more: dict[str, list[int]]) -> None:
 
 
 def first_occurrences(hashes: np.ndarray) -> np.ndarray:
-    """Return for each pair (N,) whether no earlier pair has its hash (N,); takes some 24 bytes of memory a pair."""
+    """Return, for hashes (N,), True at the first occurrence of each (N,); uses some 24 bytes of memory for each."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.ones(len(hashes), bool)

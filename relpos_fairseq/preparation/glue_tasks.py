@@ -1,9 +1,10 @@
-"""GLUE (Wang et al. 2018, gluebenchmark.com) and XNLI (Conneau et al. 2018): tasks, metrics, files and rows.
+"""Describe the tasks of GLUE (Wang et al. 2018) and XNLI (Conneau et al. 2018), find their files and read their rows.
 
-A task's first metric decides between checkpoints and learning rates, and is the one in the papers' tables: F1 for
+A task's first metric chooses checkpoints and learning rates, and is the one in the papers' tables: F1 for
 MRPC and QQP, Spearman's correlation for STS-B, Matthews' for CoLA, else accuracy (Huang2020, section 4.2; M4M,
 Table 2).
 
+GLUE is read from the files of gluebenchmark.com.
 XNLI is read from its release (`xnli.dev.tsv`, `xnli.test.tsv`: all languages in one file, with a header) or from
 XTREME (`dev-de.tsv`, `test-de.tsv`: sentence, sentence, label, quoted as in CSV, no header; its own test files have
 no label). It is trained on English: `train-en.tsv` (XTREME), `multinli.train.en.tsv` (XNLI-MT) or GLUE's
@@ -27,35 +28,35 @@ NLI = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a file."""
+    """The columns of a file that hold the sentences and the label."""
 
     first: str  # column of the first sentence: its name in the header
     second: str = ""  # column of the second sentence; empty: there is none
     label: str = "label"  # column of the label
     count: int = 0  # number of columns where there is no header; the others are then numbers ("3")
-    quoted: bool = False  # whether columns may be quoted as in CSV; else quotes are letters
+    quoted: bool = False  # whether columns may be quoted as in CSV; else a quote is a character like others
 
 
 @dataclass(frozen=True)
 class GlueTask:
     """One task of GLUE, or XNLI."""
 
-    name: str  # its folder's name
+    name: str  # name of the task and of its folder
     columns: Columns  # the columns of train and dev
-    metrics: tuple[str, ...] = ("accuracy",)  # the deciding one first
+    metrics: tuple[str, ...] = ("accuracy",)  # the one that chooses checkpoints first
     labels: tuple[str, ...] = ("0", "1")  # the classes in their order; empty: a number is predicted
     test_columns: Columns | None = None  # the columns of test, where they differ; it has no labels
-    # fairseq's name of a split to the file's name without ending
+    # from fairseq's name of a split to the file's name without ending
     splits: dict[str, str] = field(default_factory=lambda: {"train": "train", "valid": "dev", "test": "test"})
 
     @property
     def regression(self) -> bool:
-        """Whether a number is predicted."""
+        """Whether the task predicts a number, not a class."""
         return not self.labels
 
     @property
     def classes(self) -> int:
-        """Number of outputs of the head."""
+        """The number of outputs of the classification head: 1 for regression."""
         return len(self.labels) or 1
 
     @property
@@ -65,7 +66,7 @@ class GlueTask:
 
     @property
     def valid_splits(self) -> list[str]:
-        """The splits on which it is evaluated: two for MNLI (matched, mismatched), else one."""
+        """The validation splits: two for MNLI (matched, mismatched), else one."""
         return [split for split in self.splits if split.startswith("valid")]
 
 
@@ -97,7 +98,11 @@ TASKS = GLUE | {"XNLI": XNLI}
 
 
 def chosen_tasks(names: str) -> list[GlueTask]:
-    """Return the tasks of a comma-separated list, each once, in its order; an unknown one is refused."""
+    """Return the tasks named in a comma-separated list, each once, in the order of the list.
+
+    Raises:
+        ValueError: a name is unknown, or there is none.
+    """
     folded = {name.replace("-", "").lower(): task for name, task in TASKS.items()}
     tasks = {}
     for name in filter(None, (name.strip() for name in names.split(","))):
@@ -118,32 +123,32 @@ LOWEST_SCORE, HIGHEST_SCORE = 0.0, 5.0  # STS-B's
 
 @dataclass(frozen=True)
 class TableFile:
-    """The file of a split."""
+    """The file of a split, and how to read it."""
 
     path: Path
-    columns: Columns  # its columns; without a label's name it has no labels
+    columns: Columns  # its columns; where `label` is empty, the file has no labels
     language: str = ""  # only rows whose column `language` says so; empty: all
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a file."""
+    """One example of a task: a row of its file."""
 
     first: str  # first sentence
-    second: str  # second sentence, empty where the task has one
+    second: str  # second sentence; empty where the task has only one
     label: str  # as the file spells it; empty in a test file
 
 
 def read_examples(
     source: TableFile, task: GlueTask, on_bad_row: str = "fail", counts: Counter | None = None
 ) -> Iterator[Example]:
-    """Yield the rows of a split.
+    """Yield the examples of a split's file.
 
     Args:
         source: the file.
         task: its task.
-        on_bad_row: `fail`, or `drop` rows with columns or labels missing.
-        counts: counts `rows` and `dropped`.
+        on_bad_row: `fail` raises an error at a malformed row; `drop` skips it.
+        counts: its entries `rows` and `dropped` are increased by the numbers of rows yielded and skipped.
 
     Raises:
         UserError: a column is missing, or a row is bad and `on_bad_row` is `fail`; the
@@ -173,7 +178,7 @@ def read_examples(
 
 
 def width_of(path: Path) -> int:
-    """Return the number of columns of the first row of a quoted file; 0 if it has no rows."""
+    """Return the number of columns in the first row of a file whose columns may be quoted; 0 if it has no rows."""
     for line in filter(str.strip, read_lines(path)):
         try:
             return len(_fields(line, quoted=True))
@@ -183,7 +188,7 @@ def width_of(path: Path) -> int:
 
 
 def _fields(line: str, quoted: bool) -> list[str]:
-    """Cut a row at tabs, as CSV if its columns may be quoted."""
+    """Split a row into columns at tabs; if they may be quoted, by the rules of CSV."""
     if not quoted:
         return line.split("\t")
     try:
@@ -203,7 +208,11 @@ def languages_of(path: Path) -> list[str]:
 
 
 def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, dict[str, int]]:
-    """Return the number of columns and the places of the needed ones; read the header if there is one."""
+    """Return the number of columns, and the index of each column that is read; consume the header if there is one.
+
+    Raises:
+        UserError: the header lacks a column.
+    """
     columns = source.columns
     wanted = {"first": columns.first, "second": columns.second, "label": columns.label}
     wanted = {part: name for part, name in wanted.items() if name}
@@ -222,7 +231,7 @@ def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, di
 
 
 def _example(fields: list[str], width: int, places: dict[str, int], task: GlueTask) -> Example:
-    """Return a row as an example; a bad row is an error."""
+    """Return a row as an example; raise UserError if the row is malformed."""
     # A tab too many inside a sentence would shift the columns behind it, silently.
     if len(fields) <= max(places.values()) or len(fields) > width:
         raise UserError(f"{len(fields)} columns where {width} are expected")
@@ -237,7 +246,7 @@ def _example(fields: list[str], width: int, places: dict[str, int], task: GlueTa
 
 
 def _checked_label(label: str, task: GlueTask) -> str:
-    """Return the label; a label that is not of the task is an error."""
+    """Return the label; raise UserError if it is missing, or no class or score of the task."""
     if not label:
         raise UserError("the label is missing")
     if not task.regression:
@@ -254,7 +263,7 @@ def _checked_label(label: str, task: GlueTask) -> str:
 
 
 def without_labels(columns: Columns) -> Columns:
-    """Return the columns of a file that has no labels but the same sentences."""
+    """Return a copy of the columns without the label, for a file without labels."""
     return replace(columns, label="")
 
 
@@ -268,7 +277,7 @@ BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.
 
 
 def sources_of(task: GlueTask, root: Path) -> dict[str, TableFile]:
-    """Return the file of every split that the task's folder below `root` has.
+    """Find the files of a task in its folder below `root`; return them by split.
 
     Raises:
         UserError: the folder, its train or its dev file is missing.
@@ -289,7 +298,7 @@ def find_file(folder: Path, *names: str) -> Path | None:
 
 
 def _glue(task: GlueTask, folder: Path) -> dict[str, TableFile]:
-    """Return the files of a task of GLUE's, by split."""
+    """Find the files of one of GLUE's tasks; return them by split."""
     sources = {}
     for split, stem in task.splits.items():
         path = find_file(folder, f"{stem}.tsv")
@@ -308,7 +317,7 @@ def _glue(task: GlueTask, folder: Path) -> dict[str, TableFile]:
 
 
 def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
-    """Return train and valid in English; `valid_xx` and `test_xx` in every language of the folder."""
+    """Return XNLI's files by split: English `train` and `valid`; `valid_xx` and `test_xx` for each language xx."""
     sources = {"train": _xnli_train(task, folder)}
     for split, stem in (("valid", "dev"), ("test", "test")):
         path = find_file(folder, f"xnli.{stem}.tsv")
@@ -327,7 +336,7 @@ def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
 
 
 def _xnli_train(task: GlueTask, folder: Path) -> TableFile:
-    """Return XNLI's training file: the first of three layouts that the folder has."""
+    """Return XNLI's training file: XTREME's, else XNLI-MT's, else MNLI's from the folder beside."""
     if path := find_file(folder, "train-en.tsv"):
         return TableFile(path, XTREME)
     if path := find_file(folder, "multinli.train.en.tsv"):
@@ -338,5 +347,5 @@ def _xnli_train(task: GlueTask, folder: Path) -> TableFile:
 
 
 def _missing(task: GlueTask, folder: Path, name: str) -> UserError:
-    """Return the error of a missing file."""
+    """Return the error that reports a missing file of a task."""
     return UserError(f"{task.name}: {folder / name} is missing (.gz, .bz2 and .xz of it would do)")

@@ -376,7 +376,7 @@ class RawText:
 
 
 def refuse_choices(settings: WmtSettings) -> None:
-    """Refuse options that choose among published sets, where the user's own files are read."""
+    """Raise an error for options that choose among published sets, where the user's own files are read."""
     for option, chosen in (
         ("--czeng", settings.czeng is not None),
         ("--without", bool(settings.without)),

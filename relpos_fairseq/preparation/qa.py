@@ -22,7 +22,7 @@ VOCABULARY_SIZE = 8000
 
 
 def check_qa(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other."""
+    """Raise an error for options that contradict each other."""
     if bool(args.tokenizer) == bool(args.train_tokenizer):
         raise UserError("give either --tokenizer FOLDER or --train-tokenizer KIND")
     if args.tokenizer and (args.lowercase or args.vocab_size is not None):

@@ -146,7 +146,7 @@ COUNTS = ("threshold", "words", "padding_factor", "vocab_size", "sample_lines", 
 
 
 def check_lm(args: argparse.Namespace, level: str) -> None:
-    """Refuse wrong numbers, and what does not go together."""
+    """Raise an error for numbers out of range, and for options that contradict each other."""
     for name in COUNTS:
         value, smallest = getattr(args, name), 0 if name == "threshold" else 1
         if value is not None and value < smallest:
@@ -205,7 +205,7 @@ class TextFile:
 
 
 def check_mlm(args: argparse.Namespace) -> None:
-    """Refuse wrong values of the command line; add its `sources` and `reading`."""
+    """Raise an error for wrong values of the command line; add its `sources` and `reading`."""
     _refuse_unused(args)
     _check_values(args)
     args.reading = Reading(args.documents, args.sentences, args.on_bad_line)
@@ -213,7 +213,7 @@ def check_mlm(args: argparse.Namespace) -> None:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse options that have no effect beside others; fill in the defaults of the rest."""
+    """Raise an error for options that have no effect beside others; fill in the defaults of the rest."""
     if args.valid and args.hold_out is not None:
         raise UserError("--hold-out and --valid: there is validation text: leave one out")
     for name, value in (TOKENIZER_DEFAULTS | {"hold_out": HOLD_OUT}).items():
@@ -227,7 +227,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_values(args: argparse.Namespace) -> None:
-    """Refuse values out of range, and options of other tokenizers."""
+    """Raise an error for values out of range, and options of other tokenizers."""
     least = {"vocab_size": 5, "tokenizer_sentences": 1, "shards": 1, "workers": 1, "seed": 0}
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
@@ -262,7 +262,7 @@ PAIR_EXTRA, SINGLE_EXTRA = 4, 2  # <s> A </s> </s> B </s>, <s> A </s>
 
 
 def check_glue(args: argparse.Namespace) -> None:
-    """Refuse a command line with wrong values."""
+    """Raise an error for a command line with wrong values."""
     least = 2 * PAIR_EXTRA
     if args.max_length and args.max_length < least:
         raise UserError(f"--max-length must be 0 or at least {least}, got {args.max_length}")

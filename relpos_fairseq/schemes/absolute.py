@@ -96,7 +96,7 @@ class Learned(PositionScheme):
     elsewhere = {"fairseq": "encoder_learned_pos", "transformers": "absolute"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (max_positions, E)."""
+        """Create the parameter `table`: (max_positions, E)."""
         super().__init__(shape, options)
         self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
 

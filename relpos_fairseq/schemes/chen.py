@@ -60,7 +60,7 @@ class AbsScalar(PositionScheme):
     convert_from = {"abs_scalar": _other_rank}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `position_table`: (heads|1, max_positions, rank)."""
+        """Create the parameter `position_table`: (heads|1, max_positions, rank)."""
         super().__init__(shape, options)
         size = (self.table_heads, shape.max_positions, options.rank)
         self.position_table = self.draw(*size, std=0.02)
@@ -89,7 +89,7 @@ class RelScalar(PositionScheme):
     convert_from = {"t5": _from_buckets}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `bias_table`: (heads|1, R)."""
+        """Create the parameter `bias_table`: (heads|1, R)."""
         super().__init__(shape, options)
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 

@@ -54,7 +54,7 @@ class Cope(PositionScheme):
     tables = {"table": Table(neutral=0.0, grows=WITH_K)}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (heads|1, n, D)."""
+        """Create the parameter `table`: (heads|1, n, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, options.contexts, shape.head_dim)
         self.table = nn.Parameter(torch.zeros(size))

@@ -139,11 +139,11 @@ class Deberta(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse the content's projections, which vectors of a head's width do not fit."""
+        """Raise an error for `content` projections: they take the model's width, and this table has a head's width."""
         only(PROJECTIONS, options.projections, ("own", "one"), cls.name)
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (heads|1, R, D), and two projections or one: (heads|1, D, D)."""
+        """Create the parameter `table`: (heads|1, R, D), and two projections or one: (heads|1, D, D)."""
         super().__init__(shape, options)
         heads, dim = self.table_heads, shape.head_dim
         self.table = self.draw(heads, self.clipped.size, dim, std=0.02)
@@ -214,7 +214,7 @@ class DebertaReleased(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse one projection, and a number of buckets that is odd or covers every distance."""
+        """Raise an error for `one` projection, and for a number of buckets that is odd, too small or too large."""
         only(PROJECTIONS, options.projections, ("own", "content"), cls.name)
         buckets, reach = options.log_buckets, options.clip_distance or shape.max_positions
         if buckets and (buckets < 4 or buckets % 2 or buckets // 2 >= reach - 1):
@@ -224,7 +224,7 @@ class DebertaReleased(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (1, 2K, E), the projections: (E, E), `key_bias` and `norm_...`: (E,)."""
+        """Create the parameter `table`: (1, 2K, E), the projections: (E, E), `key_bias` and `norm_...`: (E,)."""
         super().__init__(shape, options)
         width = shape.embed_dim
         self.table = self.draw(1, self.relation.size, width, std=0.02)

@@ -58,7 +58,7 @@ class Fire(PositionScheme):
     }
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make the two parameters of distances, and f's: `output_weight` is (heads|1, WIDTH)."""
+        """Create the scalars `rate` and `stretch`, and the weights of f; `output_weight` is (heads|1, WIDTH)."""
         super().__init__(shape, options)
         self.rate = nn.Parameter(torch.full((1,), 0.1))
         self.stretch = nn.Parameter(torch.ones(1))

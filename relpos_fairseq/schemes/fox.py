@@ -56,7 +56,7 @@ class Fox(PositionScheme):
     convert_from = {"alibi": _from_slopes}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `gate_weight`: (H, sides, E), and `gate_bias`: (H, sides); a decoder has one side."""
+        """Create the parameter `gate_weight`: (H, sides, E), and `gate_bias`: (H, sides); a decoder has one side."""
         super().__init__(shape, options)
         sides = 1 if shape.causal else 2
         self.gate_weight = self.draw(shape.num_heads, sides, shape.embed_dim, std=0.02)

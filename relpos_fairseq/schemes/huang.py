@@ -52,7 +52,7 @@ class Method1(PositionScheme):
     tables = {"gate_table": Table(rows="distance", neutral=1.0)}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `gate_table`: (heads|1, R)."""
+        """Create the parameter `gate_table`: (heads|1, R)."""
         super().__init__(shape, options)
         self.gate_table = nn.Parameter(torch.ones(self.table_heads, self.relation.size))
 
@@ -112,7 +112,7 @@ class Method3(PositionScheme):
     convert_from = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `trilinear_table`: (heads|1, R, D)."""
+        """Create the parameter `trilinear_table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
         self.trilinear_table = self.draw(*size, std=0.02, mean=1.0)
@@ -136,7 +136,7 @@ class Method4(PositionScheme):
     elsewhere = {"transformers": "relative_key_query"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (heads|1, R, D)."""
+        """Create the parameter `table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
         self.table = self.draw(*size, std=0.02)

@@ -41,7 +41,7 @@ class M4M(PositionScheme):
     never_neutral = "it multiplies q.k by (q.a)(k.a), which is 1 for no table"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (heads|1, R, D)."""
+        """Create the parameter `table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, self.clipped.size, shape.head_dim)
         if options.init == "paper":

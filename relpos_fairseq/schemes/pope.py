@@ -35,7 +35,7 @@ class Pope(PositionScheme):
     never_neutral = "it takes the softplus of q and k, and rotates them"
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `phase`: (H, D)."""
+        """Create the parameter `phase`: (H, D)."""
         super().__init__(shape, options)
         self.phase = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 

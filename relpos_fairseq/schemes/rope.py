@@ -102,7 +102,7 @@ class Rope(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse a base up to 1, a share without channels, and a factor without scaling or below 1."""
+        """Raise an error for a base <= 1, a share of less than 2 channels, and a factor < 1 or without scaling."""
         share, factor = options.rope_share, options.rope_factor
         if options.rope_base <= 1:
             raise ValueError(f"rope_base must be > 1, got {options.rope_base:g} ({BASE.flag})")

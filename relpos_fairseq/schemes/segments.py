@@ -54,7 +54,7 @@ class SegmentHead(PositionScheme):
     convert_from = {"segment_head": _pairs_of_another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `pair_table`: (heads|1, segments^2)."""
+        """Create the parameter `pair_table`: (heads|1, segments^2)."""
         super().__init__(shape, options)
         self.pair_table = nn.Parameter(torch.zeros(self.table_heads, self.relation.size))
 
@@ -78,7 +78,7 @@ class SegmentInput(PositionScheme):
     convert_from = {"segment_input": _another_number}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `table`: (segments, E)."""
+        """Create the parameter `table`: (segments, E)."""
         super().__init__(shape, options)
         self.table = nn.Parameter(torch.zeros(options.num_segments, shape.embed_dim))
 

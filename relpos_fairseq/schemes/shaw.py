@@ -53,7 +53,7 @@ class ShawKeys(PositionScheme):
     elsewhere = {"transformers": "relative_key"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `key_table`: (heads|1, R, D)."""
+        """Create the parameter `key_table`: (heads|1, R, D)."""
         super().__init__(shape, options)
         self.key_table = self._start(self.table_heads, self.clipped.size, shape.head_dim)
 
@@ -97,7 +97,7 @@ class Shaw(ShawKeys):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse a reset of logits that have no positions."""
+        """Raise an error for a reset if there are no position logits that it could replace."""
         if options.keys == "off" and options.reset_cls:
             raise ValueError(f"{RESET_CLS.flag} on: {KEYS.flag} off leaves no logits to reset")
 

@@ -59,7 +59,7 @@ class T5(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse too few buckets, and a largest distance that has a bucket of its own."""
+        """Raise an error for too few buckets, and a largest distance that has a bucket of its own."""
         least = 2 if shape.causal else 4
         if options.buckets < least:
             if options.buckets:
@@ -73,7 +73,7 @@ class T5(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `bias_table`: (heads|1, buckets), or a scalar a distance."""
+        """Create the parameter `bias_table`: (heads|1, buckets), or one scalar for each distance."""
         super().__init__(shape, options)
         self.bias_table = self.draw(self.table_heads, self.relation.size, std=0.02 / self.scalar_gain)
 

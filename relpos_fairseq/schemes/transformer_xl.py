@@ -150,7 +150,7 @@ class TransformerXL(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse one projection, the content's where tables are shared, and a dropout of 1."""
+        """Raise an error for `one` projection, for `content` projections with shared tables, and for a dropout of 1."""
         if options.r_dropout >= 1:
             raise ValueError(f"{R_DROPOUT.flag} must be below 1, got {options.r_dropout:g}")
         only(PROJECTIONS, options.projections, ("own", "content"), cls.name)
@@ -161,7 +161,7 @@ class TransformerXL(PositionScheme):
             )
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `projection`: (heads*D, E), `content_bias` and `position_bias`: (heads|1, D)."""
+        """Create the parameter `projection`: (heads*D, E), `content_bias` and `position_bias`: (heads|1, D)."""
         super().__init__(shape, options)
         heads = self.table_heads
         if options.projections == "own":
@@ -239,7 +239,7 @@ class LearnedTransformerXL(PositionScheme):
     elsewhere = {"transformer-xl": "attn_type 1"}
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `key_table`: (heads|1, R, D), `content_bias`: (., D), `bias_table`: (., R)."""
+        """Create the parameter `key_table`: (heads|1, R, D), `content_bias`: (., D), `bias_table`: (., R)."""
         super().__init__(shape, options)
         heads, rows, dim = self.table_heads, self.clipped.size, shape.head_dim
         self.key_table = self.draw(heads, rows, dim, std=0.02)

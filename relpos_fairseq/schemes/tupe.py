@@ -109,7 +109,7 @@ class TupeAbsolute(PositionScheme):
     projection: nn.Parameter
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `position_table`: (heads|1, max_positions, D), and two projections or one: (heads|1, D, D)."""
+        """Create `position_table`: (heads|1, max_positions, D), and two projections or one: (heads|1, D, D)."""
         super().__init__(shape, options)
         heads, dim = self.table_heads, shape.head_dim
         self.position_table = self.draw(heads, shape.max_positions, dim, std=0.02)
@@ -121,7 +121,7 @@ class TupeAbsolute(PositionScheme):
 
     @classmethod
     def check_options(cls, options: SchemeOptions, shape: AttentionShape) -> None:
-        """Refuse the content's projections, which vectors of a head's width do not fit."""
+        """Raise an error for `content` projections: they take the model's width, and this table has a head's width."""
         only(PROJECTIONS, options.projections, ("own", "one"), cls.name)
 
     def prepare(self, positions: Positions) -> Any:
@@ -187,7 +187,7 @@ class Tupe(TupeAbsolute):
     }
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `bias_table`: (heads|1, R), and the parameters of `tupe_a`."""
+        """Create the parameter `bias_table`: (heads|1, R), and the parameters of `tupe_a`."""
         super().__init__(shape, options)
         self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
 
@@ -231,7 +231,7 @@ class TupeReleased(PositionScheme):
     }
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Make `position_table`: (max_positions, E), the projections: (E, E), `bias_table`: (H, buckets)."""
+        """Create `position_table`: (max_positions, E), the projections: (E, E), `bias_table`: (H, buckets)."""
         super().__init__(shape, options)
         width = shape.embed_dim
         self.position_table = self.draw(shape.max_positions, width, std=0.02)

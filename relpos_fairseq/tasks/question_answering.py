@@ -358,7 +358,7 @@ class QuestionAnsweringTask(FairseqTask):
 
 
 def _check_segments(model: Any) -> None:
-    """Refuse a model that reads segments and has too few of them.
+    """Raise an error for a model that reads segments and has too few of them.
 
     Raises:
         ValueError: question and context do not fit.

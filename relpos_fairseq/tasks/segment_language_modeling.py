@@ -137,7 +137,7 @@ def memory_flags(cfg: Any, task: Any, model: Any) -> dict[str, int | bool | str]
 
 
 def check_memory_flags(saved: dict | None, here: dict) -> None:
-    """Refuse to continue with a memory that was filled under other flags.
+    """Raise an error if the saved memory was filled under other flags.
 
     Args:
         saved: of the checkpoint; None, or without a flag, where it is older than the check of it.

@@ -86,7 +86,7 @@ def differing_sides(kept: Mapping[str, Mapping[str, str]], task: Any) -> list[st
 
 
 def check_task(state: Mapping[str, Any], task: Any, path: Path | str) -> None:
-    """Refuse a loaded checkpoint that was trained with other dictionaries than a task has read."""
+    """Raise an error for a loaded checkpoint that was trained with other dictionaries than a task has read."""
     if sides := differing_sides(read(state), task):
         data = getattr(getattr(task, "cfg", None) or getattr(task, "args", None), "data", None)
         raise UserError(

@@ -101,7 +101,7 @@ class Tokenizer(ABC):
         write_dictionary(folder / DICTIONARY, ((symbol, 1) for symbol in self.symbols))
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
-        """Refuse the dictionary `known` of a data set or a model if it lacks symbols of this tokenizer.
+        """Raise an error if `known`, the dictionary of a data set or a model, lacks symbols of this tokenizer.
 
         `name` is what the error calls the dictionary.
         """

@@ -292,7 +292,7 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
 
 
 def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
-    """Learn merges by subword-nmt's own learner, in a process of its own, which gives its memory back."""
+    """Learn merges with subword-nmt's learner, in a child process, so that its memory is freed afterwards."""
     with atomic_path(output) as temporary:
         learner = [sys.executable, "-m", "subword_nmt.learn_bpe", "--symbols", str(merges)]
         run_learner(
@@ -304,7 +304,7 @@ def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
 
 
 def run_learner(command: list[str], remedy: str) -> None:
-    """Run a learner; the error of a failed one quotes its last line and gives the remedy."""
+    """Run a learner's command; if it fails, raise UserError with its error line and the remedy."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         said = error_line(done.stderr.decode("utf-8", "replace").splitlines())

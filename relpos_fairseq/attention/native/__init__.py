@@ -23,7 +23,7 @@ __all__ = ["attend", "build", "call", "name", "problem", "refusal", "refusal_any
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Return the output (B, H, T, Dv) of inputs that `refusal` does not refuse."""
+    """Return the output (B, H, T, Dv) of attention, for inputs for which `refusal` returns None."""
     if serves_step(inputs):
         return step.attend(inputs)
     if supports_step(inputs.terms, inputs.positions):
@@ -32,7 +32,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
 
 
 def serves_step(inputs: AttentionInputs) -> bool:
-    """Return whether the inputs are a step of decoding that the kernel evaluates on this machine."""
+    """Return whether the inputs are a step of decoding that the kernel can evaluate on this machine."""
     return supports_step(inputs.terms, inputs.positions) and step.serves(inputs)
 
 

@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 
 
 class BuildError(RuntimeError):
-    """There is no library on this machine; the message says why, and what to do."""
+    """The kernel could not be compiled or loaded; the message says why, and what to do."""
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """Return the library for fp32 or fp64, compiled first if it has not been yet.
+    """Return the kernel's library for fp32 or fp64; compile it if no cache folder has it.
 
     Raises:
         BuildError: names the compiler, its command and its message.
@@ -56,7 +56,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def problem(dtype: torch.dtype = torch.float32) -> str | None:
-    """Return why this machine has no kernel for a type, or None; found out once a process."""
+    """Return why this machine has no kernel for a type, or None if it has one; checked once in each process."""
     found = _attempt(dtype)
     return str(found) if isinstance(found, BuildError) else None
 
@@ -79,7 +79,7 @@ def _attempt(dtype: torch.dtype) -> ctypes.CDLL | BuildError:
 
 
 def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Load the library of a folder of sources, compiled first if no cache folder has it.
+    """Load the library for a folder of sources; compile it if no cache folder has it.
 
     Args:
         sources: folder with kernel.c and what it includes.
@@ -114,10 +114,10 @@ def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 
 def find_compiler() -> tuple[str, ...]:
-    """Return the command that CC names, or that of the first of COMPILERS on PATH.
+    """Return the compiler's command: that in $CC, else the first of COMPILERS on PATH.
 
     Raises:
-        BuildError: it is not on PATH.
+        BuildError: no compiler is on PATH.
     """
     try:
         asked = shlex.split(os.environ.get("CC", ""))
@@ -133,16 +133,16 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sources: Path, path: Path) -> None:
-    """Compile kernel.c to a temporary file, append its hash, and move it to its path.
+    """Compile kernel.c to a temporary file, append a hash of its bytes, and rename the file to `path`.
 
     Args:
-        compiler: command.
+        compiler: command of the compiler.
         kinds: sets of flags, best first; the first that the compiler accepts is used.
         sources: folder of kernel.c.
-        path: of the library.
+        path: where the library goes.
 
     Raises:
-        BuildError: the compiler accepts none; quotes its message.
+        BuildError: the compiler accepts none of the sets; quotes its message.
     """
     logger.info("compiling the attention kernel to %s, once for this machine", path)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".so")
@@ -169,7 +169,7 @@ def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sou
 
 
 def _run(command: list[str]) -> str | None:
-    """Run a command; return None if it succeeds, else its first lines of output."""
+    """Run a command; return None if it succeeds, else the first lines of its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILER_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -205,7 +205,7 @@ def flags_for(machine: str, chosen: str) -> list[tuple[str, ...]]:
 
 
 def _key(sources: Path, compiler: tuple[str, ...], kinds: list[tuple[str, ...]]) -> str:
-    """Return a hash of all that the library depends on."""
+    """Return a hash of all that a compiled library depends on: sources, compiler, flags, processor."""
     digest = hashlib.sha256()
     for part in (*compiler, _version(compiler), repr(kinds), _processor()):
         digest.update(part.encode() + b"\0")

@@ -1,9 +1,9 @@
-"""Call the kernel in C, forward and backward: its arguments as call.h declares them.
+"""Call the attention kernel in C, forward and backward, with the arguments that call.h declares.
 
 `attend` lowers the terms of a call (`attention.lowering`) and hands the tensors to an operation of
 torch.  The operation's passes, `forward` and `backward`, fill in a `Call`, whose fields are those of
-call.h: numbers, and where each tensor lies.  The kernel has only addresses, so that shapes and
-devices are checked here.
+call.h: integers, and the address and strides of each tensor.  The kernel does not know the tensors'
+shapes and devices, so both are checked here.
 
 An operation takes a list of tensors.  Bit p of its integer `kinds` says that the tensor named
 `PLACES[p]` is in the list; further bits say which pairs of `SHARED_TABLES` are one tensor.
@@ -45,7 +45,7 @@ MASKS = ("first_token", "key_padding", "documents")
 PLACES = (*OPERANDS, *MASKS, "seed")
 SHARED_TABLES = (("query_vectors", "key_vectors"), ("product_query", "product_key"))
 DROP_PARTS = 65536  # dropout is rounded to a multiple of 1 / DROP_PARTS
-MAX_CLIPPED_WIDTH = 192  # distances up to which tables of vectors are clipped (see call.h)
+MAX_CLIPPED_WIDTH = 192  # widest window over which tables of vectors are clipped (see call.h)
 MAX_UNSUMMED_BYTES = 32 << 20  # of gradients that the kernel writes for each batch row, before they are summed
 
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
@@ -64,7 +64,7 @@ class TableArg(ctypes.Structure):
 
 
 class CallNumbers(NamedTuple):
-    """The integer fields of `Call` that follow from neither a tensor nor the machine; call.h documents each."""
+    """The integer arguments of a call: sizes, masks, window of distances, dropout; call.h documents each."""
 
     batch: int
     heads: int
@@ -84,7 +84,7 @@ class CallNumbers(NamedTuple):
 
 
 class Call(ctypes.Structure):
-    """call.h's Call, field by field; its `static_` is `static` here."""
+    """call.h's struct Call, field by field; the field that is `static_` in C is `static` here."""
 
     _fields_ = [
         *((name, _integer) for name in ("batch", "heads", "tgt_len", "src_len", "dim", "value_dim", "rank")),
@@ -105,7 +105,7 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL:
     """Return the compiled library for fp32 or fp64, with the types of its functions declared.
 
     Raises:
-        build.BuildError: there is no library, or it was compiled from another call.h than this file describes.
+        build.BuildError: there is no library, or its `Call` has another size than the one in this file.
     """
     library = build.library(dtype)
     library.relpos_call_size.restype = _integer
@@ -126,7 +126,7 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Return the output (B, H, T, Dv) of inputs that `native.refusal` accepts."""
+    """Return the output (B, H, T, Dv) of attention, for inputs for which `native.refusal` returns None."""
     lowered = lower_for_c(inputs)
     check_device(lowered.tensors.items())
     kinds, tensors = _as_list({**lowered.tensors, **_masks(inputs, lowered)})
@@ -135,7 +135,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
 
 
 def lower_for_c(inputs: AttentionInputs) -> Lowered:
-    """Lower a call; the tensors of the result are the kernel's operands, by their names in call.h."""
+    """Lower the terms of a call; the result's `tensors` are all operands of the kernel, by their names in call.h."""
     positions = inputs.positions
     all_distances = Window(positions.lowest_distance, positions.highest_distance)
     lowered = lower(inputs, _window_of_vectors(inputs, all_distances), all_distances, inputs.exact)
@@ -151,7 +151,7 @@ def lower_for_c(inputs: AttentionInputs) -> Lowered:
 
 
 def _window_of_vectors(inputs: AttentionInputs, all_distances: Window) -> Window:
-    """Return the distances for which tables of vectors have rows: few and clipped ends, or all."""
+    """Return the window of distances for tables of vectors: clipped if that makes it narrow enough, else all."""
     if relations := relations_of_vectors(inputs):
         clipped = Window.over(relations, DistanceRange(all_distances.low, all_distances.high))
     elif needs_offset_table(inputs):
@@ -162,7 +162,7 @@ def _window_of_vectors(inputs: AttentionInputs, all_distances: Window) -> Window
 
 
 def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
-    """Return the numbers of a call, from its inputs and its lowered terms."""
+    """Return the integer arguments of a call, from its inputs and its lowered terms."""
     positions, operands = inputs.positions, lowered.tensors
     batch, heads, _, dim = (inputs.content_q if inputs.rotated else inputs.q).shape
     rank = operands["query_factors"].size(-1) if "query_factors" in operands else 0
@@ -190,7 +190,7 @@ def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
 
 
 def _masks(inputs: AttentionInputs, lowered: Lowered) -> dict[str, Tensor]:
-    """Return the tensors without gradients, in the types that the kernel reads."""
+    """Return the masks and the seed of dropout by name, in the types that the kernel reads."""
     found, shape = {}, (inputs.q.size(0), inputs.positions.src_len)
     if lowered.reset_kinds:
         found["first_token"] = lowered.first.to(torch.int64).contiguous()
@@ -205,7 +205,10 @@ def _masks(inputs: AttentionInputs, lowered: Lowered) -> dict[str, Tensor]:
 
 
 def _as_list(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
-    """Return tensors given by their names as `kinds` and a list; one tensor that serves as two tables is in it once."""
+    """Return `kinds` and the list of tensors (see the top of this file) for a dictionary of tensors by name.
+
+    A tensor that serves as both tables of a pair in `SHARED_TABLES` stands in the list once.
+    """
     shared = 0
     for bit, (first, second) in enumerate(SHARED_TABLES, len(PLACES)):
         if first in given and given[first] is given.get(second):
@@ -216,7 +219,7 @@ def _as_list(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
 
 
 def _names_in_list(kinds: int) -> list[tuple[str, ...]]:
-    """Return the names of each tensor in a call's list: two for a tensor that serves as two tables."""
+    """Return the names of each tensor in the list that `kinds` describes: two if it serves as two tables."""
     both = {pair[0]: pair for bit, pair in enumerate(SHARED_TABLES, len(PLACES)) if kinds >> bit & 1}
     present = (name for place, name in enumerate(PLACES) if kinds >> place & 1)
     return [both.get(name, (name,)) for name in present]
@@ -234,10 +237,14 @@ _WORDS = {
 
 
 def check_shapes(numbers: CallNumbers, operands: Iterable[tuple[Sequence[str], Tensor]]) -> None:
-    """Refuse operands, given with their names, whose shapes are not what the numbers of the call say.
+    """Raise an error if an operand's shape contradicts the sizes of the call.
+
+    Args:
+        numbers: the sizes of the call.
+        operands: pairs of an operand's names and the operand.
 
     Raises:
-        ValueError: names the operand, its shape, and what it must be.
+        ValueError: names the operand, its shape, and the shape that it must have.
     """
     fitting = _fitting_shapes(numbers)
     for (name, *_), operand in operands:
@@ -251,7 +258,7 @@ def check_shapes(numbers: CallNumbers, operands: Iterable[tuple[Sequence[str], T
 
 
 def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse operands, given with their names, that are not on a CPU.
+    """Raise an error if an operand, given as a pair of its name and the tensor, is not on the CPU.
 
     Raises:
         ValueError: names the operand and its device.
@@ -266,7 +273,7 @@ def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
 
 @functools.lru_cache
 def _fitting_shapes(numbers: CallNumbers) -> dict[str, list[tuple[int, ...]]]:
-    """Return by name the shapes that an operand may have: the full shape first, then those that broadcast to it.
+    """Return the shapes that each operand, by name, may have: the full shape first, then those that broadcast to it.
 
     Tables may be shared by heads, and factors by heads and batch rows.
     """
@@ -298,13 +305,13 @@ def _fitting_shapes(numbers: CallNumbers) -> dict[str, list[tuple[int, ...]]]:
 
 
 def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
-    """Return the output, and (2, N, T) row_max and row_sum, which the backward pass needs."""
+    """Run the forward pass; return the output, and row_max and row_sum as one (2, B H, T) for the backward pass."""
     plan = _plan_of(kinds, tuple(numbers), scale)
     check_shapes(plan.numbers, zip(plan.operands, tensors, strict=False))
     out, sums = results(tensors)
     call, placed = plan.fill_in(tensors, out, sums)
     _run(kernel(sums.dtype).relpos_forward, call)
-    del placed  # not before: the call has only the addresses
+    del placed  # alive until here: the call has only the addresses
     return [out, sums]
 
 
@@ -317,7 +324,11 @@ def backward(
     scale: float,
     wanted: int,
 ) -> list[Tensor]:
-    """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
+    """Run the backward pass; return the gradients of the tensors whose bits are set in `wanted`, in order.
+
+    `grads` holds the gradient of the output, and `results` is what `forward` returned.  Bit p of `wanted` belongs to
+    the p-th of `tensors`.
+    """
     (dout,), (out, sums) = grads, results
     plan = _plan_of(kinds, tuple(numbers), scale)
     call, placed = plan.fill_in(tensors, out, sums)
@@ -330,7 +341,10 @@ def backward(
 
 
 def results(tensors: list[Tensor], *rest) -> list[Tensor]:
-    """Return empty tensors for what `forward` returns."""
+    """Return uninitialised tensors of the shapes, types and strides that `forward` returns.
+
+    `forward` allocates its results with this function, and torch traces `forward` with it.
+    """
     q, v = tensors[0], tensors[2]
     if q.size(-1) != v.size(-1):
         out = v.new_empty(*q.shape[:3], v.size(-1))
@@ -342,7 +356,7 @@ def results(tensors: list[Tensor], *rest) -> list[Tensor]:
 
 
 def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
-    """Return empty tensors for what `backward` returns."""
+    """Return uninitialised tensors of the shapes, types and strides that `backward` returns, for torch's tracing."""
     found = []
     for number, (names, operand) in enumerate(zip(_names_in_list(kinds), tensors, strict=True)):
         if wanted >> number & 1:
@@ -363,7 +377,7 @@ _operation = operation.define(
 
 @functools.lru_cache
 def _plan_of(kinds: int, numbers: tuple[int, ...], scale: float) -> _Plan:
-    """Return what all calls with these arguments of the operation have in common."""
+    """Return the `_Plan` for these arguments of the operation, kept for later calls with the same arguments."""
     named = CallNumbers(*numbers)
     call = Call(**named._asdict(), scale=scale, all_heads=named.heads)
     names = _names_in_list(kinds)
@@ -373,11 +387,11 @@ def _plan_of(kinds: int, numbers: tuple[int, ...], scale: float) -> _Plan:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What calls that differ only in tensors have in common.
+    """The part of a kernel call that is the same whatever the tensors are.
 
     Args:
-        numbers: of the calls.
-        call: a `Call` with these numbers, to be copied.
+        numbers: the integer arguments.
+        call: a `Call` with these integers and without tensors, to be copied.
         operands: the names of each operand; operands come first in the list of tensors.
         masks: the names of the other tensors: masks and the seed.
     """
@@ -388,9 +402,15 @@ class _Plan:
     masks: list[str]
 
     def fill_in(self, tensors: list[Tensor], out: Tensor, sums: Tensor) -> tuple[Call, list[Tensor]]:
-        """Return a call with the addresses of all tensors, and the operands in the layout that the kernel reads.
+        """Return a copy of `call` with the addresses of all tensors, and the operands that it points to.
 
-        Channels of these are contiguous, and tables have no gaps.
+        Operands are copied where the kernel cannot read their layout: it needs contiguous channels, and contiguous
+        tables.  The caller keeps the operands alive until the kernel has run.
+
+        Args:
+            tensors: the list of tensors.
+            out: the output of the forward pass.
+            sums: (2, B H, T) row_max and row_sum.
         """
         call, placed = Call.from_buffer_copy(self.call), []
         call.threads = torch.get_num_threads()
@@ -422,7 +442,7 @@ _IS_TABLE = frozenset(TABLES)
 
 
 def _place(x: Tensor) -> tuple[int, int, int, int]:
-    """Return the fields of a `TensorArg` for (B|1, H|1, length, channels)."""
+    """Return the fields of the `TensorArg` of a tensor (B|1, H|1, length, channels): its address and three strides."""
     batch, heads, rows, _ = x.stride()
     return x.data_ptr(), 0 if x.size(0) == 1 else batch, 0 if x.size(1) == 1 else heads, rows
 
@@ -440,11 +460,11 @@ def _run(function: Callable[[Call], int], call: Call) -> None:
 
 
 class UnsummedGradient(NamedTuple):
-    """A gradient that the kernel writes for several batch rows, which are summed afterwards.
+    """A gradient that the kernel writes for each batch row or group of rows, and that is summed afterwards.
 
     Args:
-        rows: how many batch rows, or groups of them, the kernel writes.
-        shape: of the operand: (B|1, H|1, ...).
+        rows: for how many batch rows, or groups of them, the kernel writes it.
+        shape: the operand's shape (B|1, H|1, ...), to which it is summed.
     """
 
     rows: int
@@ -454,12 +474,18 @@ class UnsummedGradient(NamedTuple):
 def _gradients(
     call: Call, operands: Sequence[Tensor], sums: Tensor, asked: dict[int, tuple[str, ...]]
 ) -> dict[int, Tensor]:
-    """Return the gradients of operands, by number, of those in `asked` by number and names.
+    """Run the backward pass of a call; return the gradients of the operands in `asked`, by their place in `operands`.
 
     The kernel writes the gradients of tables for each head of each batch row, and those of factors
     for each head of each group of batch rows.  Where these would take much memory before they are
     summed, some heads are evaluated at a time.  Which ones depends on shapes and the number of
     threads alone.
+
+    Args:
+        call: the call with the addresses of operands, results and `dout`.
+        operands: the operands.
+        sums: (2, B H, T) row_max and row_sum.
+        asked: the names of each operand whose gradient is wanted, by its place in `operands`.
     """
     grads: dict[int, Tensor] = {}
     groups = kernel(sums.dtype).relpos_groups(call) if call.rank else call.batch
@@ -487,14 +513,14 @@ def _gradients(
 
 
 def _parts(call: Call, unsummed: Iterable[UnsummedGradient], element_size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first head and the number of heads of each part of a backward pass.
+    """Divide the heads of a backward pass into parts that fit in memory; yield (first head, number of heads) of each.
 
     Args:
         call: the whole call.
         unsummed: the gradients that take memory before they are summed.
-        element_size: bytes of a number.
+        element_size: bytes of an element.
     """
-    size = 0  # bytes of a head
+    size = 0  # bytes of one head's gradients
     for grad in unsummed:
         if tuple(grad.shape[:2]) != (grad.rows, call.heads):
             size += grad.rows * math.prod(grad.shape[2:]) * element_size
@@ -512,7 +538,10 @@ def _gradients_of_heads(
     unsummed: dict[int, UnsummedGradient],
     asked: dict[int, tuple[str, ...]],
 ) -> dict[int, Tensor]:
-    """Run the backward pass of some heads, and return what it adds to the gradients: (B|1, heads|1, ...) each."""
+    """Run the backward pass of `heads` heads from head `first` on; return what these add to the `unsummed` gradients.
+
+    Each of these is summed to (B|1, heads|1, ...).  The kernel writes all other gradients in place.
+    """
     if heads < call.heads:
         call = _call_of_heads(call, first, heads, sums.element_size())
         sums = sums.view(2, call.batch, call.all_heads, call.tgt_len)[:, :, first : first + heads].contiguous()

@@ -1,9 +1,9 @@
-/* One head, as a thread evaluates it: its packed operands, its buffers, and how both begin.
+/* The state of one thread that evaluates one head: packed operands and buffers, and functions that prepare both.
  *
- * A pass begins a head, then each block of its queries, then each chunk of keys beside the block.  Matrix products read
- * rows of their left operand, and panels or transposed rows of their right operand (products.h).  Keys, values and
- * tables are copied into that order once a head, queries once a block.  Channels of a packed row are padded with zeros
- * to VL.
+ * A pass prepares a head (begin_head), then each block of its queries (begin_block), then each chunk of keys for that
+ * block (begin_chunk).  Matrix products read rows of their left operand, and panels or transposed rows
+ * of their right operand (products.h).  Keys, values and tables are packed (copied into that order) once for each head,
+ * queries once for each block.  Channels of a packed row are padded with zeros to a multiple of VL.
  */
 #ifndef RELPOS_HEAD_H
 #define RELPOS_HEAD_H
@@ -12,9 +12,9 @@
 
 #include "tables.h"
 
-#define MAX_CHUNK_KEYS 576 /* keys of a chunk: a tile of 96 x 576 stays in a second-level cache */
+#define MAX_CHUNK_KEYS 576 /* keys of a chunk: a tile of 96 x 576 fits in the level-2 cache */
 #define BLOCK_QUERIES 96   /* queries of a block */
-#define GROUP_ROWS 4       /* rows of the batch whose shared factors are multiplied once */
+#define GROUP_ROWS 4       /* batch rows that share factors, and for which these are multiplied once */
 
 typedef struct {
     const Call *call;
@@ -27,8 +27,9 @@ typedef struct {
     int has_multiplier;           /* a gate or product multiplies the content */
     int64_t first_token;          /* slot of the token that is reset, or -1 */
 
-    /* Of the whole head.  `k` is the content's key; `unrotated_k` is the call's k, which tables are multiplied with:
-     * the same memory as `k_rows` unless the call gives content_k. */
+    /* For the whole head.  `k_panels` and `k_rows` hold the key of the content (content_k, if the call has it).
+     * `unrotated_k` holds the call's k, with which tables are multiplied.  It is `k_rows` unless the call has
+     * content_k. */
     real *k_panels, *k_rows, *unrotated_k;       /* (src_len, dim) */
     real *v_rows, *v_panels;                     /* (src_len, value_dim) */
     real *key_factor_panels, *key_factor_rows;   /* (src_len, rank) */
@@ -41,7 +42,7 @@ typedef struct {
     real *trilinear_channels, *dtrilinear_channels; /* (dim, trilinear_channel_stride): a row for each channel */
     real *dtrilinear_ends;                          /* (2, dim) gradients of the table's first and last row */
 
-    /* Of a block of queries. */
+    /* For a block of queries. */
     real *q;              /* (block_queries, dim) scale (content_q + content_offset) */
     real *unrotated_q;    /* (block_queries, dim) the call's q, which tables are multiplied with */
     real *low_q, *high_q; /* (block_queries, dim) q times the trilinear table's first, and last row */
@@ -51,10 +52,10 @@ typedef struct {
     real *row_max, *row_sum; /* (block_queries,) largest logit, sum of exp(logit - row_max) */
     real *delta;             /* (block_queries,) sum over keys of prob * dprob */
 
-    /* Of a tile: (block_queries, tile_stride). */
+    /* For a tile: (block_queries, tile_stride). */
     real *s, *ds;             /* logits, then probabilities; and their gradient */
     real *content;            /* the content before gate and product multiply it; then its gradient */
-    real *high_content;       /* trilinear: the content at the high end, or its gradient */
+    real *high_content;       /* trilinear: the content with the table's last row, or its gradient */
     real *factors, *dfactors; /* query_factors.key_factors of a group of batch rows; the sum of their gradients */
     real *scratch_a, *scratch_b, *scratch_c; /* (tile_stride,) for one row at a time */
     uint16_t *drop_bits;                     /* (tile_stride,) random bits of dropout, for one row at a time */
@@ -62,7 +63,8 @@ typedef struct {
 
 /* ---------------------------------------------------------------------------------------------------- Buffers */
 
-/* A thread's buffers, one behind the other.  With `base` NULL, `take` counts bytes and gives NULL. */
+/* One block of memory for all buffers of a thread, one after another.  With `base` NULL, `take` only counts the bytes
+ * that are needed, and returns NULL. */
 typedef struct {
     char *base;
     size_t used;
@@ -71,20 +73,20 @@ typedef struct {
 static void *take(Arena *arena, int64_t count, size_t size)
 {
     void *here = arena->base ? arena->base + arena->used : NULL;
-    arena->used += (count * size + 127) / 64 * 64; /* a margin, as blocks of a product may read past an end */
+    arena->used += (count * size + 127) / 64 * 64; /* 64-byte steps and a margin: a product may read past the end */
     return here;
 }
 
 INLINE real *take_reals(Arena *arena, int64_t count) { return take(arena, count, sizeof(real)); }
 
-/* A number of rows, rounded up so that they may be the left or the right operand of a product. */
+/* Return `rows` rounded up, so that the rows can be the left or the right operand of a product. */
 INLINE int64_t padded_rows(int64_t rows) { return max_of(round_up(rows, MR), round_up(rows, NR)); }
 
-/* The length of a row of a transposed matrix (channels, rows).  A product may read past its end.  It is no multiple of
- * a page: rows a page apart would compete for the same cache lines. */
+/* Return the stride between rows of a transposed matrix (channels, rows).  It leaves room for products that read past
+ * the end.  It is no multiple of a page, as rows a page apart would compete for the same cache lines. */
 INLINE int64_t transposed_stride(int64_t rows) { return round_up(rows, 4 * NR) + NR; }
 
-/* Elements from one row of `products` to the next: of queries, and of keys. */
+/* Return the stride between rows of `products`: of tables of queries here, of tables of keys below. */
 INLINE int64_t query_stride(const Head *head)
 {
     const Call *call = head->call;
@@ -96,7 +98,7 @@ INLINE int64_t key_stride(const Head *head)
     return head->call->unclipped ? key_product_columns(head->block_queries) : round_up(head->call->width, NR);
 }
 
-/* Take the buffers of a table that queries (or, with `of_keys`, keys) are multiplied with. */
+/* Allocate the buffers of a table of vectors that is multiplied with queries (or, with `of_keys`, keys). */
 static void allocate_table(Arena *arena, Head *head, PackedTable *packed, const Table *table, int64_t channels,
                            int of_keys)
 {
@@ -126,7 +128,7 @@ static void allocate_table(Arena *arena, Head *head, PackedTable *packed, const 
     }
 }
 
-/* Take the buffers of a tile, which the members of a group use one after the other. */
+/* Allocate the buffers of a tile.  The batch rows of a group use them in turn. */
 static void allocate_tile(Arena *arena, Head *head)
 {
     const Call *call = head->call;
@@ -143,7 +145,7 @@ static void allocate_tile(Arena *arena, Head *head)
     head->drop_bits = take(arena, head->tile_stride, sizeof(uint16_t));
 }
 
-/* Give a member of a group the tile of its first member. */
+/* Let a member of a group use the tile buffers of the group's first member. */
 static void share_tile(Head *head, const Head *first)
 {
     head->s = first->s;
@@ -158,20 +160,20 @@ static void share_tile(Head *head, const Head *first)
     head->drop_bits = first->drop_bits;
 }
 
-/* How many rows of the batch a thread takes together: several where they share factors. */
+/* Return how many batch rows form a group, which one thread evaluates together: several only if they share factors. */
 INLINE int64_t rows_per_group(const Call *call)
 {
     int shared = call->rank && !call->query_factors.batch_stride && !call->key_factors.batch_stride;
     return shared ? clamp(call->batch, 1, GROUP_ROWS) : 1;
 }
 
-/* Which of the (groups * heads) matrices of factors a head belongs to. */
+/* Return the index of the head's matrix among the (groups * heads) matrices of factors. */
 INLINE int64_t factor_matrix(const Head *head)
 {
     return head->b / rows_per_group(head->call) * head->call->heads + head->h;
 }
 
-/* Take the buffers of member `member` of a group. */
+/* Allocate all buffers of member `member` of a group of batch rows. */
 static void allocate_head(Arena *arena, Head *group, int member, const Call *call, int backward)
 {
     Head *head = group + member;
@@ -183,7 +185,7 @@ static void allocate_head(Arena *arena, Head *group, int member, const Call *cal
     head->tile_stride = round_up(min_of(call->src_len, MAX_CHUNK_KEYS), UNIT) + 2 * VL; /* no power of two */
     head->has_multiplier = call->gate.data || call->product_query.data;
     int64_t keys = padded_rows(call->src_len), queries = head->block_queries;
-    int64_t rank = member ? 0 : call->rank; /* factors are the group's */
+    int64_t rank = member ? 0 : call->rank; /* only member 0 holds the factors */
     if (member)
         share_tile(head, group);
     else
@@ -228,7 +230,7 @@ static void allocate_head(Arena *arena, Head *group, int member, const Call *cal
     head->dunrotated_q = take_reals(arena, queries * head->dim);
     head->dquery_factors = rank ? take_reals(arena, queries * head->rank) : NULL;
     head->delta = take_reals(arena, queries);
-    /* One tensor that serves as a table of queries and a table of keys has one gradient. */
+    /* If one tensor is both the table of queries and the table of keys, both add to one gradient. */
     if (call->dquery_vectors && call->dkey_vectors == call->dquery_vectors)
         head->key_vectors.grad = head->query_vectors.grad;
     if (call->dproduct_query && call->dproduct_key == call->dproduct_query)
@@ -244,7 +246,7 @@ static void allocate_head(Arena *arena, Head *group, int member, const Call *cal
 
 /* --------------------------------------------------------------------------------------------- Begin a head */
 
-/* Row `row` of a tensor, of the head's batch row and head: to read, and to write. */
+/* Return the address of row `row` of a tensor, in the batch row and head of `head`: to read here, to write below. */
 INLINE const real *read_row(const Tensor *x, const Head *head, int64_t row)
 {
     return x->data + head->b * x->batch_stride + head->h * x->head_stride + row * x->row_stride;
@@ -257,7 +259,7 @@ INLINE real *write_row(const Tensor *x, const Head *head, int64_t row)
 
 INLINE void zero(real *x, int64_t count) { memset(x, 0, count * sizeof(real)); }
 
-/* Pack a table for the products of this pass.  `changed`: the head before had another table. */
+/* Pack a table for the products of this pass, if `changed`: the previous head had another table.  Zero its gradient. */
 static void pack_table(Head *head, PackedTable *packed, int64_t channels, int changed)
 {
     if (!packed->data)
@@ -275,8 +277,8 @@ static void pack_table(Head *head, PackedTable *packed, int64_t channels, int ch
         zero(packed->grad, (padded_rows(width) + MR) * row);
 }
 
-/* Of a clipped table: products (src_len, width) = unrotated_k (src_len, dim) table^T (dim, width), of all keys
- * at once. */
+/* Multiply all keys with a clipped table: products (src_len, width) = unrotated_k (src_len, dim) table^T (dim, width).
+ * Do nothing with an unclipped table, which begin_chunk multiplies. */
 static void multiply_keys(Head *head, PackedTable *packed)
 {
     const Call *call = head->call;
@@ -296,7 +298,7 @@ static void multiply_keys(Head *head, PackedTable *packed)
     }
 }
 
-/* Pack the operands of head n, unless they are packed already. */
+/* Pack the operands of head number n, unless they are packed already, and multiply its keys with clipped tables. */
 static void begin_head(Head *head, int64_t n)
 {
     const Call *call = head->call;
@@ -357,7 +359,7 @@ static void begin_head(Head *head, int64_t n)
 
 /* -------------------------------------------------------------------------------- Begin a block, and a chunk */
 
-/* Pack the block of queries from query `first` on, multiply it with clipped tables, and begin its tile. */
+/* Pack the block of queries that starts at query `first`, multiply it with clipped tables, and set up its tile. */
 static void begin_block(Head *head, Tile *tile, int64_t first)
 {
     const Call *call = head->call;
@@ -412,7 +414,7 @@ static void begin_block(Head *head, Tile *tile, int64_t first)
 #undef CLEAR
 }
 
-/* Move the tile to the chunk of `num_keys` keys from `first_key` on, and form its products with unclipped tables. */
+/* Move the tile to the `num_keys` keys from `first_key` on, and multiply queries and keys with unclipped tables. */
 static void begin_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_keys)
 {
     const Call *call = head->call;
@@ -454,7 +456,7 @@ static void begin_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_k
     }
 }
 
-/* Row `query` of a tile: which keys of the chunk it sees, and which of those are at near distances. */
+/* Return row `query` of a tile: the keys of the chunk that it sees, and those of them at near distances. */
 INLINE Row row_of_tile(const Head *head, const Tile *tile, int64_t query)
 {
     const Call *call = head->call;
@@ -463,7 +465,7 @@ INLINE Row row_of_tile(const Head *head, const Tile *tile, int64_t query)
         end = clamp(slot + 1 - tile->first_key, 0, end);
     if (call->window)
         begin = clamp(slot - call->window + 1 - tile->first_key, 0, end);
-    int64_t table_row = tile->first_key - slot - tile->low; /* of the chunk's first key */
+    int64_t table_row = tile->first_key - slot - tile->low; /* for the chunk's first key */
     if (tile->unclipped)
         return (Row){query, begin, end, begin, end, table_row};
     int64_t near_begin = clamp(1 - table_row, begin, end);
@@ -471,7 +473,7 @@ INLINE Row row_of_tile(const Head *head, const Tile *tile, int64_t query)
     return (Row){query, begin, end, near_begin, near_end, table_row};
 }
 
-/* The keys begin .. end of the call that a block of queries sees. */
+/* Set `begin` and `end` to the range of keys that a block's queries may see.  `begin` is rounded down to UNIT. */
 INLINE void visible_keys(const Head *head, const Tile *tile, int64_t *begin, int64_t *end)
 {
     const Call *call = head->call;
@@ -479,8 +481,8 @@ INLINE void visible_keys(const Head *head, const Tile *tile, int64_t *begin, int
     *end = call->causal ? min_of(call->src_len, tile->first_slot + tile->num_queries) : call->src_len;
 }
 
-/* How many keys the chunk from `first_key` on has: the keys begin .. end are cut into chunks of about the
- * same length. */
+/* Return the length of the chunk that starts at `first_key`.  The keys begin .. end are divided into chunks of about
+ * equal length. */
 INLINE int64_t chunk_length(int64_t first_key, int64_t begin, int64_t end)
 {
     int64_t chunks = (end - begin + MAX_CHUNK_KEYS - 1) / MAX_CHUNK_KEYS;

@@ -1,7 +1,7 @@
-"""Evaluate one step of decoding by the kernel in C: its arguments as step.h declares them.
+"""Evaluate one step of decoding by the kernel in C, with the arguments that step.h declares.
 
-The kernel evaluates steps without gradients, dropout and conversions; `attention.step` evaluates the
-others, in torch.
+The kernel evaluates steps without gradients, dropout or conversion of types; `attention.step` evaluates
+all others, in torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class StepTablesArg(ctypes.Structure):
-    """step.h's StepTables, field by field; its `static_` is `static` here."""
+    """step.h's struct StepTables, field by field; the field that is `static_` in C is `static` here."""
 
     _fields_ = [
         *((name, _integer) for name in ("dim", "content_dim", "value_dim")),
@@ -50,7 +50,7 @@ class StepTablesArg(ctypes.Structure):
 
 
 class StepCall(ctypes.Structure):
-    """step.h's StepCall, field by field."""
+    """step.h's struct StepCall, field by field."""
 
     _fields_ = [
         ("tables", _pointer),
@@ -64,7 +64,7 @@ class StepCall(ctypes.Structure):
 
 
 def serves(inputs: AttentionInputs) -> bool:
-    """Return whether the kernel evaluates a step that `attention.step.supports_step` accepts."""
+    """Return whether the kernel can evaluate a step for which `attention.step.supports_step` is True."""
     if torch.is_grad_enabled() or inputs.dropout or is_captured():
         return False
     q, k, v, exact = inputs.q, inputs.k, inputs.v, inputs.exact
@@ -80,7 +80,7 @@ def serves(inputs: AttentionInputs) -> bool:
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Return the output (B, H, 1, Dv) of inputs that `serves` accepts."""
+    """Return the output (B, H, 1, Dv) of attention, for inputs for which `serves` is True."""
     tables, q, k, v, exact = tables_for(inputs), inputs.q, inputs.k, inputs.v, inputs.exact
     (batch, heads, src_len, dim), value_dim = k.shape, v.size(-1)
     rotated = inputs.rotated
@@ -151,7 +151,7 @@ def _function(dtype: torch.dtype) -> Callable[[StepCall], int]:
     """Return the library's function for fp32 or fp64.
 
     Raises:
-        build.BuildError: it was compiled from another step.h than this file describes.
+        build.BuildError: the library's structs have other sizes than the ones in this file.
     """
     library = kernel(dtype)
     library.relpos_step_size.restype = _integer
@@ -162,14 +162,14 @@ def _function(dtype: torch.dtype) -> Callable[[StepCall], int]:
 
 
 class FactorTables(NamedTuple):
-    """Where tables of factors by position (H|1, positions, rank) lie, of queries and of keys.
+    """Addresses of two tables of factors by position, (H|1, positions, rank): of queries and of keys.
 
     Args:
         positions: how many rows they have.
         rank: how many channels.
         queries: address and stride of heads.
         keys: the same of keys.
-        element_size: bytes of a number.
+        element_size: bytes of an element.
     """
 
     positions: int
@@ -192,7 +192,7 @@ class FactorTables(NamedTuple):
 
 
 class StepPlan:
-    """What a step by the kernel needs of its tables alone, formed once for many steps.
+    """The arguments of the kernel that depend only on the step's tables, computed once for many steps.
 
     Args:
         tables: of the step's terms.

@@ -9,7 +9,7 @@
  * Row i of a tile gathers its cells from it: along a row of `products` for queries, along a diagonal for keys.  In the
  * backward pass, cells are scattered into a matrix of the same shape.
  *
- * Of a clipped table, `distances` is the table's width, and all pairs at a clipped end read one number a row.  Of an
+ * Of a clipped table, `distances` is the table's width, and all pairs of a row at a clipped end read one number.  Of an
  * unclipped table, `products` covers the distances of one tile only.  Along keys, a row of it then begins one distance
  * later than the row before, so that keys are multiplied KEYS_AT_ONCE at a time.
  */

@@ -1,10 +1,10 @@
-"""Remember which calls the kernels computed rightly on this machine's GPU, before `auto` takes them.
+"""Run the self-test of the Triton kernels once for each kind of call and GPU, and cache its result (the verdict).
 
-Kernels are compiled anew for each GPU, driver and version of Triton, and a compiler's fault gives wrong numbers without
-a word.  At the first call of a signature, `selftest` therefore runs in a process of its own, where a fault that kills
-or hangs it harms nothing.  Its verdict is kept in the cache folder, under a hash of all that it depends on.  Of several
-ranks one runs the test, and the others read the verdict.  RELPOS_TRITON decides instead: `on` takes the kernels
-untested, `off` never takes them.
+Kernels are compiled anew for each GPU, driver and version of Triton, and a compiler's fault gives wrong numbers
+silently.  At the first call of a signature, before `auto` uses the kernels, `selftest` therefore runs in a process of
+its own, where a crash or a hang harms nothing.  Its verdict is kept in the cache folder, under a hash of all that it
+depends on.  One of several ranks runs the test, and the others read the verdict.  RELPOS_TRITON overrides this: with
+`on` the kernels are used untested, with `off` never.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _found: dict[tuple[CallSignature, str], str | None] = {}
 
 
 def switch() -> str:
-    """Return RELPOS_TRITON: "on", "off", or "" where verdicts decide.
+    """Return the environment variable RELPOS_TRITON: "on", "off", or "" if self-tests decide.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it has another value.
     """
     said = os.environ.get("RELPOS_TRITON", "")
     if said not in ("", "on", "off"):
@@ -48,7 +48,7 @@ def switch() -> str:
 
 
 def problem(signature: CallSignature) -> str | None:
-    """Return why kernels are not taken for calls of a signature, or None; tested once on a machine."""
+    """Return why the kernels failed the self-test for calls of a signature, or None if they passed it."""
     key = signature, signature.device
     if key not in _found:
         _found[key] = _from_cache(signature)
@@ -56,7 +56,7 @@ def problem(signature: CallSignature) -> str | None:
 
 
 def verdicts() -> Iterator[tuple[Path, dict]]:
-    """Yield all kept verdicts, of any GPU, with their files."""
+    """Yield the file and the contents of each cached verdict, of any GPU."""
     for folder in cache.folders():
         for path in sorted(folder.glob("verdict-*.json")):
             with suppress(OSError, ValueError):
@@ -64,7 +64,7 @@ def verdicts() -> Iterator[tuple[Path, dict]]:
 
 
 def _from_cache(signature: CallSignature) -> str | None:
-    """Return why kernels are not taken, by the kept verdict or by a test."""
+    """Return `problem` of a signature from the cached verdict, or run the self-test and cache its verdict."""
     facts = {**machine(signature.device), "call": repr(signature)}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     path = cache.writable_folder() / f"verdict-{key}.json"
@@ -78,7 +78,7 @@ def _from_cache(signature: CallSignature) -> str | None:
 
 
 def _in_words(erred: list[str], path: Path | None) -> str | None:
-    """Return what erred as the reason of a refusal, or None."""
+    """Return the errors that a self-test found as the text of a refusal, or None without errors."""
     if not erred:
         return None
     kept = f"; the verdict is kept in {path}" if path else ""
@@ -89,14 +89,15 @@ def _in_words(erred: list[str], path: Path | None) -> str | None:
 
 
 def run(signature: CallSignature, seconds: float = SECONDS) -> tuple[list[str], bool]:
-    """Test calls of a signature in a process of its own.
+    """Run the self-test for calls of a signature in a process of its own.
 
     Args:
-        signature: of the calls.
-        seconds: after which the process is ended.
+        signature: the signature of the calls.
+        seconds: time limit, after which the process is killed.
 
     Returns:
-        What erred, and whether that is a verdict: where a device has no room for a second process, nothing was tested.
+        The errors found, and whether they are final: False where the GPU has no memory for a second process, so that
+        nothing was tested.
     """
     given = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     paths = [str(ROOT), *map(os.path.abspath, given)]
@@ -114,9 +115,9 @@ def run(signature: CallSignature, seconds: float = SECONDS) -> tuple[list[str], 
 
 @contextmanager
 def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
-    """Start a process whose children, compilers among them, end with it."""
+    """Start a process; if it still runs after the `with` block, kill it and its children, such as compilers."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    # Nothing is imported from the folder that a user stands in.
+    # Nothing is imported from the current folder of the user.
     where = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": paths}}
     process = subprocess.Popen(command, **pipes, **where, start_new_session=True)
     try:
@@ -129,7 +130,7 @@ def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
 
 
 def machine(device: str) -> dict[str, str]:
-    """Return what a verdict depends on beside the call: GPU, driver, versions, the kernels' sources."""
+    """Return what a verdict depends on besides the call: GPU, driver, versions, hash of the kernels' sources."""
     import triton
 
     gpu = device
@@ -165,7 +166,7 @@ def sources() -> str:
 
 
 def _write(path: Path, facts: dict) -> None:
-    """Write a verdict, whole or not at all; where it cannot be written, the next process tests again."""
+    """Write a verdict atomically; if it cannot be written, the next process tests again."""
     with suppress(OSError):
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:

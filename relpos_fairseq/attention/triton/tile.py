@@ -197,7 +197,7 @@ def mask_cells(values, fill, at, operands, sizes, PHASE: tl.constexpr, F: tl.con
 
 @triton.jit
 def dropout_mask(seed, n, rows, keys, BY_KEY: tl.constexpr, F: tl.constexpr):
-    """Return which cells of a tile dropout keeps: 16 random bits a cell, at least DROPOUT.
+    """Return which cells of a tile dropout keeps: each cell's 16 random bits are at least DROPOUT.
 
     Philox-4x32 of 7 rounds gives eight keys of a query their bits; its counter is (key // 8, query, n).  Of its four
     words, key t of eight takes word t // 4 + 2 (t // 2 % 2), the lower half where t is even.

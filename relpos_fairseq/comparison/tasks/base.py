@@ -118,7 +118,7 @@ class Task:
         return work / "data" / f"{self.label}-{self.data_key()}"
 
     def prepare(self, work: Path) -> Path:
-        """Make the data, unless they are made; return their folder."""
+        """Prepare the task's data unless they exist; return their folder."""
         folder = self.data_folder(work)
         with locked(work / "data", wait=True):
             # Links to prepared data that have moved since are made anew.
@@ -245,6 +245,6 @@ def binarise(folder: Path, texts: Mapping[str, object], to: str = "bin") -> None
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """Write a file of lines; its folder takes its name when it is whole."""
+    """Write lines to a file, not atomically: the caller renames the whole folder once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

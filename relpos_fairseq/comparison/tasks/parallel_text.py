@@ -212,7 +212,7 @@ def find_files(data: Path, source: str, target: str, names: Mapping[str, str]) -
 
 
 def check_lines(files: dict[tuple[str, str], Path]) -> None:
-    """Refuse a split whose languages differ in their number of lines, or are empty."""
+    """Raise an error for a split whose languages differ in their number of lines, or are empty."""
     counts: dict[str, list[tuple[str, int]]] = {}
     for (split, _), path in files.items():
         counts.setdefault(split, []).append((path.name, sum(1 for _ in read_lines(path))))

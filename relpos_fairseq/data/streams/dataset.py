@@ -1,13 +1,14 @@
-"""Cut a long text into contiguous rows and blocks, read them in order, and carry memory from block to block.
+"""Divide a long text into contiguous rows and blocks, read them in order, and carry memory from block to block.
 
 A split is one stream of N tokens.  Token t > 0 is predicted from the tokens before it, so there are N - 1 predictions.
-They are dealt to R rows as evenly as possible (the first rows have one more), each row a contiguous part.  A row is
-read in blocks of T tokens: the block at p has inputs [p, p + T) and targets [p + 1, p + T + 1).  A row's first input is
-the last target of the row before: a seam between rows costs context, never a prediction.  Nothing is trimmed; rows that
-have ended are padded.  (fairseq's truncated_bptt trims the remainder, and so counts other tokens at every batch size.)
+They are divided among R rows as evenly as possible (the first rows have one more), each row a contiguous part.  A row
+is read in blocks of T tokens: the block at p has inputs [p, p + T) and targets [p + 1, p + T + 1).  A row's first input
+is the last target of the row before, so that a row that begins inside the stream (a seam) loses context, but no
+prediction.  Nothing is trimmed; rows that have ended are padded.  (fairseq's truncated_bptt trims the remainder, and so
+counts other tokens at every batch size.)
 
-With W processes of B rows each, process r reads rows rB .. rB + B - 1 of one cut into R = B W rows: W processes with B
-rows see what one process with B W rows sees.
+With W processes of B rows each, the stream is divided into R = B W rows, and process r reads rows rB .. rB + B - 1.
+W processes with B rows thus see what one process with B W rows sees.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The tokens of a stream that each row and each block reads."""
+    """Divide a stream of N tokens into R rows and blocks of T tokens: which positions a row reads at a step."""
 
     tokens: int  # tokens of the stream, N
     rows: int  # rows of all processes together, R
-    block: int  # tokens a row and step, T
+    block: int  # tokens of a block in one row, T
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -58,20 +59,20 @@ class StreamPlan:
 
     @property
     def seams(self) -> int:
-        """The number of rows that begin inside the stream, without the context before them."""
+        """The number of rows that begin inside the stream, and so without the context before them."""
         return min(self.rows, self.predictions) - 1
 
     @property
     def steps(self) -> int:
-        """The number of blocks of a row, padding included."""
+        """The number of blocks in the longest row: the steps of an epoch."""
         return -(-self.row_length(0) // self.block)
 
     def row_start(self, row: int) -> int:
-        """Return the position of a row's first input."""
+        """Return the position in the stream of a row's first input."""
         return row * (self.predictions // self.rows) + min(row, self.predictions % self.rows)
 
     def row_length(self, row: int) -> int:
-        """Return the number of predictions of a row; 0 for rows beyond the number of predictions."""
+        """Return the number of predictions in a row; 0 in the last rows if there are more rows than predictions."""
         return self.predictions // self.rows + (row < self.predictions % self.rows)
 
     def width(self, step: int) -> int:
@@ -79,7 +80,7 @@ class StreamPlan:
         return min(self.block, self.row_length(0) - step * self.block)
 
     def span(self, step: int, row: int) -> tuple[int, int]:
-        """Return the start and the end of a row's inputs at a step; targets are one position later."""
+        """Return positions in the stream, [start, end), of a row's inputs at a step; targets are one position later."""
         start, length = self.row_start(row), self.row_length(row)
         first = min(step * self.block, length)
         return start + first, start + min(first + self.block, length)
@@ -87,18 +88,18 @@ class StreamPlan:
 
 @dataclass(frozen=True)
 class Block:
-    """One step of some rows."""
+    """Inputs and targets of B rows at one step."""
 
     inputs: Tensor  # (B, width) token ids, right-padded
     targets: Tensor  # (B, width), `pad` where nothing is predicted
-    lengths: Tensor  # (B,) tokens a row
+    lengths: Tensor  # (B,) tokens in each row, without padding
     starts: Tensor | None  # (B, width) bool, True where an input begins a document; None without documents
 
 
 def read_block(
     tokens: np.ndarray, plan: StreamPlan, step: int, rows: range, pad: int, document_starts: np.ndarray | None = None
 ) -> Block:
-    """Return the block of some rows at one step.
+    """Read the inputs and targets of some rows at one step from a stream.
 
     `tokens` (N,) are the stream; `document_starts` are the sorted positions of the documents' first tokens.
     """
@@ -123,9 +124,10 @@ def read_block(
 
 
 def check_document_starts(starts: np.ndarray, tokens: int, source: str) -> np.ndarray:
-    """Return document starts as int64 positions, which must increase within a stream.
+    """Check that document starts increase within 0..`tokens` - 1; return them as int64.
 
-    `source` is what errors call them.
+    Raises:
+        ValueError: they do not; the message begins with `source`.
     """
     if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer):
         raise ValueError(f"{source}: not a list of positions ({starts.dtype}, {starts.shape})")
@@ -142,13 +144,13 @@ def check_document_starts(starts: np.ndarray, tokens: int, source: str) -> np.nd
 
 
 class StreamDataset(FairseqDataset):
-    """A split as one stream of tokens, which are not copied; `blocks` cuts it into batches.
+    """A split as one stream of tokens; `blocks` divides it into batches.  The tokens are not copied.
 
     Args:
-        split: its name (`train`).
+        split: name of the split (`train`).
         tokens: (N,) ids.
         pad: id of padding.
-        tokens_per_sample: T.
+        tokens_per_sample: length T of a block.
         document_starts: positions of tokens that begin a document; None: one document.
         word_ends: (V,) bool, True for ids that complete a word; None if words are not counted.
     """
@@ -168,14 +170,18 @@ class StreamDataset(FairseqDataset):
         self.document_starts, self.word_ends = document_starts, word_ends
 
     def plan(self, rows: int) -> StreamPlan:
-        """Return the cut into rows; the error of a split that is too short names the split."""
+        """Return the division of the split into `rows` rows.
+
+        Raises:
+            ValueError: the split is too short; the message names it.
+        """
         try:
             return StreamPlan(len(self.tokens), rows, self.tokens_per_sample)
         except ValueError as error:
             raise ValueError(f"{self.split}: {error}") from None
 
     def blocks(self, batch_size: int, processes: int = 1) -> StreamBlocks:
-        """Return batches of `batch_size` rows for each of a number of processes."""
+        """Return the batches of the split, with `batch_size` rows in each of `processes` processes."""
         return StreamBlocks(self, self.plan(batch_size * processes), processes)
 
     def __len__(self) -> int:
@@ -183,7 +189,7 @@ class StreamDataset(FairseqDataset):
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return a single token; training reads `blocks`."""
+        """Return a single token; training reads the batches of `blocks` instead."""
         return torch.tensor(int(self.tokens[index]))
 
 
@@ -204,7 +210,7 @@ class StreamBlocks(FairseqDataset):
 
         Returns:
             `net_input` {src_tokens (B, T), src_lengths (B,), document_starts (B, T) if the split has documents},
-            `target` (B, T), `ntokens` predictions, `nwords` words that they complete, and its place: `split`, `step`.
+            `target` (B, T), `ntokens` predictions, `nwords` words that they complete, `split` and `step`.
         """
         step, rank = divmod(int(index), self.processes)
         rows = range(rank * self.batch_size, (rank + 1) * self.batch_size)
@@ -229,22 +235,25 @@ class StreamBlocks(FairseqDataset):
         }
 
     def collater(self, samples: Sequence[dict]) -> dict:
-        """Return the one sample, which is a batch already."""
+        """Return the only sample of the list: an item of this dataset is a batch already."""
         if len(samples) != 1:
             raise ValueError(f"a block is one batch; got {len(samples)} together")
         return samples[0]
 
 
 def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: bool) -> np.ndarray:
-    """Return all tokens of a binarised split, in the order of its lines; an empty split is refused.
+    """Return all tokens of a binarised split in the order of its lines, (N,).
 
-    fairseq's mmap format stores them in one array, which is mapped, not copied.
+    fairseq's mmap format stores the tokens in one array, which is memory-mapped, not copied.
 
     Args:
-        path: its path without suffix (`data-bin/train`).
+        path: the split's path without suffix (`data-bin/train`).
         dictionary: of the data.
         impl: fairseq's dataset implementation; None: detect it.
         combine: append `train1`, `train2` .. to `train`.
+
+    Raises:
+        ValueError: the split is missing, or has fewer than two tokens.
     """
     data = path.with_name(path.name + ".bin")
     if data.exists() and data.stat().st_size == 0:
@@ -262,7 +271,7 @@ def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: b
 
 
 def _tokens_of(dataset: FairseqDataset, path: str) -> np.ndarray:
-    if isinstance(dataset, MMapIndexedDataset):  # unmaps its file when it is deleted, so this maps its own
+    if isinstance(dataset, MMapIndexedDataset):  # it unmaps its file when deleted, so map the file again
         dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
         return np.memmap(data_file_path(path), dtype=dtype, mode="r")
     return np.concatenate([dataset[line].numpy() for line in range(len(dataset))])
@@ -273,10 +282,10 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, co
 
     Args:
         path: the split's path without suffix.
-        tokens: its tokens.
-        boundaries: "sidecar": `SPLIT.documents.npy` beside it; "eos": every line is a document.
+        tokens: the split's tokens.
+        boundaries: "sidecar": read them from `SPLIT.documents.npy` beside the split; "eos": every line is a document.
         eos: id of the end of a line.
-        combine: `train1`, `train2` .. were read after `train`.
+        combine: whether `train1`, `train2` .. were appended to `train`.
 
     Raises:
         ValueError: the sidecar is missing, or belongs to other data or to a part of them.
@@ -304,12 +313,12 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, co
 
 
 class StreamBatchIterator(EpochBatchIterator):
-    """Iterates over the blocks of a stream in order, never shuffled or dropped.
+    """Iterate over the batches of a stream in order, without shuffling or dropping any.
 
-    The saved state holds how the stream was cut: the memory of a row is useful to that row only.
+    The saved state records how the stream was divided into rows and blocks: memory fits only the row that it is from.
 
     Args:
-        blocks: of the stream.
+        blocks: the batches of all processes.
         rank: the process whose batches are iterated over.
         options: fairseq's (seed, num_workers, epoch, buffer_size).
     """
@@ -334,11 +343,15 @@ class StreamBatchIterator(EpochBatchIterator):
         }
 
     def state_dict(self) -> dict:
-        """Return the position, and the cut that it refers to."""
+        """Return the position, and the division of the stream to which the position refers."""
         return {**super().state_dict(), "streams": self._cut()}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Continue at a saved position; a stream that was cut in another way is refused."""
+        """Continue at a saved position.
+
+        Raises:
+            ValueError: the saved stream was divided into other rows or blocks, or nothing is known of it.
+        """
         saved, here = state_dict.get("streams"), self._cut()
         if saved is None:
             raise ValueError(
@@ -361,9 +374,9 @@ class StreamBatchIterator(EpochBatchIterator):
 
 
 class StreamMemory:
-    """Carries memory from block to block, and refuses a block that does not follow the last one.
+    """Carry memory from block to block; raise an error for a block that does not follow the last one.
 
-    Block 0 starts without memory: an epoch, a validation and a shard each begin with it.
+    Block 0 starts without memory.  Each epoch, validation and shard begins with block 0.
     """
 
     def __init__(self) -> None:
@@ -374,14 +387,14 @@ class StreamMemory:
 
     @contextmanager
     def block(self, step: int, attempt: Hashable, device: torch.device) -> Iterator[MemoryCarrier]:
-        """Lend the memory for one forward pass, and keep the memory that the pass returns.
+        """Give the forward pass in the `with` block the memory before a block, and store the memory that it returns.
 
-        A pass that is repeated within one attempt (an update after an overflow, a batch after running out of memory)
-        starts from the memory of the first pass.
+        A pass that is repeated within one attempt (an update after an overflow, a batch after running out of GPU
+        memory) starts from the memory of the first pass.
 
         Args:
-            step: the block's number, which must follow the last one.
-            attempt: what the pass belongs to: the number of the update, or the block itself.
+            step: the block's number, which must follow that of the last block.
+            attempt: a key of the attempt: the number of the update, or the block itself.
             device: of the model.
         """
         if attempt != self._attempt or step == 0:  # overflows may last longer than an epoch
@@ -404,7 +417,7 @@ class StreamMemory:
         self.memory, self.next_step = carrier.memory, step + 1
 
     def state_dict(self) -> dict:
-        """Return the position and the memory as plain values, on the CPU."""
+        """Return the number of the next block, and the memory as plain tensors on the CPU."""
         memory = None
         if self.memory is not None:
             memory = {name: part.cpu() for name, part in self.memory.state_dict().items()}

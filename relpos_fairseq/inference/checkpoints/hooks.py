@@ -208,7 +208,7 @@ class TextHub(Fairseq):
 
 @contextlib.contextmanager
 def remembering(decoder: Any, memory: Memory) -> Iterator[None]:
-    """Let a decoder's forward pass begin with a memory whenever its caller gives none."""
+    """Pass `memory` to a decoder's forward passes in the `with` block, unless the caller passes another."""
     decoder.forward = functools.partial(decoder.forward, memory=memory)
     try:
         yield

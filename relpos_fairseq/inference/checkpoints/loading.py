@@ -62,7 +62,7 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
 
 
 def check_trusted(state: dict[str, Any], path: Path | str) -> None:
-    """Refuse a loaded checkpoint as `read_trusted` does."""
+    """Raise the errors of `read_trusted` for a checkpoint that is loaded already."""
     cfg = state.get("cfg")
     if not cfg:
         raise UserError(f"{path} holds no options of a model: it is no checkpoint of fairseq-train")
