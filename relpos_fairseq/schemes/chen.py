@@ -79,7 +79,7 @@ def _from_buckets(source: ConversionSource) -> dict[str, Tensor]:
 
 @register_scheme("rel_scalar")
 class RelScalar(PositionScheme):
-    """A scalar a head, layer and distance, added to the logits."""
+    """One scalar per head, layer and distance, added to the logits."""
 
     info = SchemeInfo(180, "Chen2021 eq. 8, 11", "q·k/√d + s_{j-i}", "0")
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN})

@@ -45,7 +45,7 @@ def _resized(source: ConversionSource, table: Tensor, axis: int) -> Tensor:
 
 
 class SegmentHead(PositionScheme):
-    """A scalar a head and ordered pair of segments, added to the logits."""
+    """One scalar per head and ordered pair of segments, added to the logits."""
 
     name = "segment_head"
     takes = frozenset({SHARE})

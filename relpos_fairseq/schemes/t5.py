@@ -43,7 +43,7 @@ MAX_DISTANCE = Number(name="max_distance", place=70, help="distance of the last 
 
 @register_scheme("t5")
 class T5(PositionScheme):
-    """A scalar a head and logarithmic bucket of distance."""
+    """One scalar per head and logarithmic bucket of distance, added to the logits."""
 
     info = SchemeInfo(
         80,
